@@ -3,10 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
+from rollouts.engines.protocol import InFlight
 from rollouts.episodes.activity import EpisodeActivity
 from rollouts.episodes.errors import EpisodeLimitError
 from rollouts.episodes.limits import EpisodeLimits
+
+
+class UpdatePauses:
+    """Says when the weights of an engine are updated: the time that a request waits for an update does not count."""
+
+    def __init__(self) -> None:
+        self.is_updating = False
+        self.requesting: set[EpisodeDeadlines] = set()
+
+    @contextmanager
+    def update(self, in_flight: InFlight) -> Iterator[None]:
+        """An update of the weights. With "wait" requests that run are not stopped, and their time counts."""
+        self.is_updating = True
+        if in_flight != "wait":
+            for deadlines in list(self.requesting):
+                deadlines.hold()
+        try:
+            yield
+        finally:
+            self.is_updating = False
+            for deadlines in list(self.requesting):
+                deadlines.release()
 
 
 class EpisodeDeadlines:
@@ -15,8 +40,11 @@ class EpisodeDeadlines:
     The block then raises `TimeoutError`, and `passed` is not None. Made where the episode begins, on its event loop.
     """
 
-    def __init__(self, limits: EpisodeLimits) -> None:
+    def __init__(self, limits: EpisodeLimits, pauses: UpdatePauses) -> None:
         self._limits = limits
+        self._pauses = pauses
+        self._requests = 0  # those that run
+        self._held_since: float | None = None
         self._loop = asyncio.get_running_loop()
         self._episode_end = _later(self._loop.time(), limits.episode_seconds)
         self._turn_end: float | None = None
@@ -26,10 +54,50 @@ class EpisodeDeadlines:
         """Begin the time of a turn, inside the scope."""
         if self._limits.turn_seconds is None and self.scope.when() is not None:
             return  # the end of the episode is set
+        if self._held_since is not None:  # while another agent's request waits for an update
+            self._turn_end = _later(self._held_since, self._limits.turn_seconds)
+            return
         self._turn_end = _later(self._loop.time(), self._limits.turn_seconds)
+        self._schedule()
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """A request to the engine, during which the time of weight updates does not count."""
+        self._requests += 1
+        self._pauses.requesting.add(self)
+        if self._pauses.is_updating and self._requests == 1:
+            self.hold()
+        try:
+            yield
+        finally:
+            self._requests -= 1
+            if self._requests == 0:
+                self._pauses.requesting.discard(self)
+                self.release()
+
+    def hold(self) -> None:
+        """Let the time stand still until `release`."""
+        if self._held_since is None:
+            self._held_since = self._loop.time()
+            with suppress(RuntimeError):  # the scope has ended
+                self.scope.reschedule(None)
+
+    def release(self) -> None:
+        """Let the time go on. Has no effect unless it stands still."""
+        if self._held_since is None:
+            return
+        held = self._loop.time() - self._held_since
+        self._held_since = None
+        self._turn_end, self._episode_end = (
+            None if end is None else end + held for end in (self._turn_end, self._episode_end)
+        )
+        self._schedule()
+
+    def _schedule(self) -> None:
         ends = [end for end in (self._turn_end, self._episode_end) if end is not None]
-        if ends and not self.scope.expired():
-            self.scope.reschedule(min(ends))
+        if ends:
+            with suppress(RuntimeError):  # the scope has ended
+                self.scope.reschedule(min(ends))
 
     def passed(self, activity: EpisodeActivity) -> EpisodeLimitError | None:
         """The deadline that ended the scope; None if none did."""

@@ -26,6 +26,8 @@ class EpisodeLimits:
     - `turn_seconds`: from the end of a turn (for the first one, the start of the episode) to the end of the next.
     - `episode_seconds`: one attempt at the episode.
 
+    The time that a request of the episode waits for an update of the weights counts for neither of them.
+
     A deadline cancels what the episode waits for. It cannot interrupt a synchronous method of an environment: such a
     call ends first. Raises `ArgumentError` for counts that are not integers from 1 (images and bytes: from 0), and for
     seconds that are not above 0.

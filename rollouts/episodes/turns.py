@@ -12,7 +12,7 @@ from typing import Any
 from renderers import Message, ParsedResponse, RenderedTokens, RendererPool
 from rollouts.engines.protocol import Engine, GenerateRequest, SamplingParams
 from rollouts.episodes.activity import EpisodeActivity, TurnSeconds
-from rollouts.episodes.deadlines import EpisodeDeadlines
+from rollouts.episodes.deadlines import EpisodeDeadlines, UpdatePauses
 from rollouts.episodes.engine_calls import expecting_request, generate_completion, known_vocab_size
 from rollouts.episodes.errors import EpisodeLimitError, naming_origin
 from rollouts.episodes.limits import EpisodeLimits, max_turns_limit
@@ -31,6 +31,7 @@ class EpisodeSettings:
     sampling: SamplingParams
     limits: EpisodeLimits
     short_calls: ShortCalls = field(default_factory=ShortCalls)
+    pauses: UpdatePauses = field(default_factory=UpdatePauses)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class TurnRecorder:
         self.sampling = settings.sampling
         self.limits = settings.limits
         self.activity = activity
-        self.deadlines = EpisodeDeadlines(settings.limits)
+        self.deadlines = EpisodeDeadlines(settings.limits, settings.pauses)
         self._calls = RendererCalls(self.renderer, settings.short_calls)
         self._vocab_size = known_vocab_size(self.engine, self.renderer)
         self._stop_token_ids = self.sampling.stop_token_ids or self._calls.stop_token_ids()
@@ -132,7 +133,8 @@ class TurnRecorder:
         try:
             self.activity.waits_for("engine", number)
             sent_at = time.perf_counter()
-            completion = await generate_completion(self.engine, request, self._vocab_size)
+            with self.deadlines.request():
+                completion = await generate_completion(self.engine, request, self._vocab_size)
             received_at = time.perf_counter()
             ids = completion.token_ids.tolist()
             self.activity.waits_for("renderer", number)

@@ -17,7 +17,7 @@ from renderers.file_reading import open_readable
 from rollouts.errors import MissingExtraError, RolloutsError
 from rollouts.run_config.errors import ConfigProblem, RunConfigError
 from rollouts.run_config.key_lines import KeyPath, key_lines
-from rollouts.run_config.problem_texts import config_problems, key_text, line_of
+from rollouts.run_config.problem_texts import config_problems, key_text, line_of, unsafe_values
 from rollouts.run_config.sections import RunConfig
 from transport import TransportError
 
@@ -68,6 +68,8 @@ def read_config(path: Path) -> ConfigFile:
     except RecursionError as error:
         problem = ConfigProblem("", None, "nested too deep; write fewer arrays in arrays")
         raise RunConfigError(path, [problem]) from error
+    if unsafe := unsafe_values(data, lines):
+        raise RunConfigError(path, unsafe)
     try:
         return ConfigFile(path, RunConfig.model_validate(data), lines)
     except ValidationError as error:

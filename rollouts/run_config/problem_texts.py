@@ -30,6 +30,8 @@ _EXPECTED = {
     "string_too_short": "text that is not empty",
     "too_short": "an array that is not empty",
 }
+#: Keys whose text is a path.
+_PATH_KEYS = ("path", "directory", "model", "chat_template")
 _BOUNDS = {"ge": "at least {}", "gt": "above {}", "le": "at most {}", "lt": "below {}"}
 
 
@@ -39,6 +41,35 @@ def config_problems(
     """The problems of `data`, which `model` refused, in the order of their lines."""
     problems = [_problem(details, model, data, lines) for details in error.errors(include_url=False)]
     return sorted(problems, key=lambda problem: (problem.line or 0, problem.key))
+
+
+def unsafe_values(data: Mapping[str, Any], lines: Mapping[KeyPath, int]) -> list[ConfigProblem]:
+    """The problems of values that no key can have, in the order of their lines.
+
+    Integers of more than 64 bits cannot be recorded, and are not TOML's; no file name has a null character.
+    """
+    problems = []
+    for path, value in _values((), data):
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            reason = f"{short_repr(value)} is out of range; write an integer from {-(2**63)} to below {2**63}"
+        elif isinstance(value, str) and "\0" in value and path[-1] in _PATH_KEYS:
+            reason = f"{short_repr(value)} has a null character, which no file name has; remove it"
+        else:
+            continue
+        problems.append(ConfigProblem(key_text(path), line_of(path, lines), reason))
+    return sorted(problems, key=lambda problem: (problem.line or 0, problem.key))
+
+
+def _values(path: KeyPath, value: object) -> Iterator[tuple[KeyPath, object]]:
+    """Every value that is no table and no array, with its path."""
+    if isinstance(value, Mapping):
+        for key, member in value.items():
+            yield from _values((*path, key), member)
+    elif isinstance(value, list):
+        for index, member in enumerate(value):
+            yield from _values((*path, index), member)
+    else:
+        yield path, value
 
 
 def key_text(path: KeyPath) -> str:

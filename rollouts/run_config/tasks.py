@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import io
 import json
 import tomllib
@@ -42,7 +43,7 @@ def make_tasks(file: ConfigFile) -> TaskSource:
         raise file.error(("tasks", "path"), f"there is no file {path}; a path is relative to {file.directory}")
     if isinstance(section, ParquetTasks) and find_spec("pyarrow") is None:
         raise MissingExtraError("tasks in a Parquet file", "parquet", "pyarrow")
-    return _FileTaskSource(path, section)
+    return FileTaskSource(path, section)
 
 
 def first_tasks(tasks: TaskSource, count: int) -> TaskSource:
@@ -59,12 +60,25 @@ async def _first_of_async(tasks: AsyncIterable[Task], count: int) -> AsyncIterat
             return
 
 
-class _FileTaskSource:
+class FileTaskSource:
     """The tasks of a file; each iteration reads it from the beginning, the asynchronous one on a thread."""
 
     def __init__(self, path: Path, section: FileTasks) -> None:
         self._path = path
         self._section = section
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether the rows have the ids of their tasks; else these are the numbers of the rows."""
+        return self._section.id_key is not None
+
+    def digest(self) -> str:
+        """The SHA-256 digest of the file, in hexadecimal."""
+        digest = hashlib.sha256()
+        with open_readable(self._path) as content:
+            while piece := content.read(2**20):
+                digest.update(piece)
+        return digest.hexdigest()
 
     def __iter__(self) -> Iterator[Task]:
         rows, unit, first = _rows(self._path, self._section)
@@ -116,7 +130,13 @@ def _jsonl_rows(path: Path) -> Iterator[tuple[int, Any]]:
 
 def _parsed(path: Path, line: int, text: str) -> Any:
     try:
-        return json.loads(text.rstrip("\r\n"))
+        row = json.loads(text.rstrip("\r\n"))
+        if "\\u" in text:  # only an escape can stand for what UTF-8 cannot encode
+            json.dumps(row, ensure_ascii=False).encode()
+        return row
+    except UnicodeEncodeError as error:
+        reason = f"it has half of a surrogate pair, {error.object[error.start]!a}, which UTF-8 cannot encode"
+        raise TaskFileError(path, line, f"{reason}; write the whole character, or remove it") from error
     except (ValueError, RecursionError) as error:
         reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
         raise TaskFileError(path, line, f"not JSON: {reason}; write one JSON object a line") from error

@@ -100,7 +100,7 @@ class Runner:
             self._capacity = Capacity(concurrency)
             self._settings = GroupSettings(
                 make_environment=make_environment,
-                episodes=EpisodeSettings(engine, pool, sampling, limits),
+                episodes=EpisodeSettings(engine, pool, sampling, limits, pauses=self._updates.pauses),
                 group_size=group_size,
                 retry=retry,
                 seed=seed,

@@ -9,6 +9,7 @@ from typing import Any
 
 from renderers import RendererError
 from rollouts.engines.protocol import Engine, InFlight, UpdatableEngine, check_update_arguments
+from rollouts.episodes.deadlines import UpdatePauses
 from rollouts.episodes.errors import wrap_exceptions
 from rollouts.error_texts import describe_exception
 from rollouts.errors import ArgumentError, RolloutsError, WeightUpdateError
@@ -20,11 +21,15 @@ log = logging.getLogger("rollouts.runner")
 
 
 class WeightUpdates:
-    """The weight updates of an engine, counted and reported by `reporter`. `history` has the versions in use."""
+    """The weight updates of an engine, counted and reported by `reporter`.
+
+    `history` has the versions in use; `pauses` hold the deadlines of episodes whose requests wait for an update.
+    """
 
     def __init__(self, engine: Engine, reporter: Reporter) -> None:
         self._engine = engine
         self._reporter = reporter
+        self.pauses = UpdatePauses()
         self._running = ""  # the version of the update that is under way
         self.history = VersionHistory(self._reported_version(), self._reported_version)
 
@@ -50,7 +55,8 @@ class WeightUpdates:
         self._running = self.history.expected = version
         started = time.monotonic()
         try:
-            await self._until_ended(asyncio.ensure_future(self._update(engine, weights, version, in_flight)))
+            with self.pauses.update(in_flight):
+                await self._until_ended(asyncio.ensure_future(self._update(engine, weights, version, in_flight)))
         except Exception as error:
             self._reporter.counters.weight_update_failures += 1
             self._reporter.emit(WeightUpdateFailed, version, describe_exception(error))

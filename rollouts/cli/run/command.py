@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -40,7 +41,8 @@ def run(
         if dry_run:
             print_first_prompt(parts, Console())
         else:
-            _run(parts, prepare_output(parts.file, resume=resume), limit)
+            count = None if limit is None else min(limit, sys.maxsize)  # islice takes no larger number
+            _run(parts, prepare_output(parts.file, resume=resume), count)
     except RunConfigError as error:
         for problem in error.problems:
             print_error(problem.text(error.path))

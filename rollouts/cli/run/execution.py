@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 
 from rich.console import Console
 
@@ -59,7 +60,8 @@ class Execution:
             await connect(parts.file, engine)
             tasks = parts.tasks if limit is None else first_tasks(parts.tasks, limit)
             journal = Journal.open(self._output.journal, configuration=parts.journal_configuration())
-            async with EngineMonitor(engine) as monitor:
+            async with AsyncExitStack() as opened, EngineMonitor(engine) as monitor:
+                opened.push_async_callback(journal.close)  # the runner closes it, if it comes to that
                 self._metrics = metrics = RunMetrics(sources=[monitor, RendererStats(parts.renderer)])
                 waits = WaitWatcher(threshold_seconds=_LONG_WAIT_SECONDS)
                 runner = parts.make_runner(engine, journal=journal, listeners=[metrics, waits])

@@ -19,7 +19,7 @@ from rollouts.run_config.import_paths import check_call, imported_function
 from rollouts.run_config.modes import make_mode
 from rollouts.run_config.renderers import make_renderer
 from rollouts.run_config.rewards import make_group_rewards
-from rollouts.run_config.tasks import TaskSource, make_tasks
+from rollouts.run_config.tasks import FileTaskSource, TaskSource, make_tasks
 from rollouts.runner.events import Listener
 from rollouts.runner.journal import Journal
 from rollouts.runner.retries import RetryPolicy
@@ -79,11 +79,17 @@ class RunParts:
         )
 
     def journal_configuration(self) -> dict[str, Any]:
-        """The values of the configuration that must not change while the run continues, as plain data."""
+        """The values of the configuration that must not change while the run continues, as plain data.
+
+        The content of a file of tasks is one of them where the ids of its tasks are their row numbers: in a file that
+        has changed, a number may be that of another task.
+        """
         values = self.file.config.model_dump(exclude=_CHANGEABLE)
         engine: dict[str, Any] = {
             key: value for key, value in values["engine"].items() if key not in ("base_url", "api_key_env", "media")
         }
+        if isinstance(self.tasks, FileTaskSource) and not self.tasks.has_ids:
+            values["tasks"]["content_of_the_file"] = self.tasks.digest()
         plain: dict[str, Any] = json.loads(json.dumps(values | {"engine": engine}, default=str))
         return plain
 

@@ -13,6 +13,7 @@ import numpy as np
 from rich.console import Console
 
 from rollouts.terminal.table import Column, print_table
+from rollouts.terminal.text import printable_line
 
 _TOTALS = ("done", "truncated", "failed", "turns", "tokens", "sampled_tokens", "images")
 _MOST_ERRORS = 10
@@ -67,16 +68,17 @@ def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
 
 
 def print_summary(summary: Mapping[str, Any], console: Console) -> None:
-    """Print the figures as a table, and the errors below it."""
+    """Print the figures as a table, and the errors below it. Texts of environments and rewards are on one line each."""
     names = [name for name, value in summary.items() if name != "complete" and not isinstance(value, dict)]
     rows = [[name.replace("_", " "), _figure(summary[name])] for name in names]
-    rows += [[f"reward {name}", _figure(value)] for name, value in summary["reward_parts"].items()]
+    rows += [[f"reward {printable_line(name)}", _figure(value)] for name, value in summary["reward_parts"].items()]
     for name, value in summary["metrics"].items():
-        if name.startswith(("groups_skipped/", "groups_stale/")):
-            rows.append([name.replace("_", " ").replace("/", ": "), _figure(int(value))])
+        kind, _, reason = name.partition("/")
+        if kind in ("groups_skipped", "groups_stale"):
+            rows.append([f"{kind.replace('_', ' ')}: {printable_line(reason)}", _figure(int(value))])
     print_table([Column("figure", min_width=20), Column("value", align_right=True)], rows, console)
     if summary["errors"]:
-        errors = [[f"{error['episodes']:,}", error["example"]] for error in summary["errors"].values()]
+        errors = [[f"{error['episodes']:,}", printable_line(error["example"])] for error in summary["errors"].values()]
         console.print()
         print_table([Column("episodes", align_right=True), Column("first error", min_width=20)], errors, console)
 

@@ -18,6 +18,7 @@ from PIL import Image
 
 from rollouts.engines.vllm.http.connection import ServerConnection
 from rollouts.engines.vllm.http.response import HttpResponse, response_error
+from rollouts.engines.vllm.http.server_address import redacted
 from rollouts.errors import ApiKeyError, CapabilityError
 
 PROBE_NAME = "probe"
@@ -68,7 +69,7 @@ async def served_model(connection: ServerConnection, name: str | None) -> Served
     card = next((card for card in cards if name in (None, card["id"])), None)
     if card is None:
         names = ", ".join(card["id"] for card in cards)
-        raise CapabilityError(PROBE_NAME, f"{connection.base_url} serves {names}, not {name}")
+        raise CapabilityError(PROBE_NAME, f"{connection.base_url} serves {redacted(names)}, not {name}")
     lengths = (each.get("max_model_len") for each in (card, *cards))
     return ServedModel(card["id"], card.get("root"), next((each for each in lengths if isinstance(each, int)), None))
 

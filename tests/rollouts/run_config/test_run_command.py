@@ -240,7 +240,8 @@ def test_a_full_disk_leaves_a_summary_and_names_the_file(
     assert "No space left on device" in result.stderr
     assert summary_of(tmp_path)["complete"] is False
     monkeypatch.undo()
-    assert run(path, "--resume").exit_code == 0
+    result = run(path, "--resume")
+    assert result.exit_code == 0, result.output
     assert summary_of(tmp_path)["groups"] == 2
 
 
@@ -251,6 +252,33 @@ def test_a_module_that_ends_the_program_when_it_is_imported_is_an_error_of_its_k
     result = run(path)
     assert result.exit_code == 2
     assert "environment.factory: importing exit_env raised SystemExit" in result.stderr
+
+
+def test_texts_of_an_environment_cannot_control_the_terminal(tmp_path: Path) -> None:
+    config = CONFIG.replace("guess_env:Guess", "loud_env:Loud")
+    path = write_run(tmp_path, config.replace("seed = 3", 'seed = 3\nskip_group = "loud_env:skip"'))
+    (tmp_path / "loud_env.py").write_text(
+        "class Loud:\n"
+        "    def __init__(self, task, tries): pass\n"
+        "    def reset(self, seed): raise ValueError('[/red]\\x1b[2J\\nline\\u202e')\n"
+        "    def step(self, assistant): raise AssertionError\n"
+        "def skip(group): return 'a/b_c\\x1b[31m\\nevil' if group.task.task_id == 'four' else False\n"
+    )
+    stdout = run(path).stdout
+    assert "\x1b" not in stdout
+    assert "\u202e" not in stdout
+    assert "groups skipped: a/b_c␛[31m⏎evil" in stdout
+    assert "ValueError: [/red]␛[2J⏎line<U+202E>" in stdout
+
+
+def test_half_of_a_surrogate_pair_in_a_task_is_an_error_of_its_line(tmp_path: Path) -> None:
+    path = write_run(tmp_path, FOURS)
+    with (tmp_path / "tasks.jsonl").open("a") as tasks:
+        tasks.write('{"name": "ok", "number": 1, "text": "\\ud83d\\ude00"}\n{"name": "x", "text": "\\ud800"}\n')
+    result = run(path)
+    assert result.exit_code == 2
+    assert "tasks.jsonl, line 4: it has half of a surrogate pair, '\\ud800'" in result.stderr
+    assert len(groups_of(tmp_path)) == 3
 
 
 # --limit and --resume.
@@ -290,6 +318,26 @@ def test_a_run_is_not_resumed_with_other_values(tmp_path: Path) -> None:
     assert summary_of(tmp_path) == summary
     other_speed = FOURS.replace("concurrency = 4", "concurrency = 1")
     assert run(write_run(tmp_path, other_speed, model=False), "--resume").exit_code == 0
+
+
+def test_a_changed_file_of_tasks_continues_a_run_only_where_its_rows_have_ids(tmp_path: Path) -> None:
+    path = write_run(tmp_path, FOURS.replace('id_key = "name"\n', ""))
+    assert run(path).exit_code == 0
+    with_a_row = '{"name": "five", "number": 5}\n' + (tmp_path / "tasks.jsonl").read_text()
+    (tmp_path / "tasks.jsonl").write_text(with_a_row)
+    result = run(path, "--resume")
+    assert result.exit_code == 2
+    assert "tasks.content_of_the_file" in result.stderr
+    path = write_run(tmp_path / "ids", FOURS)
+    assert run(path).exit_code == 0
+    (tmp_path / "ids/tasks.jsonl").write_text(with_a_row)
+    assert run(path, "--resume").exit_code == 0
+    assert [row["task_id"] for row in rows_of(tmp_path / "ids")][2:] == ["five"]
+
+
+def test_a_limit_may_be_larger_than_any_number_of_tasks(tmp_path: Path) -> None:
+    assert run(write_run(tmp_path, FOURS), "--limit", 10**20).exit_code == 0
+    assert summary_of(tmp_path)["groups"] == 2
 
 
 @pytest.mark.parametrize("written", ["nothing", "trajectories", "everything"])

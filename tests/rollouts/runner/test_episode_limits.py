@@ -9,7 +9,7 @@ from runner_world import Counting, HeldEngine, make_runner, run_groups, tasks
 
 from rollouts import SamplingParams, StepResult, run_episode
 from rollouts.errors import OverlongPromptError, RolloutsError
-from rollouts.runner import EpisodeLimits
+from rollouts.runner import Asynchronous, EpisodeLimits
 from rollouts.runner.events import EpisodeEnded
 from rollouts.testing import ScriptedEngine
 from transport import decode, encode
@@ -202,3 +202,60 @@ def test_a_limit_that_cannot_be_is_an_error(bad):
     with pytest.raises(RolloutsError) as caught:
         EpisodeLimits(**bad)
     assert caught.value.name in bad
+
+
+class SlowUpdateEngine(HeldEngine):
+    """Replaces its weights when `replace` is set; requests are held meanwhile."""
+
+    def __init__(self, renderer):
+        super().__init__(renderer)
+        self.replace = asyncio.Event()
+        self.is_updating = asyncio.Event()
+
+    async def update_weights(self, weights, version, *, in_flight="abort"):
+        self.is_updating.set()
+        await self.replace.wait()
+        await super().update_weights(weights, version, in_flight=in_flight)
+
+
+async def run_with_an_update_of_an_hour(renderer, in_flight, sent_before):
+    """The episode whose request is sent before or during an update; another hour passes on the clock of the loop."""
+    loop = asyncio.get_running_loop()
+    now, hours = loop.time, 0
+    loop.time = lambda: now() + 3600 * hours
+    engine = SlowUpdateEngine(renderer)
+    options = {"limits": EpisodeLimits(turn_seconds=60, episode_seconds=120), "mode": Asynchronous(1)}
+    async with make_runner(renderer, Counting, engine, tasks=tasks(1), **options) as runner:
+        collecting = None
+        if sent_before:
+            collecting = asyncio.ensure_future(runner.collect(1))
+            await engine.wait_for_in_flight(1)
+        updating = asyncio.ensure_future(runner.update_weights(None, "1", in_flight))
+        await engine.is_updating.wait()
+        if not sent_before:
+            collecting = asyncio.ensure_future(runner.collect(1))
+            await engine.wait_for_in_flight(1)
+        hours += 1
+        for _ in range(20):
+            await asyncio.sleep(0)
+        engine.replace.set()
+        await updating
+        engine.release.set()
+        (group,) = await collecting
+        return group.episodes[0]
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "sent_before"), [("abort", True), ("keep", True), ("abort", False), ("wait", False)]
+)
+def test_the_time_that_a_request_waits_for_an_update_of_the_weights_counts_for_no_limit(
+    renderer, in_flight, sent_before
+):
+    episode = asyncio.run(run_with_an_update_of_an_hour(renderer, in_flight, sent_before))
+    assert (episode.done, episode.truncation_reason, episode.num_turns) == (True, "", 2)
+
+
+def test_a_request_that_runs_to_its_end_before_an_update_keeps_its_deadline(renderer):
+    """Otherwise the update would wait for ever for a request that hangs."""
+    episode = asyncio.run(run_with_an_update_of_an_hour(renderer, "wait", True))
+    assert episode.truncation_reason == "turn_seconds: 60 s passed in turn 0, which waited for engine"

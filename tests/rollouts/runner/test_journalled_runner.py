@@ -167,17 +167,15 @@ async def test_staleness_counts_from_the_updates_of_the_process_that_was_killed(
 async def test_a_full_disk_ends_a_run_of_groups_of_several_episodes_with_the_error_of_the_journal(
     renderer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, written = RecordWriter._write, []
+    def fail(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    def fill(writer: RecordWriter, *arguments: Any) -> None:
-        written.append(writer)
-        if len(written) > 6:  # the groups have begun; what fails is the record of an episode
-            raise OSError(errno.ENOSPC, "No space left on device")
-        write(writer, *arguments)
+    def fill(event: Any) -> None:
+        if isinstance(event, EpisodeEnded):
+            monkeypatch.setattr(RecordWriter, "_write", fail)
 
-    monkeypatch.setattr(RecordWriter, "_write", fill)
     with pytest.raises(JournalWriteError, match="No space left on device") as caught:
-        await received(renderer, tmp_path, 2, group_size=4)
+        await received(renderer, tmp_path, 1, group_size=4, listeners=[fill])
     assert isinstance(caught.value.__cause__, OSError)
 
 

@@ -232,7 +232,9 @@ class Run(RuleBasedStateMachine):
             assert sorted(ended) == sorted(self.tasks.given), "a task was lost, or ended twice"
             assert self.engine.running == 0
             capacity = self.runner._capacity
-            assert (capacity.claimed, capacity.running) == (0, 0), "capacity was not given back"
+            assert (capacity.claimed, capacity.waiting, capacity.slots._value) == (0, 0, capacity.limit), (
+                "capacity was not given back"
+            )
             assert self.attempts[EpisodeStarted] == self.attempts[EpisodeEnded]
             self.run(self.runner.close())
             self.run(self.engine.close())

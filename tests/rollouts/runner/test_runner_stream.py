@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import pickle
 
 import numpy as np
 import pytest
@@ -10,7 +11,18 @@ from runner_world import Counting, HeldEngine, groups_of, make_runner, outcomes,
 from rollouts import SamplingParams, StepResult
 from rollouts.errors import RolloutsError
 from rollouts.rewards import GroupReward, rank_by
-from rollouts.runner import GroupFailedError, Runner, RunnerArgumentError, Task, TaskSourceError
+from rollouts.runner import (
+    Asynchronous,
+    EpisodeLimits,
+    GroupFailedError,
+    OneStepOffPolicy,
+    RetryPolicy,
+    Runner,
+    RunnerArgumentError,
+    Synchronous,
+    Task,
+    TaskSourceError,
+)
 from rollouts.testing import ScriptedEngine
 from transport import decode, encode
 
@@ -390,3 +402,27 @@ def test_tasks_without_a_source_and_counts_below_one_are_errors(renderer):
 def test_a_task_that_cannot_be_is_an_error(bad):
     with pytest.raises(RolloutsError, match=r"task_id|seed"):
         Task(**{"task_id": "t", **bad})
+
+
+def test_a_group_can_be_pickled_for_another_process(renderer):
+    group = run_groups(renderer, tasks(1), group_size=2)[0]["t0"]
+    again = pickle.loads(pickle.dumps(group))
+    assert (again.task, again.attempts, again.oldest_version) == (group.task, group.attempts, group.oldest_version)
+    assert again.rewards.tolist() == group.rewards.tolist()
+    assert [each.num_turns for each in again.episodes] == [each.num_turns for each in group.episodes]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        EpisodeLimits(max_turns=3, turn_seconds=1.5),
+        RetryPolicy(max_attempts=2),
+        Synchronous(),
+        OneStepOffPolicy(),
+        Asynchronous(2),
+        Task("a", {"x": 1}, 3),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_configures_a_runner_can_be_pickled(value):
+    assert pickle.loads(pickle.dumps(value)) == value

@@ -96,3 +96,12 @@ def test_all_written_labels_and_values_are_read_back(samples):
         expected = [(labels, value) for other, labels, value in samples if other == name]
         assert [(dict(sample.labels), sample.value) for sample in metrics[name]] == expected
     assert set(metrics) == {name for name, _, _ in samples}
+
+
+@pytest.mark.parametrize(
+    "line", ["bad key: Bearer sk-secret", "bad_key Bearer sk-secret", 'key{of="me"} Bearer sk-secret']
+)
+def test_a_key_that_a_server_repeats_in_place_of_metrics_is_not_in_the_error(line: str) -> None:
+    with pytest.raises(MalformedResultError) as caught:
+        ServerMetrics.parse(line)
+    assert "sk-secret" not in str(caught.value)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from rollouts.engines.vllm.http.server_address import redacted
 from rollouts.errors import CapabilityError, MalformedResultError
 
 _CALL_NAME = "metrics"
@@ -40,7 +41,7 @@ class ServerMetrics(dict[str, list[Sample]]):
                 continue
             match = _LINE.fullmatch(line)
             if match is None or _LABEL.sub("", match[2] or ""):
-                raise MalformedResultError(_CALL_NAME, f"not a name, labels and a value: {line[:200]!r}")
+                raise MalformedResultError(_CALL_NAME, f"not a name, labels and a value: {redacted(line)[:200]!r}")
             labels = {
                 name: _ESCAPE.sub(lambda escape: "\n" if escape[1] == "n" else escape[1], value)
                 for name, value in _LABEL.findall(match[2] or "")
@@ -48,7 +49,7 @@ class ServerMetrics(dict[str, list[Sample]]):
             try:
                 metrics.setdefault(match[1], []).append(Sample(labels, float(match[3])))
             except ValueError as error:
-                raise MalformedResultError(_CALL_NAME, f"{error} in the line {line[:200]!r}") from None
+                raise MalformedResultError(_CALL_NAME, f"{error} in the line {redacted(line)[:200]!r}") from None
         return metrics
 
     def total(self, name: str, **labels: str) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.control.metrics import ServerMetrics
 from rollouts.engines.vllm.http.connection import ServerConnection
-from rollouts.engines.vllm.http.response import HttpResponse, response_error
+from rollouts.engines.vllm.http.response import HttpResponse, excerpt, response_error
 from rollouts.engines.vllm.server_probe import json_object
 from rollouts.errors import CapabilityError, MalformedResultError
 
@@ -81,7 +81,7 @@ def required_field(response: HttpResponse, key: str) -> Any:
     """One field of the JSON object of a response. Raises `MalformedResultError` where it is missing."""
     content = json_object(response)
     if key not in content:
-        raise MalformedResultError(response.name, f"the response has no `{key}`: {response.body[:200]!r}")
+        raise MalformedResultError(response.name, f"the response has no `{key}`: {excerpt(response.body)[:200]!r}")
     return content[key]
 
 

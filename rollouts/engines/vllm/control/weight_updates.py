@@ -16,6 +16,7 @@ from rollouts.engines.vllm.control.caches import CacheControl, PauseMode, check_
 from rollouts.engines.vllm.control.checkpoint_files import check_checkpoint
 from rollouts.engines.vllm.control.routes import required_field
 from rollouts.engines.vllm.error_context import name_errors_after_methods
+from rollouts.engines.vllm.http.server_address import redacted
 from rollouts.engines.vllm.server_probe import json_object
 from rollouts.errors import (
     EngineError,
@@ -154,7 +155,7 @@ class WeightControl(CacheControl):
             response = await self._routes.call("POST", "/collective_rpc", "reloading the weights", content=content)
             results = required_field(response, "results")
             if not isinstance(results, list) or any(result is not None for result in results):
-                raise MalformedResultError("reload_weights", f"the workers returned {str(results)[:200]}")
+                raise MalformedResultError("reload_weights", f"the workers returned {redacted(str(results))[:200]}")
         except ServerUnreachableError as error:
             raise WeightUpdateError(
                 f"{self.base_url} could not be reached while it was to load {path}: {error}. If it has ended, "

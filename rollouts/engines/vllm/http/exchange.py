@@ -171,5 +171,7 @@ class Call:
                 "that its certificate is signed by an authority that this machine trusts (SSL_CERT_FILE adds one)",
             )
         if isinstance(error, aiohttp.ClientResponseError):
-            return MalformedResultError(self.name, f"{self.place}: not a valid HTTP response: {error.message}")
+            return MalformedResultError(
+                self.name, f"{self.place}: not a valid HTTP response: {redacted(error.message)}"
+            )
         return ConnectionError(redacted(str(error)) or type(error).__name__)

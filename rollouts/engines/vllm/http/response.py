@@ -29,7 +29,7 @@ class HttpResponse(NamedTuple):
             return json.loads(self.body)
         except (ValueError, RecursionError) as error:
             raise MalformedResultError(
-                self.name, f"the response (HTTP {self.status}) is not JSON ({error}): {_excerpt(self.body)!r}"
+                self.name, f"the response (HTTP {self.status}) is not JSON ({error}): {excerpt(self.body)!r}"
             ) from None
 
 
@@ -53,7 +53,7 @@ def _message(body: bytes) -> str:
     try:
         content = json.loads(body)
     except (ValueError, RecursionError):
-        return _excerpt(body) or "(no body)"
+        return excerpt(body) or "(no body)"
     if isinstance(content, dict):
         error = content.get("error") or content.get("detail") or content.get("message")
         if isinstance(error, dict) and isinstance(error.get("message"), str):
@@ -62,8 +62,8 @@ def _message(body: bytes) -> str:
         elif isinstance(error, list) and all(isinstance(item, dict) and "msg" in item for item in error):
             error = "; ".join(f"{_place(item.get('loc'))}: {item['msg']}" for item in error)
         if isinstance(error, str):
-            return _excerpt(error.encode("utf-8", "replace"))
-    return _excerpt(body)
+            return excerpt(error.encode("utf-8", "replace"))
+    return excerpt(body)
 
 
 def _place(location: object) -> str:
@@ -71,7 +71,7 @@ def _place(location: object) -> str:
     return ".".join(map(str, location)) if isinstance(location, list) else str(location)
 
 
-def _excerpt(body: bytes) -> str:
+def excerpt(body: bytes) -> str:
     """The beginning of a body, without credentials, at most 2,000 characters."""
     text = redacted(body[: 4 * _EXCERPT_CHARACTERS].decode("utf-8", "replace"))
     return text if len(text) <= _EXCERPT_CHARACTERS else f"{text[:_EXCERPT_CHARACTERS]}... ({len(body)} bytes)"
