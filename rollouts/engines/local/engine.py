@@ -198,6 +198,11 @@ class LocalEngine:
         name, sampling = request.request_id, request.sampling
         if self._closed.is_set():
             raise closed_error(name)
+        if request.adapter is not None:
+            rule = "merge the adapter into the weights and use update_weights, or sample from a server (VLLMEngine)"
+            raise InvalidRequestError(
+                name, f"LocalEngine has no adapters, the request names {request.adapter!r}; {rule}"
+            )
         if request.prompt_logprobs or sampling.extra:
             unknown = "prompt_logprobs" if request.prompt_logprobs else f"sampling option {min(sampling.extra)!r}"
             raise InvalidRequestError(name, f"LocalEngine has no {unknown}; VLLMEngine does")
