@@ -94,9 +94,9 @@ def episode_payload(
 
 
 def _owners(nodes: Sequence[TokenNode], owners: Mapping[int, np.ndarray]) -> np.ndarray:
-    """int16 (n,): the index of the owning message, -1 for scaffold of no message, -2 where it is not known."""
-    unknown = (owners.get(index, np.full(len(node), -2, np.int16)) for index, node in enumerate(nodes))
-    return np.concatenate([np.empty(0, np.int16), *unknown])
+    """int32 (n,): the index of the owning message, -1 for scaffold of no message, -2 where it is not known."""
+    unknown = (owners.get(index, np.full(len(node), -2, np.int32)) for index, node in enumerate(nodes))
+    return np.concatenate([np.empty(0, np.int32), *unknown])
 
 
 def _header(trajectory: Trajectory, number: int, view: ModelView | None) -> dict[str, Any]:

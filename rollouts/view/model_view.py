@@ -21,7 +21,7 @@ from rollouts.view.drift import BranchDrift, branch_drift
 class ModelView:
     """What the renderer tells about one episode.
 
-    `owners` maps a node to int16 (tokens of the node,): the index of the owning message on the branch, -1 for scaffold
+    `owners` maps a node to int32 (tokens of the node,): the index of the owning message on the branch, -1 for scaffold
     of no message. `calls` maps a turn to its attempts at tool calls. `processed` maps the `mm_hash` of an item to its
     grid, or to why its pixels are not those of the sampler.
     """
@@ -57,7 +57,7 @@ def _add_owners(
 ) -> None:
     """The owners of the nodes that lie wholly before the first difference: beyond it positions do not correspond."""
     equal = drift.differences[0].start if drift.differences else len(rendered)
-    column = np.asarray(rendered.message_indices, np.int16)
+    column = np.asarray(rendered.message_indices, np.int32)
     start = 0
     for index in trajectory.path(leaf):
         end = start + len(trajectory.nodes[index])

@@ -55,7 +55,8 @@ def mismatch(node: TokenNode, trainer_logprobs: np.ndarray | None = None) -> np.
     if trainer is None or not _is_column(trainer):
         return np.empty(0)
     difference: np.ndarray = np.abs(trainer[node.sampled].astype(np.float64) - node.logprobs)
-    return difference[np.isfinite(difference)]
+    finite: np.ndarray = difference[np.isfinite(difference)]
+    return finite
 
 
 def _flags(node: TokenNode) -> np.ndarray:

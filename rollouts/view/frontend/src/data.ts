@@ -114,7 +114,7 @@ export interface Header {
   columns: { [name: string]: { type: string; offset: number; length: number } };
 }
 
-export type Column = Int32Array | Uint32Array | Uint8Array | Int16Array | Float32Array;
+export type Column = Int32Array | Uint32Array | Uint8Array | Float32Array;
 
 export interface Payload {
   header: Header;
@@ -143,7 +143,6 @@ const COLUMN_TYPES: { [name: string]: new (data: ArrayBuffer, offset: number, le
   int32: Int32Array,
   uint32: Uint32Array,
   uint8: Uint8Array,
-  int16: Int16Array,
   float32: Float32Array,
 };
 

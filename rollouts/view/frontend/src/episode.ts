@@ -50,7 +50,7 @@ export class Episode {
   private readonly index: Uint32Array;
   private readonly flags: Uint8Array;
   private readonly logprobs: Float32Array;
-  private readonly owners: Int16Array | undefined;
+  private readonly owners: Int32Array | undefined;
   private readonly extraColumns = new Map<string, Float32Array>();
   private readonly textKinds: Uint8Array | undefined;
   private readonly textEnds: Uint32Array | undefined;
@@ -62,7 +62,7 @@ export class Episode {
     this.index = columns.get("index") as Uint32Array;
     this.flags = columns.get("flags") as Uint8Array;
     this.logprobs = columns.get("logprobs") as Float32Array;
-    this.owners = columns.get("owners") as Int16Array | undefined;
+    this.owners = columns.get("owners") as Int32Array | undefined;
     this.textKinds = columns.get("textKinds") as Uint8Array | undefined;
     this.textEnds = columns.get("textEnds") as Uint32Array | undefined;
     this.textBytes = columns.get("textBytes") as Uint8Array | undefined;
