@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
@@ -183,6 +183,19 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class TokenDelta:
+    """New tokens of completion `index`: ids int32 (n,) and their log-probabilities float32 (n,)."""
+
+    index: int
+    token_ids: np.ndarray
+    logprobs: np.ndarray
+
+
+#: Receives the tokens of a request as they are sampled.
+TokenListener = Callable[[TokenDelta], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class GenerateResult:
     """The completions of one request. `prompt_logprobs`, if requested: float32 (prompt,), NaN for the first token."""
 
@@ -206,6 +219,31 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Refuse further requests and release what the engine holds."""
+        ...
+
+
+@runtime_checkable
+class StreamingEngine(Engine, Protocol):
+    """An engine that reports tokens as they are sampled."""
+
+    async def generate_streamed(self, request: GenerateRequest, listen: TokenListener) -> GenerateResult:
+        """As `generate`; `listen` is called on the event loop with the new tokens, before the result has them all.
+
+        The tokens of each completion, joined in order, are those of the result. Raises `InvalidRequestError` for a
+        request with `prompt_logprobs`, and what `generate` raises.
+        """
+        ...
+
+
+@runtime_checkable
+class AbortableEngine(Engine, Protocol):
+    """An engine whose requests can be ended early."""
+
+    async def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests by their ids: their `generate` returns the tokens so far, with `FinishReason.ABORT`.
+
+        Ids of requests that do not run are ignored.
+        """
         ...
 
 
@@ -233,6 +271,15 @@ class UpdatableEngine(Engine, Protocol):
         Raises `WeightUpdateError`, or another `EngineError`, if the weights in use are not those that were passed; the
         text says which are. Raises `ArgumentError` for arguments of other types.
         """
+        ...
+
+
+@runtime_checkable
+class RelabelledEngine(UpdatableEngine, Protocol):
+    """An engine whose weights can get another version without being replaced."""
+
+    async def update_weight_version(self, version: str) -> None:
+        """Label tokens that are sampled from now on. Raises `ArgumentError` for a version that is no text or empty."""
         ...
 
 
