@@ -131,7 +131,7 @@ class Batch:
         return {index: scored[prompt] for index, prompt in wanted.items()}
 
     def _scored(self, hidden: torch.Tensor, ids: np.ndarray) -> np.ndarray:
-        """The log-probabilities of a prompt, float32 (tokens,), NaN first; `hidden` (T, hidden) ends with the prompt."""
+        """The log-probabilities of a prompt, float32 (tokens,), NaN first; `hidden` (T, hidden) ends with it."""
         states = hidden[len(hidden) - len(ids) : -1]
         targets = torch.from_numpy(ids[1:].copy()).to(hidden.device)
         values = [torch.full((1,), torch.nan)]
