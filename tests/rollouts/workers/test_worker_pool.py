@@ -152,9 +152,13 @@ class Pool(RuleBasedStateMachine):
         other = sorted(self.running())[0]
         self.running()[other].finish(other)
         self.finished.add(other)
-        for _ in range(rounds):
-            self.loop.run_until_complete(asyncio.sleep(0))
-        self.calls[waiting].cancel()
+
+        async def cancel_later():
+            for _ in range(rounds):
+                await asyncio.sleep(0)
+            self.calls[waiting].cancel()
+
+        self.loop.run_until_complete(cancel_later())
         self.cancelled.add(waiting)
         self.settle()
 
