@@ -32,6 +32,7 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+@wire_type("rollouts.SamplingParams")
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling options. `top_k` 0 and `top_p` 1 switch those filters off; `temperature` 0 is greedy.

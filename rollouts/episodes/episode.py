@@ -124,18 +124,33 @@ async def run_episode(
 
 def check_settings(engine: object, renderer: object, sampling: object, max_turns: object) -> None:
     """Raises `EpisodeArgumentError`."""
+    check_engine(engine)
+    check_renderer(renderer)
+    check_sampling(sampling)
+    if (whole_number(max_turns) or 0) < 1:
+        raise EpisodeArgumentError("max_turns", max_turns, "pass an integer of at least 1")
+
+
+def check_engine(engine: object) -> None:
+    """Raises `EpisodeArgumentError`."""
     if isinstance(engine, type) or not callable(getattr(engine, "generate", None)):
         raise EpisodeArgumentError("engine", engine, "pass an Engine, such as VLLMEngine(url)")
+
+
+def check_renderer(renderer: object) -> None:
+    """Raises `EpisodeArgumentError`."""
     if isinstance(renderer, type) or not callable(getattr(renderer, "get_stop_token_ids", None)):
         raise EpisodeArgumentError("renderer", renderer, "pass a renderer, such as load_renderer(directory)")
+
+
+def check_sampling(sampling: object) -> None:
+    """Raises `EpisodeArgumentError`."""
     if not isinstance(sampling, SamplingParams):
         raise EpisodeArgumentError("sampling", sampling, "pass a SamplingParams")
     if sampling.n != 1:
         raise EpisodeArgumentError(
             "sampling.n", sampling.n, "an episode continues from one completion; pass n=1 and run it n times"
         )
-    if (whole_number(max_turns) or 0) < 1:
-        raise EpisodeArgumentError("max_turns", max_turns, "pass an integer of at least 1")
 
 
 def check_on_end(on_end: OnEnd | None) -> None:

@@ -54,8 +54,6 @@ class Schedule:
         self._source_error: TaskSourceError | None = None
         self._starting: asyncio.Task[None] | None = None
         self._progress = asyncio.Event()  # set when `next_groups` may have something to return
-        # A consumer that is slower than the groups does not fill the memory with them.
-        self._max_finished = max(1, settings.capacity.limit // settings.group_size)
 
     # The consumer.
 
@@ -247,10 +245,12 @@ class Schedule:
     def _may_start(self) -> bool:
         capacity = self._settings.capacity
         limit = self._mode.max_undelivered(self._demand)
+        # A consumer that is slower than the groups does not fill the memory with them.
+        max_finished = max(1, capacity.limit // self._settings.group_size)
         return (
             capacity.claimed < capacity.limit
             and capacity.claimed + capacity.waiting < 2 * capacity.limit
-            and len(self._finished) < self._max_finished
+            and len(self._finished) < max_finished
             and (limit is None or self.num_undelivered < limit)
         )
 

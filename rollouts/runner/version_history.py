@@ -85,7 +85,9 @@ class VersionHistory:
         """The place of a version: newer ones have larger places, 0 is the first of this run, earlier ones are below."""
         self.adopt_reported()
         if version not in self._places:
-            if self._reported() == "":
+            if version == self.expected:  # sampled before the call for the update has returned
+                self._places[version] = max(self._places.values()) + 1
+            elif self._reported() == "":
                 self.start_using(version)
             else:
                 self._places[version] = self._place_before_this_run(version)
