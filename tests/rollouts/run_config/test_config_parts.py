@@ -11,7 +11,7 @@ from run_config_files import CONFIG, changed, write_run
 from rollouts.cli.run.parts import RunParts, make_parts
 from rollouts.run_config.config_file import read_config
 from rollouts.run_config.errors import ConfigProblem, RunConfigError, TaskFileError
-from rollouts.runner.task import Task
+from rollouts.task import Task
 
 
 def parts_of(directory: Path, config: str = CONFIG) -> RunParts:
@@ -264,7 +264,7 @@ def test_a_file_that_holds_no_tasks_is_an_error(tmp_path: Path, kind: str, conte
 
 
 IMPORTED = """\
-from rollouts.runner.task import Task
+from rollouts.task import Task
 LIST = [Task("a"), Task("b")]
 TEXT = "a"
 def count(n):

@@ -56,7 +56,7 @@ directory = "out"
 """
 MODULE = """\
 import numpy as np
-from rollouts.runner.task import Task
+from rollouts.task import Task
 
 TASKS = [Task(str(number)) for number in range(3)]
 
