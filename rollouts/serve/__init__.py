@@ -1,0 +1,1 @@
+"""Servers in front of an `Engine`. Needs the extra `serve`."""
