@@ -181,7 +181,7 @@ class EngineError(RolloutsError):
         return error
 
 
-class InvalidRequestError(EngineError):
+class InvalidRequestError(EngineError, ValueError):
     """A request was refused before it reached the model."""
 
 

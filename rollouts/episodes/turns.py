@@ -176,9 +176,13 @@ class TurnRecorder:
             return max_turns_limit(max_turns)
         return self.deadlines.passed(self.activity)
 
+    def refuse_turns(self) -> None:
+        """From now on `check_open` raises."""
+        self._closed = True
+
     async def close(self) -> None:
         """Refuse further turns, and cancel the tasks that still wait for one."""
-        self._closed = True
+        self.refuse_turns()
         tasks = list(self.tasks)
         for task in tasks:
             task.cancel("the episode has ended")

@@ -1,1 +1,1 @@
-"""Servers in front of an `Engine`. Needs the extra `serve`."""
+"""`rollouts serve`: an engine behind vLLM's routes, as an ASGI application (extra `serve`)."""
