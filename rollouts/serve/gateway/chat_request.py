@@ -243,7 +243,9 @@ def _sampling(fields: Mapping[str, Any], defaults: SamplingParams, max_choices: 
 def _stop(stop: Any) -> tuple[str, ...]:
     strings = [stop] if isinstance(stop, str) else stop or []
     if not isinstance(strings, list) or not all(isinstance(one, str) and one for one in strings):
-        raise InvalidChatRequestError(f"stop is {short_repr(stop)}, not text or a list of texts", "stop")
+        raise InvalidChatRequestError(
+            f"stop is {short_repr(stop)}, not a text or a list of texts that are not empty", "stop"
+        )
     if len(strings) > _MAX_STOPS:
         raise InvalidChatRequestError(f"stop has {len(strings)} strings; at most {_MAX_STOPS} are taken", "stop")
     return tuple(strings)

@@ -26,6 +26,7 @@ from rollouts.errors import (
     TrajectoryError,
     TrajectoryFinishedError,
 )
+from rollouts.serve.errors import RequestError
 from rollouts.serve.gateway.errors import GatewayError
 
 _log = logging.getLogger("rollouts")
@@ -66,6 +67,8 @@ def error_response(error: GatewayError | RolloutsError | RendererError) -> JSONR
     """The response for an error: `{"error": {"message", "type", "param", "code"}}` with its HTTP status."""
     if isinstance(error, GatewayError):
         answer, param = _Answer(error.status, error.type, error.code), error.param
+    elif isinstance(error, RequestError):  # of a middleware of the application
+        answer, param = _Answer(error.status, _INVALID if error.status < 500 else _SERVER, None), error.param
     else:
         answer, param = next(answer for kinds, answer in _ANSWERS if isinstance(error, kinds)), None
     if answer.status >= 500:

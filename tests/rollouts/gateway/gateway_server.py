@@ -6,8 +6,9 @@ import asyncio
 import base64
 import io
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -77,36 +78,55 @@ class Server:
 
 
 class _AnnouncingServer(uvicorn.Server):
-    """Sets `is_ready` when it listens."""
+    """Sets `listening` when it listens, and leaves signals to the tests."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self.is_ready = threading.Event()
+        self.listening = asyncio.Event()
 
     async def startup(self, sockets: Any = None) -> None:
         await super().startup(sockets)
-        self.is_ready.set()
+        self.listening.set()
+
+    def capture_signals(self) -> Any:
+        return nullcontext()
+
+
+@asynccontextmanager
+async def serving(engine: Any, renderer: Any, **options: Any) -> AsyncIterator[Server]:
+    """Serve a gateway on the running event loop until the end of the block."""
+    gateway = Gateway(engine, renderer, **options)
+    app = Starlette(routes=[*gateway.routes(), gateway.models_route()])
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", lifespan="off")
+    server = _AnnouncingServer(config)
+    task = asyncio.create_task(server.serve())
+    await server.listening.wait()
+    try:
+        yield Server(gateway, server.servers[0].sockets[0].getsockname()[1])
+    finally:
+        server.should_exit = True
+        await task
+        await gateway.close()
 
 
 @contextmanager
 def served(engine: Any, renderer: Any, **options: Any) -> Iterator[Server]:
     """Serve a gateway from a thread until the end of the block."""
-    gateway = Gateway(engine, renderer, **options)
-    app = Starlette(routes=[*gateway.routes(), gateway.models_route()])
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", lifespan="off")
-    server = _AnnouncingServer(config)
+    started: Future[tuple[Server, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
     async def serve() -> None:
-        await server.serve()
-        await gateway.close()
+        ended = asyncio.Event()
+        async with serving(engine, renderer, **options) as server:
+            started.set_result((server, asyncio.get_running_loop(), ended))
+            await ended.wait()
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
     thread.start()
-    assert server.is_ready.wait(30)
+    server, loop, ended = started.result(30)
     try:
-        yield Server(gateway, server.servers[0].sockets[0].getsockname()[1])
+        yield server
     finally:
-        server.should_exit = True
+        loop.call_soon_threadsafe(ended.set)
         thread.join(30)
         assert not thread.is_alive()
 
