@@ -326,6 +326,16 @@ class WeightUpdateError(RolloutsError):
     """New weights could not be taken. Nothing was changed, unless the text says what state was left."""
 
 
+class NoJsonFormError(RolloutsError):
+    """A value cannot be written as JSON. `type_name` is its class."""
+
+    def __init__(self, value: object) -> None:
+        self.type_name = f"{type(value).__module__}.{type(value).__qualname__}"
+        super().__init__(
+            f"a value of type {self.type_name} cannot be written as JSON; record plain data, an array or a tensor"
+        )
+
+
 # Training.
 
 

@@ -13,6 +13,7 @@ from rollouts.cli.env_command import env, installed_version
 from rollouts.cli.media.commands import media_commands
 from rollouts.cli.render.command import render
 from rollouts.cli.run.command import run
+from rollouts.cli.serve.command import serve
 from rollouts.cli.traj.commands import traj_commands
 
 app = typer.Typer(cls=CommandGroup, **APP_SETTINGS)
@@ -23,6 +24,7 @@ app.command(cls=Command)(demo)
 app.command(cls=Command)(env)
 app.command(cls=Command)(render)
 app.command(cls=Command)(run)
+app.command(cls=Command)(serve)
 
 
 def _print_version(wanted: bool) -> None:

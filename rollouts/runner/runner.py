@@ -268,7 +268,10 @@ class Runner:
         left, self._left = self._left, None
         if left is not None:
             schedule.resume(left.undelivered, left.unfinished)
-        return await schedule.next_groups(count, demand)
+        groups = await schedule.next_groups(count, demand)
+        if not groups:
+            self._check_open()  # it may have been closed in the meantime
+        return groups
 
     async def _resume_journal(self) -> None:
         """Read what earlier processes left, once. The first consumer gets their groups.

@@ -44,6 +44,7 @@ class Schedule:
         self._skip_group = skip_group
         self._demand = Demand()
         self._is_taking = False
+        self._is_closed = False
         self._unacknowledged: list[Group] = []
         self._stored: deque[str] = deque()  # finished by an earlier process
         self._unfinished: deque[str] = deque()  # begun by an earlier process
@@ -116,8 +117,10 @@ class Schedule:
             await asyncio.wait(tasks)
 
     async def close(self) -> None:
-        """Cancel what runs."""
+        """Cancel what runs. From now on there is no next group."""
+        self._is_closed = True
         await self.interrupt()
+        self._progress.set()
         await self._source.close()
 
     async def drop_stale(self, in_flight: InFlight) -> None:
@@ -181,8 +184,8 @@ class Schedule:
         self._settings.capacity.changed.set()
 
     async def _next(self) -> FinishedGroup | None:
-        """The next finished group; None after the last."""
-        while True:
+        """The next finished group; None after the last, and in a schedule that is closed."""
+        while not self._is_closed:
             if self._stored and self._journal is not None:
                 group = await self._journal.group(self._stored[0])
                 self._stored.popleft()
@@ -203,6 +206,7 @@ class Schedule:
                 return None
             self._progress.clear()
             await self._progress.wait()
+        return None
 
     # Groups.
 

@@ -150,13 +150,7 @@ class Membership:
 
     async def _admission_problem(self, member: Member) -> str:
         """Why a member that does not serve yet must not; empty if it may. Raises `FleetMismatchError`."""
-        model = await served_model(member.engine)
-        if model:
-            with self.lock:
-                first, expected = self._model = self._model or (member.name, model)
-            for field, value in expected.items():
-                if model.get(field, value) != value:
-                    raise FleetMismatchError(member.name, field, model[field], first, value)
+        await self.compare(member)
         if self.version is None or (version := await served_weight_version(member.engine)) == self.version:
             return ""
         if self._directory is not None:
@@ -165,6 +159,18 @@ class Membership:
             )
         served = "unknown weights" if version is None else f"the weights {version!r}"
         return f"it serves {served}, the fleet {self.version!r}; update it, then it is admitted"
+
+    async def compare(self, member: Member) -> None:
+        """Compare what a member serves with what the others do. Raises `FleetMismatchError`."""
+        model = await served_model(member.engine)
+        if not model:
+            return
+        with self.lock:
+            first, expected = self._model = self._model or (member.name, model)
+        for field, value in expected.items():
+            if model.get(field, value) != value:
+                raise FleetMismatchError(member.name, field, model[field], first, value)
+        member.is_compared = True
 
     async def _catch_up(self, member: Member, directory: str | os.PathLike[str], version: str) -> None:
         """Load the fleet's weights into a member that came back with others; its next check admits it."""

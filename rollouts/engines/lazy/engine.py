@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import os
@@ -49,6 +50,7 @@ class LazyEngine:
         self._last_error: EngineStartError | None = None
         self._last_update: tuple[str | os.PathLike[str], str] | None = None
         self._starting: SingleFlight[Engine] = SingleFlight()
+        self._restart: asyncio.Future[None] | None = None  # kept, so that it is not collected while it runs
         self._closed = False
 
     @classmethod
@@ -113,10 +115,29 @@ class LazyEngine:
         """The control calls of the engine; None before it is started, and for an engine without any."""
         return getattr(self._engine, "control", None)
 
+    @property
+    def capabilities(self) -> Any:
+        """The call of the engine that asks what its server is; None before it is started, and for one without it."""
+        return getattr(self._engine, "capabilities", None)
+
+    async def check_health(self) -> None:
+        """Raise why a request could not be served now; return if the engine runs, or was not started yet.
+
+        An engine that ran and has ended, or failed to start, is started again meanwhile: a fleet gives it no request
+        before it runs. Raises `EngineStartError` and what the check of its server raises.
+        """
+        if self._is_running:
+            check_health = getattr(self.control, "check_health", None)
+            if check_health is not None:
+                await check_health()
+        elif self._starts or self._engine is not None:
+            self._restart = asyncio.ensure_future(self._start_quietly())
+            raise self._last_error or EngineStartError("start", "it is being started", "", None)
+
     async def start(self) -> Engine:
         """The engine, which is started if it does not run. Raises `EngineStartError`, `EngineClosedError`."""
         engine = self._engine
-        if engine is None or (self._process is not None and not self._process.is_running):
+        if engine is None or not self._is_running:
             engine = await self._starting.run("start", self._start)
         return engine
 
@@ -147,6 +168,14 @@ class LazyEngine:
 
     async def __aexit__(self, *exception: object) -> None:
         await self.close()
+
+    @property
+    def _is_running(self) -> bool:
+        return self._engine is not None and (self._process is None or self._process.is_running)
+
+    async def _start_quietly(self) -> None:
+        with contextlib.suppress(RolloutsError):  # the next check and the next request raise it
+            await self.start()
 
     async def _start(self) -> Engine:
         if self._closed:

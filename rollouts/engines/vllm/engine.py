@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Self
@@ -22,6 +22,8 @@ from rollouts.engines.protocol import (
     GenerateRequest,
     GenerateResult,
     InFlight,
+    TokenDelta,
+    TokenListener,
     check_result,
     check_update_arguments,
 )
@@ -42,7 +44,7 @@ from rollouts.engines.vllm.media.server_media_cache import (
     ServerMediaCache,
 )
 from rollouts.engines.vllm.resuming import ResumePolicy
-from rollouts.engines.vllm.wire.generate_response import Generation, TokenDelta
+from rollouts.engines.vllm.wire.generate_response import Generation
 from rollouts.engines.vllm.wire.request_body import Chunks, request_body
 from rollouts.errors import (
     ArgumentError,
@@ -70,7 +72,6 @@ _MAX_RESENDS = 3
 #: Responses of more bytes are parsed in a thread, because parsing them would delay the other requests of the loop.
 _LARGE_RESPONSE = 256 * 2**10
 
-Listener = Callable[[TokenDelta], None]
 _Wait = tuple[asyncio.AbstractEventLoop, asyncio.Timeout]
 
 
@@ -173,23 +174,33 @@ class VLLMEngine:
         """
         return await self._generate(request, None)
 
+    async def generate_streamed(self, request: GenerateRequest, listen: TokenListener) -> GenerateResult:
+        """As `generate`; `listen` is called with the tokens as they are sampled, also across pauses."""
+        if request.prompt_logprobs:
+            raise InvalidRequestError(request.request_id, "a stream cannot return prompt_logprobs; use generate")
+        if not restarts_from_prompt(request):
+            return await self._generate(request, listen)
+        # A completion that may be sampled again from its beginning is reported only after its end.
+        result = await self._generate(request, None)
+        for completion in result.completions:
+            listen(TokenDelta(completion.index, completion.token_ids, completion.logprobs))
+        return result
+
+    async def update_weight_version(self, version: str) -> None:
+        """As `control.update_weight_version`."""
+        await self.control.update_weight_version(version)
+
     async def stream(self, request: GenerateRequest) -> AsyncIterator[TokenDelta]:
         """Yield tokens as they are sampled, also across pauses. Leaving the loop aborts the request.
 
         Raises what `generate` raises.
         """
-        if request.prompt_logprobs:
-            raise InvalidRequestError(request.request_id, "a stream cannot return prompt_logprobs; use generate")
         deltas: asyncio.Queue[TokenDelta | None] = asyncio.Queue()
-        # A completion that may be sampled again from its beginning is yielded only after its end.
-        whole = restarts_from_prompt(request)
-        sampling = asyncio.ensure_future(self._generate(request, None if whole else deltas.put_nowait))
+        sampling = asyncio.ensure_future(self.generate_streamed(request, deltas.put_nowait))
         sampling.add_done_callback(lambda _: deltas.put_nowait(None))
         try:
             while (delta := await deltas.get()) is not None:
                 yield delta
-            for completion in (await sampling).completions if whole else ():
-                yield TokenDelta(completion.index, completion.token_ids, completion.logprobs)
             await sampling
         finally:
             sampling.cancel()
@@ -255,7 +266,7 @@ class VLLMEngine:
 
     # One request.
 
-    async def _generate(self, request: GenerateRequest, listen: Listener | None) -> GenerateResult:
+    async def _generate(self, request: GenerateRequest, listen: TokenListener | None) -> GenerateResult:
         with error_context(self.base_url, request.request_id):
             if self._closed:
                 raise EngineClosedError(request.request_id, "the engine is closed")
@@ -293,7 +304,7 @@ class VLLMEngine:
             return result
 
     async def _complete(
-        self, request: GenerateRequest, partial: Completion, listen: Listener | None, generations: list[Generation]
+        self, request: GenerateRequest, partial: Completion, listen: TokenListener | None, generations: list[Generation]
     ) -> Completion:
         """A completion, continued as often as pauses cut it off. Appends what is sampled to `generations`."""
         rounds = 0
@@ -341,7 +352,7 @@ class VLLMEngine:
                 "ResumePolicy.wait_seconds",
             ) from error
 
-    async def _exchange(self, request: GenerateRequest, root_id: str, listen: Listener | None) -> Generation:
+    async def _exchange(self, request: GenerateRequest, root_id: str, listen: TokenListener | None) -> Generation:
         """Send one request, and abort it on the server if the caller is cancelled.
 
         `root_id` is the id of the caller's request, of which this request may be a continuation.
@@ -362,7 +373,9 @@ class VLLMEngine:
             with self._lock:
                 del self._running[root_id][request.request_id]
 
-    async def _send_until_complete(self, request: GenerateRequest, root_id: str, listen: Listener | None) -> Generation:
+    async def _send_until_complete(
+        self, request: GenerateRequest, root_id: str, listen: TokenListener | None
+    ) -> Generation:
         """Send one request, again with media data if the server has evicted them or has restarted."""
         resends = 0
         while True:
@@ -410,7 +423,7 @@ class VLLMEngine:
         reservation: MediaReservation,
         capabilities: ServerCapabilities,
         generation: Generation,
-        listen: Listener | None,
+        listen: TokenListener | None,
     ) -> None:
         # A request with data that other requests wait for is streamed, because its first token shows that the server
         # has the data. A streamed response cannot carry the log-probabilities of a prompt.
@@ -499,6 +512,6 @@ def _expire(wait: asyncio.Timeout) -> None:
         wait.reschedule(0.0)
 
 
-def _with_index(listen: Listener | None, index: int) -> Listener | None:
+def _with_index(listen: TokenListener | None, index: int) -> TokenListener | None:
     """A listener for a continuation, whose only sample is sample `index` of the request."""
     return None if listen is None else lambda delta: listen(replace(delta, index=index))

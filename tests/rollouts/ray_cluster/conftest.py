@@ -77,9 +77,7 @@ def cluster() -> Iterator[TestCluster]:
 
     started = TestCluster()
     environment = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
-    ray.init(
-        address=started.address, runtime_env={"env_vars": environment}, log_to_driver=False, logging_level="ERROR"
-    )
+    ray.init(address=started.address, runtime_env={"env_vars": environment}, log_to_driver=False, logging_level="ERROR")
     yield started
     ray.shutdown()
     started.shutdown()

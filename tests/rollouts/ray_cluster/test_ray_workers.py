@@ -23,7 +23,7 @@ async def groups_of(runner: Runner, source) -> list[Group]:
 
 
 async def wait_until(condition) -> None:
-    while not condition():
+    while not condition():  # noqa: ASYNC110  the state of other processes
         await asyncio.sleep(0.02)
 
 
@@ -45,7 +45,7 @@ def test_each_task_has_all_its_episodes_with_their_images(cluster, tiny_model_di
         assert len({episode.episode_id for episode in group.episodes}) == 3
         for episode in group.episodes:
             assert episode.done, episode.error
-            assert [reference.source.digest for reference in episode.all_media()][0] == group.task.data["image"].digest
+            assert next(reference.source.digest for reference in episode.all_media()) == group.task.data["image"].digest
             assert len(list(episode.all_media())) == 2
             for reference in episode.all_media():
                 reference.source.verify()
