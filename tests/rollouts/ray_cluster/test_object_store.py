@@ -70,6 +70,10 @@ def is_shared_memory(address: int) -> bool:
     return False
 
 
+def test_memory_of_this_process_is_not_shared_memory():
+    assert not is_shared_memory(address_of(bytes(1 << 20)))
+
+
 def address_of(data: object) -> int:
     return int(np.frombuffer(data, np.uint8).__array_interface__["data"][0])
 
