@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,6 +52,14 @@ def all_logits(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor
     return scored.gather(-1, targets[:, None])[:, 0], -(scored.exp() * scored).sum(dim=-1)
 
 
+def score_and_differentiate(
+    score: Callable[..., tuple[torch.Tensor, torch.Tensor]], hidden: torch.Tensor, weight: torch.Tensor, *targets: Any
+) -> None:
+    hidden.grad = weight.grad = None
+    logprobs, entropy = score(hidden, weight, *targets)
+    (logprobs.mean() + entropy.mean()).backward()  # type: ignore[no-untyped-call]
+
+
 def logprobs_table() -> Table:
     table = Table("positions", "", "ms", "MB beyond gradients", title=f"{VOCABULARY:,} words, hidden size {HIDDEN}")
     for positions in (4096, 32_768):
@@ -58,19 +68,12 @@ def logprobs_table() -> Table:
         targets = torch.randint(0, VOCABULARY, (positions,), device="cuda")
         gradients = 2 * (hidden.numel() + weight.numel()) / 2**20
         for name, score in (("all logits", all_logits), ("sequence_logprobs", sequence_logprobs)):
-
-            def step(score: Callable[..., tuple[torch.Tensor, torch.Tensor]] = score) -> None:
-                hidden.grad = weight.grad = None  # noqa: B023  called in this round of the loop
-                logprobs, entropy = score(hidden, weight, targets)  # noqa: B023
-                (logprobs.mean() + entropy.mean()).backward()  # type: ignore[no-untyped-call]
-
             try:
-                seconds, megabytes = fastest(step)
+                seconds, megabytes = fastest(partial(score_and_differentiate, score, hidden, weight, targets))
             except torch.OutOfMemoryError:
                 table.add_row(f"{positions:,}", name, "out of memory", "")
                 continue
             table.add_row(f"{positions:,}", name, f"{seconds * 1e3:,.0f}", f"{megabytes - gradients:,.0f}")
-        del hidden, weight
     return table
 
 
