@@ -126,14 +126,45 @@ EnvironmentSection: TypeAlias = Annotated[
 ]
 
 
-class VLLMEngineSection(Section):
-    """A vLLM server. `api_key_env` is the name of the environment variable that holds the server's key."""
+class ServerSection(Section):
+    """A vLLM server at `base_url`. With `start`, the command of the server, the run starts it and ends it.
 
-    kind: Literal["vllm"]
+    `environment` is added to the environment of that command, and `log` is the file for what it prints. It must be
+    ready after `start_seconds`.
+    """
+
     base_url: Text
+    start: Annotated[list[Text], Field(min_length=1)] | None = None
+    environment: dict[Text, str] = Field(default_factory=dict)
+    log: Text | None = None
+    start_seconds: Seconds = 900.0
+
+
+class VLLMOptions(Section):
+    """Options of `VLLMEngine`. `api_key_env` is the name of the environment variable that holds the servers' key."""
+
     model: Text | None = None
     api_key_env: VariableName | None = None
     media: Literal["auto", "features", "content_parts"] = "auto"
+
+
+class VLLMEngineSection(ServerSection, VLLMOptions):
+    """A vLLM server."""
+
+    kind: Literal["vllm"]
+
+
+class FleetEngineSection(VLLMOptions):
+    """Several vLLM servers (`EngineFleet`), named by one of three keys.
+
+    `urls`: their addresses. `file`: a file with one address a line, which is read again when it has changed.
+    `servers`: a table for each, which may have the command that starts it.
+    """
+
+    kind: Literal["fleet"]
+    urls: list[Text] = Field(default_factory=list)
+    file: Text | None = None
+    servers: list[ServerSection] = Field(default_factory=list)
 
 
 class LocalEngineSection(Section):
@@ -151,7 +182,7 @@ class ScriptedEngineSection(Section):
 
 
 EngineSection: TypeAlias = Annotated[
-    VLLMEngineSection | LocalEngineSection | ScriptedEngineSection, Field(discriminator="kind")
+    VLLMEngineSection | FleetEngineSection | LocalEngineSection | ScriptedEngineSection, Field(discriminator="kind")
 ]
 
 

@@ -30,6 +30,10 @@ T = TypeVar("T")
 #: Keys of the configuration that may change while a run continues; seed and group size are the runner's to compare.
 _CHANGEABLE = {"concurrency", "retry", "mode", "output", "seed", "group_size"}
 
+#: Keys of an engine that say where its servers are and how they are started, and none of what they sample.
+_PLACE_OF_SERVERS = {"base_url", "urls", "file", "servers", "start", "environment", "log", "start_seconds"}
+_PLACE_OF_SERVERS |= {"api_key_env", "media"}
+
 
 @dataclass(frozen=True, slots=True)
 class RunParts:
@@ -85,9 +89,9 @@ class RunParts:
         has changed, a number may be that of another task.
         """
         values = self.file.config.model_dump(exclude=_CHANGEABLE)
-        engine: dict[str, Any] = {
-            key: value for key, value in values["engine"].items() if key not in ("base_url", "api_key_env", "media")
-        }
+        engine: dict[str, Any] = {key: value for key, value in values["engine"].items() if key not in _PLACE_OF_SERVERS}
+        if engine["kind"] == "fleet":  # a run may go on with one server instead of several, or the other way round
+            engine["kind"] = "vllm"
         if isinstance(self.tasks, FileTaskSource) and not self.tasks.has_ids:
             values["tasks"]["content_of_the_file"] = self.tasks.digest()
         plain: dict[str, Any] = json.loads(json.dumps(values | {"engine": engine}, default=str))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rollouts.cli.errors import CommandFileError
 from rollouts.cli.trajectory_file.value_limits import limit_violation
-from rollouts.runner.task import Task
+from rollouts.task import Task
 from rollouts.trajectory.packed_episodes import PackedEpisodes
 from rollouts.trajectory.tree import Trajectory
 from transport import RecordReader, TransportError

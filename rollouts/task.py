@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
+from rollouts.episodes.environment import Environment
 from rollouts.error_texts import is_unicode
 from rollouts.errors import ArgumentError
 from rollouts.numbers import whole_number
@@ -35,6 +37,10 @@ class Task:
         if seed is None or not -(2**63) <= seed < 2**63:
             raise ArgumentError("seed", self.seed, f"pass an integer of 64 bits or None for task {self.task_id!r:.80}")
         object.__setattr__(self, "seed", seed)
+
+
+#: Makes the environment of each episode of a task.
+MakeEnvironment: TypeAlias = Callable[[Task], Environment | Awaitable[Environment]]
 
 
 def for_one_episode(task: Task) -> Task:

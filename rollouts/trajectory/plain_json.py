@@ -17,7 +17,7 @@ import numpy as np
 
 from renderers import MediaSource
 from renderers.bfloat16 import bfloat16_to_float32
-from rollouts.cli.errors import NoJsonFormError
+from rollouts.errors import NoJsonFormError
 from transport.wire.arrays import is_tensor, tensor_parts
 
 # Types whose `str` is complete and can be parsed.
