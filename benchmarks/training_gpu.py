@@ -2,7 +2,8 @@
 
     python benchmarks/training_gpu.py
 
-Memory is the peak of torch's allocator beyond hidden states, weight, targets and the gradients of the first two. Times are the fastest of three, between two synchronisations.
+Memory is the peak of torch's allocator beyond hidden states, weight, targets and the gradients of the first two.
+Times are the fastest of three, between two synchronisations.
 """
 
 from __future__ import annotations
