@@ -13,6 +13,7 @@ from rollouts.engines.fleet.fleet import EngineFleet
 from rollouts.engines.fleet.members import Member
 from rollouts.engines.fleet.membership import Membership
 from rollouts.engines.protocol import GenerateRequest, GenerateResult, InFlight, check_update_arguments
+from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.engine import VLLMEngine
 from rollouts.engines.vllm.media.server_media_cache import MediaCacheCounts, ServerMediaCache
 from rollouts.engines.vllm.single_flight import SingleFlight
@@ -64,6 +65,12 @@ class RoutedEngine(VLLMEngine):
     def media_cache_counts(self) -> MediaCacheCounts:
         """How many media items requests carried, and how many they named only."""
         return sum((cache.counts for cache in list(self._session_media.values())), self._forgotten_counts)
+
+    async def capabilities(self) -> ServerCapabilities:
+        """Those that the router reports. Raises `FleetMismatchError` where the servers do not serve the same model."""
+        if not self._is_checked:
+            await self._checking.run("check", self._check_servers)
+        return await super().capabilities()
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """As `VLLMEngine.generate`; raises `FleetMismatchError` where the servers do not serve the same model."""

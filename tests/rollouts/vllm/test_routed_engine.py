@@ -7,11 +7,13 @@ import sys
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import httpx
+import numpy as np
 import pytest
 from controlled_server import Controlled
 from engine_inputs import FAST_RETRIES, expected, generate_one, image, request
 from fake_responses import answer, hold
 from fake_server import ABORT, GENERATE
+from safetensors.numpy import save_file
 
 from rollouts.engines.fleet import RoutedEngine
 from rollouts.errors import ArgumentError, FleetMismatchError, WeightUpdateError
@@ -26,16 +28,34 @@ def free_port():
 
 
 @pytest.fixture
-async def servers(reloadable_model_dir):
+def checkpoint(tmp_path):
+    directory = tmp_path / "checkpoint"
+    directory.mkdir()
+    save_file({"a": np.zeros(2, np.float32)}, directory / "model.safetensors")
+    return directory
+
+
+@pytest.fixture
+async def servers(checkpoint):
     async with AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(Controlled(reloadable_model_dir)) for _ in range(2)]
+        yield [await stack.enter_async_context(Controlled(checkpoint)) for _ in range(2)]
 
 
 @asynccontextmanager
 async def routed(servers, tmp_path, policy="consistent_hash"):
-    """An engine through a router of this policy."""
+    """An engine through a router of this policy, which does not retry: that would hide what servers lack."""
     port, urls = free_port(), [server.base_url for server in servers]
-    options = ["--policy", policy, "--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
+    options = [
+        "--disable-retries",
+        "--policy",
+        policy,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--prometheus-port",
+        str(free_port()),
+    ]
     command = [sys.executable, "-m", "vllm_router.launch_router", "--worker-urls", *urls, *options]
     with (tmp_path / "router.log").open("wb") as log:
         router = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: ASYNC220  it runs beside the event loop
@@ -124,10 +144,10 @@ async def test_images_that_a_pause_has_cleared_are_no_sign_of_a_lost_session(ser
         assert engine.lost_sessions == 0
 
 
-async def test_control_calls_reach_every_server(servers, tmp_path, reloadable_model_dir):
+async def test_control_calls_reach_every_server(servers, tmp_path, checkpoint):
     async with routed(servers, tmp_path) as engine:
-        await engine.update_weights(reloadable_model_dir, "v1")
-        assert [server.loaded[1:] for server in servers] == [[str(reloadable_model_dir)]] * 2
+        await engine.update_weights(checkpoint, "v1")
+        assert [server.loaded[1:] for server in servers] == [[str(checkpoint)]] * 2
         assert [server.weight_version for server in servers] == ["v1", "v1"]
         assert engine.weight_version == "v1"
         for number in range(8):
@@ -168,20 +188,20 @@ async def test_an_abort_reaches_the_server_that_runs_the_request(servers, tmp_pa
 
 
 async def test_a_server_that_refuses_new_weights_is_an_error_because_the_router_goes_on_using_it(
-    servers, tmp_path, reloadable_model_dir
+    servers, tmp_path, checkpoint
 ):
     async with routed(servers, tmp_path) as engine:
         servers[1].script["/collective_rpc"] = [answer({"error": "it broke"}, status=500)]
         with pytest.raises(WeightUpdateError, match="take these servers out of it") as caught:
-            await engine.update_weights(reloadable_model_dir, "v1")
+            await engine.update_weights(checkpoint, "v1")
         assert servers[1].base_url in str(caught.value)
-        await engine.update_weights(reloadable_model_dir, "v1")
+        await engine.update_weights(checkpoint, "v1")
         assert [server.weight_version for server in servers] == ["v1", "v1"]
 
 
-async def test_servers_that_differ_are_an_error_at_the_first_request(reloadable_model_dir, tmp_path):
+async def test_servers_that_differ_are_an_error_at_the_first_request(checkpoint, tmp_path):
     async with AsyncExitStack() as stack:
-        root = reloadable_model_dir
+        root = checkpoint
         differing = [await stack.enter_async_context(Controlled(root, model=name)) for name in ("one", "two")]
         async with RoutedEngine(differing[0].base_url, [server.base_url for server in differing]) as engine:
             with pytest.raises(FleetMismatchError, match="model"):
