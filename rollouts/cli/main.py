@@ -14,6 +14,8 @@ from rollouts.cli.media.commands import media_commands
 from rollouts.cli.render.command import render
 from rollouts.cli.run.command import run
 from rollouts.cli.traj.commands import traj_commands
+from rollouts.cli.worker.command import worker
+from rollouts.cli.worker.keys_command import keys
 
 app = typer.Typer(cls=CommandGroup, **APP_SETTINGS)
 app.add_typer(media_commands, name="media")
@@ -23,6 +25,8 @@ app.command(cls=Command)(demo)
 app.command(cls=Command)(env)
 app.command(cls=Command)(render)
 app.command(cls=Command)(run)
+app.command(cls=Command)(worker)
+app.command(cls=Command)(keys)
 
 
 def _print_version(wanted: bool) -> None:

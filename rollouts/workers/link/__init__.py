@@ -1,10 +1,10 @@
 """Workers that connect over ZeroMQ (`transport.link`), from this machine or others. Extra `zmq`.
 
-    async with LinkWorkers("tcp://127.0.0.1:7100") as workers:              # the process of the runner
-        async with Runner(None, engine, None, sampling=sampling, workers=workers) as runner:
-            ...
+async with LinkWorkers("tcp://127.0.0.1:7100") as workers:              # the process of the runner
+    async with Runner(None, engine, None, sampling=sampling, workers=workers) as runner:
+        ...
 
-    await run_link_worker(EpisodeWorker(make_environment, engine, renderer), "tcp://127.0.0.1:7100")   # a worker
+await run_link_worker(EpisodeWorker(make_environment, engine, renderer), "tcp://127.0.0.1:7100")   # a worker
 """
 
 from rollouts.workers.link.errors import OrchestratorLostError, WorkersNotStartedError

@@ -93,13 +93,14 @@ async def run_link_worker(
         connection = _Connection(worker, client, configuration)
         try:
             await connection.run()
+            log.info("the run of the orchestrator at %s has ended", address)
             return
         except PeerLostError as error:
             reason = error.reason
         finally:
             await worker.cancel_all()
             await asyncio.to_thread(_close_link, client)
-        if connection.was_accepted:
+        if connection.is_connected:
             lost_since, delay = time.monotonic(), _FIRST_DELAY
             log.warning("the orchestrator at %s is lost (%s); connecting again", address, reason)
         left = wait_seconds - (time.monotonic() - lost_since)
@@ -116,20 +117,18 @@ class _Connection:
         self._worker = worker
         self._client = client
         self._hello = WorkerHello(own_version(), worker.slots, configuration)
+        self.is_connected = False  # whether it was connected
         self._announced = ""  # the episode whose job comes next
         self._jobs: dict[str, asyncio.Task[None]] = {}
         self._progress: list[Progress] = []
         self._flushing: asyncio.TimerHandle | None = None
 
-    @property
-    def was_accepted(self) -> bool:
-        """Whether the orchestrator has answered."""
-        return self._client.stats().connections > 0
-
     async def run(self) -> None:
         """Run jobs until the run has ended. Raises `PeerLostError` and `LinkRefusedError`."""
+        await self._client.send_async(self._hello)
+        self.is_connected = True
+        log.info("connected to the orchestrator at %s", self._client.address)
         self._outbox = Outbox(self._client.send_async)
-        self._outbox.put(self._hello)
         try:
             await self._receive()
         except asyncio.CancelledError:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from rollouts.engines.protocol import InFlight
 from rollouts.workers.episode_job import EpisodeJob
@@ -48,8 +49,8 @@ class LinkWorkers(WorkerPool):
             async with Runner(None, engine, None, sampling=sampling, workers=workers) as runner:
                 ...
 
-    `address` is where workers connect: `bind` with the port that was free for `tcp://127.0.0.1:*`. Addresses that other
-    machines can reach need `allow_remote=True` and `keys` (`rollouts keys`); without keys, every local user can connect.
+    `address` is where workers connect: `bind` with the port that was free for `tcp://127.0.0.1:*`. Those that other
+    machines can reach need `allow_remote=True` and `keys` (`rollouts keys`). Without keys every local user can connect.
     A worker with another version of mmrollouts is refused, and one with another `configuration` where both name one. A
     worker that has been silent for `peer_timeout` seconds is lost; its episodes run again on others, as `WorkerPool`
     describes. At the end of the block workers are told that the run has ended, except after an exception: then
@@ -100,11 +101,11 @@ class LinkWorkers(WorkerPool):
     ) -> None:
         await self._close(run_ended=error is None)
 
-    async def run(self, job: EpisodeJob, observer: JobObserver) -> Any:
-        """Run a job as `Workers.run` describes. Raises `WorkersNotStartedError` outside of the `async with` block."""
+    def on_slots_changed(self, listener: Callable[[], object]) -> Callable[[], None]:
+        """As `Workers.on_slots_changed`. Raises `WorkersNotStartedError` outside of the `async with` block."""
         if self._receiving is None:
             raise WorkersNotStartedError
-        return await super().run(job, observer)
+        return super().on_slots_changed(listener)
 
     async def close(self) -> None:
         """Cancel what runs, tell the workers that the run has ended, and close the link."""

@@ -1,4 +1,4 @@
-"""The messages of a link between an orchestrator and its workers, besides `EpisodeJob`, `EpisodeOutcome` and `Progress`.
+"""Messages between an orchestrator and its workers, besides `EpisodeJob`, `EpisodeOutcome` and `Progress`.
 
 A worker sends `WorkerHello` first. Then it sends lists of `Progress`, and for each job an `Announced` and its
 `EpisodeOutcome`. The orchestrator sends for each job an `Announced` and the `EpisodeJob`, and the other messages.
@@ -39,7 +39,7 @@ class WorkerHello:
 @wire_type("rollouts.Announced")
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """The next message is the job or the outcome of this episode: a receiver that cannot decode it knows which it was."""
+    """The next message is the job or the outcome of this episode: a receiver that cannot decode it knows its id."""
 
     episode_id: str
 
