@@ -245,18 +245,21 @@ def test_an_update_of_the_weights_holds_the_deadlines_of_linked_workers(renderer
 def test_a_worker_waits_for_the_next_orchestrator_after_one_that_failed(renderer):
     async def run():
         engine = HeldEngine(renderer)
-        async with LinkWorkers(**TIMES) as first:
-            address = first.address
-            worker = EpisodeWorker(Counting, engine, renderer, slots=3)
-            call = asyncio.ensure_future(run_link_worker(worker, address, wait_seconds=20, **TIMES))
-            with pytest.raises(RuntimeError, match="the trainer failed"):
-                async with first, new_runner(first) as runner:
-                    running = asyncio.ensure_future(groups_of(runner, tasks(3)))
-                    await engine.wait_for_in_flight(3)
-                    running.cancel()
-                    raise RuntimeError("the trainer failed")
+        first = LinkWorkers(**TIMES)
+        worker = EpisodeWorker(Counting, engine, renderer, slots=3)
+        call = asyncio.ensure_future(run_link_worker(worker, first.address, wait_seconds=20, **TIMES))
+
+        async def train():
+            async with first, new_runner(first) as runner:
+                running = asyncio.ensure_future(groups_of(runner, tasks(3)))
+                await engine.wait_for_in_flight(3)
+                running.cancel()
+                raise RuntimeError("the trainer failed")
+
+        with pytest.raises(RuntimeError, match="the trainer failed"):
+            await train()
         engine.release.set()
-        async with LinkWorkers(address, **TIMES) as second, new_runner(second) as runner:
+        async with LinkWorkers(first.address, **TIMES) as second, new_runner(second) as runner:
             assert len(await groups_of(runner, tasks(3))) == 3
         assert not engine.in_flight
         await call
