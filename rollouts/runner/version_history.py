@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from rollouts.error_texts import is_unicode
 from rollouts.errors import ArgumentError
 from rollouts.trajectory.tree import Trajectory
 from rollouts.version_order import VersionOrder
@@ -153,5 +154,5 @@ def staleness(history: VersionHistory, place: int | None) -> int:
 
 
 def _check_name(version: object) -> None:
-    if not isinstance(version, str):
-        raise ArgumentError("version", version, "pass the name of a version, a str")
+    if not isinstance(version, str) or not is_unicode(version):
+        raise ArgumentError("version", version, "pass the name of a version, a str that UTF-8 can encode")

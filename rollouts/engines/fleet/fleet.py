@@ -31,6 +31,8 @@ from rollouts.errors import (
     ServerFileError,
     ServerTimeoutError,
     ServerUnreachableError,
+    UnknownAdapterError,
+    WeightUpdateError,
 )
 
 log = logging.getLogger("rollouts.engines.fleet")
@@ -132,11 +134,22 @@ class EngineFleet:
         `FleetMismatchError` and `EngineClosedError`.
         """
         failures: dict[str, EngineError] = {}
+        reloaded: set[str] = set()  # members that were given the adapters of the fleet again
         while True:
             member = await self._available_member(request, failures)
             with self._counted(member, request.sampling.n):
                 try:
                     return await self._generate_on(member, request)
+                except UnknownAdapterError as error:
+                    # A server that was restarted since its last check has none of the adapters.
+                    if error.adapter not in self._membership.adapters or member.name in reloaded:
+                        raise
+                    reloaded.add(member.name)
+                    try:
+                        await self._membership.load_adapters(member)
+                    except (EngineError, WeightUpdateError) as reason:
+                        raise error from reason
+                    continue
                 except EngineError as error:
                     if not _is_failure_of_server(error):
                         raise
@@ -150,6 +163,18 @@ class EngineFleet:
     async def update_weights(self, weights: Any, version: str, *, in_flight: InFlight = "abort") -> None:
         """`control.update_weights`, which also returns the result of each member."""
         await self.control.update_weights(weights, version, in_flight=in_flight)
+
+    async def load_adapter(self, name: str, directory: str | os.PathLike[str]) -> None:
+        """`control.load_adapter`: a LoRA adapter for `GenerateRequest.adapter`, at every member or at none."""
+        await self.control.load_adapter(name, directory)
+
+    async def unload_adapter(self, name: str) -> None:
+        """`control.unload_adapter`."""
+        await self.control.unload_adapter(name)
+
+    async def adapters(self) -> Mapping[str, str]:
+        """The adapters of the fleet: the directory of each by its name."""
+        return {name: str(directory) for name, directory in self._membership.adapters.items()}
 
     async def abort(self, request_ids: Iterable[str]) -> None:
         """End requests, at whichever members they run."""

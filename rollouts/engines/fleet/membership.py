@@ -41,6 +41,7 @@ class Membership:
         self._model: tuple[str, Mapping[str, object]] | None = None  # what the first member serves, and its name
         self.members = {name: Member(name, checked_engine(name, engine)) for name, engine in engines.items()}
         self.version: str | None = None
+        self.adapters: dict[str, str | os.PathLike[str]] = {}  # by name: the directories of what the members have
         self._directory: str | os.PathLike[str] | None = None  # of these weights, where they came from a directory
         self.reset_after_fork()
         register_fork_reset(self)
@@ -110,6 +111,8 @@ class Membership:
             if member.state is MemberState.NEW:
                 raise
             return _Problem(str(error))
+        except WeightUpdateError as error:
+            return _Problem(str(error))
         except EngineError as error:
             return _Problem(str(error), is_timeout=isinstance(error, ServerTimeoutError))
 
@@ -151,6 +154,8 @@ class Membership:
     async def _admission_problem(self, member: Member) -> str:
         """Why a member that does not serve yet must not; empty if it may. Raises `FleetMismatchError`."""
         await self.compare(member)
+        if self.adapters:
+            await self.load_adapters(member)
         if self.version is None or (version := await served_weight_version(member.engine)) == self.version:
             return ""
         if self._directory is not None:
@@ -159,6 +164,14 @@ class Membership:
             )
         served = "unknown weights" if version is None else f"the weights {version!r}"
         return f"it serves {served}, the fleet {self.version!r}; update it, then it is admitted"
+
+    async def load_adapters(self, member: Member) -> None:
+        """Load the adapters of the fleet that a member lacks. Raises `WeightUpdateError`, `EngineError`."""
+        engine: Any = member.engine
+        present = await engine.adapters()
+        for name, directory in list(self.adapters.items()):
+            if name not in present:
+                await engine.load_adapter(name, directory)
 
     async def compare(self, member: Member) -> None:
         """Compare what a member serves with what the others do. Raises `FleetMismatchError`."""

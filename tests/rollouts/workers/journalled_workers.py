@@ -1,8 +1,9 @@
 """A run with a journal and workers for tests that kill them: `python journalled_workers.py MODEL ROLE ADDRESS`.
 
-MODEL is a model directory. A line on standard input is a directory; the role's process for the run of that directory is forked, and its id is
-printed. The role is "orchestrator", whose exit status is printed when it has ended, or "worker". The records of a run
-are those of `journalled_run.py`: `consumed` by the consumer, `ended` by the environments of all workers.
+MODEL is a model directory. A line on standard input is a directory; the role's process for the run of that directory
+is forked, and its id is printed. The role is "orchestrator", whose exit status is printed when it has ended, or
+"worker". The records of a run are those of `journalled_run.py`: `consumed` by the consumer, `ended` by the environments
+of all workers.
 """
 
 from __future__ import annotations
