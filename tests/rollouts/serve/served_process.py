@@ -23,7 +23,7 @@ class ServedProcess(NamedTuple):
         await self.process.wait()
 
 
-async def start(*arguments: str) -> asyncio.subprocess.Process:
+async def _start(*arguments: str) -> asyncio.subprocess.Process:
     program = [sys.executable, "-c", "from rollouts.cli.main import main; main()", "serve", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     pipe = asyncio.subprocess.PIPE
@@ -33,7 +33,7 @@ async def start(*arguments: str) -> asyncio.subprocess.Process:
 @asynccontextmanager
 async def served_process(directory: Path, *arguments: str) -> AsyncIterator[ServedProcess]:
     """A server of a directory on a free port, once it answers."""
-    process = await start("--model", str(directory), "--port", "0", *arguments)
+    process = await _start("--model", str(directory), "--port", "0", *arguments)
     try:
         line = (await asyncio.wait_for(process.stdout.readline(), SECONDS)).decode()
         match = re.search(r" at (http://\S+)", line)

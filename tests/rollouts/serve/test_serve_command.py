@@ -1,26 +1,18 @@
-"""The command `rollouts serve`: start, readiness, interrupt, refusals, and a fleet of which one server is killed."""
+"""The command `rollouts serve`: readiness, interrupt, refused options."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 
-import numpy as np
 import pytest
-from served_process import SECONDS, served_process, start
-from test_served_engine import TEXT, image_messages, request_of
+from served_process import SECONDS, served_process
+from test_served_engine import TEXT, request_of
+from typer.testing import CliRunner
 
-from rollouts import SamplingParams, run_episode
-from rollouts.engines.fleet import EngineFleet, FleetLimits
-from rollouts.engines.vllm import HttpLimits, VLLMEngine
-from rollouts.environments import ScoredPrompt
+from rollouts.cli.main import app
+from rollouts.engines.vllm import VLLMEngine
 from rollouts.serve.server import bound_socket
-
-
-async def ended(process):
-    """Exit code, standard output and standard error of a process that ends."""
-    output, errors = await asyncio.wait_for(process.communicate(), SECONDS)
-    return process.returncode, output.decode(), errors.decode()
 
 
 async def test_the_command_says_when_it_is_ready_and_ends_with_an_interrupt(tiny_model_dir, renderer):
@@ -30,9 +22,9 @@ async def test_the_command_says_when_it_is_ready_and_ends_with_an_interrupt(tiny
             (completion,) = (await engine.generate(request_of(renderer, TEXT))).completions
             assert len(completion.token_ids) == 12
         server.process.send_signal(signal.SIGINT)
-        code, output, errors = await ended(server.process)
-    assert (code, output) == (130, "")
-    assert "Traceback" not in errors
+        output, errors = await asyncio.wait_for(server.process.communicate(), SECONDS)
+    assert (server.process.returncode, output) == (130, b"")
+    assert b"Traceback" not in errors
 
 
 @pytest.mark.parametrize(
@@ -44,21 +36,21 @@ async def test_the_command_says_when_it_is_ready_and_ends_with_an_interrupt(tiny
         (["--api-key-file", "/nonexistent"], "--api-key-file /nonexistent: No such file or directory"),
     ],
 )
-async def test_wrong_options_are_one_line_with_the_cure(tiny_model_dir, arguments, message):
-    code, output, errors = await ended(await start("--model", str(tiny_model_dir), *arguments))
-    assert (code, output) == (2, "")
-    assert errors.startswith("error: ")
-    assert message in errors
-    assert errors.count("\n") == 1
+def test_wrong_options_are_one_line_with_the_cure(tiny_model_dir, arguments, message):
+    refused = CliRunner().invoke(app, ["serve", "--model", str(tiny_model_dir), *arguments])
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert refused.stderr.startswith("error: ")
+    assert message in refused.stderr
+    assert refused.stderr.count("\n") == 1
 
 
-async def test_a_port_in_use_is_an_error_before_the_model_is_loaded(tmp_path):
+def test_a_port_in_use_is_an_error_before_the_model_is_loaded(tmp_path):
     with bound_socket("127.0.0.1", 0) as taken:
         taken.listen()
         port = str(taken.getsockname()[1])
-        code, _, errors = await ended(await start("--model", str(tmp_path / "absent"), "--port", port))
-    assert code == 2
-    assert errors == (
+        refused = CliRunner().invoke(app, ["serve", "--model", str(tmp_path / "absent"), "--port", port])
+    assert refused.exit_code == 2
+    assert refused.stderr == (
         f"error: cannot listen on 127.0.0.1 port {port}: Address already in use. Pass --port 0 for any free port, or "
         "another\n"
     )
