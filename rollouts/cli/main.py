@@ -15,6 +15,7 @@ from rollouts.cli.render.command import render
 from rollouts.cli.run.command import run
 from rollouts.cli.serve.command import serve
 from rollouts.cli.traj.commands import traj_commands
+from rollouts.cli.view.command import view
 
 app = typer.Typer(cls=CommandGroup, **APP_SETTINGS)
 app.add_typer(media_commands, name="media")
@@ -25,6 +26,7 @@ app.command(cls=Command)(env)
 app.command(cls=Command)(render)
 app.command(cls=Command)(run)
 app.command(cls=Command)(serve)
+app.command(cls=Command)(view)
 
 
 def _print_version(wanted: bool) -> None:

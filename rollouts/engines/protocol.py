@@ -106,8 +106,9 @@ class GenerateRequest:
     whose server processes media needs it. `sampled` holds the half-open ranges of the prompt that earlier completions
     sampled: a media token inside them is text, a media token elsewhere outside of a placeholder is an error.
     `session_id` is the same for all turns of an episode. A server that schedules by priority serves a smaller
-    `priority` earlier. `prompt_logprobs` requests the log-probability of each prompt token too. Raises
-    `InvalidRequestError` for a field of another type.
+    `priority` earlier. `prompt_logprobs` requests the log-probability of each prompt token too. `adapter` names a LoRA
+    adapter that the engine has loaded; None samples with the weights of the model alone. Raises `InvalidRequestError`
+    for a field of another type.
     """
 
     prompt_ids: Sequence[int]
@@ -119,6 +120,7 @@ class GenerateRequest:
     sampled: Sequence[tuple[int, int]] = field(default=(), kw_only=True)
     priority: int = field(default=0, kw_only=True)
     prompt_logprobs: bool = field(default=False, kw_only=True)
+    adapter: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         kinds: Mapping[str, tuple[object, type | UnionType, str]] = {
@@ -129,6 +131,7 @@ class GenerateRequest:
             "placeholder_token_ids": (self.placeholder_token_ids, Mapping, "a mapping from modality to token id"),
             "sampled": (self.sampled, Sequence, "a sequence of pairs (start, end)"),
             "prompt_logprobs": (self.prompt_logprobs, bool, "True or False"),
+            "adapter": (self.adapter, str | None, "text or None"),
         }
         for name, (value, kind, expected) in kinds.items():
             if not isinstance(value, kind):
@@ -291,6 +294,17 @@ def check_update_arguments(version: object, in_flight: object) -> None:
         raise ArgumentError("version", version, rule)
     if in_flight not in get_args(InFlight):
         raise ArgumentError("in_flight", in_flight, f"pass one of {', '.join(map(repr, get_args(InFlight)))}")
+
+
+def check_adapter_name(name: object) -> None:
+    """Raises `ArgumentError` for a name that is not 1 to 256 printable ASCII characters without spaces."""
+    if (
+        not isinstance(name, str)
+        or not 0 < len(name) <= 256
+        or not (name.isascii() and name.isprintable() and " " not in name)
+    ):
+        rule = "pass a name for the adapter's weights: 1 to 256 printable ASCII characters without spaces"
+        raise ArgumentError("name", name, rule)
 
 
 def check_result(request: GenerateRequest, result: GenerateResult, *, vocab_size: int | None = None) -> None:

@@ -31,6 +31,8 @@ from rollouts.errors import (
     ServerFileError,
     ServerTimeoutError,
     ServerUnreachableError,
+    UnknownAdapterError,
+    WeightUpdateError,
 )
 
 log = logging.getLogger("rollouts.engines.fleet")
@@ -132,11 +134,22 @@ class EngineFleet:
         `FleetMismatchError` and `EngineClosedError`.
         """
         failures: dict[str, EngineError] = {}
+        reloaded: set[str] = set()  # members that were given the adapters of the fleet again
         while True:
             member = await self._available_member(request, failures)
             with self._counted(member, request.sampling.n):
                 try:
                     return await self._generate_on(member, request)
+                except UnknownAdapterError as error:
+                    # A server that was restarted since its last check has none of the adapters.
+                    if error.adapter not in self._membership.adapters or member.name in reloaded:
+                        raise
+                    reloaded.add(member.name)
+                    try:
+                        await self._membership.load_adapters(member)
+                    except (EngineError, WeightUpdateError) as reason:
+                        raise error from reason
+                    continue
                 except EngineError as error:
                     if not _is_failure_of_server(error):
                         raise
@@ -148,8 +161,33 @@ class EngineFleet:
             log.info("request %s moves on from %s: %s", request.request_id, member.name, failures[member.name])
 
     async def update_weights(self, weights: Any, version: str, *, in_flight: InFlight = "abort") -> None:
-        """`control.update_weights`, which also returns the result of each member."""
+        """`control.update_weights`, which also returns the result of each member.
+
+        With `FleetLimits.rolling_updates` and in_flight="wait" it is `control.rolling_update`.
+        """
+        if self._limits.rolling_updates and in_flight == "wait":
+            await self.control.rolling_update(weights, version)
+            return
         await self.control.update_weights(weights, version, in_flight=in_flight)
+
+    def record_weights(self, version: str, failed: Mapping[str, Exception]) -> None:
+        """Record that the members were given the weights `version` by other means than `update_weights`.
+
+        `failed` has the errors of members that do not serve them: these are ejected.
+        """
+        self._membership.record_update(version, None, failed)
+
+    async def load_adapter(self, name: str, directory: str | os.PathLike[str]) -> None:
+        """`control.load_adapter`: a LoRA adapter for `GenerateRequest.adapter`, at every member or at none."""
+        await self.control.load_adapter(name, directory)
+
+    async def unload_adapter(self, name: str) -> None:
+        """`control.unload_adapter`."""
+        await self.control.unload_adapter(name)
+
+    async def adapters(self) -> Mapping[str, str]:
+        """The adapters of the fleet: the directory of each by its name."""
+        return {name: str(directory) for name, directory in self._membership.adapters.items()}
 
     async def abort(self, request_ids: Iterable[str]) -> None:
         """End requests, at whichever members they run."""
@@ -225,14 +263,7 @@ class EngineFleet:
         """
         with self._membership.lock:
             member = self._membership.member(name)
-            member.set_state(MemberState.DRAINING, "it is being drained")
-            idle = member.wait_until_idle()
-        try:
-            async with asyncio.timeout(seconds):
-                await asyncio.wrap_future(idle)
-        except TimeoutError:
-            member.interrupt()
-            await asyncio.wrap_future(member.wait_until_idle())
+        await self._membership.drain(member, "it is being drained", seconds)
 
     async def undrain(self, name: str) -> MemberStatus:
         """Let a drained member serve again, as soon as its checks pass."""

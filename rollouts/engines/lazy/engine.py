@@ -7,7 +7,7 @@ import contextlib
 import inspect
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from rollouts.engines.lazy.server_process import ServerProcess
@@ -31,8 +31,9 @@ class LazyEngine:
     A program that makes the engine and samples nothing, such as one that only trains, starts nothing. `start`, `async`
     or not, returns the engine; a start that fails raises `EngineStartError` for the requests that wait, and the next
     request tries again. A server that has ended is started again with the next request, and gets the weights of the
-    last update again where they came from a directory. Before start number n in a row without a completion there is a
-    wait of `backoff_seconds` * 2**(n - 2), and after `restarts` failed starts every request raises the last error.
+    last update, where they came from a directory, and its adapters again. Before start number n in a row without a
+    completion there is a wait of `backoff_seconds` * 2**(n - 2), and after `restarts` failed starts every request
+    raises the last error.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class LazyEngine:
         self._process: ServerProcess | None = None  # the server of the engine, where it is started here
         self._last_error: EngineStartError | None = None
         self._last_update: tuple[str | os.PathLike[str], str] | None = None
+        self._adapters: dict[str, str | os.PathLike[str]] = {}  # by name: the directories of what is loaded
         self._starting: SingleFlight[Engine] = SingleFlight()
         self._restart: asyncio.Future[None] | None = None  # kept, so that it is not collected while it runs
         self._closed = False
@@ -154,6 +156,36 @@ class LazyEngine:
         await engine.update_weights(weights, version, in_flight=in_flight)
         self._last_update = (weights, version) if isinstance(weights, str | os.PathLike) else None
 
+    async def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests of the engine, if it runs and can."""
+        abort = getattr(self._engine, "abort", None)
+        if abort is not None:
+            await abort(request_ids)
+
+    async def abort_all(self) -> None:
+        """End every request of the engine, if it runs and can."""
+        abort_all = getattr(self._engine, "abort_all", None)
+        if abort_all is not None:
+            await abort_all()
+
+    async def load_adapter(self, name: str, directory: str | os.PathLike[str]) -> None:
+        """Load a LoRA adapter into the engine, which is started if it does not run; again after each restart."""
+        engine: Any = await self.start()
+        await engine.load_adapter(name, directory)
+        self._adapters[name] = directory
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload a LoRA adapter."""
+        engine: Any = await self.start()
+        await engine.unload_adapter(name)
+        self._adapters.pop(name, None)
+
+    async def adapters(self) -> Mapping[str, str]:
+        """The loaded adapters: the directory of each by its name."""
+        engine: Any = await self.start()
+        found: Mapping[str, str] = await engine.adapters()
+        return found
+
     async def close(self) -> None:
         """Refuse further requests; close the engine and end its server."""
         self._closed = True
@@ -211,10 +243,11 @@ class LazyEngine:
             raise self._last_error from error
 
     async def _load_last_weights(self, engine: Any) -> None:
-        if self._last_update is None:
-            return
         try:
-            await engine.update_weights(*self._last_update)
+            if self._last_update is not None:
+                await engine.update_weights(*self._last_update)
+            for name, directory in self._adapters.items():
+                await engine.load_adapter(name, directory)
         except RolloutsError:
             await self._end(engine)
             raise

@@ -262,6 +262,11 @@ class LocalEngine:
         name, sampling = request.request_id, request.sampling
         if self._closed.is_set():
             raise closed_error(name)
+        if request.adapter is not None:
+            rule = "merge the adapter into the weights and use update_weights, or sample from a server (VLLMEngine)"
+            raise InvalidRequestError(
+                name, f"LocalEngine has no adapters, the request names {request.adapter!r}; {rule}"
+            )
         if sampling.extra:
             option = min(sampling.extra)
             raise InvalidRequestError(name, f"LocalEngine has no sampling option {option!r}; VLLMEngine does")
