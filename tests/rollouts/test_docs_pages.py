@@ -163,3 +163,8 @@ def test_the_page_on_the_runner():
     assert names["retried"].attempts == (2,)
     assert names["before"] == names["after"][:1]
     assert (sorted(names["after"]), names["again"]) == (sorted(task.task_id for task in names["tasks"]), [])
+
+
+def test_the_page_on_serving():
+    names = run_page("serve.md")
+    assert (names["choice"]["finish_reason"], len(names["choice"]["token_ids"])) == ("length", 4)
