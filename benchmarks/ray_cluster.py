@@ -89,19 +89,21 @@ class Maze:
 
 class Measured(NamedTuple):
     turns_per_second: float
+    cpu_per_turn: float  # seconds of the process of the runner
     image_bytes_of_tasks: int
     image_bytes_of_episodes: int
 
 
 async def measure(runner: Runner, tasks: Sequence[Task]) -> Measured:
     """Run all tasks. Groups are not kept: their images may leave the object store."""
-    turns, of_episodes, began = 0, 0, time.perf_counter()
+    turns, of_episodes, began, cpu = 0, 0, time.perf_counter(), time.process_time()
     async with runner:
         async for group in runner.stream(tasks):
             turns += sum(episode.num_turns for episode in group.episodes)
             of_episodes += _bytes_of_episodes(group)
     seconds = time.perf_counter() - began
-    return Measured(turns / seconds, sum(task.data.nbytes for task in tasks), of_episodes)
+    cpu = time.process_time() - cpu
+    return Measured(turns / seconds, cpu / turns, sum(task.data.nbytes for task in tasks), of_episodes)
 
 
 def _bytes_of_episodes(group: Group) -> int:
@@ -186,6 +188,8 @@ def _report(directory: str, arguments: argparse.Namespace, tasks: Sequence[Task]
     print(f"{'':34}{'one process':>14}{'Ray':>14}{'ratio':>8}")
     ratio = per_worker / beside.turns_per_second
     print(f"{'turns/s of a worker':34}{beside.turns_per_second:14.1f}{per_worker:14.1f}{ratio:8.2f}")
+    own, with_ray = beside.cpu_per_turn * 1e3, measured.cpu_per_turn * 1e3
+    print(f"{'CPU ms a turn, process of the runner':34}{own:12.2f}{with_ray:14.2f}")
     print(f"{'':34}{'each once':>14}{'written':>14}{'ratio':>8}")
     print(f"{'MB in the object stores':34}{least / 1e6:14.1f}{written / 1e6:14.1f}{written / least:8.2f}")
 
