@@ -88,6 +88,12 @@ export class Episode {
     return this.header.nodes.flatMap((_, index) => (this.children.has(index) ? [] : [index]));
   }
 
+  /** The branch of the last turn of the agent that plays the environment; without one, the last branch. */
+  mainLeaf(): number {
+    const last = this.header.turns.findLast(({ agent }) => agent === "");
+    return last ? this.leafBelow(last.node) : this.leaves()[this.leaves().length - 1];
+  }
+
   /** The nodes from the root to `leaf`. */
   path(leaf: number): PathNode[] {
     const nodes: number[] = [];

@@ -23,7 +23,7 @@ const HEADINGS: Heading[] = [
   { key: "group", label: "group", className: "group wide", descending: false, cell: (episode) => lineOf(episode.group, 40) },
   { key: "reward", label: "reward", className: "num", descending: true, cell: (episode) => short(episode.reward) },
   { key: "turns", label: "turns", className: "num wide", descending: true, cell: (episode) => number(episode.turns) },
-  { key: "tokens", label: "tokens", className: "num tokens", descending: true, cell: (episode) => number(episode.tokens) },
+  { key: "tokens", label: "tokens", className: "num length", descending: true, cell: (episode) => number(episode.tokens) },
   { key: "mismatch", label: "mismatch", className: "num mismatch wide", descending: true, cell: (episode) => (episode.mismatch === null ? "–" : episode.mismatch.toExponential(1)) },
   { key: "version", label: "weights", className: "num version wide", descending: true, cell: versions },
   { key: "status", label: "status", className: "status", descending: false, cell: (episode) => h("span", { class: `chip status-${episode.status}` }, episode.status) },

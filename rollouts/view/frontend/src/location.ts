@@ -6,7 +6,7 @@ export type View = (typeof VIEWS)[number];
 export interface Place {
   episode: number | null;
   view: View;
-  /** The leaf of the branch; null for the last one. */
+  /** The leaf of the branch; null for the main one. */
   leaf: number | null;
   /** A token of the branch. */
   token: number | null;

@@ -121,10 +121,9 @@ export class EpisodePane {
   // Drawing.
 
   private leaf(): number {
-    const leaves = this.episode!.leaves();
     const wanted = this.place.leaf;
     if (wanted !== null && wanted < this.episode!.header.nodes.length) return this.episode!.leafBelow(wanted);
-    return leaves[leaves.length - 1];
+    return this.episode!.mainLeaf();
   }
 
   private go(change: Partial<Place>): void {
@@ -204,7 +203,7 @@ export class EpisodePane {
   private branchChoice(episode: Episode): HTMLElement {
     const leaves = episode.leaves();
     if (leaves.length === 1) return h("span", { class: "hint" }, "1 branch");
-    const select = h("select", { onchange: () => this.go({ leaf: Number(select.value), token: null }) });
+    const select = h("select", { id: "branch", onchange: () => this.go({ leaf: Number(select.value), token: null }) });
     leaves.forEach((leaf, index) => {
       const tokens = episode.path(leaf).at(-1)!.end;
       select.append(h("option", { value: leaf, selected: leaf === this.leaf() }, `branch ${index + 1} of ${leaves.length}: node ${leaf}, ${counted(tokens, "token")}`));
@@ -232,6 +231,7 @@ export class EpisodePane {
     const all = colourings(episode);
     const colouring = all.find(({ name }) => name === this.colour) ?? all[0];
     const select = h("select", {
+      id: "colour",
       onchange: () => {
         this.colour = select.value;
         this.draw();
@@ -299,6 +299,7 @@ export class EpisodePane {
     const whole = path.at(-1)!.end;
     const end = this.promptTurn >= 0 && this.promptTurn < ends.length ? ends[this.promptTurn].start : whole;
     const select = h("select", {
+      id: "until",
       onchange: () => {
         this.promptTurn = Number(select.value);
         this.draw();
@@ -364,8 +365,8 @@ export class EpisodePane {
     this.source.episode(summary.number).then(
       (payload) => {
         const episode = new Episode(payload);
-        const leaf = episode.leaves().at(-1);
-        if (leaf === undefined) body.append(h("p", { class: "note" }, "This episode has no tokens."));
+        const leaf = episode.mainLeaf();
+        if (!payload.header.nodes.length) body.append(h("p", { class: "note" }, "This episode has no tokens."));
         else if (body.isConnected) {
           const openToken = (token: number): void => this.navigate({ episode: summary.number, view: "tokens", leaf, token });
           this.show_(conversationBlocks(episode, leaf, this.library, openToken).blocks, body);
