@@ -3,8 +3,8 @@
     python benchmarks/ray_cluster.py [--episodes 1000] [--turns 4] [--workers 2] [--latency 0.5]
 
 A cluster of a head, where the runner is, and one node for each worker is started on the loopback address. Environments,
-renderer and engine are the same in both; the engine samples nothing and takes `--latency` seconds for a completion.
-Every task has an image, which all episodes of its group see, and every episode has one more that only it sees.
+renderer and engine are the same in both; the engine samples nothing and takes about `--latency` seconds. Every task
+has an image, which all episodes of its group see, and every episode has one more that only it sees.
 
 Bytes are those that were ever written into the object stores of all nodes, by the counters of Ray. They are compared
 with each image once on each node that needs it: an image of a task on all of them, one of an episode on the node of its
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import random
 import tempfile
 import time
 from collections.abc import Sequence
@@ -50,7 +51,7 @@ def image(number: int) -> MediaSource:
 
 
 class SlowEngine:
-    """Returns one completion for every request, after `latency` seconds."""
+    """Returns one completion for every request, after about `latency` seconds."""
 
     weight_version = "0"
 
@@ -60,7 +61,7 @@ class SlowEngine:
         self.latency = latency
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
-        await asyncio.sleep(self.latency)
+        await asyncio.sleep(self.latency * random.uniform(0.5, 1.5))
         spans = (WeightSpan("0", 0, len(self.ids)),)
         completion = Completion(0, self.ids, self.logprobs, FinishReason.STOP, int(self.ids[-1]), spans)
         return GenerateResult(request.request_id, [completion])
