@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from renderers import RendererError, TemplateRenderer
@@ -40,8 +40,9 @@ def create_app(
     hosts: Sequence[str] = (),
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
     routes: Sequence[BaseRoute] = (),
+    on_shutdown: Sequence[Callable[[], Awaitable[None]]] = (),
 ) -> Starlette:
-    """The application. Its shutdown closes the engine.
+    """The application. Its shutdown calls `on_shutdown` in order, then closes the engine.
 
     `routes` are further routes, with the same checks of access; they should sample from `engine`, so that pauses and
     aborts concern their requests. With `api_key`, every request needs it as its bearer token, but for `/health` and
@@ -62,6 +63,8 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
+        for call in on_shutdown:
+            await call()
         await engine.close()
 
     return Starlette(

@@ -12,7 +12,7 @@ from transport.link.limits import LinkLimits
 from transport.link.link_endpoint import Link, encode_payload
 from transport.link.messages import MAX_NAME_BYTES, is_valid_name
 from transport.link.shared_state import SharedState
-from transport.link.zmq_sockets import DealerSocket, Wake
+from transport.link.zmq_sockets import DealerSocket
 
 
 class LinkClient(Link[Delivery]):
@@ -39,12 +39,11 @@ class LinkClient(Link[Delivery]):
         self.name = uuid.uuid4().hex if name is None else name
         if not is_valid_name(self.name):
             raise ValueError(f"link name {name!r:.80} must be printable and of 1 to {MAX_NAME_BYTES} bytes.")
-        wake = Wake()
-        state = SharedState(limits or LinkLimits(), heartbeat, peer_timeout, wake.wake_io_thread)
+        state = SharedState(limits or LinkLimits(), heartbeat, peer_timeout)
         socket = DealerSocket(address, keys, state.limits)
         state.address = socket.address
         self._connection = ClientConnection(state, socket, self.name)
-        super().__init__(state, socket, self._connection, wake, linger)
+        super().__init__(state, socket, self._connection, linger)
 
     @property
     def connected(self) -> bool:

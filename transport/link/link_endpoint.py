@@ -33,10 +33,12 @@ _MIN_CLOSE_SECONDS = 0.2
 class Link(Generic[Received]):
     """Base of `LinkServer` and `LinkClient`; `Received` is what `recv` returns."""
 
-    def __init__(self, state: SharedState, socket: Socket, connections: Connections, wake: Wake, linger: float) -> None:
+    def __init__(self, state: SharedState, socket: Socket, connections: Connections, linger: float) -> None:
         self.address = state.address
         self._linger = linger
         self._state = state
+        wake = Wake()
+        state.wake = wake.wake_io_thread
         self._thread = IoThread(state, socket, connections, wake)
         self._thread.start()
         weakref.finalize(self, _end_forgotten, state, self._thread)

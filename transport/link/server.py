@@ -10,7 +10,7 @@ from transport.link.limits import LinkLimits
 from transport.link.link_endpoint import Link, encode_payload
 from transport.link.server_connections import ServerConnections
 from transport.link.shared_state import SharedState
-from transport.link.zmq_sockets import RouterSocket, Wake
+from transport.link.zmq_sockets import RouterSocket
 
 
 class LinkServer(Link[Delivery | PeerEvent]):
@@ -37,12 +37,11 @@ class LinkServer(Link[Delivery | PeerEvent]):
         peer_timeout: float = 10.0,
         linger: float = 5.0,
     ) -> None:
-        wake = Wake()
-        state = SharedState(limits or LinkLimits(), heartbeat, peer_timeout, wake.wake_io_thread)
+        state = SharedState(limits or LinkLimits(), heartbeat, peer_timeout)
         socket = RouterSocket(address, keys, state.limits, allow_remote=allow_remote)
         state.address = socket.address
         self._connections = ServerConnections(state)
-        super().__init__(state, socket, self._connections, wake, linger)
+        super().__init__(state, socket, self._connections, linger)
 
     def send(self, peer: str, obj: object, timeout: float | None = None) -> None:
         """Queue `obj` for a connected peer; it is sent in the background.

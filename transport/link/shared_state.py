@@ -26,12 +26,13 @@ T = TypeVar("T")
 class SharedState:
     """All methods except the constructor, `wait` and `wait_async` are called under `lock`.
 
-    `wake` ends the poll of the I/O thread.
+    `address` and `wake`, which ends the poll of the I/O thread, are set when the socket exists.
     """
 
-    address = ""  # set when the socket is bound
+    address: str
+    wake: Callable[[], None]
 
-    def __init__(self, limits: LinkLimits, heartbeat: float, peer_timeout: float, wake: Callable[[], None]) -> None:
+    def __init__(self, limits: LinkLimits, heartbeat: float, peer_timeout: float) -> None:
         if not 0 < 2 * heartbeat <= peer_timeout:
             raise ValueError(
                 f"peer_timeout is {peer_timeout:g} s and heartbeat {heartbeat:g} s. "
@@ -55,7 +56,6 @@ class SharedState:
         # What the application has not received, in order, with the connection to which it belongs.
         self._unread: deque[tuple[Peer, Incoming | PeerEvent]] = deque()
         self._departed: set[Peer] = set()  # ended connections with unread messages or events
-        self._wake = wake
         self._wake_requested = False
         self._process = os.getpid()
         self._async_waiters: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
@@ -118,7 +118,7 @@ class SharedState:
     def wake_io_thread(self) -> None:
         if not self._wake_requested:
             self._wake_requested = True
-            self._wake()
+            self.wake()
 
     def begin_turn(self, now: float) -> None:
         """Let `active_seconds` follow the time, by no more than a heartbeat, and accept the next wake."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -51,16 +52,26 @@ def serve(
         bool, typer.Option(help="Answer the routes that pause the server and replace its weights.")
     ] = True,
     max_body_mb: Annotated[int, typer.Option(min=1, metavar="MB", help="The largest body of a request.")] = 256,
+    record: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Append the trajectory of each chat session that ends to this record file."),
+    ] = None,
+    any_model: Annotated[
+        bool, typer.Option("--any-model", help="Answer chat completions whatever model they name.")
+    ] = False,
 ) -> None:
-    """Serve a model with vLLM's routes, without vLLM.
+    """Serve a model with vLLM's routes, without vLLM, and with chat completions that are recorded as trajectories.
 
     Prints one line once it answers requests, and runs until Ctrl-C. Other machines reach it only with --host, and then
     every request needs the key of --api-key-file.
     """
     from renderers import load_renderer
     from rollouts.serve.app import create_app
+    from rollouts.serve.gateway.limits import GatewayLimits
+    from rollouts.serve.gateway.routes import Gateway
     from rollouts.serve.server import base_url as address
     from rollouts.serve.server import bound_socket, check_protection, read_api_key, run_server
+    from transport import RecordWriter
 
     if (engine is EngineKind.VLLM) != (base_url is not None):
         exit_with_error("--base-url URL and --engine vllm belong together: the engine is the vLLM server at that URL")
@@ -73,22 +84,33 @@ def serve(
         else:
             upstream_key = api_key_from_environment(upstream_api_key_env)
             served, description = _upstream(model, renderer, name, base_url, upstream_key), f"vLLM at {base_url}"
-        app = create_app(
-            served.engine,
-            renderer,
-            served.model,
-            api_key=api_key,
-            control=control,
-            hosts=(host,),
-            max_body_bytes=max_body_mb * 2**20,
-        )
-        url = address(listener)
+        with ExitStack() as at_end:
+            on_session_end = None if record is None else at_end.enter_context(RecordWriter(record)).append
+            gateway = Gateway(
+                served.engine,
+                renderer,
+                model=None if any_model else served.model.name,
+                limits=GatewayLimits(max_body_bytes=max_body_mb * 2**20),
+                on_session_end=on_session_end,
+            )
+            app = create_app(
+                served.engine,
+                renderer,
+                served.model,
+                api_key=api_key,
+                control=control,
+                hosts=(host,),
+                max_body_bytes=max_body_mb * 2**20,
+                routes=gateway.routes(),
+                on_shutdown=[gateway.close],
+            )
+            url = address(listener)
 
-        def report_ready() -> None:
-            print_line(f"serving {served.model.name} ({description}) at {url} (Ctrl-C ends it)")
-            sys.stdout.flush()  # a program that started this one waits for the line
+            def report_ready() -> None:
+                print_line(f"serving {served.model.name} ({description}) at {url} (Ctrl-C ends it)")
+                sys.stdout.flush()  # a program that started this one waits for the line
 
-        run_server(app, listener, on_ready=report_ready)
+            run_server(app, listener, on_ready=report_ready)
 
 
 class _Served(NamedTuple):

@@ -44,11 +44,12 @@ def read_message(raw: Any, index: int, *, allow_urls: bool) -> dict[str, Any]:
         raise InvalidMessageError(
             f"{place} has the role {short_repr(role)}; a role is one of {', '.join(ROLES)}", f"{place}.role"
         )
-    if len(raw) == 2 and type(content := raw.get("content")) is str and is_unicode(content):
-        return {"role": role, "content": content}  # most messages
+    content = raw.get("content")
+    # Most messages, which are many in a long conversation: a role, a text, and keys without a value.
+    if type(content) is str and is_unicode(content) and sum(map(bool, raw.values())) == 1 + bool(content):
+        return {"role": role, "content": content}
     _check_keys(raw, place)
     message: dict[str, Any] = {"role": role}
-    content = raw.get("content")
     if isinstance(content, list):
         message["content"] = [
             _part(part, f"{place}.content[{number}]", allow_urls) for number, part in enumerate(content)

@@ -169,7 +169,8 @@ class Session:
 
     def _keep(self, turn: SampledTurn) -> None:
         prompt = turn.prompt
-        if prompt.rendered.multi_modal_data is not None:
+        media = prompt.rendered.multi_modal_data
+        if media is not None and not media.is_empty():
             # The trajectory has the sources of the media; the messages of the request have them in base64.
             parent = self.trajectory.nodes[self.trajectory.turns[turn.index].node].parent
             conversation = self.trajectory.to_messages(parent)

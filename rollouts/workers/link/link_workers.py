@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from rollouts.engines.protocol import InFlight
 from rollouts.workers.episode_job import EpisodeJob
@@ -40,6 +40,9 @@ from transport.link import (
 )
 
 log = logging.getLogger("rollouts.workers")
+
+#: How many seconds `close` waits until the workers have what was sent to them.
+_LINGER: Final = 1.0
 
 
 class LinkWorkers(WorkerPool):
@@ -80,7 +83,7 @@ class LinkWorkers(WorkerPool):
             limits=limits,
             heartbeat=heartbeat,
             peer_timeout=peer_timeout,
-            linger=1.0,
+            linger=_LINGER,
         )
         self._linked: dict[str, _LinkedWorker] = {}
         self._receiving: asyncio.Task[None] | None = None
@@ -116,14 +119,17 @@ class LinkWorkers(WorkerPool):
             return
         self._is_over = True
         await super().close()
-        for worker in self._linked.values():
-            if run_ended:
+        linked = list(self._linked.values())  # while this waits, workers may leave
+        if run_ended:
+            for worker in linked:
                 worker.outbox.put(RunEnded())
-            await worker.outbox.flush()
+        if linked:
+            # A worker that receives nothing any more is not waited for.
+            await asyncio.wait([asyncio.ensure_future(worker.outbox.flush()) for worker in linked], timeout=_LINGER)
         if self._receiving is not None:
             self._receiving.cancel()
             await asyncio.wait([self._receiving])
-        for worker in self._linked.values():
+        for worker in list(self._linked.values()):
             await worker.outbox.close()
         await asyncio.to_thread(_close_link, self._server)
 

@@ -29,8 +29,10 @@ class Outbox:
     async def flush(self) -> None:
         """Wait until what was put has been given to the link, or the connection has ended."""
         joining = asyncio.ensure_future(self._messages.join())
-        await asyncio.wait([joining, self._sending], return_when=asyncio.FIRST_COMPLETED)
-        joining.cancel()
+        try:
+            await asyncio.wait([joining, self._sending], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            joining.cancel()
 
     async def close(self) -> None:
         """Drop what was not sent."""
