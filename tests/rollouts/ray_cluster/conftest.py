@@ -12,7 +12,6 @@ import pytest
 # Read when ray is imported: its processes then listen on 127.0.0.1 alone.
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-os.environ["RAY_raylet_start_wait_time_s"] = "120"  # noqa: SIM112  on a busy machine
 
 STORE_BYTES = 128 << 20
 #: A node that is killed is known to be dead after about this many seconds, times three.

@@ -29,7 +29,7 @@ TABLE = "\n[ray]\nworkers = 2\ncpus = 0.5\n"
 def environment(**more: str) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     safe = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
-    return {**kept, **safe, "RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "120", **more}
+    return {**kept, **safe, "RAY_USAGE_STATS_ENABLED": "0", **more}
 
 
 def called(command: list[str], cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
