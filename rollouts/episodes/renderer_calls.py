@@ -7,7 +7,15 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
-from renderers import Message, ParsedResponse, RenderedTokens, Renderer, RendererError, RendererPool
+from renderers import (
+    Message,
+    ParsedResponse,
+    RenderedTokens,
+    Renderer,
+    RendererError,
+    RendererPool,
+    TemplateRenderer,
+)
 from rollouts.episodes.errors import RendererFailedError, wrap_exceptions
 from rollouts.episodes.short_calls import ShortCalls
 from rollouts.errors import RolloutsError
@@ -58,18 +66,18 @@ class RendererCalls:
         previous_messages: Sequence[Message],
     ) -> RenderedTokens | None:
         """The prompt after prompt + completion + new messages, or None where the renderer refuses."""
-        # A renderer for text alone has no parameter for media, and a prompt of text alone has no media.
+        # A renderer for text alone has no parameter for media, and its prompts have None.
         media = prompt.multi_modal_data
-        has_media = media is not None and media.items_with_ranges()
-        media_argument: dict[str, Any] = {"previous_multi_modal_data": media} if has_media else {}
+        media_argument: dict[str, Any] = {} if media is None else {"previous_multi_modal_data": media}
         arguments = (prompt.token_ids, completion_ids, new_messages)
         options = {"tools": tools, "previous_messages": previous_messages, **media_argument}
         with self._wrap_exceptions("bridge_to_next_turn"):
-            text_size = _text_size(new_messages)
-            if self._short_calls is None or text_size is None:
+            text_size, has_media = _text_size(new_messages)
+            if self._short_calls is None or (has_media and not self._has_processed(new_messages)):
                 return await self._pool.bridge_to_next_turn_async(*arguments, **options)
+            kind = "bridge with media" if has_media else "bridge"
             bridge = partial(self._pool.bridge_to_next_turn, *arguments, **options)
-            return await self._short_calls.run(self._pool, "bridge", text_size + len(completion_ids), bridge)
+            return await self._short_calls.run(self._pool, kind, text_size + len(completion_ids), bridge)
 
     async def parse(
         self, completion_ids: Sequence[int], tools: Any, prompt: RenderedTokens
@@ -85,21 +93,29 @@ class RendererCalls:
             message: Message = parsed.to_message()
             return message, parsed
 
+    def _has_processed(self, messages: Sequence[Message]) -> bool:
+        """Whether no medium of the messages has to be loaded or processed, which takes long."""
+        renderer = getattr(self._pool, "renderer", None)
+        return isinstance(renderer, TemplateRenderer) and renderer.has_processed(messages)
+
     def _wrap_exceptions(self, method: str) -> AbstractContextManager[None]:
         return wrap_exceptions(
             lambda error: RendererFailedError(self._name, method, error), unchanged=(RendererError, RolloutsError)
         )
 
 
-def _text_size(messages: Sequence[Message]) -> int | None:
-    """The characters of messages whose contents are text; None where there may be media, which take long to load."""
-    size = 0
+def _text_size(messages: Sequence[Message]) -> tuple[int, bool]:
+    """The characters in the contents of messages, and whether there may be media, too."""
+    size, has_media = 0, False
     for message in messages:
-        content = message.get("content")
-        if not isinstance(content, str):
-            return None
-        size += len(content)
-    return size
+        content: Any = message.get("content")
+        for part in content if isinstance(content, list) else [content]:
+            text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else part
+            if isinstance(text, str):
+                size += len(text)
+            else:
+                has_media = True
+    return size, has_media
 
 
 def _is_pool(renderer: object) -> bool:
