@@ -94,11 +94,13 @@ class ControlPattern:
             for token in tokens
             if any(token.definition.get(flag) for flag in ("lstrip", "rstrip", "single_word"))
         }
+        self._longest = max(map(len, self.id_of), default=1)
         self._pattern = re.compile(_alternatives(sorted(self.id_of)) or r"(?!)")
 
-    def find(self, text: str, start: int, end: int) -> ControlMatch | None:
-        """The first control token inside `text[start:end]`."""
-        while (found := self._pattern.search(text, start, end)) is not None:
+    def find(self, text: str, start: int, end: int, *, before: int | None = None) -> ControlMatch | None:
+        """The first control token inside `text[start:end]`; with `before`, one that begins before that character."""
+        last_end = end if before is None else min(end, before + self._longest - 1)
+        while (found := self._pattern.search(text, start, last_end)) is not None:
             flags = self._flags.get(found.group())
             if flags is None:
                 return ControlMatch(*found.span(), self.id_of[found.group()], found.span())

@@ -60,21 +60,15 @@ def find_controls(
     text, segments = printed
     found: list[PrintedControl] = []
     position, index = 0, 0
-    next_control = -1  # the character where the next control token of the text begins, if it is not before `position`
     while position < len(text):
         while segments[index].end <= position:
             index += 1
         end = segments[index].end
         origin = segments[index].origin
         # No control token can begin in content of the policy "text".
-        if next_control >= end or (origin is not None and policies[_role_of(origin, roles)] == "text"):
-            position = end
-            continue
-        match = tokenizer.find_control(text, position, len(text))
-        if match is None:
-            break
-        next_control = match.text_range[0]
-        if next_control >= end:
+        inert = origin is not None and policies[_role_of(origin, roles)] == "text"
+        match = None if inert else tokenizer.find_control(text, position, len(text), before=end)
+        if match is None or match.text_range[0] >= end:
             position = end
             continue
         first, last = match.text_range

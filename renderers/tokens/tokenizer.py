@@ -95,9 +95,9 @@ class TemplateTokenizer:
         """The text of a control token, or None for any other id."""
         return self._token_of.get(token_id)
 
-    def find_control(self, text: str, start: int, end: int) -> ControlMatch | None:
-        """The first control token inside `text[start:end]`."""
-        return self._control.find(text, start, end)
+    def find_control(self, text: str, start: int, end: int, *, before: int | None = None) -> ControlMatch | None:
+        """The first control token inside `text[start:end]`; with `before`, one that begins before that character."""
+        return self._control.find(text, start, end, before=before)
 
     def controls(self, text: str) -> Iterator[ControlMatch]:
         """The control tokens in a text, from left to right."""
