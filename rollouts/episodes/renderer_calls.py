@@ -46,7 +46,9 @@ class RendererCalls:
     def __init__(self, pool: RendererPool, short_calls: ShortCalls | None = None) -> None:
         self._pool = pool
         self._short_calls = short_calls if isinstance(pool, RendererPool) else None
-        self._name = type(getattr(pool, "renderer", pool)).__name__
+        renderer = getattr(pool, "renderer", pool)
+        self._name = type(renderer).__name__
+        self._template_renderer = renderer if isinstance(renderer, TemplateRenderer) else None
 
     def stop_token_ids(self) -> tuple[int, ...]:
         with self._wrap_exceptions("get_stop_token_ids"):
@@ -66,9 +68,10 @@ class RendererCalls:
         previous_messages: Sequence[Message],
     ) -> RenderedTokens | None:
         """The prompt after prompt + completion + new messages, or None where the renderer refuses."""
-        # A renderer for text alone has no parameter for media, and its prompts have None.
+        # Another package's renderer for text alone has no parameter for media, and its prompts have none.
         media = prompt.multi_modal_data
-        media_argument: dict[str, Any] = {} if media is None else {"previous_multi_modal_data": media}
+        passes_media = media is not None and (self._template_renderer is not None or not media.is_empty())
+        media_argument: dict[str, Any] = {"previous_multi_modal_data": media} if passes_media else {}
         arguments = (prompt.token_ids, completion_ids, new_messages)
         options = {"tools": tools, "previous_messages": previous_messages, **media_argument}
         with self._wrap_exceptions("bridge_to_next_turn"):
@@ -95,8 +98,7 @@ class RendererCalls:
 
     def _has_processed(self, messages: Sequence[Message]) -> bool:
         """Whether no medium of the messages has to be loaded or processed, which takes long."""
-        renderer = getattr(self._pool, "renderer", None)
-        return isinstance(renderer, TemplateRenderer) and renderer.has_processed(messages)
+        return self._template_renderer is not None and self._template_renderer.has_processed(messages)
 
     def _wrap_exceptions(self, method: str) -> AbstractContextManager[None]:
         return wrap_exceptions(
