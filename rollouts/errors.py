@@ -6,7 +6,7 @@ Exceptions of one subpackage stand in an `errors.py` of its own: `rollouts.episo
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from rollouts.error_texts import short_repr
@@ -181,7 +181,7 @@ class EngineError(RolloutsError):
         return error
 
 
-class InvalidRequestError(EngineError):
+class InvalidRequestError(EngineError, ValueError):
     """A request was refused before it reached the model."""
 
 
@@ -215,6 +215,19 @@ class EngineStartError(EngineError):
         self.log = log
         end = f". The end of its log ({log}):\n{last_lines}" if last_lines else ""
         super().__init__("start", f"{command}: {reason}{end}")
+
+
+class UnknownAdapterError(InvalidRequestError):
+    """A server does not have the LoRA adapter of a request. `adapter` is its name, `loaded` has those of the others."""
+
+    def __init__(self, request_id: str, adapter: str, loaded: Iterable[str]) -> None:
+        self.adapter = adapter
+        self.loaded = sorted(loaded)
+        listed = ", ".join(map(repr, self.loaded)) or "none"
+        super().__init__(
+            request_id,
+            f"the adapter {adapter!r} is not loaded (loaded: {listed}); load it with load_adapter(name, directory)",
+        )
 
 
 class MissingLogProbsError(EngineError):
@@ -324,6 +337,16 @@ class UnsafeControlError(EngineError):
 
 class WeightUpdateError(RolloutsError):
     """New weights could not be taken. Nothing was changed, unless the text says what state was left."""
+
+
+class NoJsonFormError(RolloutsError):
+    """A value cannot be written as JSON. `type_name` is its class."""
+
+    def __init__(self, value: object) -> None:
+        self.type_name = f"{type(value).__module__}.{type(value).__qualname__}"
+        super().__init__(
+            f"a value of type {self.type_name} cannot be written as JSON; record plain data, an array or a tensor"
+        )
 
 
 # Training.

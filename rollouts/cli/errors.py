@@ -27,13 +27,3 @@ class ExportError(RolloutsError):
         self.digest = digest
         self.reason = reason
         super().__init__(f"{digest}: {reason}")
-
-
-class NoJsonFormError(RolloutsError):
-    """A value cannot be written as JSON. `type_name` is its class."""
-
-    def __init__(self, value: object) -> None:
-        self.type_name = f"{type(value).__module__}.{type(value).__qualname__}"
-        super().__init__(
-            f"a value of type {self.type_name} cannot be written as JSON; record plain data, an array or a tensor"
-        )

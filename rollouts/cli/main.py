@@ -13,7 +13,11 @@ from rollouts.cli.env_command import env, installed_version
 from rollouts.cli.media.commands import media_commands
 from rollouts.cli.render.command import render
 from rollouts.cli.run.command import run
+from rollouts.cli.serve.command import serve
 from rollouts.cli.traj.commands import traj_commands
+from rollouts.cli.view.command import view
+from rollouts.cli.worker.command import worker
+from rollouts.cli.worker.keys_command import keys
 
 app = typer.Typer(cls=CommandGroup, **APP_SETTINGS)
 app.add_typer(media_commands, name="media")
@@ -23,6 +27,10 @@ app.command(cls=Command)(demo)
 app.command(cls=Command)(env)
 app.command(cls=Command)(render)
 app.command(cls=Command)(run)
+app.command(cls=Command)(worker)
+app.command(cls=Command)(keys)
+app.command(cls=Command)(serve)
+app.command(cls=Command)(view)
 
 
 def _print_version(wanted: bool) -> None:

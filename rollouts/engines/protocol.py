@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
@@ -32,6 +32,7 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+@wire_type("rollouts.SamplingParams")
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling options. `top_k` 0 and `top_p` 1 switch those filters off; `temperature` 0 is greedy.
@@ -108,8 +109,9 @@ class GenerateRequest:
     whose server processes media needs it. `sampled` holds the half-open ranges of the prompt that earlier completions
     sampled: a media token inside them is text, a media token elsewhere outside of a placeholder is an error.
     `session_id` is the same for all turns of an episode. A server that schedules by priority serves a smaller
-    `priority` earlier. `prompt_logprobs` requests the log-probability of each prompt token too. Raises
-    `InvalidRequestError` for a field of another type.
+    `priority` earlier. `prompt_logprobs` requests the log-probability of each prompt token too. `adapter` names a LoRA
+    adapter that the engine has loaded; None samples with the weights of the model alone. Raises `InvalidRequestError`
+    for a field of another type.
     """
 
     prompt_ids: Sequence[int]
@@ -121,6 +123,7 @@ class GenerateRequest:
     sampled: Sequence[tuple[int, int]] = field(default=(), kw_only=True)
     priority: int = field(default=0, kw_only=True)
     prompt_logprobs: bool = field(default=False, kw_only=True)
+    adapter: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         for name, (types, expected) in _REQUEST_FIELDS.items():
@@ -155,6 +158,7 @@ _REQUEST_FIELDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "placeholder_token_ids": ((dict, Mapping), "a mapping from modality to token id"),
     "sampled": ((list, tuple, Sequence), "a sequence of pairs (start, end)"),
     "prompt_logprobs": ((bool,), "True or False"),
+    "adapter": ((str, NoneType), "text or None"),
 }
 
 
@@ -188,6 +192,19 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class TokenDelta:
+    """New tokens of completion `index`: ids int32 (n,) and their log-probabilities float32 (n,)."""
+
+    index: int
+    token_ids: np.ndarray
+    logprobs: np.ndarray
+
+
+#: Receives the tokens of a request as they are sampled.
+TokenListener = Callable[[TokenDelta], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class GenerateResult:
     """The completions of one request. `prompt_logprobs`, if requested: float32 (prompt,), NaN for the first token."""
 
@@ -211,6 +228,31 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Refuse further requests and release what the engine holds."""
+        ...
+
+
+@runtime_checkable
+class StreamingEngine(Engine, Protocol):
+    """An engine that reports tokens as they are sampled."""
+
+    async def generate_streamed(self, request: GenerateRequest, listen: TokenListener) -> GenerateResult:
+        """As `generate`; `listen` is called on the event loop with the new tokens, before the result has them all.
+
+        The tokens of each completion, joined in order, are those of the result. Raises `InvalidRequestError` for a
+        request with `prompt_logprobs`, and what `generate` raises.
+        """
+        ...
+
+
+@runtime_checkable
+class AbortableEngine(Engine, Protocol):
+    """An engine whose requests can be ended early."""
+
+    async def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests by their ids: their `generate` returns the tokens so far, with `FinishReason.ABORT`.
+
+        Ids of requests that do not run are ignored.
+        """
         ...
 
 
@@ -241,6 +283,15 @@ class UpdatableEngine(Engine, Protocol):
         ...
 
 
+@runtime_checkable
+class RelabelledEngine(UpdatableEngine, Protocol):
+    """An engine whose weights can get another version without being replaced."""
+
+    async def update_weight_version(self, version: str) -> None:
+        """Label tokens that are sampled from now on. Raises `ArgumentError` for a version that is no text or empty."""
+        ...
+
+
 def check_update_arguments(version: object, in_flight: object) -> None:
     """Raises `ArgumentError` for a version that is no text, empty or not for UTF-8, and for an unknown `in_flight`."""
     if not isinstance(version, str) or not version or not is_unicode(version):
@@ -250,16 +301,30 @@ def check_update_arguments(version: object, in_flight: object) -> None:
         raise ArgumentError("in_flight", in_flight, f"pass one of {', '.join(map(repr, get_args(InFlight)))}")
 
 
+def check_adapter_name(name: object) -> None:
+    """Raises `ArgumentError` for a name that is not 1 to 256 printable ASCII characters without spaces."""
+    if (
+        not isinstance(name, str)
+        or not 0 < len(name) <= 256
+        or not (name.isascii() and name.isprintable() and " " not in name)
+    ):
+        rule = "pass a name for the adapter's weights: 1 to 256 printable ASCII characters without spaces"
+        raise ArgumentError("name", name, rule)
+
+
 def check_result(request: GenerateRequest, result: GenerateResult, *, vocab_size: int | None = None) -> None:
     """Raise unless the result holds n completions with valid ids, each with one valid log-probability.
 
-    Token ids are integers from 0, below `vocab_size` where it is given. Log-probabilities are finite and at most 0 (but
-    for rounding); values at or below -9999 are refused too: some servers write that number for a missing one.
+    The result has the id of the request, and no completion has more than `max_tokens` tokens. Token ids are integers
+    from 0, below `vocab_size` where it is given. Log-probabilities are finite and at most 0 (but for rounding); values
+    at or below -9999 are refused too: some servers write that number for a missing one.
     Raises `MalformedResultError`, `MissingLogProbsError`.
     """
     name = request.request_id
     if not isinstance(result, GenerateResult):
         raise MalformedResultError(name, f"the engine returned {type(result).__name__}, not a GenerateResult")
+    if result.request_id != name:
+        raise MalformedResultError(name, f"the engine returned the result of request {short_repr(result.request_id)}")
     if not isinstance(result.completions, list | tuple):
         raise MalformedResultError(name, f"completions are {type(result.completions).__name__}, not a list")
     if len(result.completions) != request.sampling.n:
@@ -267,7 +332,7 @@ def check_result(request: GenerateRequest, result: GenerateResult, *, vocab_size
             name, f"the engine returned {len(result.completions)} completions, the request has n={request.sampling.n}"
         )
     for completion in result.completions:
-        _check_completion(name, completion, vocab_size)
+        _check_completion(name, completion, request.sampling.max_tokens, vocab_size)
     indices = sorted(completion.index for completion in result.completions)
     if indices != list(range(request.sampling.n)):
         raise MalformedResultError(
@@ -276,7 +341,7 @@ def check_result(request: GenerateRequest, result: GenerateResult, *, vocab_size
         )
 
 
-def _check_completion(name: str, completion: Completion, vocab_size: int | None) -> None:
+def _check_completion(name: str, completion: Completion, max_tokens: int, vocab_size: int | None) -> None:
     if not isinstance(completion, Completion):
         raise MalformedResultError(name, f"a completion is a {type(completion).__name__}, not a Completion")
     if not isinstance(completion.index, int | np.integer):
@@ -285,6 +350,8 @@ def _check_completion(name: str, completion: Completion, vocab_size: int | None)
     if (error := token_ids_error(completion.token_ids, vocab_size)) is not None:
         raise MalformedResultError(name, f"{which}: {error}")
     count = len(completion.token_ids)
+    if count > max_tokens:
+        raise MalformedResultError(name, f"{which} holds {count} tokens; the request has max_tokens={max_tokens}")
     if (error := logprobs_error(completion.logprobs, count)) is not None:
         raise MissingLogProbsError(name, f"{which}: {error}")
     if (error := ending_error(completion)) is not None:

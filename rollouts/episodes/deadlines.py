@@ -19,19 +19,18 @@ class UpdatePauses:
         self.is_updating = False
         self.requesting: set[EpisodeDeadlines] = set()
 
-    @contextmanager
-    def update(self, in_flight: InFlight) -> Iterator[None]:
-        """An update of the weights. With "wait" requests that run are not stopped, and their time counts."""
+    def begin(self, in_flight: InFlight) -> None:
+        """An update of the weights begins. With "wait" requests that run are not stopped, and their time counts."""
         self.is_updating = True
         if in_flight != "wait":
             for deadlines in list(self.requesting):
                 deadlines.hold()
-        try:
-            yield
-        finally:
-            self.is_updating = False
-            for deadlines in list(self.requesting):
-                deadlines.release()
+
+    def end(self) -> None:
+        """The update has ended. Has no effect where none was begun."""
+        self.is_updating = False
+        for deadlines in list(self.requesting):
+            deadlines.release()
 
 
 class EpisodeDeadlines:

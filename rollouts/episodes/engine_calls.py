@@ -17,7 +17,13 @@ _MAX_PADDING = 4096
 
 
 async def generate_completion(engine: Engine, request: GenerateRequest, vocab_size: int | None) -> Completion:
-    """The one completion of a request.
+    """The one completion of a request. Raises as `generate_completions`."""
+    (completion,) = await generate_completions(engine, request, vocab_size)
+    return completion
+
+
+async def generate_completions(engine: Engine, request: GenerateRequest, vocab_size: int | None) -> list[Completion]:
+    """The completions of a request, by index.
 
     Raises `EngineError`; `EngineFailedError` if the engine raises an exception that is not of this distribution.
     """
@@ -29,12 +35,12 @@ async def generate_completion(engine: Engine, request: GenerateRequest, vocab_si
     ):
         result = await engine.generate(request)
         check_result(request, result, vocab_size=vocab_size)
-        (completion,) = result.completions
-    if completion.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
-        raise GenerationInterruptedError(
-            request.request_id, f"generation ended with {completion.finish_reason.value!r}"
-        )
-    return completion
+    for completion in result.completions:
+        if completion.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
+            raise GenerationInterruptedError(
+                request.request_id, f"generation ended with {completion.finish_reason.value!r}"
+            )
+    return sorted(result.completions, key=lambda completion: completion.index)
 
 
 def known_vocab_size(engine: object, renderer: object) -> int | None:

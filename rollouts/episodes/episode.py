@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import time
@@ -9,6 +10,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from renderers import Renderer, RendererError, RendererPool
 from rollouts.engines.protocol import Engine, SamplingParams
@@ -16,6 +18,7 @@ from rollouts.episodes.activity import EpisodeActivity, EpisodeObserver
 from rollouts.episodes.context import EpisodeContext, PlayedTurns
 from rollouts.episodes.environment import Environment, environment_name
 from rollouts.episodes.environment_calls import (
+    CLOSE_SECONDS,
     EnvironmentFactory,
     attach_context,
     check_environment,
@@ -25,7 +28,13 @@ from rollouts.episodes.environment_calls import (
     reset_environment,
     step_environment,
 )
-from rollouts.episodes.errors import EpisodeArgumentError, EpisodeError, EpisodeLimitError, ends_task
+from rollouts.episodes.errors import (
+    EnvironmentProtocolError,
+    EpisodeArgumentError,
+    EpisodeError,
+    EpisodeLimitError,
+    ends_task,
+)
 from rollouts.episodes.limits import OVERLONG_ERRORS, EpisodeLimits, overlong_limit
 from rollouts.episodes.renderer_calls import renderer_pool
 from rollouts.episodes.turns import EpisodeSettings, TurnRecorder
@@ -38,6 +47,9 @@ from rollouts.trajectory.tree import Trajectory
 log = logging.getLogger("rollouts")
 
 _OWN_ERRORS = (RolloutsError, RendererError)
+
+#: How long an episode waits for its environment, `close` included, after it has ended or was cancelled.
+END_SECONDS = CLOSE_SECONDS + 1.0
 
 #: Called with the trajectory of every episode that ends.
 OnEnd = Callable[[Trajectory], object]
@@ -112,18 +124,33 @@ async def run_episode(
 
 def check_settings(engine: object, renderer: object, sampling: object, max_turns: object) -> None:
     """Raises `EpisodeArgumentError`."""
+    check_engine(engine)
+    check_renderer(renderer)
+    check_sampling(sampling)
+    if (whole_number(max_turns) or 0) < 1:
+        raise EpisodeArgumentError("max_turns", max_turns, "pass an integer of at least 1")
+
+
+def check_engine(engine: object) -> None:
+    """Raises `EpisodeArgumentError`."""
     if isinstance(engine, type) or not callable(getattr(engine, "generate", None)):
         raise EpisodeArgumentError("engine", engine, "pass an Engine, such as VLLMEngine(url)")
+
+
+def check_renderer(renderer: object) -> None:
+    """Raises `EpisodeArgumentError`."""
     if isinstance(renderer, type) or not callable(getattr(renderer, "get_stop_token_ids", None)):
         raise EpisodeArgumentError("renderer", renderer, "pass a renderer, such as load_renderer(directory)")
+
+
+def check_sampling(sampling: object) -> None:
+    """Raises `EpisodeArgumentError`."""
     if not isinstance(sampling, SamplingParams):
         raise EpisodeArgumentError("sampling", sampling, "pass a SamplingParams")
     if sampling.n != 1:
         raise EpisodeArgumentError(
             "sampling.n", sampling.n, "an episode continues from one completion; pass n=1 and run it n times"
         )
-    if (whole_number(max_turns) or 0) < 1:
-        raise EpisodeArgumentError("max_turns", max_turns, "pass an integer of at least 1")
 
 
 def check_on_end(on_end: OnEnd | None) -> None:
@@ -143,8 +170,7 @@ async def record_episode(
     trajectory.started_at, started = time.time(), time.monotonic()
     failure: BaseException | None = None
     try:
-        async with AsyncExitStack() as at_end:
-            await _run(factory, TurnRecorder(trajectory, settings, EpisodeActivity(observer)), at_end)
+        await _run(factory, TurnRecorder(trajectory, settings, EpisodeActivity(observer)))
     except BaseException as error:  # noqa: BLE001  no exception of any component may lose the completed turns
         trajectory.error = describe_exception(error)
         failure = error
@@ -166,37 +192,90 @@ async def record_episode(
     return trajectory
 
 
-async def _run(factory: EnvironmentFactory, recorder: TurnRecorder, at_end: AsyncExitStack) -> None:
-    """Run the turns of an episode. `at_end` gets what must be called when the episode has ended."""
+async def _run(factory: EnvironmentFactory, recorder: TurnRecorder) -> None:
+    """Run the turns of an episode within its deadlines, and close the environment."""
     trajectory = recorder.trajectory
     trajectory.provenance = Provenance.of(recorder.renderer, recorder.engine)
-    reached: EpisodeLimitError | None = None
     try:
-        async with recorder.deadlines.scope:
-            recorder.deadlines.begin_turn()
-            recorder.activity.waits_for("environment.make", 0)
-            environment = await make_environment(factory)
-            at_end.push_async_callback(close_environment, environment)
-            at_end.push_async_callback(recorder.close)
-            context = EpisodeContext(recorder, play_environment, seed=trajectory.seed, agent="", path=())
-            played = PlayedTurns()
-            await play_environment(environment, context, recorder.limits.max_turns, played)
-            trajectory.done = played.done and not played.truncation_reason
-            if played.truncation_reason:
-                reached = EpisodeLimitError("environment", played.truncation_reason)
-            elif not played.done:
-                reached = recorder.limit_reached()
+        reached = await _play_in_own_task(factory, recorder)
     except EpisodeLimitError as error:
         reached = error
-    except TimeoutError:
-        reached = recorder.deadlines.passed(recorder.activity)
-        if reached is None:
-            raise
     except OVERLONG_ERRORS as error:
         reached = overlong_limit(error)
-    if reached is not None:
+    if reached is None:
+        trajectory.done = True
+    else:
         trajectory.truncated = True
         trajectory.truncation_reason = reached.reason
+
+
+async def _play_in_own_task(factory: EnvironmentFactory, recorder: TurnRecorder) -> EpisodeLimitError | None:
+    """Run all code of the environment in one task of its own, which is left if it ignores its cancellation.
+
+    The end of a cancelled episode, of one whose deadline passed, and of one that is over, then does not depend on
+    what the environment does with a `CancelledError`. Returns the limit that ended the episode, or None.
+    """
+    ended: asyncio.Future[EpisodeLimitError | None] = asyncio.get_running_loop().create_future()
+    playing = asyncio.create_task(_play(factory, recorder, ended))
+    deadline: EpisodeLimitError | None = None
+    try:
+        async with recorder.deadlines.scope:
+            await asyncio.wait([playing, ended], return_when=asyncio.FIRST_COMPLETED)
+    except TimeoutError:
+        deadline = recorder.deadlines.passed(recorder.activity)
+    finally:
+        if not ended.done():
+            playing.cancel()
+        if not playing.done():
+            await _wait_for_end(playing, recorder)
+    if ended.done():
+        return ended.result()
+    if deadline is not None:
+        return deadline
+    if playing.cancelled():
+        text = "code of the environment cancelled the task of its episode; cancel only tasks that it has made"
+        raise EnvironmentProtocolError(text)
+    return playing.result()
+
+
+async def _play(
+    factory: EnvironmentFactory, recorder: TurnRecorder, ended: asyncio.Future[EpisodeLimitError | None]
+) -> EpisodeLimitError | None:
+    """Make the environment, play it and close it. `ended` receives the result before the environment is closed."""
+    async with AsyncExitStack() as at_end:
+        recorder.deadlines.begin_turn()
+        recorder.activity.waits_for("environment.make", 0)
+        environment = await make_environment(factory)
+        at_end.push_async_callback(close_environment, environment)
+        at_end.push_async_callback(recorder.close)
+        context = EpisodeContext(recorder, play_environment, seed=recorder.trajectory.seed, agent="", path=())
+        played = PlayedTurns()
+        await play_environment(environment, context, recorder.limits.max_turns, played)
+        reached = None
+        if played.truncation_reason:
+            reached = EpisodeLimitError("environment", played.truncation_reason)
+        elif not played.done:
+            reached = recorder.limit_reached()
+        ended.set_result(reached)
+    return reached
+
+
+async def _wait_for_end(playing: asyncio.Task[Any], recorder: TurnRecorder) -> None:
+    """Wait for the task of an episode that has ended or is cancelled, for at most `END_SECONDS`."""
+    recorder.refuse_turns()
+    playing.add_done_callback(lambda task: task.cancelled() or task.exception())  # it is reported already, or late
+    try:
+        await asyncio.wait([playing], timeout=END_SECONDS)
+    finally:
+        if not playing.done():
+            log.error(
+                "episode %s is left: its environment had not ended %s seconds after it was cancelled, or after its "
+                "close was; last it waited for %s in turn %d",
+                recorder.trajectory.episode_id,
+                END_SECONDS,
+                recorder.activity.part,
+                recorder.activity.turn,
+            )
 
 
 async def play_environment(

@@ -7,11 +7,15 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
+from typing import Literal, TypeAlias
 
 from renderers.errors import MediaError, MessageError
 from rollouts.error_texts import describe_exception
 from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.trajectory.tree import Trajectory
+
+#: Kinds of errors that another attempt may not have (`RetryPolicy`).
+ErrorKind: TypeAlias = Literal["engine", "media", "environment"]
 
 
 class EpisodeError(RolloutsError):
@@ -77,6 +81,21 @@ class RendererFailedError(RolloutsError):
     def __init__(self, renderer: str, method: str, error: BaseException) -> None:
         self.method = method
         super().__init__(f"{renderer}.{method} raised {describe_exception(error)}")
+
+
+class RemoteFailureError(RolloutsError):
+    """The exception with which an episode ended in another process. It is not sent itself: it may be of any class.
+
+    `error_type` is the name of its class, `kind` its kind (None: another attempt would have it, too), `trace` the
+    traceback of code of the user; empty where there is none.
+    """
+
+    def __init__(self, error_type: str, reason: str, kind: ErrorKind | None, trace: str = "") -> None:
+        self.error_type = error_type
+        self.reason = reason
+        self.kind = kind
+        self.trace = trace
+        super().__init__(reason)
 
 
 @contextmanager

@@ -9,8 +9,10 @@ from rollouts.engines.protocol import GenerateRequest
 from rollouts.episodes.errors import EpisodeLimitError
 from rollouts.errors import ArgumentError, OverlongPromptError
 from rollouts.numbers import finite_number, whole_number
+from transport import wire_type
 
 
+@wire_type("rollouts.EpisodeLimits")
 @dataclass(frozen=True, slots=True)
 class EpisodeLimits:
     """When an episode ends `truncated`. None, the default of each: no limit.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from renderers import Message, ParsedResponse, RenderedTokens, RendererPool
-from rollouts.engines.protocol import Engine, GenerateRequest, SamplingParams
+from rollouts.engines.protocol import Completion, Engine, GenerateRequest, SamplingParams
 from rollouts.episodes.activity import EpisodeActivity, TurnSeconds
 from rollouts.episodes.deadlines import EpisodeDeadlines, UpdatePauses
 from rollouts.episodes.engine_calls import expecting_request, generate_completion, known_vocab_size
@@ -81,8 +81,8 @@ class TurnRecorder:
         self.activity = activity
         self.deadlines = EpisodeDeadlines(settings.limits, settings.pauses)
         self._calls = RendererCalls(self.renderer, settings.short_calls)
-        self._vocab_size = known_vocab_size(self.engine, self.renderer)
-        self._stop_token_ids = self.sampling.stop_token_ids or self._calls.stop_token_ids()
+        self.vocab_size = known_vocab_size(self.engine, self.renderer)
+        self.stop_token_ids = self.sampling.stop_token_ids or self._calls.stop_token_ids()
         self._in_flight = 0
         self._closed = False
         self.tasks: set[asyncio.Task[Any]] = set()  # those that wait for a turn or a child of an environment
@@ -126,7 +126,10 @@ class TurnRecorder:
         self.check_open()
         if (limit := self.limit_reached()) is not None:
             raise limit
-        request = self._request(prompt, path, sampling or self.sampling)
+        sampling = sampling or self.sampling
+        if sampling.seed is not None:
+            sampling = replace(sampling, seed=derived_seed(sampling.seed, *path))
+        request = self.request(prompt, sampling, "-".join(map(str, (self.trajectory.episode_id, *path))))
         number = self.trajectory.num_turns + self._in_flight
         self.limits.check_prompt(request, number)
         self._in_flight += 1
@@ -134,22 +137,24 @@ class TurnRecorder:
             self.activity.waits_for("engine", number)
             sent_at = time.perf_counter()
             with self.deadlines.request():
-                completion = await generate_completion(self.engine, request, self._vocab_size)
-            received_at = time.perf_counter()
-            ids = completion.token_ids.tolist()
+                completion = await generate_completion(self.engine, request, self.vocab_size)
             self.activity.waits_for("renderer", number)
-            with expecting_request(self.engine):
-                message, parsed = await self._calls.parse(ids, prompt.tools, prompt.rendered)
-            renderer_seconds = prompt.seconds + time.perf_counter() - received_at
-            seconds = received_at - sent_at
-            self.trajectory.add_turn(
-                prompt.rendered, completion, message, messages=prompt.messages, seconds=seconds, agent=agent
-            )
+            return await self.record(prompt, completion, agent=agent, engine_seconds=time.perf_counter() - sent_at)
         finally:
             self._in_flight -= 1
-        return SampledTurn(
-            prompt, ids, message, parsed, self.trajectory.num_turns - 1, received_at - sent_at, renderer_seconds
+
+    async def record(self, prompt: Prompt, completion: Completion, *, agent: str, engine_seconds: float) -> SampledTurn:
+        """Parse a completion of a prompt and add it to the trajectory."""
+        received_at = time.perf_counter()
+        ids = completion.token_ids.tolist()
+        with expecting_request(self.engine):
+            message, parsed = await self._calls.parse(ids, prompt.tools, prompt.rendered)
+        renderer_seconds = prompt.seconds + time.perf_counter() - received_at
+        self.trajectory.add_turn(
+            prompt.rendered, completion, message, messages=prompt.messages, seconds=engine_seconds, agent=agent
         )
+        index = self.trajectory.num_turns - 1
+        return SampledTurn(prompt, ids, message, parsed, index, engine_seconds, renderer_seconds)
 
     def check_open(self) -> None:
         """Raises `TrajectoryFinishedError` if the episode has ended."""
@@ -171,26 +176,30 @@ class TurnRecorder:
             return max_turns_limit(max_turns)
         return self.deadlines.passed(self.activity)
 
+    def refuse_turns(self) -> None:
+        """From now on `check_open` raises."""
+        self._closed = True
+
     async def close(self) -> None:
         """Refuse further turns, and cancel the tasks that still wait for one."""
-        self._closed = True
+        self.refuse_turns()
         tasks = list(self.tasks)
         for task in tasks:
             task.cancel("the episode has ended")
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _request(self, prompt: Prompt, path: tuple[int, ...], sampling: SamplingParams) -> GenerateRequest:
-        seed = None if sampling.seed is None else derived_seed(sampling.seed, *path)
+    def request(self, prompt: Prompt, sampling: SamplingParams, request_id: str) -> GenerateRequest:
+        """The request for a prompt, with the stop tokens of the renderer where `sampling` has none."""
         rendered, max_tokens = prompt.rendered, sampling.max_tokens
         if self.limits.max_tokens is not None:
             max_tokens = max(1, min(max_tokens, self.limits.max_tokens - len(rendered)))
-        stop_token_ids = sampling.stop_token_ids or self._stop_token_ids
+        stop_token_ids = sampling.stop_token_ids or self.stop_token_ids
         return GenerateRequest(
             prompt_ids=rendered.token_ids,
-            sampling=replace(sampling, seed=seed, stop_token_ids=stop_token_ids, max_tokens=max_tokens),
+            sampling=replace(sampling, stop_token_ids=stop_token_ids, max_tokens=max_tokens),
             multi_modal_data=rendered.multi_modal_data,
             session_id=self.trajectory.episode_id,
-            request_id="-".join(map(str, (self.trajectory.episode_id, *path))),
+            request_id=request_id,
             placeholder_token_ids=rendered.placeholder_token_ids,
             sampled=prompt.sampled,
         )

@@ -54,8 +54,13 @@ def vision_features(model: Any, items: Sequence[MediaItem]) -> list[VisionFeatur
     values = torch.from_numpy(float_pixels(items)).to(parameter.device, parameter.dtype)
     grids = torch.from_numpy(np.stack([item[f"{item.modality}_grid_thw"] for item in items])).to(parameter.device)
     output = model.model.get_image_features(values, grids, return_dict=True)
-    layers = zip(*output.deepstack_features, strict=True)
-    return [VisionFeatures(embeds, deepstack) for embeds, deepstack in zip(output.pooler_output, layers, strict=True)]
+    sizes = [len(embeds) for embeds in output.pooler_output]
+    # Earlier releases of transformers 5 return the features of a layer for all items together.
+    layers = [torch.split(layer, sizes) if torch.is_tensor(layer) else layer for layer in output.deepstack_features]
+    return [
+        VisionFeatures(embeds, deepstack)
+        for embeds, deepstack in zip(output.pooler_output, zip(*layers, strict=True), strict=True)
+    ]
 
 
 def hidden_states(

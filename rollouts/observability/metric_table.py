@@ -52,6 +52,13 @@ METRICS = (
     Metric("weight_update_failures", "counter", "updates", "updates that failed"),
     Metric("weight_update_seconds", "histogram", "seconds", "duration of an update that succeeded"),
     Metric("run_seconds", "gauge", "seconds", "time since these metrics were made"),
+    # Of workers in other processes.
+    Metric("workers", "gauge", "workers", "workers that are connected"),
+    Metric("worker_slots", "gauge", "episodes", "episodes that the workers can run at once"),
+    Metric("worker_slots_used", "gauge", "episodes", "episodes that run on workers"),
+    Metric("worker_jobs_waiting", "gauge", "episodes", "episodes that wait for a slot of a worker"),
+    Metric("worker_jobs_moved", "counter", "episodes", "times that an episode began again because its worker was gone"),
+    Metric("workers_lost", "counter", "workers", "workers that ended or could not be reached"),
     # Of the engine and the renderer.
     Metric("engine_requests_running", "gauge", "requests", "requests that the engine generates, of all its clients"),
     Metric("engine_requests_waiting", "gauge", "requests", "requests in the engine's queue"),

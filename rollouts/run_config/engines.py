@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import cycle
 from typing import Any
 
 from rollouts.engines.protocol import Engine
-from rollouts.errors import ApiKeyError, EngineError
+from rollouts.errors import (
+    ApiKeyError,
+    CapabilityError,
+    EngineError,
+    EngineStartError,
+    FleetMismatchError,
+    ServerFileError,
+)
 from rollouts.run_config.config_file import ConfigFile
-from rollouts.run_config.sections import LocalEngineSection, ScriptedEngineSection, VLLMEngineSection
+from rollouts.run_config.key_lines import KeyPath
+from rollouts.run_config.sections import (
+    FleetEngineSection,
+    LocalEngineSection,
+    ScriptedEngineSection,
+    ServerSection,
+    VLLMEngineSection,
+    VLLMOptions,
+)
 from rollouts.terminal.interrupts import defer_interrupts
+
+#: Failures of a server that do not pass with time.
+_LASTING = (CapabilityError, EngineStartError)
 
 
 def engine_factory(file: ConfigFile, renderer: Any) -> Callable[[], Engine]:
@@ -23,34 +43,115 @@ def engine_factory(file: ConfigFile, renderer: Any) -> Callable[[], Engine]:
     section = file.config.engine
     if isinstance(section, VLLMEngineSection):
         return _vllm_engine(file, section)
+    if isinstance(section, FleetEngineSection):
+        return _fleet_engine(file, section)
     if isinstance(section, LocalEngineSection):
         return _local_engine(file, section)
     return _scripted_engine(section, renderer)
 
 
 def _vllm_engine(file: ConfigFile, section: VLLMEngineSection) -> Callable[[], Engine]:
-    from rollouts.engines.vllm.http.server_address import parse_address
-
     api_key = _api_key(file, section.api_key_env)
-    try:
-        _, credentials = parse_address(section.base_url, api_key=None)
-    except ValueError as error:
-        raise file.error(("engine", "base_url"), str(error)) from None
-    if credentials is not None:
-        reason = "it has a user name or a password; remove them, and name the variable with the key in api_key_env"
-        raise file.error(("engine", "base_url"), reason)
+    _check_address(file, ("engine", "base_url"), section.base_url)
 
     def make() -> Engine:
-        from rollouts.engines.vllm import VLLMEngine
-        from rollouts.engines.vllm.http.limits import HttpLimits
-
-        limits = HttpLimits(concurrency=file.config.concurrency)
         with file.naming("engine"):
-            return VLLMEngine(
-                section.base_url, model=section.model, api_key=api_key, media=section.media, limits=limits
-            )
+            from rollouts.engines.vllm.http.limits import HttpLimits
+
+            limits = HttpLimits(concurrency=file.config.concurrency)
+            return _server_engine(file, section, {"limits": limits, **_vllm_options(section, api_key)})
 
     return make
+
+
+def _fleet_engine(file: ConfigFile, section: FleetEngineSection) -> Callable[[], Engine]:
+    api_key = _api_key(file, section.api_key_env)
+    key = _key_of_servers(file, section)
+    for path, url in _fleet_addresses(file, section).items():
+        _check_address(file, path, url)
+
+    def make() -> Engine:
+        from rollouts.engines.fleet import EngineFleet
+        from rollouts.engines.fleet.fleet import RETRIES_IN_FLEET
+        from rollouts.engines.vllm.http.limits import HttpLimits
+
+        options = _vllm_options(section, api_key)
+        limits = HttpLimits(concurrency=file.config.concurrency, retries=RETRIES_IN_FLEET)
+        with file.naming("engine", key):
+            if section.file is not None:
+                return EngineFleet.from_file(file.resolve(section.file), http_limits=limits, **options)
+            if section.urls:
+                return EngineFleet.from_urls(section.urls, http_limits=limits, **options)
+            options["limits"] = limits
+            return EngineFleet({server.base_url: _server_engine(file, server, options) for server in section.servers})
+
+    return make
+
+
+def _key_of_servers(file: ConfigFile, section: FleetEngineSection) -> str:
+    """The one key that names the servers of a fleet."""
+    given = [name for name in ("urls", "file", "servers") if getattr(section, name)]
+    if not given:
+        reason = 'no server is named; write urls = ["http://..."], or file = "servers.txt", or [[engine.servers]]'
+        raise file.error(("engine", "kind"), reason)
+    if len(given) > 1:
+        raise file.error(("engine", given[1]), f"the servers are named by `{given[0]}` too; remove one of the two keys")
+    return given[0]
+
+
+def _fleet_addresses(file: ConfigFile, section: FleetEngineSection) -> Mapping[KeyPath, str]:
+    """The addresses of the servers, by the keys that hold them; those of a file have no key of their own."""
+    if section.file is not None:
+        from rollouts.engines.fleet.server_file import ServerFile
+
+        try:
+            ServerFile(file.resolve(section.file)).read()
+        except ServerFileError as error:
+            raise file.error(("engine", "file"), str(error)) from error
+        return {}
+    addresses: dict[KeyPath, str] = {("engine", "urls", index): url for index, url in enumerate(section.urls)}
+    for index, server in enumerate(section.servers):
+        addresses["engine", "servers", index, "base_url"] = server.base_url
+    known: dict[str, KeyPath] = {}
+    for path, url in addresses.items():
+        if known.setdefault(url.rstrip("/"), path) != path:
+            raise file.error(path, f"{url} is named twice; name each server once")
+    return addresses
+
+
+def _check_address(file: ConfigFile, key: KeyPath, url: str) -> None:
+    from rollouts.engines.vllm.http.server_address import parse_address
+
+    try:
+        _, credentials = parse_address(url, api_key=None)
+    except ValueError as error:
+        raise file.error(key, str(error)) from None
+    if credentials is not None:
+        reason = "it has a user name or a password; remove them, and name the variable with the key in api_key_env"
+        raise file.error(key, reason)
+
+
+def _vllm_options(section: VLLMOptions, api_key: str | None) -> dict[str, Any]:
+    """The options of `VLLMEngine` for each server of the section."""
+    return {"model": section.model, "api_key": api_key, "media": section.media}
+
+
+def _server_engine(file: ConfigFile, server: ServerSection, options: Mapping[str, Any]) -> Engine:
+    """The engine of one server, which it starts where the section has a command."""
+    if server.start is None:
+        from rollouts.engines.vllm import VLLMEngine
+
+        return VLLMEngine(server.base_url, **options)
+    from rollouts.engines.lazy import LazyEngine
+
+    return LazyEngine.from_command(
+        server.start,
+        server.base_url,
+        environment=server.environment,
+        log_path=None if server.log is None else file.resolve(server.log),
+        start_seconds=server.start_seconds,
+        **options,
+    )
 
 
 def _api_key(file: ConfigFile, variable: str | None) -> str | None:
@@ -90,23 +191,67 @@ def _scripted_engine(section: ScriptedEngineSection, renderer: Any) -> Callable[
 
 
 async def connect(file: ConfigFile, engine: Engine) -> None:
-    """Ask a server what it is, so that one that cannot be used is an error before the run begins.
+    """Start the servers that the run is to start, and ask every server what it is.
 
-    Raises `RunConfigError`.
+    A server that cannot be used is then an error before the run begins. In a fleet, one server that can be used is
+    enough: the others serve as soon as their checks pass. Raises `RunConfigError`.
     """
     section = file.config.engine
-    if not isinstance(section, VLLMEngineSection):
-        return
-    from rollouts.engines.vllm import VLLMEngine
+    if isinstance(section, VLLMEngineSection):
+        with _naming_server(file, section, ("engine",)):
+            await _probe(engine)
+    elif isinstance(section, FleetEngineSection):
+        await _connect_fleet(file, section, engine)
 
-    assert isinstance(engine, VLLMEngine)
+
+async def _connect_fleet(file: ConfigFile, section: FleetEngineSection, engine: Any) -> None:
+    key = _key_of_servers(file, section)
+    engines: Mapping[str, Engine] = engine.engines
+    probes = await asyncio.gather(*map(_probe_error, engines.values()))
+    errors = {index: error for index, error in enumerate(probes) if error is not None}
+    lasting = [index for index, error in errors.items() if isinstance(error, _LASTING)]
+    for index in lasting or (errors if len(errors) == len(engines) else ()):
+        path: KeyPath = ("engine", "servers", index) if key == "servers" else ("engine",)
+        with _naming_server(file, section, path, key):
+            raise errors[index]
     try:
-        await engine.capabilities()
+        await engine.check()
+    except FleetMismatchError as error:
+        raise file.error(("engine", key), str(error)) from error
+
+
+async def _probe(engine: Any) -> None:
+    """Ask a server what it is, after starting it where it is to be started. Raises `EngineError`."""
+    start = getattr(engine, "start", None)
+    await (engine if start is None else await start()).capabilities()
+
+
+async def _probe_error(engine: Engine) -> EngineError | None:
+    try:
+        await _probe(engine)
+    except EngineError as error:
+        return error
+    return None
+
+
+@contextmanager
+def _naming_server(
+    file: ConfigFile, section: VLLMOptions, path: KeyPath, key_of_address: str = "base_url"
+) -> Iterator[None]:
+    """Turn an error of a server inside the block into one that names the key with its address, command or API key.
+
+    `path` is the table of the server.
+    """
+    address: KeyPath = (*path, "base_url" if path[-1] != "engine" else key_of_address)
+    try:
+        yield
+    except EngineStartError as error:
+        raise file.error((*path, "start"), str(error)) from error
     except ApiKeyError as error:
         if section.api_key_env is None:
             reason = 'the server requires an API key; put it in an environment variable and add api_key_env = "NAME"'
-            raise file.error(("engine", "base_url"), reason) from error
+            raise file.error(address, reason) from error
         reason = "the server refuses the key in this environment variable; set it to the key of `vllm serve --api-key`"
         raise file.error(("engine", "api_key_env"), reason) from error
     except EngineError as error:
-        raise file.error(("engine", "base_url"), f"{error}; start the server, or correct the address") from error
+        raise file.error(address, f"{error}; start the server, or correct the address") from error

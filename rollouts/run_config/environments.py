@@ -13,7 +13,7 @@ from rollouts.run_config.config_file import ConfigFile
 from rollouts.run_config.import_paths import check_call, imported_function, imported_object
 from rollouts.run_config.rewards import make_rewards
 from rollouts.run_config.sections import GymnasiumSection, ImportedEnvironment, ScoredPromptSection, ToolsSection
-from rollouts.runner.task import Task
+from rollouts.task import Task
 
 #: Makes the environment of one episode; it may be `async`.
 MakeEnvironment: TypeAlias = Callable[[Task], Any]

@@ -31,7 +31,7 @@ _EXPECTED = {
     "too_short": "an array that is not empty",
 }
 #: Keys whose text is a path.
-_PATH_KEYS = ("path", "directory", "model", "chat_template")
+_PATH_KEYS = ("path", "directory", "model", "chat_template", "file", "log")
 _BOUNDS = {"ge": "at least {}", "gt": "above {}", "le": "at most {}", "lt": "below {}"}
 
 

@@ -126,14 +126,45 @@ EnvironmentSection: TypeAlias = Annotated[
 ]
 
 
-class VLLMEngineSection(Section):
-    """A vLLM server. `api_key_env` is the name of the environment variable that holds the server's key."""
+class ServerSection(Section):
+    """A vLLM server at `base_url`. With `start`, the command of the server, the run starts it and ends it.
 
-    kind: Literal["vllm"]
+    `environment` is added to the environment of that command, and `log` is the file for what it prints. It must be
+    ready after `start_seconds`.
+    """
+
     base_url: Text
+    start: Annotated[list[Text], Field(min_length=1)] | None = None
+    environment: dict[Text, str] = Field(default_factory=dict)
+    log: Text | None = None
+    start_seconds: Seconds = 900.0
+
+
+class VLLMOptions(Section):
+    """Options of `VLLMEngine`. `api_key_env` is the name of the environment variable that holds the servers' key."""
+
     model: Text | None = None
     api_key_env: VariableName | None = None
     media: Literal["auto", "features", "content_parts"] = "auto"
+
+
+class VLLMEngineSection(ServerSection, VLLMOptions):
+    """A vLLM server."""
+
+    kind: Literal["vllm"]
+
+
+class FleetEngineSection(VLLMOptions):
+    """Several vLLM servers (`EngineFleet`), named by one of three keys.
+
+    `urls`: their addresses. `file`: a file with one address a line, which is read again when it has changed.
+    `servers`: a table for each, which may have the command that starts it.
+    """
+
+    kind: Literal["fleet"]
+    urls: list[Text] = Field(default_factory=list)
+    file: Text | None = None
+    servers: list[ServerSection] = Field(default_factory=list)
 
 
 class LocalEngineSection(Section):
@@ -151,7 +182,7 @@ class ScriptedEngineSection(Section):
 
 
 EngineSection: TypeAlias = Annotated[
-    VLLMEngineSection | LocalEngineSection | ScriptedEngineSection, Field(discriminator="kind")
+    VLLMEngineSection | FleetEngineSection | LocalEngineSection | ScriptedEngineSection, Field(discriminator="kind")
 ]
 
 
@@ -232,6 +263,19 @@ ModeSection: TypeAlias = Annotated[
 ]
 
 
+class WorkersSection(Section):
+    """The episodes run in processes that connect: `rollouts worker --connect ADDRESS CONFIG`.
+
+    `listen` is an address such as "tcp://127.0.0.1:7100". One that other machines can reach needs `allow_remote` and
+    `key_file`, the orchestrator's file of `rollouts keys`. An episode that lost `max_losses` workers is not run again.
+    """
+
+    listen: Text
+    key_file: Text | None = None
+    allow_remote: bool = False
+    max_losses: Count = 3
+
+
 class OutputSection(Section):
     """The directory for the journal, the trajectories, the metrics and the summary."""
 
@@ -254,6 +298,7 @@ class RunConfig(Section):
     limits: LimitsSection = LimitsSection()
     retry: RetrySection = RetrySection()
     mode: ModeSection | None = None
+    workers: WorkersSection | None = None
     group_rewards: list[RewardSection] = Field(default_factory=list)
     skip_group: ImportPath | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0

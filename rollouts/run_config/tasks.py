@@ -21,7 +21,7 @@ from rollouts.run_config.config_file import ConfigFile
 from rollouts.run_config.errors import TaskFileError
 from rollouts.run_config.import_paths import check_call, imported_object
 from rollouts.run_config.sections import FileTasks, ImportedTasks, JsonlTasks, ParquetTasks, TomlTasks
-from rollouts.runner.task import Task
+from rollouts.task import Task
 
 TaskSource: TypeAlias = Iterable[Task] | AsyncIterable[Task]
 

@@ -20,7 +20,7 @@ from rollouts.runner.journal import (
 from rollouts.runner.modes import Asynchronous, OneStepOffPolicy, Synchronous
 from rollouts.runner.retries import RetryPolicy
 from rollouts.runner.runner import GroupStream, Runner
-from rollouts.runner.task import Task
+from rollouts.task import Task
 
 __all__ = [
     "Asynchronous",

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Sequence
 from inspect import iscoroutinefunction
 from typing import Any
 
+from rollouts.episodes.episode import check_engine, check_renderer, check_sampling
 from rollouts.episodes.limits import EpisodeLimits
 from rollouts.numbers import whole_number
 from rollouts.rewards import GroupReward, check_names
 from rollouts.runner.errors import RunnerArgumentError
 from rollouts.runner.journal import Journal
 from rollouts.runner.retries import RetryPolicy
+from rollouts.workers.protocol import Workers
 
 
 def check_counts(**counts: Any) -> None:
@@ -21,9 +23,27 @@ def check_counts(**counts: Any) -> None:
             raise RunnerArgumentError(name, value, "pass an integer of at least 1")
 
 
+def check_place(make_environment: object, engine: object, renderer: object, workers: object) -> None:
+    """Raises `ArgumentError` unless there is all that episodes need here, or `workers` and no more than an engine."""
+    if workers is None:
+        if not callable(make_environment):
+            rule = "pass a function of a Task that returns a new environment"
+            raise RunnerArgumentError("make_environment", make_environment, rule)
+        check_engine(engine)
+        check_renderer(renderer)
+        return
+    if not isinstance(workers, Workers) or isinstance(workers, type):
+        raise RunnerArgumentError("workers", workers, "pass Workers, such as LinkWorkers(...), or None")
+    for name, value in (("make_environment", make_environment), ("renderer", renderer)):
+        if value is not None:
+            raise RunnerArgumentError(name, value, "pass None: with workers=... it is the workers that have one")
+    if engine is not None:
+        check_engine(engine)
+
+
 def check_options(
     *,
-    make_environment: object,
+    sampling: object,
     limits: object,
     retry: object,
     mode: object,
@@ -34,9 +54,7 @@ def check_options(
     listeners: object,
 ) -> None:
     """Raises `RunnerArgumentError` for a value of another type, `ArgumentError` for two rewards of one name."""
-    if not callable(make_environment):
-        rule = "pass a function of a Task that returns a new environment"
-        raise RunnerArgumentError("make_environment", make_environment, rule)
+    check_sampling(sampling)
     if whole_number(seed) is None:
         raise RunnerArgumentError("seed", seed, "pass an integer")
     if not isinstance(limits, EpisodeLimits):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -13,14 +13,22 @@ class Capacity:
     Claims announce episodes that will need a slot: more groups are started while there are fewer claims than slots.
     Episodes that wait for another attempt have no claim. They are counted: where both together are twice as many as the
     slots, because an engine does not respond, for example, no group is started.
+
+    `num_slots` returns how many episodes the workers of the runner can run, which may be fewer and may change.
     """
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
+    def __init__(self, limit: int, num_slots: Callable[[], int] | None = None) -> None:
+        self._most = limit
+        self._num_slots = num_slots
         self.claimed = 0
         self.waiting = 0  # for another attempt
-        self.changed = asyncio.Event()  # set when claims are released
+        self.changed = asyncio.Event()  # set when claims are released, and when `limit` has changed
         self.slots = asyncio.Semaphore(limit)
+
+    @property
+    def limit(self) -> int:
+        """How many episodes can run at once."""
+        return self._most if self._num_slots is None else min(self._most, self._num_slots())
 
 
 class Claims:

@@ -13,7 +13,9 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 #: What an episode waits for.
-WaitingFor = Literal["environment.make", "environment.reset", "environment.step", "renderer", "engine", "retry"]
+WaitingFor = Literal[
+    "worker", "environment.make", "environment.reset", "environment.step", "renderer", "engine", "retry"
+]
 Outcome = Literal["done", "truncated", "failed", "cancelled"]
 
 

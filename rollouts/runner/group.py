@@ -12,7 +12,7 @@ from renderers.media.item import Modality
 from renderers.vision.processor import MediaProcessor
 from rollouts.error_texts import short_repr
 from rollouts.errors import ArgumentError
-from rollouts.runner.task import Task
+from rollouts.task import Task
 from rollouts.trajectory.tree import Trajectory
 from transport import wire_type
 

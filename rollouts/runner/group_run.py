@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TypeAlias
 
 import numpy as np
 
+from rollouts.engines.protocol import SamplingParams
 from rollouts.episodes.activity import Part
-from rollouts.episodes.environment import Environment
-from rollouts.episodes.episode import record_episode
 from rollouts.episodes.errors import EpisodeError, ends_task
-from rollouts.episodes.turns import EpisodeSettings, derived_seed
+from rollouts.episodes.limits import EpisodeLimits
+from rollouts.episodes.turns import derived_seed
 from rollouts.rewards import GroupReward, reward_parts, score_group
 from rollouts.runner.capacity import Capacity, Claims
 from rollouts.runner.errors import GroupFailedError
@@ -24,20 +23,21 @@ from rollouts.runner.group import Group
 from rollouts.runner.journal import Journal, RecordedAttempt
 from rollouts.runner.reporter import EpisodeReporter, Reporter
 from rollouts.runner.retries import RetryPolicy
-from rollouts.runner.task import Task, for_one_episode
 from rollouts.runner.version_history import VersionHistory, oldest_place
+from rollouts.task import Task
 from rollouts.trajectory.tree import Trajectory
-
-#: Makes the environment of each episode of a task.
-MakeEnvironment: TypeAlias = Callable[[Task], Environment | Awaitable[Environment]]
+from rollouts.workers.episode_job import EpisodeJob
+from rollouts.workers.episode_worker import EpisodeWorker
+from rollouts.workers.protocol import Workers
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """What the groups of a runner have in common."""
+    """What the groups of a runner have in common. `place` is where their episodes run: in this process or in others."""
 
-    make_environment: MakeEnvironment
-    episodes: EpisodeSettings
+    place: EpisodeWorker | Workers
+    sampling: SamplingParams
+    limits: EpisodeLimits
     group_size: int
     retry: RetryPolicy
     seed: int
@@ -68,6 +68,7 @@ class GroupRun:
         self._attempts = [0] * size
         self._began = [settings.history.current_place] * size  # the place of the version in use at the start
         self._requested: list[int | None] = [None] * size  # of the version in use when the running request was sent
+        self._assigned: list[int | None] = [None] * size  # of the version in use when a worker of another process began
         self._claims = Claims(settings.capacity)
         self._group: Group | None = None
         self._is_recorded = False
@@ -92,16 +93,17 @@ class GroupRun:
     def places(self) -> list[int | None]:
         """The place of the oldest version of each episode, as far as it has come.
 
-        The tokens of a running request are not known yet; they count as sampled when it was sent.
+        The tokens of a running request are not known yet; they count as sampled when it was sent. Those of an episode
+        that runs in another process count as sampled when it began there.
         """
         history = self._settings.history
         places: list[int | None] = []
-        for ended, running, began, requested in zip(
-            self._ended, self._running, self._began, self._requested, strict=True
+        for ended, running, began, requested, assigned in zip(
+            self._ended, self._running, self._began, self._requested, self._assigned, strict=True
         ):
             episode = ended or running
             sampled = None if episode is None else oldest_place(episode, history, began)
-            places.append(_oldest([sampled, requested]))
+            places.append(_oldest([sampled, requested, assigned]))
         return places
 
     @property
@@ -174,37 +176,52 @@ class GroupRun:
 
     async def _attempt(self, index: int, attempt: int) -> tuple[Trajectory, BaseException | None]:
         """Run one attempt; the episode, and the exception that it failed with."""
-        settings, task = self._settings, self.task
-        reporter = settings.reporter
-        seed = task.seed if task.seed is not None else derived_seed(settings.seed, "environment", task.task_id)
-        sampling_seed = derived_seed(settings.seed, "sampling", task.task_id, index, attempt)
-        seeded = replace(settings.episodes, sampling=replace(settings.episodes.sampling, seed=sampling_seed))
-        trajectory = Trajectory(f"{task.task_id}/{index}.{attempt}", seed=seed, group_id=task.task_id)
-        self._running[index] = trajectory
-        self._began[index] = settings.history.current_place
+        reporter, place, job = self._settings.reporter, self._settings.place, self._job(index, attempt)
+        episode = self._running[index] = job.new_trajectory()
+        self._began[index] = self._settings.history.current_place
         reporter.counters.episodes_started += 1
-        reporter.emit(EpisodeStarted, trajectory.episode_id, task.task_id, index, attempt)
+        reporter.emit(EpisodeStarted, job.episode_id, self.task.task_id, index, attempt)
+        observer = EpisodeReporter(
+            reporter,
+            job.episode_id,
+            on_waiting=lambda part: self._note_request(index, part),
+            on_assigned=lambda: self._note_assigned(index),
+        )
         outcome: Outcome = "cancelled"
         failure: BaseException | None = None
         try:
-            await record_episode(
-                lambda: settings.make_environment(for_one_episode(task)),
-                trajectory,
-                seeded,
-                observer=EpisodeReporter(
-                    reporter, trajectory.episode_id, on_waiting=lambda part: self._note_request(index, part)
-                ),
-            )
-            outcome = "done" if trajectory.done else "truncated"
+            if isinstance(place, EpisodeWorker):
+                await place.record(job, episode, observer)
+            else:
+                reporter.emit(EpisodeWaiting, job.episode_id, 0, "worker")
+                episode = await place.run(job, observer)
+            outcome = "done" if episode.done else "truncated"
         except EpisodeError as error:
-            outcome, failure = "failed", error.__cause__ or error
+            episode, outcome, failure = error.trajectory, "failed", error.__cause__ or error
         finally:
-            self._running[index] = self._requested[index] = None
+            self._running[index] = self._requested[index] = self._assigned[index] = None
             reporter.counters.episodes_ended[outcome] += 1
-            reporter.emit(
-                EpisodeEnded, trajectory.episode_id, outcome, trajectory.reward, trajectory.error, trajectory.seconds
-            )
-        return trajectory, failure
+            reporter.emit(EpisodeEnded, job.episode_id, outcome, episode.reward, episode.error, episode.seconds)
+        return episode, failure
+
+    def _job(self, index: int, attempt: int) -> EpisodeJob:
+        settings, task = self._settings, self.task
+        seed = task.seed if task.seed is not None else derived_seed(settings.seed, "environment", task.task_id)
+        sampling_seed = derived_seed(settings.seed, "sampling", task.task_id, index, attempt)
+        return EpisodeJob(
+            episode_id=f"{task.task_id}/{index}.{attempt}",
+            task=task,
+            index=index,
+            attempt=attempt,
+            seed=seed,
+            sampling=replace(settings.sampling, seed=sampling_seed),
+            limits=settings.limits,
+            group_id=task.task_id,
+        )
+
+    def _note_assigned(self, index: int) -> None:
+        """A worker of another process begins an episode: no token of it is older than the version in use."""
+        self._began[index] = self._assigned[index] = self._settings.history.current_place
 
     def _note_request(self, index: int, part: Part) -> None:
         """An episode waits for `part`: for the engine from when it sends a request until it has the completion."""

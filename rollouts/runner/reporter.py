@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import ParamSpec
 
 from rollouts.episodes.activity import Part, TurnSeconds
-from rollouts.episodes.errors import EnvironmentFailedError, RendererFailedError
+from rollouts.episodes.errors import EnvironmentFailedError, RemoteFailureError, RendererFailedError
 from rollouts.episodes.limits import EpisodeLimits
 from rollouts.runner.counters import RunnerCounters
 from rollouts.runner.events import EpisodeWaiting, Listener, RunnerEvent, TurnFinished
@@ -53,14 +53,19 @@ class Reporter:
         while trace is not None and trace.tb_next is not None:
             trace = trace.tb_next
         place = None if trace is None else (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
-        kind = (type(error), type(cause), place)
+        kind: tuple[object, ...] = (type(error), type(cause), place)
+        if isinstance(error, RemoteFailureError):
+            places = [line for line in error.trace.splitlines() if line.lstrip().startswith("File ")]
+            kind = (error.error_type, error.kind, *places[-1:])
         if kind in self._logged:
             return
         self._logged.add(kind)
+        remote = f"\n{error.trace}" if isinstance(error, RemoteFailureError) and error.trace else ""
         log.warning(
-            "episode %s failed: %s (further failures of this kind are in the episodes' `error` and not logged)",
+            "episode %s failed: %s (further failures of this kind are in the episodes' `error` and not logged)%s",
             episode.episode_id,
             episode.error,
+            remote,
             exc_info=cause,
         )
 
@@ -77,14 +82,28 @@ class Reporter:
 
 
 class EpisodeReporter:
-    """An `EpisodeObserver` for one attempt. `on_waiting` is called with each part that the episode waits for."""
+    """A `JobObserver` for one attempt.
 
-    __slots__ = ("_episode_id", "_on_waiting", "_reporter")
+    `on_waiting` is called with each part that the episode waits for, `on_assigned` when a worker begins it.
+    """
 
-    def __init__(self, reporter: Reporter, episode_id: str, on_waiting: Callable[[Part], None]) -> None:
+    __slots__ = ("_episode_id", "_on_assigned", "_on_waiting", "_reporter")
+
+    def __init__(
+        self,
+        reporter: Reporter,
+        episode_id: str,
+        *,
+        on_waiting: Callable[[Part], object],
+        on_assigned: Callable[[], object],
+    ) -> None:
         self._reporter = reporter
         self._episode_id = episode_id
         self._on_waiting = on_waiting
+        self._on_assigned = on_assigned
+
+    def assigned(self, worker: str) -> None:
+        self._on_assigned()
 
     def waiting(self, turn: int, part: Part) -> None:
         self._on_waiting(part)

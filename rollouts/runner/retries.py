@@ -5,27 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
-from renderers.errors import MediaFetchError
-from rollouts.episodes.errors import EnvironmentFailedError
-from rollouts.errors import (
-    ArgumentError,
-    EngineError,
-    EngineFailedError,
-    GenerationInterruptedError,
-    ServerError,
-    ServerTimeoutError,
-    ServerUnreachableError,
-)
+from rollouts.episodes.error_kinds import error_kind
+from rollouts.episodes.errors import ErrorKind
+from rollouts.errors import ArgumentError
 from rollouts.numbers import finite_number, whole_number
-
-#: Kinds of errors that another attempt may not have.
-ErrorKind = Literal["engine", "media", "environment"]
-
-_ENGINE = (ServerUnreachableError, ServerTimeoutError, GenerationInterruptedError)
-_TOO_MANY_REQUESTS = 429
-_OF_OTHER_PARTS = (EngineError, EnvironmentFailedError, MediaFetchError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +56,3 @@ class RetryPolicy:
             return None
         delay = min(self.max_delay, self.first_delay * 2.0 ** min(attempts - 1, 60))
         return delay * random.uniform(0.5, 1.0)  # noqa: S311  no secret depends on it
-
-
-def error_kind(error: BaseException) -> ErrorKind | None:
-    """The kind of the error of an episode; None for one that another attempt would have, too."""
-    if isinstance(error, EnvironmentFailedError):
-        # An environment may call engines: the policy's for a sub-agent, or that of a simulated user.
-        cause = error.__cause__
-        return error_kind(cause) if isinstance(cause, _OF_OTHER_PARTS) else "environment"
-    if isinstance(error, MediaFetchError):
-        return "media"
-    if isinstance(error, ServerError):
-        return "engine" if error.status == _TOO_MANY_REQUESTS or error.status >= 500 else None
-    is_io_error = isinstance(error, EngineFailedError) and isinstance(error.__cause__, OSError)
-    return "engine" if is_io_error or isinstance(error, _ENGINE) else None

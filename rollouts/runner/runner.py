@@ -10,17 +10,14 @@ from typing import Any, Self
 
 from renderers import Renderer, RendererPool
 from rollouts.engines.protocol import Engine, InFlight, SamplingParams
-from rollouts.episodes.episode import check_settings
 from rollouts.episodes.limits import EpisodeLimits
-from rollouts.episodes.renderer_calls import renderer_pool
-from rollouts.episodes.turns import EpisodeSettings
 from rollouts.rewards import GroupReward
-from rollouts.runner.arguments import check_counts, check_options
+from rollouts.runner.arguments import check_counts, check_options, check_place
 from rollouts.runner.capacity import Capacity
 from rollouts.runner.errors import RunnerArgumentError, RunnerClosedError
 from rollouts.runner.events import Listener
 from rollouts.runner.group import Group
-from rollouts.runner.group_run import GroupSettings, MakeEnvironment
+from rollouts.runner.group_run import GroupSettings
 from rollouts.runner.journal import Journal
 from rollouts.runner.journal.recorder import ResumedRun
 from rollouts.runner.modes import Demand, Mode, Synchronous
@@ -29,6 +26,9 @@ from rollouts.runner.retries import RetryPolicy
 from rollouts.runner.schedule import Schedule, SkipGroup
 from rollouts.runner.task_source import Tasks, TaskSource
 from rollouts.runner.weight_updates import WeightUpdates
+from rollouts.task import MakeEnvironment
+from rollouts.workers.episode_worker import EpisodeWorker
+from rollouts.workers.protocol import Workers
 
 #: What the consumer of a stream wants: all groups, as they finish.
 _ALL = Demand(waiting=None, batch=None)
@@ -53,16 +53,20 @@ class Runner:
     group out, such as one whose rewards are all equal. With a `journal`, the work of an earlier process is continued.
     `listeners` are called with each event (`rollouts.runner.events`). `tasks` are those of `collect`.
 
+    With `workers` the episodes run in other processes, with environments, engines and renderers of their own
+    (`rollouts.workers`); `engine` is then for updates of the weights alone. `make_environment` and `renderer` are None,
+    and `engine` is None where nothing updates the weights.
+
     One event loop uses a runner. `renderer` may be a `RendererPool`; for any other renderer one is made, whose threads
-    do all rendering. The engine, and a pool that was given, are not closed; the journal is, also where the runner is
-    refused. Raises `RunnerArgumentError`.
+    do all rendering. The engine, a pool that was given and the workers are not closed; the journal is, also where the
+    runner is refused. Raises `RunnerArgumentError`.
     """
 
     def __init__(
         self,
-        make_environment: MakeEnvironment,
-        engine: Engine,
-        renderer: Renderer | RendererPool,
+        make_environment: MakeEnvironment | None,
+        engine: Engine | None,
+        renderer: Renderer | RendererPool | None,
         *,
         sampling: SamplingParams,
         group_size: int = 1,
@@ -76,14 +80,15 @@ class Runner:
         journal: Journal | None = None,
         listeners: Sequence[Listener] = (),
         tasks: Tasks | None = None,
+        workers: Workers | None = None,
     ) -> None:
         with ExitStack() as refused:  # a runner that is refused keeps nothing open
             if isinstance(journal, Journal):
                 refused.callback(journal.close_unused)
-            check_settings(engine, renderer, sampling, 1)
+            check_place(make_environment, engine, renderer, workers)
             check_counts(group_size=group_size, concurrency=concurrency)
             check_options(
-                make_environment=make_environment,
+                sampling=sampling,
                 limits=limits,
                 retry=retry,
                 mode=mode,
@@ -94,13 +99,25 @@ class Runner:
                 listeners=listeners,
             )
             self._resources = refused.enter_context(ExitStack())
-            pool = self._resources.enter_context(renderer_pool(renderer))
+            place: EpisodeWorker | Workers
+            if workers is None:
+                assert make_environment is not None  # `check_place` has refused the others
+                assert engine is not None
+                assert renderer is not None
+                place = EpisodeWorker(make_environment, engine, renderer)
+                self._resources.callback(place.release)
+                self._capacity = Capacity(concurrency)
+            else:
+                place = workers
+                self._capacity = Capacity(concurrency, lambda: workers.num_slots)
+                self._resources.callback(workers.on_slots_changed(self._capacity.changed.set))
+            self._workers = workers
             self._reporter = Reporter(listeners, limits)
-            self._updates = WeightUpdates(engine, self._reporter)
-            self._capacity = Capacity(concurrency)
+            self._updates = WeightUpdates(engine, self._reporter, place.set_update)
             self._settings = GroupSettings(
-                make_environment=make_environment,
-                episodes=EpisodeSettings(engine, pool, sampling, limits, pauses=self._updates.pauses),
+                place=place,
+                sampling=sampling,
+                limits=limits,
                 group_size=group_size,
                 retry=retry,
                 seed=seed,
@@ -206,6 +223,7 @@ class Runner:
         """
         return {
             **self._reporter.counters.as_dict(),
+            **({} if self._workers is None else self._workers.metrics()),
             "groups_queued": sum(schedule.num_finished for schedule in self._schedules),
         }
 
@@ -250,7 +268,10 @@ class Runner:
         left, self._left = self._left, None
         if left is not None:
             schedule.resume(left.undelivered, left.unfinished)
-        return await schedule.next_groups(count, demand)
+        groups = await schedule.next_groups(count, demand)
+        if not groups:
+            self._check_open()  # it may have been closed in the meantime
+        return groups
 
     async def _resume_journal(self) -> None:
         """Read what earlier processes left, once. The first consumer gets their groups.

@@ -44,6 +44,7 @@ class Schedule:
         self._skip_group = skip_group
         self._demand = Demand()
         self._is_taking = False
+        self._is_closed = False
         self._unacknowledged: list[Group] = []
         self._stored: deque[str] = deque()  # finished by an earlier process
         self._unfinished: deque[str] = deque()  # begun by an earlier process
@@ -53,8 +54,6 @@ class Schedule:
         self._source_error: TaskSourceError | None = None
         self._starting: asyncio.Task[None] | None = None
         self._progress = asyncio.Event()  # set when `next_groups` may have something to return
-        # A consumer that is slower than the groups does not fill the memory with them.
-        self._max_finished = max(1, settings.capacity.limit // settings.group_size)
 
     # The consumer.
 
@@ -118,8 +117,10 @@ class Schedule:
             await asyncio.wait(tasks)
 
     async def close(self) -> None:
-        """Cancel what runs."""
+        """Cancel what runs. From now on there is no next group."""
+        self._is_closed = True
         await self.interrupt()
+        self._progress.set()
         await self._source.close()
 
     async def drop_stale(self, in_flight: InFlight) -> None:
@@ -183,8 +184,8 @@ class Schedule:
         self._settings.capacity.changed.set()
 
     async def _next(self) -> FinishedGroup | None:
-        """The next finished group; None after the last."""
-        while True:
+        """The next finished group; None after the last, and in a schedule that is closed."""
+        while not self._is_closed:
             if self._stored and self._journal is not None:
                 group = await self._journal.group(self._stored[0])
                 self._stored.popleft()
@@ -205,6 +206,7 @@ class Schedule:
                 return None
             self._progress.clear()
             await self._progress.wait()
+        return None
 
     # Groups.
 
@@ -243,10 +245,12 @@ class Schedule:
     def _may_start(self) -> bool:
         capacity = self._settings.capacity
         limit = self._mode.max_undelivered(self._demand)
+        # A consumer that is slower than the groups does not fill the memory with them.
+        max_finished = max(1, capacity.limit // self._settings.group_size)
         return (
             capacity.claimed < capacity.limit
             and capacity.claimed + capacity.waiting < 2 * capacity.limit
-            and len(self._finished) < self._max_finished
+            and len(self._finished) < max_finished
             and (limit is None or self.num_undelivered < limit)
         )
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from rollouts.episodes.environment_calls import CLOSE_SECONDS
 from rollouts.error_texts import describe_exception
 from rollouts.runner.errors import RunnerArgumentError, TaskSourceError
-from rollouts.runner.task import Task
+from rollouts.task import Task
 
 log = logging.getLogger("rollouts.runner")
 

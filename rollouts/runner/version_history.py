@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from rollouts.error_texts import is_unicode
 from rollouts.errors import ArgumentError
 from rollouts.trajectory.tree import Trajectory
 from rollouts.version_order import VersionOrder
@@ -84,7 +85,9 @@ class VersionHistory:
         """The place of a version: newer ones have larger places, 0 is the first of this run, earlier ones are below."""
         self.adopt_reported()
         if version not in self._places:
-            if self._reported() == "":
+            if version == self.expected:  # sampled before the call for the update has returned
+                self._places[version] = max(self._places.values()) + 1
+            elif self._reported() == "":
                 self.start_using(version)
             else:
                 self._places[version] = self._place_before_this_run(version)
@@ -151,5 +154,5 @@ def staleness(history: VersionHistory, place: int | None) -> int:
 
 
 def _check_name(version: object) -> None:
-    if not isinstance(version, str):
-        raise ArgumentError("version", version, "pass the name of a version, a str")
+    if not isinstance(version, str) or not is_unicode(version):
+        raise ArgumentError("version", version, "pass the name of a version, a str that UTF-8 can encode")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 from renderers import RendererError
 from rollouts.engines.protocol import Engine, InFlight, UpdatableEngine, check_update_arguments
-from rollouts.episodes.deadlines import UpdatePauses
 from rollouts.episodes.errors import wrap_exceptions
 from rollouts.error_texts import describe_exception
 from rollouts.errors import ArgumentError, RolloutsError, WeightUpdateError
@@ -23,13 +23,19 @@ log = logging.getLogger("rollouts.runner")
 class WeightUpdates:
     """The weight updates of an engine, counted and reported by `reporter`.
 
-    `history` has the versions in use; `pauses` hold the deadlines of episodes whose requests wait for an update.
+    `history` has the versions in use. `set_update` is called with `in_flight` when an update begins, and with None when
+    it has ended. `engine` is None for a runner whose workers have all engines.
     """
 
-    def __init__(self, engine: Engine, reporter: Reporter) -> None:
+    def __init__(
+        self,
+        engine: Engine | None,
+        reporter: Reporter,
+        set_update: Callable[[InFlight | None], object] = lambda in_flight: None,
+    ) -> None:
         self._engine = engine
         self._reporter = reporter
-        self.pauses = UpdatePauses()
+        self._set_update = set_update
         self._running = ""  # the version of the update that is under way
         self.history = VersionHistory(self._reported_version(), self._reported_version)
 
@@ -45,7 +51,7 @@ class WeightUpdates:
         engine = self._engine
         if not isinstance(engine, UpdatableEngine):
             rule = "it has no weight_version and update_weights; pass the runner an UpdatableEngine"
-            raise ArgumentError("engine", type(engine).__name__, rule)
+            raise ArgumentError("engine", None if engine is None else type(engine).__name__, rule)
         if self._running:
             raise WeightUpdateError(
                 f"the update to version {version!r:.80} was not begun, because that to {self._running!r:.80} is under "
@@ -55,8 +61,11 @@ class WeightUpdates:
         self._running = self.history.expected = version
         started = time.monotonic()
         try:
-            with self.pauses.update(in_flight):
+            self._set_update(in_flight)
+            try:
                 await self._until_ended(asyncio.ensure_future(self._update(engine, weights, version, in_flight)))
+            finally:
+                self._set_update(None)
         except Exception as error:
             self._reporter.counters.weight_update_failures += 1
             self._reporter.emit(WeightUpdateFailed, version, describe_exception(error))

@@ -9,6 +9,7 @@ introduced it. Branches, compacted histories and sub-agents need no further rule
 
 from __future__ import annotations
 
+import os
 import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 
-from renderers import Message, MultiModalData, RenderedTokens
+from renderers import Message, MultiModalData, RenderedTokens, TemplateRenderer
 from renderers.media.item import Modality
 from renderers.media.source import MediaSource
 from renderers.vision.processor import MediaProcessor
@@ -361,6 +362,16 @@ class Trajectory:
             if index in completions:
                 messages.append(completions[index])
         return messages
+
+    def to_html(self, path: str | os.PathLike[str], *, renderer: TemplateRenderer | None = None) -> None:
+        """Write the episode as one HTML file to look at in a browser; it replaces a file of that name.
+
+        With the model's `renderer` it has token texts, tool calls, and the differences to a full render.
+        `rollouts.view.write_html` does the same for several episodes. Raises `OSError`.
+        """
+        from rollouts.view import write_html
+
+        write_html([self], path, renderer=renderer)
 
     def all_media(self) -> Iterator[MediaReference]:
         """Every image and video of the episode, once per node that introduced it."""

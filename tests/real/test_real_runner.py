@@ -9,44 +9,22 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
+from gallery_runs import Gallery, mismatches, reference_model
 from make_checkpoint import make_checkpoint
-from transformers import AutoModelForImageTextToText
 from vllm_server import LONGEST_SECONDS
 
 from renderers import load_renderer
-from rollouts import SamplingParams, StepResult, Trajectory
+from rollouts import SamplingParams, Trajectory
 from rollouts.engines.vllm import VLLMEngine
 from rollouts.errors import WeightUpdateError
 from rollouts.runner import Asynchronous, EpisodeLimits, Group, Runner, Synchronous, Task
-from rollouts.training import TrainingBatch, TrainingSample, samples_from_trajectory, token_logprobs
+from rollouts.training import samples_from_trajectory
 
 TURNS, TOKENS = 2, 800  # a turn takes seconds
 GROUP_SIZE, NUM_TASKS = 2, 2
 OLD, NEW = "default", "new"  # vLLM's name of the weights that it was started with
 SAMPLING = SamplingParams(max_tokens=TOKENS, extra={"min_tokens": TOKENS})  # never a stop token before
-
-
-class Gallery:
-    """Shows a new image in each of two turns."""
-
-    def __init__(self, task: Task) -> None:
-        self._number = task.data
-
-    def reset(self, seed: int) -> list[dict[str, Any]]:
-        self._random = np.random.default_rng([seed, self._number])
-        self._turn = 0
-        return [self._image("What is it?")]
-
-    def step(self, assistant: Any) -> StepResult:
-        self._turn += 1
-        return StepResult([self._image("And this?")], reward=1.0, done=self._turn == TURNS)
-
-    def _image(self, text: str) -> dict[str, Any]:
-        pixels = self._random.integers(0, 256, (64, 48, 3), dtype=np.uint8)
-        return {"role": "user", "content": [{"type": "image", "image": pixels}, {"type": "text", "text": text}]}
 
 
 @pytest.fixture
@@ -65,7 +43,7 @@ def new_directory(tmp_path):
 def runner_of(engine: VLLMEngine, server: Any, name: str, **options: Any) -> Runner:
     tasks = [Task(f"{name}-{number}", number) for number in range(NUM_TASKS)]
     return Runner(
-        Gallery,
+        lambda task: Gallery(task, TURNS),
         engine,
         load_renderer(server.model_dir),
         sampling=SAMPLING,
@@ -90,25 +68,8 @@ def versions_of(episode: Trajectory) -> list[list[str]]:
     return [[span.version for span in node.weight_spans] for node in episode.nodes if node.weight_spans]
 
 
-def mismatches(model: Any, samples: list[TrainingSample], version: str) -> np.ndarray:
-    """|log p(sampler) - log p(model)| of every token that `version` sampled."""
-    batch = TrainingBatch.from_samples(samples, pad_id=0)
-    with torch.inference_mode():
-        recomputed = token_logprobs(model, batch).numpy()
-    differences = []
-    for row, sample in enumerate(samples):
-        length = len(sample.token_ids)
-        found = np.abs(recomputed[row, :length] - sample.logprobs)[sample.loss_mask]
-        differences += [found[span.start : span.end] for span in sample.weight_spans if span.version == version]
-    return np.concatenate(differences) if differences else np.empty(0)
-
-
 def models(server: Any, new_directory: Path) -> dict[str, Any]:
-    directories = {OLD: server.model_dir, NEW: new_directory}
-    return {
-        version: AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32).eval()
-        for version, directory in directories.items()
-    }
+    return {OLD: reference_model(server.model_dir), NEW: reference_model(new_directory)}
 
 
 @pytest.mark.parametrize("mode", ["abort", "wait", "keep"])

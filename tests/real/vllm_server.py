@@ -52,7 +52,10 @@ _WATCHDOG = 'read -r _; kill -9 "-$0"'
 
 @dataclass(frozen=True)
 class Mode:
-    """How a server is started. `api_key`: the key that it requires. `family`: the model, None for Qwen3-VL."""
+    """How a server is started. `api_key`: the key that it requires. `family`: the model, None for Qwen3-VL.
+
+    `variables` are added to its environment.
+    """
 
     dtype: str = "float32"
     family: str | None = None
@@ -61,6 +64,7 @@ class Mode:
     dev_routes: bool = True
     api_key: str | None = None
     subcommand: tuple[str, ...] = ("serve",)
+    variables: tuple[tuple[str, str], ...] = ()
 
     def command(self, program: Path, model_dir: Path, port: int) -> list[str]:
         return [
@@ -74,7 +78,7 @@ class Mode:
         ]
 
     def environment(self) -> dict[str, str]:
-        return {**_ENVIRONMENT, "VLLM_SERVER_DEV_MODE": "1" if self.dev_routes else "0"}
+        return {**_ENVIRONMENT, "VLLM_SERVER_DEV_MODE": "1" if self.dev_routes else "0", **dict(self.variables)}
 
 
 #: In the order in which tests run; each server is started once.
@@ -85,6 +89,17 @@ MODES: Mapping[str, Mode] = {
     "bfloat16-host-normalise": Mode(dtype="bfloat16", arguments=("--no-mm-device-do-normalize",)),
     # So small that requests preempt each other and images evict each other from the encoder cache.
     "small-cache": Mode(arguments=("--num-gpu-blocks-override", "40", "--max-num-batched-tokens", "1024")),
+    # Receives tensors of a trainer through files, for which `weight_files.py` stands in the server.
+    "transfer": Mode(
+        arguments=(
+            *("--weight-transfer-config", '{"backend": "files"}'),
+            *("--worker-extension-cls", "weight_files.RegisteredBackend"),
+        ),
+    ),
+    "lora": Mode(
+        arguments=("--enable-lora", "--max-lora-rank", "8", "--max-loras", "2"),
+        variables=(("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1"),),
+    ),
     # Takes no images, though its model could.
     "text": Mode(arguments=("--language-model-only",)),
     # As many operators start one: a key, no scale-out, no development routes.

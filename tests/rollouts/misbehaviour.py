@@ -182,6 +182,8 @@ WRONG_RESULTS = [
     GenerateResult("r", [None]),
     GenerateResult("r", ["text"]),
     GenerateResult("r", {0: GOOD}),
+    GenerateResult("of another request", [GOOD]),
+    GenerateResult(None, [GOOD]),
     GenerateResult,
 ]
 
@@ -189,7 +191,7 @@ ENGINE_EXCEPTIONS = [*EXCEPTIONS, EngineError("r", "one of ours"), ConnectionRef
 
 
 class ReturningEngine(ScriptedEngine):
-    """Returns something of its own at the second request."""
+    """Returns something of its own at the second request; a result with the id of that request."""
 
     def __init__(self, renderer, wrong):
         super().__init__(["a", "b", "c"], renderer=renderer)
@@ -197,7 +199,11 @@ class ReturningEngine(ScriptedEngine):
 
     async def generate(self, request):
         result = await super().generate(request)
-        return self.wrong if len(self.requests) == 2 else result
+        if len(self.requests) != 2:
+            return result
+        if isinstance(self.wrong, GenerateResult) and self.wrong.request_id == "r":
+            return replace(self.wrong, request_id=request.request_id)
+        return self.wrong
 
 
 class RaisingEngine(ScriptedEngine):

@@ -120,7 +120,9 @@ async def test_a_model_that_only_reads_text_is_scored_by_its_own_forward(rendere
                 ids.append(int(logprobs.argmax()))
                 scores.append(float(logprobs.max()) + self.off_by)
             drawn = np.array(ids[len(request.prompt_ids) :], np.int32)
-            return GenerateResult("x", [Completion(0, drawn, np.array(scores, np.float32), FinishReason.LENGTH)])
+            return GenerateResult(
+                request.request_id, [Completion(0, drawn, np.array(scores, np.float32), FinishReason.LENGTH)]
+            )
 
     engine = Engine()
     target = target_of(renderer, tmp_path, engine=engine)
@@ -140,7 +142,7 @@ async def test_a_checkpoint_that_transformers_cannot_read_is_skipped_with_its_wo
         async def generate(self, request):
             drawn = np.zeros(request.sampling.max_tokens, np.int32)
             logprobs = np.full(len(drawn), -1, np.float32)
-            return GenerateResult("x", [Completion(0, drawn, logprobs, FinishReason.LENGTH)])
+            return GenerateResult(request.request_id, [Completion(0, drawn, logprobs, FinishReason.LENGTH)])
 
     (tmp_path / "config.json").write_text('{"model_type": "of nobody"}')
     (tmp_path / "model.safetensors").write_bytes(b"x" * 64)

@@ -16,6 +16,20 @@ def result(ids: list[int], logprobs: list[float], count: int = 1) -> GenerateRes
     return GenerateResult("r1", [drawn] * count)
 
 
+def test_the_result_of_another_request_is_an_error_that_names_it():
+    other = GenerateResult("r2", result([5], [-0.1]).completions)
+    with pytest.raises(MalformedResultError, match="result of request 'r2'") as caught:
+        check_result(REQUEST, other)
+    assert caught.value.request_id == "r1"
+
+
+def test_more_tokens_than_the_request_allows_are_an_error():
+    request = GenerateRequest([1, 2], SamplingParams(max_tokens=2), request_id="r1")
+    check_result(request, result([5, 6], [-0.1, -0.1]))
+    with pytest.raises(MalformedResultError, match="completion 0 holds 3 tokens; the request has max_tokens=2"):
+        check_result(request, result([5, 6, 7], [-0.1] * 3))
+
+
 def test_one_finite_logprob_a_token_is_accepted():
     check_result(REQUEST, result([5, 6], [-0.1, -2.0]))
 

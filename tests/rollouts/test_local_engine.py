@@ -338,7 +338,7 @@ def test_the_rows_of_a_batch_do_not_depend_on_the_order_in_which_requests_came(e
     rows = []
     run = engine._run
     monkeypatch.setattr(
-        engine, "_run", lambda requests: (rows.append([r.sampling.seed for r in requests]), run(requests))[1]
+        engine, "_run", lambda running: (rows.append([each.request.sampling.seed for each in running]), run(running))[1]
     )
     asked = [request(prompt(renderer, images=[noise(seed % 3)]), seed=seed) for seed in range(8)]
     generate(engine, *asked)

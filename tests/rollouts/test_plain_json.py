@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 from trajectory_files import file_of, short
 from typer.testing import CliRunner
 
-from rollouts.cli.errors import NoJsonFormError
 from rollouts.cli.main import app
-from rollouts.cli.traj.plain import plain
+from rollouts.errors import NoJsonFormError
+from rollouts.trajectory.plain_json import plain
 from transport import RawTensor, decode, encode, wire_type
 
 
@@ -182,7 +182,7 @@ def test_no_export_holds_the_repr_of_a_tensor_or_array(tmp_path: Path, form: str
 def test_an_episode_with_a_value_that_has_no_form_is_named_and_the_others_are_exported(
     tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rollouts.cli.traj import plain as module
+    from rollouts.trajectory import plain_json as module
 
     bad = short("bad")
     bad.turns = [dataclasses.replace(bad.turns[0], info={"when": datetime.date(2024, 1, 2)})]

@@ -8,10 +8,10 @@ from sub_agents import Delegating, Echo, RecordingEngine, last_user_text, play, 
 
 from rollouts import SamplingParams, run_episode
 from rollouts.environments import ToolEnvironment
+from rollouts.episodes.error_kinds import error_kind
 from rollouts.episodes.errors import EnvironmentFailedError, EpisodeArgumentError, EpisodeError, EpisodeLimitError
 from rollouts.errors import InvalidRequestError, OverlongPromptError, ServerUnreachableError, TrajectoryFinishedError
 from rollouts.runner import EpisodeLimits, Runner, Task
-from rollouts.runner.retries import error_kind
 
 IMAGE = np.arange(32 * 32 * 3, dtype=np.uint8).reshape(32, 32, 3)
 

@@ -14,9 +14,9 @@ from planted_violations import without_validation
 from trajectory_files import damage, file_of, forked, lines, one_error, png, run, short
 
 from renderers import MediaSource
-from rollouts.cli.traj.plain import plain
 from rollouts.engines.protocol import FinishReason, WeightSpan
 from rollouts.trajectory.packed_episodes import pack_episodes
+from rollouts.trajectory.plain_json import plain
 
 
 def test_jsonl_holds_the_whole_episode_and_each_image_is_one_file(tmp_path: Path) -> None:

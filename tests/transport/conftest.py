@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from transport.link import LinkClient, LinkServer
+from transport.link import LinkClient, LinkServer, PeerConnected
 
 
 @pytest.fixture
@@ -19,6 +19,6 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def pair() -> Iterator[tuple[LinkServer, LinkClient]]:
     """A server and a client named "worker" that is connected to it."""
-    pytest.importorskip("zmq", reason="links need the extra `zmq`")
     with LinkServer() as server, LinkClient(server.address, name="worker") as client:
+        assert server.recv(timeout=60) == PeerConnected("worker")
         yield server, client

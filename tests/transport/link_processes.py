@@ -1,4 +1,4 @@
-"""Worker processes of the link tests, and the logs that they write."""
+"""Worker processes of the link tests."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ PATIENCE = 120  # seconds that a loaded machine may take for anything; nothing i
 class Process:
     """A worker process; killed at the end of the block whatever happens."""
 
-    def __init__(self, *arguments: object, within: tuple[str, ...] = ()) -> None:
+    def __init__(self, *arguments: object) -> None:
         self._process = subprocess.Popen(
-            [*within, sys.executable, str(WORKER), *map(str, arguments)],
+            [sys.executable, str(WORKER), *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -62,18 +62,6 @@ class Process:
         self.kill()
 
 
-def rows(log: Path) -> list[tuple[str, int, int]]:
-    """(session, sequence, value) of each line that a worker process wrote."""
-    if not log.exists():
-        return []
-    parts = [line.split() for line in log.read_text().splitlines()]
-    return [(session, int(sequence), int(value)) for session, sequence, value in parts]
-
-
-def values(log: Path) -> list[int]:
-    return [value for _, _, value in rows(log)]
-
-
 def until(condition: Callable[[], Any], *needed: Process) -> None:
     """Wait for something that the needed processes make true."""
     end = time.monotonic() + PATIENCE
@@ -81,7 +69,3 @@ def until(condition: Callable[[], Any], *needed: Process) -> None:
         assert all(process.running for process in needed), "a process that should bring it about has ended"
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.005)
-
-
-def lines(log: Path) -> int:
-    return log.read_bytes().count(b"\n") if log.exists() else 0

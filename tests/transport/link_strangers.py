@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import zmq
 from link_processes import PATIENCE
 
-from transport.link.limits import Credit
-from transport.link.messages import NO_SESSION, Greeting, Hello, LinkMessage, to_frames
+from transport.link import LinkLimits
+from transport.link.limits import Window
+from transport.link.messages import Hello, LinkMessage, Refused, from_frames, to_frames
+from transport.wire.wire_format import Buffer
 
 
 class Stranger:
@@ -23,26 +23,27 @@ class Stranger:
     def say(self, *frames: bytes) -> None:
         self._socket.send_multipart(frames)
 
-    def message(self, message: LinkMessage) -> None:
-        self._socket.send_multipart(to_frames(message))
+    def message(self, message: LinkMessage, *following: Buffer) -> None:
+        self._socket.send_multipart(to_frames(message, following))
 
-    def hear(self) -> bytes:
+    def hear(self) -> LinkMessage:
         assert self._socket.poll(1000 * PATIENCE), "the server says nothing"
-        frame: bytes = self._socket.recv_multipart()[0]
-        return frame
+        return from_frames(self._socket.recv_multipart(), LinkLimits())[0]
 
     def refusal(self) -> str:
         """The reason that the server gives, after whatever else it says."""
-        while True:
-            frame = self.hear()
-            if frame[5] == 9:
-                return frame[6:].decode()
+        while not isinstance(heard := self.hear(), Refused):
+            pass
+        return heard.reason
 
-    def greet(self, name: str = "stranger", **changes: Any) -> None:
-        fields = {"session": b"x" * 16, "receiving_session": NO_SESSION, "first_kept": 1}
-        fields |= {"received": 0, "acknowledged": 0}
-        greeting = Greeting(**{**fields, "credit": Credit(10, 1 << 20), "max_message": 1 << 30, **changes})
-        self.message(Hello(greeting, name))
+    def greet(self, name: str = "stranger", window: Window | None = None) -> None:
+        self.message(Hello(name, window or LinkLimits().window))
 
     def close(self) -> None:
         self._context.destroy(0)
+
+    def __enter__(self) -> Stranger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

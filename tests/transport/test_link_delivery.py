@@ -1,210 +1,301 @@
-"""Links between real sockets: delivery in order, acknowledgement, back-pressure, message sizes, async calls."""
+"""Objects over a link: order, events, limits, media, calls of threads and of event loops."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
-from link_images import IMAGE
-from link_processes import PATIENCE
+from link_images import IMAGE, OTHER
+from link_processes import PATIENCE, until
 
-from transport import DecodeLimits
+import transport.link.link_endpoint
+from renderers.media.source import MediaSource
+from transport import DecodeLimits, EncodeError
 from transport.link import (
+    Delivery,
     LinkClient,
+    LinkClosedError,
     LinkLimits,
+    LinkRefusedError,
     LinkServer,
     LinkTimeoutError,
     MessageTooLargeError,
+    PeerConnected,
+    PeerLost,
+    PeerLostError,
+    UndecodableMessageError,
 )
 
-pytest.importorskip("zmq", reason="links need the extra `zmq`")
+Pair = tuple[LinkServer, LinkClient]
 
 
-@pytest.fixture(params=["tcp", "ipc"])
-def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LinkServer]:
-    address = "tcp://127.0.0.1:*" if request.param == "tcp" else f"ipc://{tmp_path}/link"
-    with LinkServer(address) as link:
-        yield link
+def receive_objects(link: LinkServer | LinkClient, count: int) -> list[Any]:
+    got: list[Any] = []
+    while len(got) < count:
+        received = link.recv(timeout=PATIENCE)
+        if isinstance(received, Delivery):
+            got.append(received.obj)
+    return got
 
 
-def test_objects_arrive_in_order_in_both_directions(server: LinkServer) -> None:
-    with LinkClient(server.address, name="worker") as client:
-        for number in range(50):
-            assert client.send({"n": number, "pixels": np.full((64, 64), number, np.float32)}) == number + 1
-        for number in range(50):
-            delivery = server.recv(timeout=PATIENCE)
-            assert (delivery.peer, delivery.sequence, delivery.obj["n"]) == ("worker", number + 1, number)
-            assert (delivery.obj["pixels"] == number).all()
-            assert delivery.session == client.session
-            server.send("worker", number)
-        assert [client.recv(timeout=PATIENCE).obj for _ in range(50)] == list(range(50))
-        client.flush(PATIENCE)
-        assert client.unacknowledged() == ()
+def test_objects_arrive_in_order_in_both_directions(pair: Pair) -> None:
+    server, client = pair
+    for number in range(200):
+        client.send({"n": number, "array": np.full(500, number)})
+        server.send("worker", number)
+    got = [client.recv(timeout=PATIENCE) for _ in range(200)]
+    assert got == [Delivery(server.address, number) for number in range(200)]
+    assert [each["n"] for each in receive_objects(server, 200)] == list(range(200))
 
 
-def test_a_client_may_send_before_the_server_starts(tmp_path: Path) -> None:
-    address = f"ipc://{tmp_path}/later"
-    with LinkClient(address) as client:
-        client.send("early")
-        time.sleep(0.2)
-        with LinkServer(address) as server:
-            assert server.recv(timeout=PATIENCE).obj == "early"
-            client.flush(PATIENCE)
+def test_received_arrays_are_views_of_the_received_frames(pair: Pair) -> None:
+    server, client = pair
+    client.send(np.arange(100_000))
+    array = receive_objects(server, 1)[0]
+    assert (array == np.arange(100_000)).all()
+    assert not array.flags.owndata
+    assert not array.flags.writeable
+
+
+def test_a_server_receives_connected_then_the_objects_then_lost(pair: Pair) -> None:
+    server, client = pair  # the fixture received PeerConnected
+    client.send(1)
+    client.send(2)
+    client.close()
+    with LinkClient(server.address, name="next") as second:
+        second.send(3)
+        received = [server.recv(timeout=PATIENCE) for _ in range(5)]
+    assert received == [
+        Delivery("worker", 1),
+        Delivery("worker", 2),
+        PeerLost("worker", "closed its link", 0),
+        PeerConnected("next"),
+        Delivery("next", 3),
+    ]
+    until(lambda: server.peers() == [])
 
 
 def test_messages_of_each_of_many_peers_arrive_in_order() -> None:
-    with LinkServer(limits=LinkLimits(receive_messages=40)) as server:
-        clients = [LinkClient(server.address, name=f"worker-{index}") for index in range(8)]
-        for client in clients:
-            for number in range(30):
-                client.send(number)
-        seen: dict[str, list[int]] = {client.name: [] for client in clients}
-        for _ in range(240):
-            delivery = server.recv(timeout=PATIENCE)
-            seen[delivery.peer].append(delivery.obj)
-        assert all(numbers == list(range(30)) for numbers in seen.values())
-        for client in clients:
-            client.close()
+    with LinkServer() as server, ThreadPoolExecutor(8) as pool:
+
+        def work(name: str) -> None:
+            with LinkClient(server.address, name=name, linger=PATIENCE) as client:
+                for number in range(50):
+                    client.send(number)
+
+        done = [pool.submit(work, f"worker-{number}") for number in range(8)]
+        got: dict[str, list[Any]] = defaultdict(list)
+        lost = 0
+        while lost < 8:
+            received = server.recv(timeout=PATIENCE)
+            if isinstance(received, Delivery):
+                got[received.peer].append(received.obj)
+            lost += isinstance(received, PeerLost)
+        for each in done:
+            each.result(PATIENCE)
+    assert list(got.values()) == [list(range(50))] * 8
 
 
-def test_many_threads_may_send_and_receive_at_once(pair: tuple[LinkServer, LinkClient]) -> None:
+def test_many_threads_may_send_and_receive_at_once(pair: Pair) -> None:
     server, client = pair
-    got: list[int] = []
-
-    def send(first: int) -> None:
-        for number in range(first, first + 100):
-            client.send(number)
-
-    def receive() -> None:
-        got.extend(server.recv(timeout=PATIENCE).obj for _ in range(100))
-
-    threads = [threading.Thread(target=send, args=(first,)) for first in (0, 100, 200, 300)]
-    threads += [threading.Thread(target=receive) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(got) == list(range(400))
+    with ThreadPoolExecutor(12) as pool:
+        receiving = [pool.submit(receive_objects, server, 50) for _ in range(4)]
+        sending = [pool.submit(lambda base: [client.send(base + n) for n in range(25)], 25 * n) for n in range(8)]
+        for each in sending:
+            each.result(PATIENCE)
+        got = [number for each in receiving for number in each.result(PATIENCE)]
+    assert sorted(got) == list(range(200))
 
 
-def test_the_sender_keeps_messages_until_they_are_acknowledged(pair: tuple[LinkServer, LinkClient]) -> None:
-    server, client = pair
-    for number in range(3):
-        client.send(number)
-    deliveries = [server.recv(timeout=PATIENCE, acknowledge=False) for _ in range(3)]
-    with pytest.raises(LinkTimeoutError):
-        client.flush(0.2)
-    server.acknowledge(deliveries[2])
-    with pytest.raises(LinkTimeoutError):
-        client.flush(0.2)
-    assert client.unacknowledged() == (1, 2, 3)
-    server.acknowledge(deliveries[0])
-    server.acknowledge(deliveries[1])
-    client.flush(PATIENCE)
-
-
-def test_send_blocks_while_the_receiver_does_not_read() -> None:
-    limits = LinkLimits(send_messages=5, receive_messages=3)
-    with LinkServer(limits=limits) as server, LinkClient(server.address, limits=limits) as client:
-        for number in range(5):
-            client.send(number)
-        with pytest.raises(LinkTimeoutError, match="room in the queue"):
-            client.send(5, timeout=0.2)
-        assert server.recv(timeout=PATIENCE).obj == 0
-        client.send(5, timeout=PATIENCE)
-        assert [server.recv(timeout=PATIENCE).obj for _ in range(5)] == [1, 2, 3, 4, 5]
-
-
-def test_a_receiver_that_does_not_read_for_longer_than_the_peer_timeout_stays_connected() -> None:
+def test_send_waits_while_the_receiver_does_not_read() -> None:
     limits, times = LinkLimits(send_messages=5, receive_messages=3), {"heartbeat": 0.05, "peer_timeout": 0.4}
     with LinkServer(limits=limits, **times) as server, LinkClient(server.address, limits=limits, **times) as client:
         for number in range(5):
             client.send(number)
-        with pytest.raises(LinkTimeoutError, match="room in the queue"):
-            client.send(5, timeout=1.2)
-        assert client.connected
+        with pytest.raises(LinkTimeoutError, match="did not get room"):
+            client.send(5, timeout=1.2)  # three times the peer timeout: the connection stays
+        assert receive_objects(server, 1) == [0]
+        client.send(5, timeout=PATIENCE)
+        assert receive_objects(server, 5) == [1, 2, 3, 4, 5]
         assert (client.stats().connections, client.stats().lost, server.stats().lost) == (1, 0, 0)
-        assert [server.recv(timeout=PATIENCE).obj for _ in range(5)] == [0, 1, 2, 3, 4]
 
 
-def test_send_refuses_a_message_larger_than_the_receiver_allows() -> None:
+def test_send_refuses_a_message_larger_than_the_receiver_accepts_and_the_link_stays_usable() -> None:
     small = LinkLimits(decode=DecodeLimits(max_total_bytes=100_000))
     with LinkServer(limits=small) as server, LinkClient(server.address) as client:
-        client.send("small")
-        server.recv(timeout=PATIENCE)
-        client.flush(PATIENCE)
         with pytest.raises(MessageTooLargeError) as caught:
             client.send(IMAGE)
         assert caught.value.allowed == 100_000
         client.send("still connected")
-        assert server.recv(timeout=PATIENCE).obj == "still connected"
+        assert receive_objects(server, 1) == ["still connected"]
 
 
-def test_messages_too_large_that_were_queued_before_the_greeting_are_dropped_and_the_others_arrive(
-    tmp_path: Path,
-) -> None:
-    address = f"ipc://{tmp_path}/later"
-    client = LinkClient(address)
-    for obj in ("first", IMAGE, "third", [IMAGE, IMAGE], "fifth"):
-        client.send(obj)
-    small = LinkLimits(decode=DecodeLimits(max_total_bytes=100_000))
-    with LinkServer(address, limits=small) as server:
-        with pytest.raises(MessageTooLargeError, match=r"largest of the messages 2, 4 has \d+ bytes") as caught:
-            client.flush(PATIENCE)
-        assert (caught.value.allowed, caught.value.sequences) == (100_000, (2, 4))
-        assert [server.recv(timeout=PATIENCE).obj for _ in range(3)] == ["first", "third", "fifth"]
-        client.flush(PATIENCE)  # reported once
-        assert client.send("sixth") == 6
-        assert server.recv(timeout=PATIENCE).sequence == 6
-        client.flush(PATIENCE)
-        assert (client.stats().acknowledged, server.stats().received) == (4, 4)
-        client.close()
+def test_an_object_that_cannot_be_encoded_raises_before_anything_is_sent(pair: Pair) -> None:
+    server, client = pair
+    with pytest.raises(EncodeError):
+        client.send(object())
+    client.send("next")
+    assert receive_objects(server, 1) == ["next"]
 
 
-def test_a_client_that_restarts_with_a_smaller_limit_gets_the_messages_that_it_accepts() -> None:
-    with LinkServer() as server:
-        with LinkClient(server.address, name="worker") as first:
-            first.send("hello")
-            server.recv(timeout=PATIENCE)
-            server.send("worker", IMAGE)
-            server.send("worker", "small")
-            first.recv(timeout=PATIENCE, acknowledge=False)
-        small = LinkLimits(decode=DecodeLimits(max_total_bytes=100_000))
-        with LinkClient(server.address, name="worker", limits=small) as second:
-            assert second.recv(timeout=PATIENCE).obj == "small"
-            with pytest.raises(MessageTooLargeError, match="message 1 has"):
-                server.flush(PATIENCE)
-            server.flush(PATIENCE)
+def test_a_medium_is_sent_over_a_connection_once_in_each_direction(pair: Pair) -> None:
+    server, client = pair
+    for number in range(20):
+        client.send({"turn": number, "images": [IMAGE] * 3, "other": OTHER})
+    for each in receive_objects(server, 20):
+        assert each["images"][2] == IMAGE
+        server.send("worker", each)
+    assert all(each["other"] == OTHER for each in receive_objects(client, 20))
+    for stats in (server.stats(), client.stats()):
+        assert (stats.media_sent, stats.media_received) == (2, 2)
+        assert IMAGE.nbytes + OTHER.nbytes < stats.bytes_sent < 1.1 * (IMAGE.nbytes + OTHER.nbytes)
 
 
-async def test_async_calls_deliver_and_a_cancelled_receive_loses_no_message() -> None:
-    with LinkServer() as server, LinkClient(server.address, name="worker") as client:
-        for number in range(40):
-            await client.send_async({"n": number, "image": IMAGE})
+def test_the_media_of_several_peers_are_stored_once() -> None:
+    image = MediaSource.of(os.urandom(100_000))
+    with LinkServer() as server, LinkClient(server.address) as one, LinkClient(server.address) as two:
         got = []
-        while len(got) < 40:
-            try:
-                async with asyncio.timeout(0.001 * (len(got) % 3)):
-                    got.append((await server.recv_async()).obj["n"])
-            except TimeoutError:
-                await asyncio.sleep(0.001)
-                got.append((await asyncio.wait_for(server.recv_async(), PATIENCE)).obj["n"])
-        assert got == list(range(40))
-        await client.flush_async()
-        await server.send_async("worker", "done")
-        assert (await client.recv_async()).obj == "done"
+        for client in (one, two):
+            client.send(image)
+            got += receive_objects(server, 1)
+        assert got[0] is got[1]
 
 
-async def test_an_async_receive_does_not_block_the_event_loop() -> None:
-    with LinkServer() as server, LinkClient(server.address) as client:
-        receiving = asyncio.create_task(server.recv_async())
-        for _ in range(10):
-            await asyncio.sleep(0.01)
-        assert not receiving.done()
-        client.send("now")
-        assert (await asyncio.wait_for(receiving, PATIENCE)).obj == "now"
+def test_media_beyond_the_store_of_the_receiver_are_sent_again() -> None:
+    images = [MediaSource.of(os.urandom(20_000)) for _ in range(8)]
+    limits = LinkLimits(media_bytes=3 * 20_600)
+    with LinkServer(limits=limits) as server, LinkClient(server.address) as client:
+        for number in range(32):
+            client.send(images[number % 8])
+        assert receive_objects(server, 32) == images * 4
+        assert client.stats().media_sent == 32
+
+
+def test_an_undecodable_message_raises_at_the_receiver_and_the_next_one_arrives(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, client = pair
+    client.send([IMAGE, np.zeros(3)])
+    client.send([IMAGE, "good"])
+    until(lambda: server.stats().received == 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(server._state, "limits", LinkLimits(decode=DecodeLimits(max_header_bytes=1)))
+        with pytest.raises(UndecodableMessageError, match="max_header_bytes") as caught:
+            server.recv(timeout=PATIENCE)
+    assert caught.value.peer == "worker"
+    assert receive_objects(server, 1) == [[IMAGE, "good"]]
+    assert server.stats().undecodable == 1
+
+
+def test_a_second_client_of_one_name_replaces_the_first_and_the_first_is_told(pair: Pair) -> None:
+    server, first = pair
+    with LinkClient(server.address, name="worker") as second:
+        with pytest.raises(LinkRefusedError, match="took over this name"):
+            first.recv(timeout=PATIENCE)
+        lost = server.recv(timeout=PATIENCE)
+        assert isinstance(lost, PeerLost)
+        assert "took over" in lost.reason
+        assert server.recv(timeout=PATIENCE) == PeerConnected("worker")
+        server.send("worker", "to the second")
+        assert second.recv(timeout=PATIENCE).obj == "to the second"
+
+
+def test_a_refused_peer_gets_the_reason_and_its_place_is_free(pair: Pair) -> None:
+    server, client = pair
+    server.refuse_peer("worker", "your version is 1.0 and this server has 2.0")
+    with pytest.raises(LinkRefusedError, match=r"your version is 1\.0"):
+        client.recv(timeout=PATIENCE)
+    lost = server.recv(timeout=PATIENCE)
+    assert isinstance(lost, PeerLost)
+    assert "your version" in lost.reason
+    server.refuse_peer("worker", "again")  # no effect
+    with pytest.raises(PeerLostError, match=r"'worker' is not connected \(connected: none\)"):
+        server.send("worker", 1)
+
+
+def test_a_server_at_its_limit_of_peers_refuses_further_ones_until_unread_messages_are_read() -> None:
+    with LinkServer(limits=LinkLimits(peers=2)) as server, LinkClient(server.address, name="stays") as first:
+        first.send("stays")
+        with LinkClient(server.address, name="leaves") as second:
+            second.send("unread")
+        with pytest.raises(LinkRefusedError, match="2 peers, which is its limit"):
+            LinkClient(server.address).recv(timeout=PATIENCE)
+        assert sorted(receive_objects(server, 2)) == ["stays", "unread"]
+        assert isinstance(server.recv(timeout=PATIENCE), PeerLost)
+        with LinkClient(server.address, name="third"):
+            assert server.recv(timeout=PATIENCE) == PeerConnected("third")
+
+
+def test_a_timeout_of_zero_does_not_wait_and_a_nan_is_an_error(pair: Pair) -> None:
+    server, _ = pair
+    start = time.monotonic()
+    with pytest.raises(LinkTimeoutError, match="within 0 s"):
+        server.recv(timeout=0)
+    assert time.monotonic() - start < 1
+    with pytest.raises(ValueError, match="timeout is nan"):
+        server.recv(timeout=float("nan"))
+
+
+async def test_calls_of_an_event_loop_deliver_and_a_cancelled_receive_loses_no_message(pair: Pair) -> None:
+    server, client = pair
+    for number in range(40):
+        await client.send_async({"n": number, "image": IMAGE})
+    got: list[int] = []
+    while len(got) < 40:
+        try:
+            async with asyncio.timeout(0.001 * (len(got) % 3)):
+                received = await server.recv_async()
+        except TimeoutError:
+            received = await asyncio.wait_for(server.recv_async(), PATIENCE)
+        assert isinstance(received, Delivery)
+        got.append(received.obj["n"])
+    assert got == list(range(40))
+    await server.send_async("worker", "done")
+    assert (await client.recv_async()).obj == "done"
+
+
+async def test_a_receive_that_is_cancelled_while_it_decodes_returns_the_message_to_the_front(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, client = pair
+    started, finish = threading.Event(), threading.Event()
+    decode: Callable[..., Any] = transport.link.link_endpoint.decode_frames
+
+    def decode_slowly(*arguments: Any, **options: Any) -> Any:
+        started.set()
+        assert finish.wait(PATIENCE)
+        return decode(*arguments, **options)
+
+    client.send("first")
+    client.send("second")
+    monkeypatch.setattr(transport.link.link_endpoint, "decode_frames", decode_slowly)
+    receiving = asyncio.create_task(server.recv_async())
+    await asyncio.to_thread(started.wait, PATIENCE)
+    receiving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await receiving
+    finish.set()
+    got = [await server.recv_async(), await server.recv_async()]
+    assert got == [Delivery("worker", "first"), Delivery("worker", "second")]
+
+
+async def test_a_receive_does_not_block_the_event_loop_and_ends_when_the_link_closes(pair: Pair) -> None:
+    server, client = pair
+    receiving = asyncio.create_task(server.recv_async())
+    await asyncio.sleep(0)
+    assert not receiving.done()
+    client.send("now")
+    assert (await asyncio.wait_for(receiving, PATIENCE)) == Delivery("worker", "now")
+    receiving = asyncio.create_task(server.recv_async())
+    await asyncio.sleep(0)
+    await asyncio.to_thread(server.close)
+    with pytest.raises(LinkClosedError):
+        await asyncio.wait_for(receiving, PATIENCE)

@@ -1,49 +1,53 @@
-"""Send objects between workers and an orchestrator over ZeroMQ: in order, acknowledged, no duplicates. Extra `zmq`.
+"""Send objects between workers and an orchestrator over ZeroMQ. Extra `zmq`.
 
     with LinkServer("tcp://127.0.0.1:*") as server:          # the orchestrator
-        delivery = server.recv(timeout=60, acknowledge=False)
-        store(delivery.obj)
-        server.acknowledge(delivery)                         # now the worker may delete it
-        server.send(delivery.peer, {"next": "job"})
+        while True:
+            match server.recv():
+                case PeerConnected(peer):
+                    server.send(peer, job)
+                case Delivery(peer, trajectory):
+                    ...
+                case PeerLost(peer, reason):
+                    ...                                      # give its job to another worker
 
     with LinkClient(address, name="worker-7") as client:     # a worker
-        client.send(trajectory)
         job = client.recv(timeout=60).obj
+        client.send(trajectory)
 
-Guarantees, in each direction:
+Guarantees:
 
-- The sender keeps a message until the receiving application has acknowledged it, and resends it after each lost
-  connection. Messages of one peer arrive in the order in which they were sent.
-- A session is the lifetime of one process's link. Within one session of both processes no message is delivered twice.
-  A message whose acknowledgement reached its sender is not delivered in a later session either.
-- `close` waits, for up to `linger` seconds, until each connected peer has received the acknowledgements.
-- If a receiver is killed after it stored a message and before the acknowledgement reached the sender, the message is
-  delivered again: only the application knows which messages are safely stored, so the link keeps no journal. A
-  restarted server with `LinkServer(resume={session: sequence})`, the last stored message of each session, does not
-  deliver those messages again; a worker compares `(delivery.session, delivery.sequence)`, a permanent unique key.
-- With `acknowledge=True`, the default, `recv` acknowledges the message when it returns it. A process that is killed
-  after that loses the message.
-- When a process dies, the messages that it sent and that are not acknowledged are lost. A worker that must not lose
-  finished work writes it with `RecordWriter` first. Messages *to* a worker are kept: the next client with the same
-  name receives them.
-- A message that the receiver cannot decode raises an error on both sides; the message is dropped, and the link stays
-  usable. The receiver must have imported the modules that register types of other distributions.
-- Memory is bounded (`LinkLimits`): if the receiver stops reading, `send` on the other side blocks and then raises.
-- A media source is sent over a connection once in each direction, however many messages refer to it. The receiver
-  requests it again if it has evicted it.
+- Over one connection, messages arrive in the order in which they were sent, each at most once. Either all of them
+  arrive, or the connection ends and both sides are told: a server receives `PeerLost` after the last message of the
+  peer, a client raises `PeerLostError`. Messages that were on the way are then lost: nothing is sent again, and the
+  application repeats the work whose result it did not receive.
+- A client is one connection. To connect again, make a new `LinkClient`.
+- The end of a connection is noticed within `peer_timeout` seconds, and at once if the other process ended.
+- `close` sends what is queued, and waits for up to `linger` seconds until each peer has confirmed all of it.
+- Memory is bounded (`LinkLimits`): if the receiver stops reading, `send` on the other side waits.
+- A media source is sent over a connection once in each direction, however many messages refer to it, unless the
+  receiver could not store it (`LinkLimits.media_bytes`).
+- A message that cannot be decoded raises `UndecodableMessageError` at the receiver; the link stays usable. The receiver
+  must have imported the modules that register types of other distributions.
 
-Arrays and media are not copied before they are written to the socket: do not change them until their message is
-acknowledged. Create links after a fork, not before.
+Arrays and media are not copied before they are written to the socket: do not change them after `send`. A link belongs
+to the process that made it: after a fork, calls in the child raise `LinkClosedError`.
 """
 
-from transport.link.application_types import Delivery, LinkStats, PeerChange, PeerEvent
+from transport.errors import MissingExtraError
+
+try:
+    import msgspec  # noqa: F401
+    import zmq  # noqa: F401
+except ModuleNotFoundError as error:
+    raise MissingExtraError("transport.link", "zmq", "pyzmq or msgspec") from error
+
+from transport.link.application_types import Delivery, LinkStats, PeerConnected, PeerEvent, PeerLost
 from transport.link.client import LinkClient
 from transport.link.errors import (
     LinkAddressError,
     LinkClosedError,
     LinkRefusedError,
     LinkTimeoutError,
-    MessageRejectedError,
     MessageTooLargeError,
     PeerLostError,
     UnacknowledgedError,
@@ -64,10 +68,10 @@ __all__ = [
     "LinkServer",
     "LinkStats",
     "LinkTimeoutError",
-    "MessageRejectedError",
     "MessageTooLargeError",
-    "PeerChange",
+    "PeerConnected",
     "PeerEvent",
+    "PeerLost",
     "PeerLostError",
     "ServerKeys",
     "UnacknowledgedError",

@@ -1,30 +1,28 @@
-"""The client: connects to one server, and reconnects when the connection breaks."""
+"""The client: one connection to a server."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
 
+from transport.link.application_types import Delivery
 from transport.link.client_connection import ClientConnection
 from transport.link.keys import ClientKeys
 from transport.link.limits import LinkLimits
-from transport.link.link_endpoint import Link, check_requirements
-from transport.link.messages import MAX_NAME_BYTES
-from transport.link.shared_state import Deadline, SharedState
+from transport.link.link_endpoint import Link, encode_payload
+from transport.link.messages import MAX_NAME_BYTES, is_valid_name
+from transport.link.shared_state import SharedState
+from transport.link.zmq_sockets import DealerSocket
 
 
-class LinkClient(Link):
-    """Connected to a `LinkServer`, or trying to connect; messages may be sent before the server is started.
+class LinkClient(Link[Delivery]):
+    """One connection to a `LinkServer`; when it ends, every call raises `PeerLostError`, and a new link is needed.
 
-    `name`: the name of this worker at the server, at most 200 bytes; by default a random one. The server sends the
-    messages that a worker did not acknowledge to the next worker with the same name. Two processes must not use one
-    name at the same time: the server accepts the newer one and refuses the older one. `Delivery.peer` and errors give
-    the address of the server as its name.
+    Connects in the background, for up to `peer_timeout` seconds; the server may start later than the client. `name`:
+    the name of this client at the server, at most 200 bytes; by default a random one. Of two clients with one name, the
+    server refuses the older one. `Delivery.peer` and errors give the address of the server as its name.
 
-    A call that waits raises `PeerLostError` when the server has been silent for `peer_timeout` seconds after the start
-    of the call; the link continues to reconnect, so the call may be repeated. A connection that is silent for
-    `peer_timeout` is reopened, so choose a `peer_timeout` longer than the transfer of the largest message. The other
-    arguments are those of `LinkServer`.
+    A server that has been silent for `peer_timeout` is lost. The other arguments are those of `LinkServer`.
     """
 
     def __init__(
@@ -38,47 +36,31 @@ class LinkClient(Link):
         peer_timeout: float = 10.0,
         linger: float = 5.0,
     ) -> None:
-        check_requirements(heartbeat, peer_timeout)
-        from transport.link.zmq_sockets import DealerSocket
-
-        self.name = name = uuid.uuid4().hex if name is None else name
-        if not 0 < len(name.encode()) <= MAX_NAME_BYTES or not name.isprintable():
+        self.name = uuid.uuid4().hex if name is None else name
+        if not is_valid_name(self.name):
             raise ValueError(f"link name {name!r:.80} must be printable and of 1 to {MAX_NAME_BYTES} bytes.")
-        limits = limits or LinkLimits()
-        socket = DealerSocket(address, keys, max_frame=limits.decode.max_total_bytes)
-
-        def connect(state: SharedState) -> ClientConnection:
-            connection = ClientConnection(state, socket, name)
-            self._server = connection.server
-            return connection
-
-        super().__init__(socket, limits, heartbeat, peer_timeout, linger, connect)
-
-    @property
-    def session(self) -> str:
-        """Identifies this link; `Delivery.session` at the server has the same value."""
-        return self._server.session.hex()
+        state = SharedState(limits or LinkLimits(), heartbeat, peer_timeout)
+        socket = DealerSocket(address, keys, state.limits)
+        state.address = socket.address
+        self._connection = ClientConnection(state, socket, self.name)
+        super().__init__(state, socket, self._connection, linger)
 
     @property
     def connected(self) -> bool:
-        """Whether data of the server was received within the last `peer_timeout` seconds."""
-        return self._server.connected
+        """Whether the server accepted this client and the connection has not ended."""
+        return self._connection.server is not None
 
-    def send(self, obj: object, timeout: float | None = None) -> int:
-        """Queue `obj` and return its sequence number. The link sends it, and resends it until it is acknowledged.
+    def send(self, obj: object, timeout: float | None = None) -> None:
+        """Queue `obj`; it is sent in the background.
 
-        Waits up to `timeout` seconds (None: no limit) while the queue is full. Raises `LinkTimeoutError`,
-        `PeerLostError`, `LinkRefusedError`, `EncodeError`, `MessageTooLargeError`.
+        Waits up to `timeout` seconds (None: no limit) while the client is connecting or the queue is full. Raises
+        `LinkTimeoutError`, `PeerLostError`, `LinkRefusedError`, `LinkClosedError`, `EncodeError`,
+        `MessageTooLargeError`.
         """
-        attempt = self._send_attempt(lambda: self._server, self._encode(obj))
-        return self._state.wait(attempt, Deadline(timeout), "no room in the queue")
+        attempt = self._put(lambda: self._connection.server, encode_payload(obj))
+        self._state.wait(attempt, timeout, "the server did not answer, or the queue did not get room,")
 
-    async def send_async(self, obj: object) -> int:
+    async def send_async(self, obj: object) -> None:
         """`send` for an event loop; encoding runs in a thread."""
-        attempt = self._send_attempt(lambda: self._server, await asyncio.to_thread(self._encode, obj))
-        return await self._state.wait_async(attempt)
-
-    def unacknowledged(self) -> tuple[int, ...]:
-        """Return the sequence numbers of the sent messages that are not acknowledged."""
-        with self._lock:
-            return self._server.outbox.unacknowledged
+        payload = await asyncio.to_thread(encode_payload, obj)
+        await self._state.wait_async(self._put(lambda: self._connection.server, payload))

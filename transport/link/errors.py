@@ -4,14 +4,6 @@ from __future__ import annotations
 
 from transport.errors import DecodeError, TransportError
 
-_MAX_LISTED = 5  # messages or peers listed in an error text
-
-
-def shortened_list(texts: list[str], separator: str = ", ") -> str:
-    """The first texts, and the number of the others."""
-    more = [f"and {len(texts) - _MAX_LISTED} more"] if len(texts) > _MAX_LISTED else []
-    return separator.join(texts[:_MAX_LISTED] + more)
-
 
 class LinkError(TransportError):
     """Root of the errors of links."""
@@ -36,19 +28,19 @@ class LinkTimeoutError(LinkError, TimeoutError):
 
 
 class PeerLostError(LinkError):
-    """A peer has been silent for longer than `peer_timeout`, has left, or is unknown.
+    """The connection to a peer ended, or there is none.
 
-    `unacknowledged`: sequence numbers of the messages that it has not acknowledged.
+    `unacknowledged`: the number of messages that its application did not receive, as far as is known here.
     """
 
-    def __init__(self, peer: str, reason: str, unacknowledged: tuple[int, ...] = (), cure: str = "") -> None:
+    def __init__(self, peer: str, reason: str, unacknowledged: int = 0) -> None:
         self.peer = peer
         self.reason = reason
         self.unacknowledged = unacknowledged
-        if not cure:
-            reason += f", with {len(unacknowledged)} messages unacknowledged"
-            cure = "They are resent when it reconnects; to discard them, drop the peer or close the link."
-        super().__init__(f"peer {peer!r} {reason}. {cure}")
+        super().__init__(
+            f"peer {peer!r} {reason}; {unacknowledged} messages to it are not acknowledged and are not sent again. "
+            "Repeat their work over a new connection: a client makes a new link, a server waits for `PeerConnected`."
+        )
 
 
 class LinkRefusedError(LinkError):
@@ -63,73 +55,44 @@ class LinkRefusedError(LinkError):
 
 
 class MessageTooLargeError(LinkError):
-    """A message is larger than the limit of the receiver and was not sent; the link stays usable. Sizes are in bytes.
+    """A message is larger than the receiver accepts and was not queued; the link stays usable. Sizes are in bytes."""
 
-    `send` raises it and does not queue the message. If the message was queued before the receiver was connected, the
-    message is dropped, and the next call raises: `sequences` are then the numbers of the dropped messages, and `size`
-    is the size of the largest.
-    """
-
-    def __init__(self, size: int, allowed: int, sequences: tuple[int, ...] = ()) -> None:
+    def __init__(self, size: int, allowed: int) -> None:
         self.size = size
         self.allowed = allowed
-        self.sequences = sequences
-        subject = "the message has"
-        if sequences:
-            listed = shortened_list([str(sequence) for sequence in sequences])
-            subject = f"message {listed} has" if len(sequences) == 1 else f"the largest of the messages {listed} has"
         super().__init__(
-            f"{subject} {size} bytes with its media and the receiver accepts at most {allowed}. "
-            "Send less data in one message, or raise max_total_bytes in LinkLimits(decode=DecodeLimits(...)) at the "
-            "receiver."
-        )
-
-
-class MessageRejectedError(LinkError):
-    """A peer could not decode messages that this process sent. The messages are lost; the link stays usable.
-
-    `rejected` maps each sequence number to the reason that the peer gave. Each message is reported once, by the next
-    `send`, `flush` or `close`, on a client also by `recv`.
-    """
-
-    def __init__(self, peer: str, rejected: dict[int, str]) -> None:
-        self.peer = peer
-        self.rejected = rejected
-        reasons = [f"message {sequence}: {reason.removesuffix('.')}" for sequence, reason in rejected.items()]
-        super().__init__(
-            f"peer {peer!r} could not decode messages of this process: {shortened_list(reasons, '; ')}. "
-            "Correct the cause and send them again; the link stays usable."
+            f"the message has {size} bytes with its media and the receiver accepts at most {allowed}. Send less data "
+            "in one message, or raise max_total_bytes in LinkLimits(decode=DecodeLimits(...)) at the receiver."
         )
 
 
 class UndecodableMessageError(LinkError, DecodeError):
-    """This process cannot decode a received message. The sender is notified; the link stays usable.
+    """This process cannot decode a message of `peer`. It is dropped; the link stays usable.
 
-    `peer`, `session` and `sequence` have the meaning of those of `Delivery`; the `DecodeError` is chained.
+    The `DecodeError` is chained. The sender is not notified.
     """
 
-    def __init__(self, peer: str, session: str, sequence: int, error: DecodeError) -> None:
+    def __init__(self, peer: str, error: DecodeError) -> None:
         self.peer = peer
-        self.session = session
-        self.sequence = sequence
-        super().__init__(
-            f"message {sequence} from peer {peer!r} cannot be decoded: {error} The message is not delivered, and "
-            "its sender is notified; the link stays usable."
-        )
+        super().__init__(f"a message of peer {peer!r} cannot be decoded: {error} It is dropped; the link stays usable.")
 
 
 class UnacknowledgedError(LinkError):
-    """A link was closed before all messages were acknowledged. `counts`: number of messages by peer."""
+    """A link was closed before its peers received all messages. `counts`: the number of lost messages by peer."""
 
     def __init__(self, counts: dict[str, int]) -> None:
         self.counts = counts
         listed = ", ".join(f"{count} to {peer}" for peer, count in counts.items())
-        super().__init__(f"the link was closed with messages unacknowledged: {listed}. Call flush() before closing.")
+        super().__init__(
+            f"the link was closed with messages unacknowledged: {listed}. Make `linger` longer, or let the peers "
+            "receive before the link is closed."
+        )
 
 
 class LinkClosedError(LinkError):
-    """The link is closed, or its thread ended."""
+    """The link is closed, its thread ended, or it was made by another process."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, reason: str = "is closed") -> None:
         self.address = address
-        super().__init__(f"the link at {address} is closed. Make a new one.")
+        self.reason = reason
+        super().__init__(f"the link at {address} {reason}. Make a new one.")

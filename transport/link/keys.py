@@ -6,7 +6,7 @@ import string
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from transport.errors import MissingExtraError
+import zmq
 
 _Z85 = frozenset(string.digits + string.ascii_letters + ".-:+=^!/*?&<>()[]{}@%$#")
 
@@ -15,7 +15,7 @@ _Z85 = frozenset(string.digits + string.ascii_letters + ".-:+=^!/*?&<>()[]{}@%$#
 class ServerKeys:
     """The server's pair, and the public keys of the clients that may connect; the handshake rejects all others.
 
-    The first key that uses a client name owns it until the server drops the peer or ends.
+    While a client is connected, no client with another key can use its name.
     """
 
     public: str
@@ -44,10 +44,6 @@ class ClientKeys:
 
 def generate_keypair() -> tuple[str, str]:
     """Return a new public key and its secret key."""
-    try:
-        import zmq
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("a link", "zmq", "pyzmq") from error
     public, secret = zmq.curve_keypair()
     return public.decode(), secret.decode()
 

@@ -9,33 +9,42 @@ from typing import NamedTuple
 from transport.wire.limits import DecodeLimits, checked_limit
 
 # Bytes of memory that one frame or media reference uses in addition to its data (an upper bound of measurements). If
-# frames did not count, a peer could fill the memory with empty frames within its credit.
+# frames did not count, a peer could fill the memory with empty frames within its window.
 FRAME_COST = 512
-# The largest values that fit the fields of an ACK header.
+# The largest values that fit the fields of a greeting.
 _MOST_MESSAGES = (1 << 32) - 1
 _MOST_BYTES = (1 << 63) - 1
 _MESSAGE_LIMITS = DecodeLimits(max_frames=1 << 14, max_total_bytes=1 << 30)
 
 
+class Window(NamedTuple):
+    """What one side of a connection accepts. It stores `messages` and `bytes` until the application receives them.
+
+    `media_bytes`: media sources that it stores for later messages. `max_message`: bytes of one message.
+    """
+
+    messages: int
+    bytes: int
+    media_bytes: int
+    max_message: int
+
+
 @dataclass(frozen=True, slots=True)
 class LinkLimits:
-    """Bounds in messages and bytes. The size of a message includes its media, and 512 bytes for each frame.
+    """Bounds of each connection, in messages and bytes; a server accepts at most `peers` connections.
 
-    `send_*`: per peer, the messages that are queued or unacknowledged. `receive_*`: the messages that were received and
-    not yet acknowledged by this application. The connected peers of a server get equal shares of `receive_*`; the
-    shares change when a peer connects. After a server restart a client may hold up to twice this amount: messages of
-    the old and of the new session. One message is always accepted, so memory can exceed the bound by
-    `decode.max_total_bytes` per peer. `blob_bytes`: the cache of media sources. `known_blobs`: per peer, the digests
-    remembered as sent. `peers`: the peers of a server.
+    The size of a message includes its media, and 512 bytes for each frame. `send_*`: messages that the other
+    application has not received. `receive_*`: received messages that this application has not read. One message is
+    always accepted, so that memory can exceed `send_bytes` and `receive_bytes` by `decode.max_total_bytes`.
+    `media_bytes`: media sources that are stored because later messages may refer to them.
     """
 
     send_messages: int = 1024
     send_bytes: int = 256 << 20
-    receive_messages: int = 4096
-    receive_bytes: int = 512 << 20
-    blob_bytes: int = 512 << 20
-    known_blobs: int = 1 << 16
-    peers: int = 1024
+    receive_messages: int = 1024
+    receive_bytes: int = 64 << 20
+    media_bytes: int = 64 << 20
+    peers: int = 256
     decode: DecodeLimits = _MESSAGE_LIMITS
 
     def __post_init__(self) -> None:
@@ -47,12 +56,11 @@ class LinkLimits:
                 if value > most:
                     raise ValueError(f"LinkLimits.{each.name} is {value} and must be at most {most}.")
 
+    @property
+    def window(self) -> Window:
+        return Window(self.receive_messages, self.receive_bytes, self.media_bytes, self.decode.max_total_bytes)
 
-class Credit(NamedTuple):
-    """The number of messages, and of bytes, that may be unacknowledged."""
-
-    messages: int
-    bytes: int
-
-
-NO_CREDIT = Credit(0, 0)
+    @property
+    def max_digests(self) -> int:
+        """The largest number of media sources that one message may send, refer to and evict."""
+        return self.decode.max_frames + self.media_bytes // FRAME_COST

@@ -1,197 +1,198 @@
-"""One peer: its inbox and outbox, and the next message to send to it."""
+"""One connection to a peer, without sockets: what is queued, sent and received over it.
+
+A connection keeps order. When it ends, its peer and all queued messages are dropped: the next connection starts anew.
+"""
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable
+import sys
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+from renderers.byte_lru import ByteLRU
 from renderers.media.source import MediaSource
-from transport.link.application_types import LinkStats, PeerChange
-from transport.link.errors import MessageRejectedError, MessageTooLargeError, PeerLostError
-from transport.link.limits import Credit, LinkLimits
-from transport.link.message_streams import Inbox, MediaCache, Outbox, Payload, message_size
-from transport.link.messages import (
-    PULL_BATCH,
-    Ack,
-    Blob,
-    Data,
-    Greeting,
-    Hello,
-    LinkMessage,
-    Pull,
-    Reject,
-    Signal,
-    Welcome,
-)
+from transport.errors import MalformedError
+from transport.link.application_types import LinkStats
+from transport.link.errors import MessageTooLargeError, PeerLostError
+from transport.link.limits import FRAME_COST, LinkLimits, Window
+from transport.link.messages import Ack, Bye, Data, to_frames
+from transport.wire.wire_format import Buffer
+
+
+def message_size(frames: Sequence[Buffer], sources: Sequence[MediaSource]) -> int:
+    """The size of a message for limits, in bytes; both sides compute the same."""
+    data = sum([memoryview(frame).nbytes for frame in frames]) + sum([source.nbytes for source in sources])
+    return data + FRAME_COST * (len(frames) + len(sources))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Payload:
+    """A message: the frames of `encode_frames` and the media sources to which they refer."""
+
+    frames: list[Buffer]
+    sources: list[MediaSource]
+    size: int
+
+    @classmethod
+    def of(cls, frames: list[Buffer], sources: list[MediaSource]) -> Payload:
+        return cls(frames, sources, message_size(frames, sources))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Incoming:
+    """A received message with the media to which it refers, by digest."""
+
+    peer: Peer
+    frames: list[Buffer]
+    media: dict[str, MediaSource]
+    size: int
 
 
 class Peer:
-    """`route`: the ZeroMQ routing id of its connection; None before its greeting."""
+    """`route`: the ZeroMQ routing id of the connection. `user`: the public key of the peer, if the server has keys.
 
-    def __init__(self, name: str, limits: LinkLimits, window: Credit, store: MediaCache, stats: LinkStats) -> None:
+    `window`: what the peer accepts. `last_received` and `last_sent` are in seconds of the clock of the caller.
+    """
+
+    def __init__(
+        self, name: str, route: bytes, user: str, window: Window, limits: LinkLimits, stats: LinkStats, now: float
+    ) -> None:
         self.name = name
-        self.owner = ""  # the public key that first used the name
-        self.session = uuid.uuid4().bytes  # of the messages to this peer
-        self.route: bytes | None = None
-        self.state = PeerChange.LOST
-        self.last_received = 0.0
-        self.last_sent = 0.0
-        self.inbox = Inbox(window)
-        self.outbox = Outbox(Credit(limits.send_messages, limits.send_bytes), limits.known_blobs)
-        self.max_message: int | None = None  # bytes that the peer accepts; unknown before its greeting
-        self.ack_needed = False
-        self.greeting: Callable[[Greeting], Hello | Welcome] | None = None  # makes the message of the greeting to send
-        self.open = False  # both sides of this connection have greeted
-        self.broken = False  # `route` accepts no more data; received frames are still to be read
+        self.route = route
+        self.user = user
+        self.last_received = self.last_sent = now
         self.bye_sent = False
-        self.rejected: dict[int, str] = {}  # sequence -> reason, until reported to the application
-        self.too_large: dict[int, int] = {}  # the same, sequence -> size, of messages that were not sent
+        self.unread = 0  # messages and events of this connection that the application has not received
         self._limits = limits
-        self._store = store
         self._stats = stats
 
-    @property
-    def connected(self) -> bool:
-        return self.state is PeerChange.CONNECTED
+        self._window = window
+        self._queue: deque[Payload] = deque()
+        self._in_flight: deque[int] = deque()  # sizes of the messages sent and not acknowledged
+        self._queued_bytes = 0
+        self._in_flight_bytes = 0
+        self._acknowledged = 0
+        # Digests that the peer stores. It evicts what the messages sent to it say, so both sides store the same.
+        self._known: ByteLRU[str, bool] = ByteLRU(sys.maxsize)
+
+        self._stored: dict[str, MediaSource] = {}
+        self._stored_bytes = 0
+        self._unread_messages = 0
+        self._unread_bytes = 0
+        self._read = 0
+        self._ack_needed = False
+
+    # -- sending
 
     @property
-    def listening(self) -> bool:
-        """Whether messages sent now can reach the peer."""
-        return self.open and self.connected and not self.broken
-
-    def put(self, payload: Payload) -> int:
-        """Queue a message. Raises `MessageTooLargeError`."""
-        if self.max_message is not None and payload.size > self.max_message:
-            raise MessageTooLargeError(payload.size, self.max_message)
-        return self.outbox.put(payload)
-
-    def greet(self, theirs: Greeting, first: int | None = None) -> None:
-        """Apply the greeting of the other side. `first`: the first message to expect of a new session."""
-        self.inbox.start(theirs.session, theirs.first_kept if first is None else first)
-        same_session = theirs.receiving_session == self.session
-        received, acknowledged = (theirs.received, theirs.acknowledged) if same_session else (None, 0)
-        self._stats.acknowledged += self.outbox.resume(received, acknowledged, theirs.credit)
-        self.max_message = theirs.max_message
-        self.too_large |= self.outbox.withdraw(theirs.max_message)
-        self.ack_needed = True  # their new session may have changed the credit
-        self.open = True
-
-    def disconnect(self) -> None:
-        """Reset the state of the connection; inbox and outbox are kept for the next one."""
-        self.route, self.greeting, self.open, self.broken, self.bye_sent = None, None, False, False, False
-        self.inbox.disconnect()
+    def unacknowledged(self) -> int:
+        """The number of messages that the application of the peer has not received."""
+        return len(self._queue) + len(self._in_flight)
 
     def lost(self, reason: str) -> PeerLostError:
-        return PeerLostError(self.name, reason, self.outbox.unacknowledged)
+        return PeerLostError(self.name, reason, self.unacknowledged)
 
-    def check_rejected(self) -> None:
-        """Raise `MessageRejectedError`, once for each message that the peer could not decode.
+    def put(self, payload: Payload) -> bool:
+        """Queue a message; False if the queue is full. Raises `MessageTooLargeError`."""
+        if payload.size > self._window.max_message:
+            raise MessageTooLargeError(payload.size, self._window.max_message)
+        nbytes = self._queued_bytes + self._in_flight_bytes + payload.size
+        fits = self.unacknowledged < self._limits.send_messages and nbytes <= self._limits.send_bytes
+        if not fits and self.unacknowledged:
+            return False
+        self._queue.append(payload)
+        self._queued_bytes += payload.size
+        return True
 
-        Raises `MessageTooLargeError`, once for each message that was queued before the limit of the peer was known.
-        """
-        if self.too_large and self.max_message is not None:
-            too_large, self.too_large = self.too_large, {}
-            raise MessageTooLargeError(max(too_large.values()), self.max_message, tuple(too_large))
-        if self.rejected:
-            rejected, self.rejected = self.rejected, {}
-            raise MessageRejectedError(self.name, rejected)
+    def next_to_send(self, *, leaving: bool = False) -> list[Buffer] | None:
+        """Return the next message to send, which counts as sent. A link that is `leaving` ends with `Bye`."""
+        if self._ack_needed:
+            self._ack_needed = False
+            return to_frames(Ack(self._read))
+        if self._queue and self._peer_accepts(self._queue[0].size):
+            return self._send(self._queue.popleft())
+        if leaving and not self._queue and not self.bye_sent:
+            self.bye_sent = True
+            return to_frames(Bye())
+        return None
 
-    def receive(self, message: Data | Ack | Reject | MediaSource | Pull) -> None:
-        """Handle a message; a blob comes as its media source. Raises `DecodeError` for a protocol violation."""
-        match message:
-            case Data(sequence, media, frames):
-                limits = self._limits.decode
-                limits.check("max_frames", len(frames) + len(media))
-                limits.check("max_total_bytes", message_size(frames, [size for _, size in media]))
-                if self.inbox.receive(sequence, frames, media, self._store):
-                    self._stats.received += bool(frames)
-                    self.ack_needed |= not frames
-                else:
-                    self._stats.duplicates_dropped += 1
-            case Ack(session, acknowledged, credit):
-                if session == self.session:
-                    self._stats.acknowledged += self.outbox.acknowledge(acknowledged, credit)
-            case Reject(session, sequence, reason):
-                if session == self.session and self.outbox.reject(sequence):
-                    self._stats.rejected += 1
-                    self.rejected[sequence] = reason
-            case MediaSource():
-                self._stats.blobs_received += 1
-                self._store.keep(message)
-                self.outbox.peer_has(message.digest)
-                self.inbox.receive_blob(message)
-            case Pull(digests):
-                for digest in digests:
-                    self.outbox.pull(digest)
+    def receive_ack(self, ack: Ack) -> None:
+        """Raises `MalformedError` for messages that were not sent."""
+        count = ack.received - self._acknowledged
+        if not 0 <= count <= len(self._in_flight):
+            sent = self._acknowledged + len(self._in_flight)
+            raise MalformedError(
+                f"peer acknowledges {ack.received} messages after {self._acknowledged}; {sent} were sent"
+            )
+        self._acknowledged = ack.received
+        for _ in range(count):
+            self._in_flight_bytes -= self._in_flight.popleft()
 
-    def next_to_send(self, *, leaving: bool = False) -> LinkMessage | None:
-        """Return the next message to send; the same one until `mark_sent`. Data needs a greeting and credit.
+    def confirm_all(self) -> None:
+        """The process of the peer received every message that was sent."""
+        self._in_flight.clear()
 
-        A link that is `leaving` sends no more data, only acknowledgements and then BYE.
-        """
-        if self.greeting is not None:
-            return self.greeting(self._position())
-        if not self.open:
-            return None
-        rejection = next(iter(self.inbox.rejections_to_send.items()), None)
-        if rejection is not None:
-            return Reject(self.inbox.session, *rejection)
-        if self.ack_needed:
-            return self.acknowledgement()
-        if leaving:
-            return None if self.bye_sent else Signal.BYE
-        wanted = tuple(self.inbox.digests_to_pull)[:PULL_BATCH]
-        if wanted:
-            return Pull(wanted)
-        outgoing = self.outbox.next()
-        source = self.outbox.next_blob(outgoing[1].sources if outgoing is not None else ())
-        if source is not None:
-            return Blob(source.digest, source.data)
-        if outgoing is None:
-            return None
-        sequence, payload = outgoing
-        return Data(sequence, tuple((each.digest, each.nbytes) for each in payload.sources), payload.frames)
+    def _peer_accepts(self, size: int) -> bool:
+        if not self._in_flight:
+            return True
+        return len(self._in_flight) < self._window.messages and self._in_flight_bytes + size <= self._window.bytes
 
-    def mark_sent(self, message: LinkMessage) -> None:
-        """A message of `next_to_send` was sent."""
-        match message:
-            case Hello() | Welcome():
-                self.greeting, self.ack_needed = None, False
-            case Reject(_, sequence):
-                del self.inbox.rejections_to_send[sequence]
-            case Ack():
-                self.ack_needed = False
-            case Signal.BYE:
-                self.bye_sent = True
-            case Pull(digests):
-                self.inbox.mark_pull_sent(digests)
-                self._stats.blobs_pulled += len(digests)
-            case Blob(digest, data):
-                self._store.keep(MediaSource(digest, memoryview(data)))  # so that the peer need not send it to us
-                self.outbox.blob_sent(digest)
-                self._stats.blobs_sent += 1
-            case Data():
-                if self.outbox.advance():
-                    self._stats.sent += 1
-                else:
-                    self._stats.resent += 1
+    def _send(self, payload: Payload) -> list[Buffer]:
+        self._queued_bytes -= payload.size
+        self._in_flight_bytes += payload.size
+        self._in_flight.append(payload.size)
+        new = [source for source in payload.sources if self._known.get(source.digest) is None]
+        stored = tuple(source.digest for source in payload.sources if source.digest in self._known)
+        for source in new:
+            self._known.put(source.digest, True, source.nbytes + FRAME_COST)
+        evicted = tuple(digest for digest, _ in self._known.evict_to(self._window.media_bytes))
+        self._stats.sent += 1
+        self._stats.media_sent += len(new)
+        header = Data(tuple(source.digest for source in new), stored, evicted)
+        return to_frames(header, [*(source.data for source in new), *payload.frames])
 
-    def acknowledgement(self) -> Ack:
-        return Ack(self.inbox.session, self.inbox.acknowledged, self.inbox.grant_credit())
+    # -- receiving
 
-    def answer_to_bye(self) -> list[LinkMessage]:
-        """Return the response to BYE, which confirms all earlier messages; empty if this side sent BYE first."""
-        if not self.open or self.broken or self.bye_sent:
-            return []
-        return [self.acknowledgement(), Signal.BYE] if self.ack_needed else [Signal.BYE]
+    def receive(self, data: Data, sources: Sequence[MediaSource], frames: list[Buffer]) -> Incoming:
+        """Accept a message. `sources`: those that it sends, checked against their digests. Raises `DecodeError`."""
+        limits = self._limits
+        limits.decode.check("max_frames", len(frames) + len(data.sent) + len(data.stored))
+        media = {source.digest: source for source in sources}
+        for digest in data.stored:
+            if digest not in self._stored:
+                raise MalformedError(f"message refers to media sha256 {digest}, which is not stored here")
+            media[digest] = self._stored[digest]
+        size = message_size(frames, list(media.values()))
+        limits.decode.check("max_total_bytes", size)
+        over = self._unread_bytes + size > limits.receive_bytes and self._unread_messages
+        if over or self._unread_messages >= limits.receive_messages:
+            raise MalformedError(f"message of {size} bytes is beyond what this side of the connection accepts")
+        self._store(sources, data.evicted)
+        self._unread_messages += 1
+        self._unread_bytes += size
+        self._stats.received += 1
+        self._stats.media_received += len(sources)
+        return Incoming(self, frames, media, size)
 
-    def _position(self) -> Greeting:
-        return Greeting(
-            self.session,
-            self.outbox.first_kept,
-            self.inbox.session,
-            self.inbox.received,
-            self.inbox.acknowledged_in_greeting,
-            self.inbox.grant_credit(),
-            self._limits.decode.max_total_bytes,
-        )
+    def mark_read(self, incoming: Incoming) -> None:
+        """The application received a message."""
+        self._unread_messages -= 1
+        self._unread_bytes -= incoming.size
+        self._read += 1
+        self._ack_needed = True
+
+    def _store(self, sources: Sequence[MediaSource], evicted: Sequence[str]) -> None:
+        for source in sources:
+            if source.digest in self._stored:
+                raise MalformedError(f"message sends media sha256 {source.digest}, which is stored here")
+            self._stored[source.digest] = source
+            self._stored_bytes += source.nbytes + FRAME_COST
+        for digest in evicted:
+            removed = self._stored.pop(digest, None)
+            if removed is None:
+                raise MalformedError(f"message evicts media sha256 {digest}, which is not stored here")
+            self._stored_bytes -= removed.nbytes + FRAME_COST
+        if self._stored_bytes > self._limits.media_bytes:
+            allowed = self._limits.media_bytes
+            raise MalformedError(f"{self._stored_bytes} bytes of media are to be stored; {allowed} are allowed")

@@ -1,7 +1,7 @@
 """The ZeroMQ sockets of client and server. All methods except the constructors run in the I/O thread.
 
-ZeroMQ reconnects without reporting which frames were lost. Therefore the client replaces its socket when the connection
-breaks, and the greeting over the new connection determines what to resend.
+ZeroMQ reconnects without reporting which frames were lost. Therefore a client observes its connection, and closes its
+socket when the connection breaks. A server sees the next connection as another route.
 """
 
 from __future__ import annotations
@@ -21,24 +21,19 @@ from zmq.utils.monitor import recv_monitor_message
 
 from transport.link.errors import LinkAddressError
 from transport.link.keys import ClientKeys, ServerKeys
-from transport.link.unix_listener import UnixListener
+from transport.link.limits import LinkLimits
 from transport.wire.wire_format import Buffer
 
-# Messages in ZeroMQ's own queues; credit limits their bytes. When a queue is full, sends fail with EAGAIN (a ROUTER
-# that is `mandatory` and a DEALER never drop messages) and reading stops.
+# Messages in ZeroMQ's queue of one connection, beyond those that the windows allow. A ROUTER that is `mandatory` and a
+# DEALER refuse to send when the queue is full: then the peer does not read, and its connection ends.
 HIGH_WATER = 1000
+_LARGEST_HIGH_WATER = (1 << 31) - 1
 DEAD_AFTER = 60  # seconds after which the kernel closes a TCP connection without a response
 LINGER_MS = 200  # for the final messages; all data was flushed before
 # ZeroMQ hands out small frames as views on a shared receive buffer of 8 KiB, which a single kept view keeps alive;
 # frames up to this size are copied.
 COPIED_FRAME = 8192
 _DOMAIN = "mmrollouts"  # of the authentication; ZeroMQ distinguishes the servers of one context by it
-
-
-class Sent(enum.Enum):
-    YES = enum.auto()
-    FULL = enum.auto()  # the queue is full; retry
-    NO_ROUTE = enum.auto()  # the connection does not exist
 
 
 class Change(enum.Enum):
@@ -85,15 +80,14 @@ _LARGEST_PORT = 65_535
 class RouterSocket:
     """The socket of a server: binds, and identifies its connections by route."""
 
-    def __init__(self, address: str, keys: ServerKeys | None, *, allow_remote: bool, max_frame: int) -> None:
+    def __init__(self, address: str, keys: ServerKeys | None, limits: LinkLimits, *, allow_remote: bool) -> None:
         check_bindable(address, keyed=keys is not None, allow_remote=allow_remote)
         self._keyed = keys is not None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._authenticator: ThreadAuthenticator | None = None
-        self._listener: UnixListener | None = None
         self._socket = self._context.socket(zmq.ROUTER)
         try:
-            _configure(self._socket, address, max_frame)
+            _configure(self._socket, address, limits)
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             if keys is not None:
                 self._require_keys(keys)
@@ -115,17 +109,16 @@ class RouterSocket:
         user = str(frames[0].get("User-Id")) if self._keyed and frames else ""
         return ReceivedFrames(route.bytes, user, [_keep(frame) for frame in frames])
 
-    def send(self, route: bytes, frames: Sequence[Buffer]) -> Sent:
+    def send(self, route: bytes, frames: Sequence[Buffer]) -> bool:
+        """Send a message. Returns False if the connection has ended, or its peer does not read."""
         try:
             return _send(self._socket, [route, *frames])
         except zmq.ZMQError as error:
             if error.errno == zmq.EHOSTUNREACH:
-                return Sent.NO_ROUTE
+                return False
             raise
 
     def close(self) -> None:
-        if self._listener is not None:
-            self._listener.remove_path()
         self._socket.close(LINGER_MS)
         if self._authenticator is not None:
             self._authenticator.stop()
@@ -142,9 +135,6 @@ class RouterSocket:
         self._socket.zap_domain = _DOMAIN.encode()
 
     def _bind(self, address: str) -> None:
-        if address.startswith("ipc://") and address != "ipc://*":
-            self._listener = UnixListener(address)
-            self._socket.setsockopt(zmq.USE_FD, self._listener.detach())
         try:
             self._socket.bind(address)
         except zmq.ZMQError as error:
@@ -154,14 +144,12 @@ class RouterSocket:
 class DealerSocket:
     """The socket of a client: one connection at a time."""
 
-    def __init__(self, address: str, keys: ClientKeys | None, *, max_frame: int) -> None:
-        _parts(address)
+    def __init__(self, address: str, keys: ClientKeys | None, limits: LinkLimits) -> None:
+        _host(address)
         self.address = address
-        self._keys = keys
-        self._max_frame = max_frame
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            self._open()
+            self._connect(keys, limits)
         except BaseException:
             self._context.destroy(0)
             raise
@@ -169,14 +157,6 @@ class DealerSocket:
     def register(self, poller: zmq.Poller) -> None:
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
-
-    def reopen(self, poller: zmq.Poller) -> None:
-        """Close the connection, discard all frames in transit, and connect again."""
-        poller.unregister(self._socket)
-        poller.unregister(self._monitor)
-        self._close_socket(0)
-        self._open()
-        self.register(poller)
 
     def changes(self) -> list[Change]:
         """What happened to the connection since the last call."""
@@ -195,23 +175,26 @@ class DealerSocket:
             return None
         return ReceivedFrames(b"", "", [_keep(frame) for frame in frames])
 
-    def send(self, route: bytes, frames: Sequence[Buffer]) -> Sent:
+    def send(self, route: bytes, frames: Sequence[Buffer]) -> bool:
+        """Send a message. Returns False if there is no connection, or the server does not read."""
         return _send(self._socket, frames)
 
     def close(self) -> None:
-        self._close_socket(LINGER_MS)
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close(LINGER_MS)
         self._context.term()
 
-    def _open(self) -> None:
+    def _connect(self, keys: ClientKeys | None, limits: LinkLimits) -> None:
         self._socket = self._context.socket(zmq.DEALER)
-        _configure(self._socket, self.address, self._max_frame)
+        _configure(self._socket, self.address, limits)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)  # queue nothing for a connection that is not there
         self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        if self._keys is not None:
-            self._socket.curve_publickey = self._keys.public.encode()
-            self._socket.curve_secretkey = self._keys.secret.encode()
-            self._socket.curve_serverkey = self._keys.server.encode()
+        if keys is not None:
+            self._socket.curve_publickey = keys.public.encode()
+            self._socket.curve_secretkey = keys.secret.encode()
+            self._socket.curve_serverkey = keys.server.encode()
         self._monitor = self._socket.get_monitor_socket(sum(_CHANGES))
         self._monitor.linger = 0
         try:
@@ -220,11 +203,6 @@ class DealerSocket:
             raise LinkAddressError(
                 self.address, f"cannot be connected to: {error}", "Write tcp://host:port."
             ) from error
-
-    def _close_socket(self, linger: int) -> None:
-        self._socket.disable_monitor()
-        self._monitor.close(0)
-        self._socket.close(linger)
 
 
 _CHANGES = {
@@ -236,8 +214,7 @@ _CHANGES = {
 
 def check_bindable(address: str, *, keyed: bool, allow_remote: bool) -> None:
     """Raise `LinkAddressError` for an address that other machines can reach, unless allowed and protected by keys."""
-    scheme, rest = _parts(address)
-    if scheme == "ipc" or _is_loopback(rest.rpartition(":")[0].strip("[]")):
+    if _is_loopback(_host(address)):
         return
     if not allow_remote:
         raise LinkAddressError(
@@ -251,16 +228,16 @@ def check_bindable(address: str, *, keyed: bool, allow_remote: bool) -> None:
         )
 
 
-def _parts(address: str) -> tuple[str, str]:
-    """("tcp", "host:port") or ("ipc", "path"). Raises `LinkAddressError` for anything else."""
+def _host(address: str) -> str:
+    """Return the host of "tcp://host:port". Raises `LinkAddressError` for anything else."""
     scheme, separator, rest = address.partition("://") if isinstance(address, str) else ("", "", "")
-    if not separator or scheme not in {"tcp", "ipc"} or not rest:
-        raise LinkAddressError(address, "is neither tcp://host:port nor ipc://path", "Use one of the two.")
-    port = rest.rpartition(":")[2]
+    host, colon, port = rest.rpartition(":")
+    if not separator or scheme != "tcp" or not host or not colon:
+        raise LinkAddressError(address, "is not tcp://host:port", "Write it like tcp://127.0.0.1:5555.")
     # ZeroMQ uses larger numbers modulo 65536 and would open another port.
-    if scheme == "tcp" and port.isdecimal() and int(port[:6]) > _LARGEST_PORT:
+    if port.isdecimal() and int(port[:6]) > _LARGEST_PORT:
         raise LinkAddressError(address, f"has a port larger than {_LARGEST_PORT}", "Choose another port.")
-    return scheme, rest
+    return host.strip("[]")
 
 
 def _is_loopback(host: str) -> bool:
@@ -272,11 +249,11 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _configure(socket: zmq.Socket[bytes], address: str, max_frame: int) -> None:
+def _configure(socket: zmq.Socket[bytes], address: str, limits: LinkLimits) -> None:
     socket.setsockopt(zmq.LINGER, LINGER_MS)
-    socket.setsockopt(zmq.SNDHWM, HIGH_WATER)
+    socket.setsockopt(zmq.SNDHWM, min(limits.send_messages + HIGH_WATER, _LARGEST_HIGH_WATER))
     socket.setsockopt(zmq.RCVHWM, HIGH_WATER)
-    socket.setsockopt(zmq.MAXMSGSIZE, max_frame)
+    socket.setsockopt(zmq.MAXMSGSIZE, limits.decode.max_total_bytes)
     socket.setsockopt(zmq.IPV6, "[" in address)
     # Without these options a connection to a dead machine keeps its queue for a quarter of an hour, and an idle one
     # stays open without limit.
@@ -287,12 +264,12 @@ def _configure(socket: zmq.Socket[bytes], address: str, max_frame: int) -> None:
     socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
 
 
-def _send(socket: zmq.Socket[bytes], frames: Sequence[Buffer]) -> Sent:
+def _send(socket: zmq.Socket[bytes], frames: Sequence[Buffer]) -> bool:
     try:
         socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
     except zmq.Again:
-        return Sent.FULL
-    return Sent.YES
+        return False
+    return True
 
 
 def _keep(frame: zmq.Frame) -> Buffer:

@@ -15,7 +15,7 @@ _COMPARED = ("model", "max_model_len", "pixel_dtype", "placeholder_ids", "merge_
 
 async def health_problem(engine: Engine) -> str:
     """Why an engine cannot serve now; empty if it can, or if it has no way to tell. Raises `EngineError`."""
-    check_health = getattr(getattr(engine, "control", None), "check_health", None)
+    check_health = getattr(engine, "check_health", getattr(getattr(engine, "control", None), "check_health", None))
     if check_health is not None:
         await check_health()
         return ""

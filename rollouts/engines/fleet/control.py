@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rollouts.engines.fleet.members import Member, MemberState
 from rollouts.engines.fleet.membership import Membership
-from rollouts.engines.protocol import InFlight, check_update_arguments
+from rollouts.engines.protocol import InFlight, check_adapter_name, check_update_arguments
 from rollouts.engines.vllm.control.caches import PauseMode
 from rollouts.engines.vllm.control.metrics import ServerMetrics
 from rollouts.engines.vllm.control.server_control import MemoryTag
@@ -18,6 +19,7 @@ from rollouts.errors import (
     EngineError,
     FleetControlError,
     ServerTimeoutError,
+    UnknownAdapterError,
     UnsafeControlError,
     WeightUpdateError,
 )
@@ -123,6 +125,110 @@ class FleetControl:
         finally:
             self._updating = False
 
+    async def rolling_update(
+        self, weights: Any, version: str, *, seconds: float | None = None
+    ) -> Mapping[str, Exception | None]:
+        """Load other weights into one member after another, while the others serve; None, or its error, for each.
+
+        A member is drained first: its requests in flight end with the old weights, for which it has `seconds` (after
+        them they move to other members, and their turns begin again there), and its sessions go to the others. So no
+        turn has tokens of two versions; a session has, as after every update. `seconds` bounds the loading, too.
+
+        A member that fails is ejected as by `update_weights`, and the next one follows. If the first one fails, nothing
+        else is touched: that one is ejected until it serves the old weights again, and `WeightUpdateError` is raised.
+        With one member this is an update that waits for its requests. Raises `UnsafeControlError` while another runs.
+        """
+        check_update_arguments(version, "wait")
+        if self._updating:
+            raise UnsafeControlError("rolling_update", "another update runs; wait for it")
+        self._updating = True
+        try:
+            outcomes: dict[str, Exception | None] = {}
+            directory = weights if isinstance(weights, str | os.PathLike) else None
+            for member in self._serving("rolling_update"):
+                error = await self._update_drained(member, weights, version, seconds)
+                if error is not None and not outcomes:
+                    raise WeightUpdateError(
+                        f"{member.name} has not taken the weights {version!r}, the others were not asked to: {error}"
+                    ) from error
+                outcomes[member.name] = error
+                self._membership.record_update(version, directory, {} if error is None else {member.name: error})
+            return outcomes
+        finally:
+            self._updating = False
+
+    async def _update_drained(
+        self, member: Member, weights: Any, version: str, seconds: float | None
+    ) -> Exception | None:
+        """Drain a member, load other weights into it, and let it serve; its error if they were not loaded."""
+        state, reason = MemberState.EJECTED, "its update was cut off"  # if this call is cancelled
+        try:
+            await self._membership.drain(member, "its weights are being replaced", seconds)
+            outcomes = await self._outcomes(
+                [member], lambda each: _update(each, weights, version, "wait"), seconds, "rolling_update"
+            )
+            error = outcomes[member.name]
+            if not isinstance(error, Exception):
+                state, reason = MemberState.READY, ""
+                return None
+            reason = str(error)
+            return error
+        finally:
+            with self._membership.lock:
+                member.set_state(state, reason)
+
+    async def load_adapter(
+        self, name: str, directory: str | os.PathLike[str], *, seconds: float | None = None
+    ) -> dict[str, None]:
+        """Load a LoRA adapter into every member, or into none: where one fails it is unloaded at the others again.
+
+        A member that comes back or is added gets the adapters of the fleet before it serves.
+        """
+        check_adapter_name(name)
+        if name in self._membership.adapters:
+            present = self._membership.adapters[name]
+            raise WeightUpdateError(
+                f"the fleet has an adapter {name!r} already (of {present}), and a name stands for one set of weights; "
+                'load the new ones under another name, such as "policy@2", and unload the old'
+            )
+        members = self._serving("load_adapter")
+        outcomes = await self._outcomes(
+            members,
+            lambda member: _engine_call(member, "load_adapter")(name, directory),
+            seconds,
+            "load_adapter",
+        )
+        failed = {member: outcome for member, outcome in outcomes.items() if isinstance(outcome, Exception)}
+        if failed:
+            loaded = [member for member in members if member.name not in failed]
+            taken_back = await self._outcomes(
+                loaded, lambda member: _engine_call(member, "unload_adapter")(name), seconds, "unload_adapter"
+            )
+            undone = [member for member, outcome in taken_back.items() if not isinstance(outcome, Exception)]
+            raise FleetControlError(
+                "load_adapter", failed, dict.fromkeys(member.name for member in loaded), undone
+            ) from next(iter(failed.values()))
+        self._membership.adapters[name] = directory
+        return outcomes
+
+    async def unload_adapter(self, name: str, *, seconds: float | None = None) -> dict[str, None]:
+        """Unload a LoRA adapter from every member, at each after its requests with it have ended.
+
+        A member that does not have it, since it was restarted, counts as done. Raises `UnknownAdapterError` for an
+        adapter that the fleet does not have.
+        """
+        if self._membership.adapters.pop(name, None) is None:
+            raise UnknownAdapterError("unload_adapter", name, self._membership.adapters)
+
+        async def unload(member: Member) -> None:
+            with suppress(UnknownAdapterError):
+                await _engine_call(member, "unload_adapter")(name)
+
+        return self._checked(
+            "unload_adapter",
+            await self._outcomes(self._serving("unload_adapter"), unload, seconds, "unload_adapter"),
+        )
+
     # Calls.
 
     async def _all_or_none(
@@ -142,7 +248,13 @@ class FleetControl:
 
     async def _each(self, name: str, call: Callable[[Any], Awaitable[Any]], seconds: float | None) -> dict[str, Any]:
         members = self._serving(name)
-        outcomes = await self._outcomes(members, lambda member: call(_control(member, name)), seconds, name)
+        return self._checked(
+            name, await self._outcomes(members, lambda member: call(_control(member, name)), seconds, name)
+        )
+
+    @staticmethod
+    def _checked(name: str, outcomes: Mapping[str, Any]) -> dict[str, Any]:
+        """The results. Raises `FleetControlError` where an outcome is an error."""
         errors = {member: outcome for member, outcome in outcomes.items() if isinstance(outcome, Exception)}
         results = {member: outcome for member, outcome in outcomes.items() if member not in errors}
         if errors:
@@ -184,6 +296,14 @@ def _control(member: Member, name: str) -> Any:
     if control is None:
         raise CapabilityError(name, f"{member.name} is a {type(member.engine).__name__}, which has no control calls")
     return control
+
+
+def _engine_call(member: Member, name: str) -> Callable[..., Awaitable[None]]:
+    """A method of a member's engine that concerns adapters. Raises `CapabilityError` for an engine without it."""
+    method: Callable[..., Awaitable[None]] | None = getattr(member.engine, name, None)
+    if method is None:
+        raise CapabilityError(name, f"{member.name} is a {type(member.engine).__name__}, which takes no adapters")
+    return method
 
 
 async def _update(member: Member, weights: Any, version: str, in_flight: InFlight) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Self
 
 from rollouts.engines.fleet.control import FleetControl
@@ -15,6 +16,7 @@ from rollouts.engines.fleet.members import Member, MemberState, MemberStatus
 from rollouts.engines.fleet.membership import Membership, checked_engine
 from rollouts.engines.fleet.server_file import ServerFile
 from rollouts.engines.fleet.sessions import SessionTable
+from rollouts.engines.lazy import LazyEngine
 from rollouts.engines.protocol import Engine, GenerateRequest, GenerateResult, InFlight
 from rollouts.engines.vllm.engine import VLLMEngine
 from rollouts.engines.vllm.http.limits import HttpLimits
@@ -23,16 +25,21 @@ from rollouts.errors import (
     ArgumentError,
     EngineClosedError,
     EngineError,
+    EngineStartError,
     NoServerError,
     ServerError,
     ServerFileError,
     ServerTimeoutError,
     ServerUnreachableError,
+    UnknownAdapterError,
+    WeightUpdateError,
 )
 
 log = logging.getLogger("rollouts.engines.fleet")
 
-_RETRIES_IN_FLEET = 2
+#: How often a request of a member is sent again after a failure. A fleet has another server to ask, so that long
+#: retries of one would only delay the episode.
+RETRIES_IN_FLEET = 2
 
 
 class EngineFleet:
@@ -64,21 +71,36 @@ class EngineFleet:
         self._closed = False
 
     @classmethod
-    def from_urls(cls, urls: Sequence[str], *, limits: FleetLimits | None = None, **options: Any) -> Self:
-        """A fleet of vLLM servers; `options` are those of `VLLMEngine`."""
-        return cls(vllm_engines(urls, options), limits=limits)
+    def from_urls(
+        cls,
+        urls: Sequence[str],
+        *,
+        limits: FleetLimits | None = None,
+        http_limits: HttpLimits | None = None,
+        **options: Any,
+    ) -> Self:
+        """A fleet of vLLM servers; `options` are those of `VLLMEngine`, `http_limits` its `limits`."""
+        return cls(vllm_engines(urls, http_limits, options), limits=limits)
 
     @classmethod
-    def from_file(cls, path: str | os.PathLike[str], *, limits: FleetLimits | None = None, **options: Any) -> Self:
-        """A fleet of the vLLM servers whose addresses a file names, one a line; `options` are those of `VLLMEngine`.
+    def from_file(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        limits: FleetLimits | None = None,
+        http_limits: HttpLimits | None = None,
+        **options: Any,
+    ) -> Self:
+        """A fleet of the vLLM servers whose addresses a file names, one a line; the options are those of `from_urls`.
 
         While requests run, the file is read again when it has changed: servers that it names no more are drained and
         removed, new ones are added. A file that cannot be used changes nothing, and an error is logged. Raises
         `ServerFileError` if it cannot be used now.
         """
         file = ServerFile(path)
-        fleet = cls.from_urls(file.read(), limits=limits, **options)
-        fleet._membership.follow = lambda: fleet._follow_file(file, options)
+        make_engines = partial(vllm_engines, limits=http_limits, options=options)
+        fleet = cls(make_engines(file.read()), limits=limits)
+        fleet._membership.follow = lambda: fleet._follow_file(file, make_engines)
         return fleet
 
     # The engine protocol.
@@ -112,11 +134,22 @@ class EngineFleet:
         `FleetMismatchError` and `EngineClosedError`.
         """
         failures: dict[str, EngineError] = {}
+        reloaded: set[str] = set()  # members that were given the adapters of the fleet again
         while True:
             member = await self._available_member(request, failures)
             with self._counted(member, request.sampling.n):
                 try:
                     return await self._generate_on(member, request)
+                except UnknownAdapterError as error:
+                    # A server that was restarted since its last check has none of the adapters.
+                    if error.adapter not in self._membership.adapters or member.name in reloaded:
+                        raise
+                    reloaded.add(member.name)
+                    try:
+                        await self._membership.load_adapters(member)
+                    except (EngineError, WeightUpdateError) as reason:
+                        raise error from reason
+                    continue
                 except EngineError as error:
                     if not _is_failure_of_server(error):
                         raise
@@ -128,8 +161,33 @@ class EngineFleet:
             log.info("request %s moves on from %s: %s", request.request_id, member.name, failures[member.name])
 
     async def update_weights(self, weights: Any, version: str, *, in_flight: InFlight = "abort") -> None:
-        """`control.update_weights`, which also returns the result of each member."""
+        """`control.update_weights`, which also returns the result of each member.
+
+        With `FleetLimits.rolling_updates` and in_flight="wait" it is `control.rolling_update`.
+        """
+        if self._limits.rolling_updates and in_flight == "wait":
+            await self.control.rolling_update(weights, version)
+            return
         await self.control.update_weights(weights, version, in_flight=in_flight)
+
+    def record_weights(self, version: str, failed: Mapping[str, Exception]) -> None:
+        """Record that the members were given the weights `version` by other means than `update_weights`.
+
+        `failed` has the errors of members that do not serve them: these are ejected.
+        """
+        self._membership.record_update(version, None, failed)
+
+    async def load_adapter(self, name: str, directory: str | os.PathLike[str]) -> None:
+        """`control.load_adapter`: a LoRA adapter for `GenerateRequest.adapter`, at every member or at none."""
+        await self.control.load_adapter(name, directory)
+
+    async def unload_adapter(self, name: str) -> None:
+        """`control.unload_adapter`."""
+        await self.control.unload_adapter(name)
+
+    async def adapters(self) -> Mapping[str, str]:
+        """The adapters of the fleet: the directory of each by its name."""
+        return {name: str(directory) for name, directory in self._membership.adapters.items()}
 
     async def abort(self, request_ids: Iterable[str]) -> None:
         """End requests, at whichever members they run."""
@@ -168,6 +226,11 @@ class EngineFleet:
             return tuple(member.status() for member in self._membership.members.values())
 
     @property
+    def engines(self) -> Mapping[str, Engine]:
+        """The engines by the names of their members, at this moment."""
+        return self._membership.engines()
+
+    @property
     def failovers(self) -> int:
         """How often a request has moved to another member."""
         return self._failovers
@@ -200,14 +263,7 @@ class EngineFleet:
         """
         with self._membership.lock:
             member = self._membership.member(name)
-            member.set_state(MemberState.DRAINING, "it is being drained")
-            idle = member.wait_until_idle()
-        try:
-            async with asyncio.timeout(seconds):
-                await asyncio.wrap_future(idle)
-        except TimeoutError:
-            member.interrupt()
-            await asyncio.wrap_future(member.wait_until_idle())
+        await self._membership.drain(member, "it is being drained", seconds)
 
     async def undrain(self, name: str) -> MemberStatus:
         """Let a drained member serve again, as soon as its checks pass."""
@@ -234,6 +290,9 @@ class EngineFleet:
     # One request.
 
     async def _generate_on(self, member: Member, request: GenerateRequest) -> GenerateResult:
+        if isinstance(member.engine, LazyEngine) and not member.is_compared:
+            await member.engine.start()
+            await self._membership.compare(member)
         try:
             async with asyncio.timeout(None) as timeout:
                 with member.interruptible(timeout):
@@ -276,11 +335,13 @@ class EngineFleet:
                 member.in_flight -= samples
                 member.settle_if_idle()
 
-    async def _follow_file(self, file: ServerFile, options: Mapping[str, Any]) -> None:
+    async def _follow_file(
+        self, file: ServerFile, make_engines: Callable[[Sequence[str]], Mapping[str, Engine]]
+    ) -> None:
         """Add and remove members as a file of servers says."""
         try:
             urls = await asyncio.to_thread(file.read_if_changed)
-            engines = self._membership.engines() if urls is None else vllm_engines(urls, options)
+            engines = self._membership.engines() if urls is None else make_engines(urls)
         except (ServerFileError, ValueError) as error:
             log.error("the members of the fleet stay as they are: %s", error)
             return
@@ -307,15 +368,14 @@ class EngineFleet:
         return [member for member in list(self._membership.members.values()) if hasattr(member.engine, method)]
 
 
-def vllm_engines(urls: Sequence[str], options: Mapping[str, Any]) -> dict[str, Engine]:
+def vllm_engines(urls: Sequence[str], limits: HttpLimits | None, options: Mapping[str, Any]) -> dict[str, Engine]:
     """An engine for each address, by the address without credentials."""
     if isinstance(urls, str) or not isinstance(urls, Sequence):
         raise ArgumentError("urls", urls, "pass a list of addresses of servers")
-    # A fleet has another server to ask, so that long retries of one would only delay the episode.
-    options = {"limits": HttpLimits(retries=_RETRIES_IN_FLEET), **options}
+    limits = limits or HttpLimits(retries=RETRIES_IN_FLEET)
     engines: dict[str, Engine] = {}
     for url in urls:
-        engine = VLLMEngine(url, **options)
+        engine = VLLMEngine(url, limits=limits, **options)
         if engine.base_url in engines:
             raise ArgumentError("urls", url, "name each server once")
         engines[engine.base_url] = engine
@@ -326,4 +386,4 @@ def _is_failure_of_server(error: EngineError) -> bool:
     """Whether another server could answer the request."""
     if isinstance(error, ServerError):
         return error.status >= 500
-    return isinstance(error, ServerUnreachableError | ServerTimeoutError | EngineClosedError)
+    return isinstance(error, ServerUnreachableError | ServerTimeoutError | EngineClosedError | EngineStartError)

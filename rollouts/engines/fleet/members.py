@@ -47,6 +47,7 @@ class Member:
     in_flight: int = 0
     failed_checks: int = 0
     passed_checks: int = 0
+    is_compared: bool = False  # its model with those of the others; an engine that has not started cannot be
     interrupts: set[tuple[asyncio.AbstractEventLoop, asyncio.Timeout]] = field(default_factory=set)
     idle_waits: list[Future[None]] = field(default_factory=list)
 

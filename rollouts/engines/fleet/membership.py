@@ -41,6 +41,7 @@ class Membership:
         self._model: tuple[str, Mapping[str, object]] | None = None  # what the first member serves, and its name
         self.members = {name: Member(name, checked_engine(name, engine)) for name, engine in engines.items()}
         self.version: str | None = None
+        self.adapters: dict[str, str | os.PathLike[str]] = {}  # by name: the directories of what the members have
         self._directory: str | os.PathLike[str] | None = None  # of these weights, where they came from a directory
         self.reset_after_fork()
         register_fork_reset(self)
@@ -110,6 +111,8 @@ class Membership:
             if member.state is MemberState.NEW:
                 raise
             return _Problem(str(error))
+        except WeightUpdateError as error:
+            return _Problem(str(error))
         except EngineError as error:
             return _Problem(str(error), is_timeout=isinstance(error, ServerTimeoutError))
 
@@ -150,13 +153,9 @@ class Membership:
 
     async def _admission_problem(self, member: Member) -> str:
         """Why a member that does not serve yet must not; empty if it may. Raises `FleetMismatchError`."""
-        model = await served_model(member.engine)
-        if model:
-            with self.lock:
-                first, expected = self._model = self._model or (member.name, model)
-            for field, value in expected.items():
-                if model.get(field, value) != value:
-                    raise FleetMismatchError(member.name, field, model[field], first, value)
+        await self.compare(member)
+        if self.adapters:
+            await self.load_adapters(member)
         if self.version is None or (version := await served_weight_version(member.engine)) == self.version:
             return ""
         if self._directory is not None:
@@ -166,6 +165,26 @@ class Membership:
         served = "unknown weights" if version is None else f"the weights {version!r}"
         return f"it serves {served}, the fleet {self.version!r}; update it, then it is admitted"
 
+    async def load_adapters(self, member: Member) -> None:
+        """Load the adapters of the fleet that a member lacks. Raises `WeightUpdateError`, `EngineError`."""
+        engine: Any = member.engine
+        present = await engine.adapters()
+        for name, directory in list(self.adapters.items()):
+            if name not in present:
+                await engine.load_adapter(name, directory)
+
+    async def compare(self, member: Member) -> None:
+        """Compare what a member serves with what the others do. Raises `FleetMismatchError`."""
+        model = await served_model(member.engine)
+        if not model:
+            return
+        with self.lock:
+            first, expected = self._model = self._model or (member.name, model)
+        for field, value in expected.items():
+            if model.get(field, value) != value:
+                raise FleetMismatchError(member.name, field, model[field], first, value)
+        member.is_compared = True
+
     async def _catch_up(self, member: Member, directory: str | os.PathLike[str], version: str) -> None:
         """Load the fleet's weights into a member that came back with others; its next check admits it."""
         engine: Any = member.engine
@@ -173,6 +192,18 @@ class Membership:
             await engine.update_weights(directory, version)
         except (EngineError, WeightUpdateError) as error:
             log.error("%s stays ejected, it could not load the weights %r: %s", member.name, version, error)
+
+    async def drain(self, member: Member, reason: str, seconds: float | None) -> None:
+        """Give a member no more requests; return when its requests have ended. After `seconds` they are moved."""
+        with self.lock:
+            member.set_state(MemberState.DRAINING, reason)
+            idle = member.wait_until_idle()
+        try:
+            async with asyncio.timeout(seconds):
+                await asyncio.wrap_future(idle)
+        except TimeoutError:
+            member.interrupt()
+            await asyncio.wrap_future(member.wait_until_idle())
 
     def record_update(
         self, version: str, directory: str | os.PathLike[str] | None, failed: Mapping[str, Exception]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from rollouts.engines.lazy.server_process import ServerProcess
@@ -30,8 +31,9 @@ class LazyEngine:
     A program that makes the engine and samples nothing, such as one that only trains, starts nothing. `start`, `async`
     or not, returns the engine; a start that fails raises `EngineStartError` for the requests that wait, and the next
     request tries again. A server that has ended is started again with the next request, and gets the weights of the
-    last update again where they came from a directory. Before start number n in a row without a completion there is a
-    wait of `backoff_seconds` * 2**(n - 2), and after `restarts` failed starts every request raises the last error.
+    last update, where they came from a directory, and its adapters again. Before start number n in a row without a
+    completion there is a wait of `backoff_seconds` * 2**(n - 2), and after `restarts` failed starts every request
+    raises the last error.
     """
 
     def __init__(
@@ -48,7 +50,9 @@ class LazyEngine:
         self._process: ServerProcess | None = None  # the server of the engine, where it is started here
         self._last_error: EngineStartError | None = None
         self._last_update: tuple[str | os.PathLike[str], str] | None = None
+        self._adapters: dict[str, str | os.PathLike[str]] = {}  # by name: the directories of what is loaded
         self._starting: SingleFlight[Engine] = SingleFlight()
+        self._restart: asyncio.Future[None] | None = None  # kept, so that it is not collected while it runs
         self._closed = False
 
     @classmethod
@@ -113,10 +117,29 @@ class LazyEngine:
         """The control calls of the engine; None before it is started, and for an engine without any."""
         return getattr(self._engine, "control", None)
 
+    @property
+    def capabilities(self) -> Any:
+        """The call of the engine that asks what its server is; None before it is started, and for one without it."""
+        return getattr(self._engine, "capabilities", None)
+
+    async def check_health(self) -> None:
+        """Raise why a request could not be served now; return if the engine runs, or was not started yet.
+
+        An engine that ran and has ended, or failed to start, is started again meanwhile: a fleet gives it no request
+        before it runs. Raises `EngineStartError` and what the check of its server raises.
+        """
+        if self._is_running:
+            check_health = getattr(self.control, "check_health", None)
+            if check_health is not None:
+                await check_health()
+        elif self._starts or self._engine is not None:
+            self._restart = asyncio.ensure_future(self._start_quietly())
+            raise self._last_error or EngineStartError("start", "it is being started", "", None)
+
     async def start(self) -> Engine:
         """The engine, which is started if it does not run. Raises `EngineStartError`, `EngineClosedError`."""
         engine = self._engine
-        if engine is None or (self._process is not None and not self._process.is_running):
+        if engine is None or not self._is_running:
             engine = await self._starting.run("start", self._start)
         return engine
 
@@ -133,6 +156,36 @@ class LazyEngine:
         await engine.update_weights(weights, version, in_flight=in_flight)
         self._last_update = (weights, version) if isinstance(weights, str | os.PathLike) else None
 
+    async def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests of the engine, if it runs and can."""
+        abort = getattr(self._engine, "abort", None)
+        if abort is not None:
+            await abort(request_ids)
+
+    async def abort_all(self) -> None:
+        """End every request of the engine, if it runs and can."""
+        abort_all = getattr(self._engine, "abort_all", None)
+        if abort_all is not None:
+            await abort_all()
+
+    async def load_adapter(self, name: str, directory: str | os.PathLike[str]) -> None:
+        """Load a LoRA adapter into the engine, which is started if it does not run; again after each restart."""
+        engine: Any = await self.start()
+        await engine.load_adapter(name, directory)
+        self._adapters[name] = directory
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload a LoRA adapter."""
+        engine: Any = await self.start()
+        await engine.unload_adapter(name)
+        self._adapters.pop(name, None)
+
+    async def adapters(self) -> Mapping[str, str]:
+        """The loaded adapters: the directory of each by its name."""
+        engine: Any = await self.start()
+        found: Mapping[str, str] = await engine.adapters()
+        return found
+
     async def close(self) -> None:
         """Refuse further requests; close the engine and end its server."""
         self._closed = True
@@ -147,6 +200,14 @@ class LazyEngine:
 
     async def __aexit__(self, *exception: object) -> None:
         await self.close()
+
+    @property
+    def _is_running(self) -> bool:
+        return self._engine is not None and (self._process is None or self._process.is_running)
+
+    async def _start_quietly(self) -> None:
+        with contextlib.suppress(RolloutsError):  # the next check and the next request raise it
+            await self.start()
 
     async def _start(self) -> Engine:
         if self._closed:
@@ -182,10 +243,11 @@ class LazyEngine:
             raise self._last_error from error
 
     async def _load_last_weights(self, engine: Any) -> None:
-        if self._last_update is None:
-            return
         try:
-            await engine.update_weights(*self._last_update)
+            if self._last_update is not None:
+                await engine.update_weights(*self._last_update)
+            for name, directory in self._adapters.items():
+                await engine.load_adapter(name, directory)
         except RolloutsError:
             await self._end(engine)
             raise

@@ -9,16 +9,20 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
+from rollouts.engines.local.running_request import RunningRequest
 from rollouts.engines.local.sampling import RowSampler
 from rollouts.engines.protocol import (
     Completion,
     FinishReason,
-    GenerateRequest,
     GenerateResult,
+    TokenDelta,
     WeightSpan,
 )
 from rollouts.models.forward_pass import EncodeImages, ForwardPass
 from rollouts.models.placed_rows import TokenSequence, padded_rows
+
+# Positions of a prompt whose logits exist at once.
+_SCORED_POSITIONS = 256
 
 
 class _Sample(NamedTuple):
@@ -29,23 +33,38 @@ class _Sample(NamedTuple):
     prompt: int
 
 
+class _Prefilled(NamedTuple):
+    """After the prompts: logits (samples, vocabulary), cache, attention mask and next positions of the samples.
+
+    `prompt_logprobs` has those of the requests that ask for them, by index.
+    """
+
+    logits: torch.Tensor
+    cache: DynamicCache
+    mask: torch.Tensor
+    positions: torch.Tensor
+    prompt_logprobs: dict[int, np.ndarray]
+
+
 class Batch:
     """The requests of one batch. `encode_images` returns the features of media items; `max_length` is the model's.
 
     `is_interrupted` is asked after every token. Once it returns True, the unfinished completions end with
-    `FinishReason.ABORT`; each has at least one token.
+    `FinishReason.ABORT`; each has at least one token. So do those of a request that is aborted. Tokens of requests with
+    a listener are reported after every step.
     """
 
     def __init__(
         self,
         forward: ForwardPass,
-        requests: Sequence[GenerateRequest],
+        running: Sequence[RunningRequest],
         encode_images: EncodeImages,
         max_length: int,
         is_interrupted: Callable[[], bool],
     ) -> None:
         self._forward = forward
-        self._requests = requests
+        self._running = running
+        self._requests = requests = [each.request for each in running]
         self._encode_images = encode_images
         self._max_length = max_length
         self._is_interrupted = is_interrupted
@@ -63,7 +82,7 @@ class Batch:
 
     def run(self, weight_version: str) -> list[GenerateResult]:
         """Sample every completion; the results are in the order of the requests."""
-        logits, cache, mask, positions = self._prefill()
+        logits, cache, mask, positions, prompt_logprobs = self._prefill()
         ids, logprobs = self._decode(logits, cache, mask, positions)
         completions: list[list[Completion]] = [[] for _ in self._requests]
         for sample, row_ids, row_logprobs in zip(self._samples, ids, logprobs, strict=True):
@@ -78,8 +97,8 @@ class Batch:
             )
             completions[sample.request].append(completion)
         return [
-            GenerateResult(request.request_id, of_request)
-            for request, of_request in zip(self._requests, completions, strict=True)
+            GenerateResult(request.request_id, of_request, prompt_logprobs.get(index))
+            for index, (request, of_request) in enumerate(zip(self._requests, completions, strict=True))
         ]
 
     def _limit(self, sample: _Sample) -> int:
@@ -92,8 +111,7 @@ class Batch:
             return FinishReason.STOP
         return FinishReason.LENGTH if len(ids) >= self._limit(sample) else FinishReason.ABORT
 
-    def _prefill(self) -> tuple[torch.Tensor, DynamicCache, torch.Tensor, torch.Tensor]:
-        """Logits (samples, vocabulary), cache, attention mask and next positions after the prompts."""
+    def _prefill(self) -> _Prefilled:
         config = self._forward.architecture.text_config
         rows = padded_rows(self._prompts, pad_id=config.pad_token_id or 0, side="left")
         cache = DynamicCache(config=config)
@@ -103,7 +121,26 @@ class Batch:
         if len(self._samples) > len(self._prompts):
             cache.reorder_cache(prompts)
         mask = torch.from_numpy(rows.attention_mask).to(hidden.device)[prompts]
-        return logits[prompts], cache, mask, following[prompts]
+        return _Prefilled(logits[prompts], cache, mask, following[prompts], self._prompt_logprobs(hidden))
+
+    def _prompt_logprobs(self, hidden: torch.Tensor) -> dict[int, np.ndarray]:
+        """By the index of each request that asks for them. `hidden` (prompts, T, hidden) is padded on the left."""
+        prompts = {sample.request: sample.prompt for sample in self._samples}
+        wanted = {index: prompts[index] for index, each in enumerate(self._requests) if each.prompt_logprobs}
+        scored = {prompt: self._scored(hidden[prompt], self._prompts[prompt].ids) for prompt in set(wanted.values())}
+        return {index: scored[prompt] for index, prompt in wanted.items()}
+
+    def _scored(self, hidden: torch.Tensor, ids: np.ndarray) -> np.ndarray:
+        """The log-probabilities of a prompt, float32 (tokens,), NaN first; `hidden` (T, hidden) ends with it."""
+        states = hidden[len(hidden) - len(ids) : -1]
+        targets = torch.from_numpy(ids[1:].copy()).to(hidden.device)
+        values = [torch.full((1,), torch.nan)]
+        for start in range(0, len(targets), _SCORED_POSITIONS):
+            part = slice(start, start + _SCORED_POSITIONS)
+            logprobs = torch.log_softmax(self._forward.head.logits(states[part]).float(), dim=-1)
+            values.append(logprobs.gather(-1, targets[part, None])[:, 0].cpu())
+        joined: np.ndarray = torch.cat(values).numpy()
+        return joined
 
     def _decode(
         self, logits: torch.Tensor, cache: DynamicCache, mask: torch.Tensor, positions: torch.Tensor
@@ -123,7 +160,10 @@ class Batch:
         for step in range(max(limits)):
             ids, logprobs = sampler.sample(logits, step)
             steps.append((active, ids, logprobs))
+            self._report(active, ids, logprobs)
             unfinished = ~(ids[:, None] == stops[active]).any(-1) & (step + 1 < max_tokens[active])
+            if any(each.is_aborted for each in self._running):
+                unfinished &= ~self._are_aborted(active)
             if not bool(unfinished.any()) or self._is_interrupted():
                 break
             if not bool(unfinished.all()):
@@ -144,3 +184,18 @@ class Batch:
             [part.copy() for part in np.split(sampled_ids[order].astype(np.int32), ends)],
             [part.copy() for part in np.split(sampled_logprobs[order], ends)],
         )
+
+    def _are_aborted(self, active: torch.Tensor) -> torch.Tensor:
+        """bool (rows,): whether the request of each row was aborted."""
+        aborted = [self._running[self._samples[sample].request].is_aborted for sample in active.tolist()]
+        return torch.tensor(aborted, device=active.device)
+
+    def _report(self, active: torch.Tensor, ids: torch.Tensor, logprobs: torch.Tensor) -> None:
+        """Pass the tokens of one step to the listeners of their requests."""
+        if all(each.listen is None for each in self._running):
+            return
+        tokens, values = ids.cpu().numpy().astype(np.int32), logprobs.cpu().numpy()
+        for row, index in enumerate(active.tolist()):
+            sample = self._samples[index]
+            if (listen := self._running[sample.request].listen) is not None:
+                listen(TokenDelta(sample.number, tokens[row : row + 1], values[row : row + 1]))

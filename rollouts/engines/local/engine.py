@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -19,12 +19,15 @@ from rollouts.engines.continuation import continuation, join_completions
 from rollouts.engines.limits import EngineLimits, check_prompt
 from rollouts.engines.local.interruptions import Interruptions
 from rollouts.engines.local.request_queue import RequestQueue, closed_error
+from rollouts.engines.local.running_request import RunningRequest
 from rollouts.engines.protocol import (
     Completion,
     FinishReason,
     GenerateRequest,
     GenerateResult,
     InFlight,
+    TokenDelta,
+    TokenListener,
     check_update_arguments,
 )
 from rollouts.errors import ArgumentError, InvalidRequestError, MissingExtraError, UnsupportedModelError
@@ -86,6 +89,9 @@ class LocalEngine:
         # One thread: batches and weight updates run one after another, so no completion mixes two sets of weights.
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="local-engine")
         self._interruptions = Interruptions()
+        self._lock = threading.Lock()
+        # Request id -> the requests that run for it: itself, or the continuations of its completions.
+        self._running: dict[str, list[RunningRequest]] = {}
         self._closed = threading.Event()
 
     @classmethod
@@ -112,19 +118,38 @@ class LocalEngine:
         """The number of ids of the model, including those that its tokenizer has no token for."""
         return self._vocab_size
 
+    @property
+    def max_model_len(self) -> int:
+        """The largest number of tokens of a prompt and its completion together."""
+        return self._max_length
+
+    @property
+    def dtype(self) -> str:
+        """torch's name of the dtype of the weights: "float32"."""
+        return str(self._forward.model.dtype).removeprefix("torch.")
+
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """Sample `n` completions. Raises `InvalidRequestError`, `OverlongPromptError` or `EngineClosedError`."""
-        self._request_limits.check(request)
-        self._check(request)
-        result = await self._queue().generate(request)
-        if all(completion.finish_reason is not FinishReason.ABORT for completion in result.completions):
-            return result
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._complete(request, partial)) for partial in result.completions]
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        return replace(result, completions=[task.result() for task in tasks])
+        return await self._generate(request, None)
+
+    async def generate_streamed(self, request: GenerateRequest, listen: TokenListener) -> GenerateResult:
+        """As `generate`; `listen` receives each token on the event loop, as soon as it is sampled."""
+        if request.prompt_logprobs:
+            raise InvalidRequestError(request.request_id, "a stream cannot return prompt_logprobs; use generate")
+        return await self._generate(request, listen)
+
+    async def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests: their `generate` returns the tokens so far, with `FinishReason.ABORT`.
+
+        A running request ends after the token that is sampled now, a waiting one at once, without tokens.
+        """
+        with self._lock:
+            for request_id in request_ids:
+                for running in self._running.get(request_id, ()):
+                    running.is_aborted = True
+        for loop, queue in list(self._queues.items()):
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(queue.end_aborted)
 
     def expecting_request(self) -> AbstractContextManager[None]:
         """Announce a request that is made at the end of the block, if it is made; the next batch waits for it.
@@ -163,6 +188,11 @@ class LocalEngine:
             self._interruptions.request()
         await asyncio.shield(asyncio.wrap_future(loading))
 
+    async def update_weight_version(self, version: str) -> None:
+        """Label the batches that start from now on. Raises `ArgumentError` for a version that is no text or empty."""
+        check_update_arguments(version, "abort")
+        self._weight_version = version
+
     async def close(self) -> None:
         """Fail the waiting requests and stop the worker thread once its batch is done."""
         self._closed.set()
@@ -173,17 +203,51 @@ class LocalEngine:
 
     # On the event loop.
 
-    async def _complete(self, request: GenerateRequest, partial: Completion) -> Completion:
-        """A completion, continued as often as updates of the weights cut it off."""
-        rounds = 0
-        while partial.finish_reason is FinishReason.ABORT:
+    async def _generate(self, request: GenerateRequest, listen: TokenListener | None) -> GenerateResult:
+        self._request_limits.check(request)
+        self._check(request)
+        running = RunningRequest(request, _on_loop(listen))
+        with self._registered(request.request_id, running):
+            result = await self._queue().generate(running)
+            if all(completion.finish_reason is not FinishReason.ABORT for completion in result.completions):
+                return result
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [
+                        group.create_task(self._complete(running, partial, listen)) for partial in result.completions
+                    ]
+            except BaseExceptionGroup as failures:
+                raise failures.exceptions[0] from None
+            return replace(result, completions=[task.result() for task in tasks])
+
+    async def _complete(self, cut_off: RunningRequest, partial: Completion, listen: TokenListener | None) -> Completion:
+        """A completion, continued as often as updates of the weights cut it off, until its request is aborted."""
+        request, rounds = cut_off.request, 0
+        while partial.finish_reason is FinishReason.ABORT and not cut_off.is_aborted:
             rounds += 1
             rest_request = continuation(request, partial, rounds, self._max_length)
             if rest_request is None:
                 return replace(partial, finish_reason=FinishReason.LENGTH)
-            (rest,) = (await self._queue().generate(rest_request)).completions
+            running = RunningRequest(rest_request, _on_loop(_with_index(listen, partial.index)))
+            with self._registered(request.request_id, running):
+                (rest,) = (await self._queue().generate(running)).completions
             partial = join_completions(partial, rest)
+            if running.is_aborted:
+                break
         return partial
+
+    @contextmanager
+    def _registered(self, request_id: str, running: RunningRequest) -> Iterator[None]:
+        """While the block runs, `abort` of the id ends the request."""
+        with self._lock:
+            self._running.setdefault(request_id, []).append(running)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running[request_id].remove(running)
+                if not self._running[request_id]:
+                    del self._running[request_id]
 
     def _queue(self) -> RequestQueue:
         """The queue of the running event loop."""
@@ -198,9 +262,14 @@ class LocalEngine:
         name, sampling = request.request_id, request.sampling
         if self._closed.is_set():
             raise closed_error(name)
-        if request.prompt_logprobs or sampling.extra:
-            unknown = "prompt_logprobs" if request.prompt_logprobs else f"sampling option {min(sampling.extra)!r}"
-            raise InvalidRequestError(name, f"LocalEngine has no {unknown}; VLLMEngine does")
+        if request.adapter is not None:
+            rule = "merge the adapter into the weights and use update_weights, or sample from a server (VLLMEngine)"
+            raise InvalidRequestError(
+                name, f"LocalEngine has no adapters, the request names {request.adapter!r}; {rule}"
+            )
+        if sampling.extra:
+            option = min(sampling.extra)
+            raise InvalidRequestError(name, f"LocalEngine has no sampling option {option!r}; VLLMEngine does")
         if sampling.seed is not None and sampling.seed < 0:
             raise InvalidRequestError(name, f"seed is {sampling.seed}; LocalEngine takes 0 or more")
         ids = check_prompt(request, self._max_length, self._vocab_size)
@@ -214,7 +283,7 @@ class LocalEngine:
 
     # On the worker thread.
 
-    def _run(self, requests: Sequence[GenerateRequest]) -> list[GenerateResult]:
+    def _run(self, requests: Sequence[RunningRequest]) -> list[GenerateResult]:
         with torch.inference_mode():
             batch = Batch(
                 self._forward, requests, self._encode_images, self._max_length, self._interruptions.are_requested
@@ -259,3 +328,21 @@ def _context_length(text_config: Any) -> int:
             "config.json to the longest prompt and completion that the model can read",
         )
     return int(length)
+
+
+def _on_loop(listen: TokenListener | None) -> TokenListener | None:
+    """A listener for the worker thread that calls `listen` on the running event loop."""
+    if listen is None:
+        return None
+    loop = asyncio.get_running_loop()
+
+    def report(delta: TokenDelta) -> None:
+        with suppress(RuntimeError):  # the loop was closed: nobody waits for the tokens
+            loop.call_soon_threadsafe(listen, delta)
+
+    return report
+
+
+def _with_index(listen: TokenListener | None, index: int) -> TokenListener | None:
+    """A listener for a continuation, whose only completion is completion `index` of the request."""
+    return None if listen is None else lambda delta: listen(replace(delta, index=index))

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rollouts.engines.protocol import GenerateRequest, GenerateResult
+from rollouts.engines.local.running_request import RunningRequest, without_tokens
+from rollouts.engines.protocol import GenerateResult
 from rollouts.errors import EngineClosedError
 
 # How many rounds of the event loop must pass without a new request before a batch starts: enough for the task of a
@@ -26,7 +27,7 @@ _ANNOUNCED_SECONDS = 0.25
 
 
 class _Waiting(NamedTuple):
-    request: GenerateRequest
+    running: RunningRequest
     result: asyncio.Future[GenerateResult]
 
 
@@ -38,7 +39,7 @@ class RequestQueue:
 
     def __init__(
         self,
-        run: Callable[[Sequence[GenerateRequest]], list[GenerateResult]],
+        run: Callable[[Sequence[RunningRequest]], list[GenerateResult]],
         worker: ThreadPoolExecutor,
         closed: threading.Event,
         max_rows: int,
@@ -53,14 +54,24 @@ class RequestQueue:
         self._announced = 0
         self._none_announced = asyncio.Event()
 
-    async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """Wait for the batch that holds this request."""
+    async def generate(self, running: RunningRequest) -> GenerateResult:
+        """Wait for the batch that holds this request. A caller that is cancelled aborts it."""
         loop = asyncio.get_running_loop()
-        waiting = _Waiting(request, loop.create_future())
+        waiting = _Waiting(running, loop.create_future())
         self._arrived.append(waiting)
         if self._task is None:
             self._task = loop.create_task(self._run_batches())
-        return await waiting.result
+        try:
+            return await waiting.result
+        except asyncio.CancelledError:
+            running.is_aborted = True
+            raise
+
+    def end_aborted(self) -> None:
+        """Return aborted requests that are in no batch yet, without tokens."""
+        for entry in (*self._collected, *self._arrived):
+            if entry.running.is_aborted and not entry.result.done():
+                entry.result.set_result(without_tokens(entry.running.request))
 
     @contextmanager
     def expecting_request(self) -> Iterator[None]:
@@ -89,7 +100,7 @@ class RequestQueue:
                 batch = self._take_batch()
                 if not batch:  # every caller was cancelled
                     continue
-                running = loop.run_in_executor(self._worker, self._run, [entry.request for entry in batch])
+                running = loop.run_in_executor(self._worker, self._run, [entry.running for entry in batch])
                 await asyncio.wait([running])
                 # Whatever stopped the batch is raised in the waiting calls; it would not be seen anywhere else.
                 if (error := running.exception()) is not None:
@@ -136,12 +147,13 @@ class RequestQueue:
         rows = 0
         while self._collected:
             entry = self._collected[0]
-            if batch and rows + entry.request.sampling.n > self._max_rows:
+            count = entry.running.request.sampling.n
+            if batch and rows + count > self._max_rows:
                 break
             self._collected.pop(0)
-            if not entry.result.done():  # its caller was cancelled
+            if not entry.result.done():  # aborted, or its caller was cancelled
                 batch.append(entry)
-                rows += entry.request.sampling.n
+                rows += count
         return batch
 
 
@@ -158,7 +170,7 @@ def _fail(entries: list[_Waiting], error: BaseException) -> None:
 
 def _sort_key(entry: _Waiting) -> tuple[bytes, tuple[str, ...], int]:
     """A sort key of what a request asks for. Requests with the same key are alike, or have no seed."""
-    request = entry.request
+    request = entry.running.request
     hashes = tuple(item.mm_hash for item, _ in request.media)
     seed = request.sampling.seed
     return np.asarray(request.prompt_ids, np.int64).tobytes(), hashes, -1 if seed is None else seed

@@ -1,5 +1,6 @@
 """The engine and the renderer over HTTP for vLLM servers; neither imports vllm."""
 
+from rollouts.engines.protocol import TokenDelta
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities
 from rollouts.engines.vllm.control.checkpoint_files import write_tied_head
 from rollouts.engines.vllm.engine import VLLMEngine
@@ -7,7 +8,6 @@ from rollouts.engines.vllm.http.limits import HttpLimits
 from rollouts.engines.vllm.rendering.blocking_renderer import BlockingServerRenderer
 from rollouts.engines.vllm.rendering.server_renderer import ImageChunk, ImagePointer, ServerRenderer, TokenChunk
 from rollouts.engines.vllm.resuming import ResumePolicy
-from rollouts.engines.vllm.wire.generate_response import TokenDelta
 
 __all__ = [
     "BlockingServerRenderer",

@@ -13,11 +13,11 @@ _MAX_SESSIONS = 65_536
 
 
 class CacheSalts:
-    """One salt per model and weight version. A session keeps the salt of its first request, so that all of its turns
-    share the prefix cache even if the weights change between them."""
+    """One salt per model (or adapter) and weight version. A session keeps the salt of its first request to a model, so
+    that all of its turns share the prefix cache even if the weights change between them."""
 
     def __init__(self) -> None:
-        self._by_session: OrderedDict[str, str] = OrderedDict()
+        self._by_session: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._lock = ProcessLock()
 
     def salt(self, model: str, weight_version: str, session_id: str | None) -> str:
@@ -25,8 +25,8 @@ class CacheSalts:
         if session_id is None:
             return salt
         with self._lock:
-            salt = self._by_session.setdefault(session_id, salt)
-            self._by_session.move_to_end(session_id)
+            salt = self._by_session.setdefault((session_id, model), salt)
+            self._by_session.move_to_end((session_id, model))
             if len(self._by_session) > _MAX_SESSIONS:
                 self._by_session.popitem(last=False)
         return salt

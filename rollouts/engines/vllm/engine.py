@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Self
@@ -22,9 +22,12 @@ from rollouts.engines.protocol import (
     GenerateRequest,
     GenerateResult,
     InFlight,
+    TokenDelta,
+    TokenListener,
     check_result,
     check_update_arguments,
 )
+from rollouts.engines.vllm.adapters import ServerAdapters
 from rollouts.engines.vllm.cache_salt import CacheSalts
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe
 from rollouts.engines.vllm.capability_cache import CapabilityCache
@@ -42,7 +45,7 @@ from rollouts.engines.vllm.media.server_media_cache import (
     ServerMediaCache,
 )
 from rollouts.engines.vllm.resuming import ResumePolicy
-from rollouts.engines.vllm.wire.generate_response import Generation, TokenDelta
+from rollouts.engines.vllm.wire.generate_response import Generation
 from rollouts.engines.vllm.wire.request_body import Chunks, request_body
 from rollouts.errors import (
     ArgumentError,
@@ -70,7 +73,6 @@ _MAX_RESENDS = 3
 #: Responses of more bytes are parsed in a thread, because parsing them would delay the other requests of the loop.
 _LARGE_RESPONSE = 256 * 2**10
 
-Listener = Callable[[TokenDelta], None]
 _Wait = tuple[asyncio.AbstractEventLoop, asyncio.Timeout]
 
 
@@ -89,6 +91,9 @@ class VLLMEngine:
     refused before sending; the server refuses them too. `request_limits` bounds what one request may ask for.
     `cache_salt` keeps what was computed with other weights out of the prefix cache: the salt depends on the model and
     the weight version, and is the same for all turns of a session.
+
+    A request with an `adapter` is sampled with that LoRA adapter, which `load_adapter` has loaded; the version of its
+    tokens is the name of the adapter.
     """
 
     def __init__(
@@ -120,6 +125,7 @@ class VLLMEngine:
         )
         self._weight_version = "default"  # vLLM's label of the weights that it was started with
         self._closed = False
+        self._adapters = ServerAdapters(self._connection, self.capabilities, lambda: self._weight_version)
         self.reset_after_fork()
         register_fork_reset(self)
         self.control = ServerControl(
@@ -173,23 +179,33 @@ class VLLMEngine:
         """
         return await self._generate(request, None)
 
+    async def generate_streamed(self, request: GenerateRequest, listen: TokenListener) -> GenerateResult:
+        """As `generate`; `listen` is called with the tokens as they are sampled, also across pauses."""
+        if request.prompt_logprobs:
+            raise InvalidRequestError(request.request_id, "a stream cannot return prompt_logprobs; use generate")
+        if not restarts_from_prompt(request):
+            return await self._generate(request, listen)
+        # A completion that may be sampled again from its beginning is reported only after its end.
+        result = await self._generate(request, None)
+        for completion in result.completions:
+            listen(TokenDelta(completion.index, completion.token_ids, completion.logprobs))
+        return result
+
+    async def update_weight_version(self, version: str) -> None:
+        """As `control.update_weight_version`."""
+        await self.control.update_weight_version(version)
+
     async def stream(self, request: GenerateRequest) -> AsyncIterator[TokenDelta]:
         """Yield tokens as they are sampled, also across pauses. Leaving the loop aborts the request.
 
         Raises what `generate` raises.
         """
-        if request.prompt_logprobs:
-            raise InvalidRequestError(request.request_id, "a stream cannot return prompt_logprobs; use generate")
         deltas: asyncio.Queue[TokenDelta | None] = asyncio.Queue()
-        # A completion that may be sampled again from its beginning is yielded only after its end.
-        whole = restarts_from_prompt(request)
-        sampling = asyncio.ensure_future(self._generate(request, None if whole else deltas.put_nowait))
+        sampling = asyncio.ensure_future(self.generate_streamed(request, deltas.put_nowait))
         sampling.add_done_callback(lambda _: deltas.put_nowait(None))
         try:
             while (delta := await deltas.get()) is not None:
                 yield delta
-            for completion in (await sampling).completions if whole else ():
-                yield TokenDelta(completion.index, completion.token_ids, completion.logprobs)
             await sampling
         finally:
             sampling.cancel()
@@ -233,6 +249,29 @@ class VLLMEngine:
             raise ArgumentError("weights", weights, rule)
         await self.control.update_weights_from_directory(weights, version, in_flight)
 
+    async def load_adapter(self, name: str, directory: str | os.PathLike[str], *, check: bool = True) -> None:
+        """Load a LoRA adapter, the directory that `save_pretrained` of peft writes, under a name of its own.
+
+        The server reads the directory itself; `check` first looks for its files from this process. The server needs
+        --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True. Raises `WeightUpdateError` where it is not loaded, also
+        for a name that the server has: a name stands for one set of weights. Raises `CapabilityError`, `ArgumentError`.
+        """
+        with error_context(self.base_url, "load_adapter"):
+            await self._adapters.load(name, directory, check=check)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload an adapter once the requests of this engine that use it have ended.
+
+        Raises `UnknownAdapterError`, `CapabilityError`, `ServerError`.
+        """
+        with error_context(self.base_url, "unload_adapter"):
+            await self._adapters.unload(name)
+
+    async def adapters(self) -> Mapping[str, str]:
+        """The loaded adapters: the directory of each by its name."""
+        with error_context(self.base_url, "adapters"):
+            return await self._adapters.loaded()
+
     async def close(self) -> None:
         """Refuse further requests and close the connections."""
         self._closed = True
@@ -255,13 +294,15 @@ class VLLMEngine:
 
     # One request.
 
-    async def _generate(self, request: GenerateRequest, listen: Listener | None) -> GenerateResult:
-        with error_context(self.base_url, request.request_id):
+    async def _generate(self, request: GenerateRequest, listen: TokenListener | None) -> GenerateResult:
+        with error_context(self.base_url, request.request_id), self._adapters.in_use(request.adapter):
             if self._closed:
                 raise EngineClosedError(request.request_id, "the engine is closed")
             self._request_limits.check(request)
             capabilities = await self._capabilities.get()
             check_request(request, capabilities, vocab_size=self._vocab_size, media=self._media)
+            if request.adapter is not None:
+                await self._adapters.require(request.request_id, request.adapter)
             with self._lock:
                 if request.request_id in self._running:
                     raise EngineError(request.request_id, "a request of this id is running already; give each its own")
@@ -290,10 +331,12 @@ class VLLMEngine:
             result = GenerateResult(request.request_id, completions, prompt_logprobs)
             check_result(request, result)
             self._adopt_version(completions, version_before)
+            if request.adapter is not None:
+                return replace(result, completions=self._adapters.labelled(completions, request.adapter))
             return result
 
     async def _complete(
-        self, request: GenerateRequest, partial: Completion, listen: Listener | None, generations: list[Generation]
+        self, request: GenerateRequest, partial: Completion, listen: TokenListener | None, generations: list[Generation]
     ) -> Completion:
         """A completion, continued as often as pauses cut it off. Appends what is sampled to `generations`."""
         rounds = 0
@@ -341,7 +384,7 @@ class VLLMEngine:
                 "ResumePolicy.wait_seconds",
             ) from error
 
-    async def _exchange(self, request: GenerateRequest, root_id: str, listen: Listener | None) -> Generation:
+    async def _exchange(self, request: GenerateRequest, root_id: str, listen: TokenListener | None) -> Generation:
         """Send one request, and abort it on the server if the caller is cancelled.
 
         `root_id` is the id of the caller's request, of which this request may be a continuation.
@@ -362,7 +405,9 @@ class VLLMEngine:
             with self._lock:
                 del self._running[root_id][request.request_id]
 
-    async def _send_until_complete(self, request: GenerateRequest, root_id: str, listen: Listener | None) -> Generation:
+    async def _send_until_complete(
+        self, request: GenerateRequest, root_id: str, listen: TokenListener | None
+    ) -> Generation:
         """Send one request, again with media data if the server has evicted them or has restarted."""
         resends = 0
         while True:
@@ -389,6 +434,8 @@ class VLLMEngine:
                 if error.status == 503 and capabilities.control and await self.control.is_paused():
                     await self._wait_until_resumed(root_id)
                     continue
+                if error.status == 404 and request.adapter is not None:
+                    await self._adapters.require_after_refusal(root_id, request.adapter)
                 missing = reservation.omitted and payload.is_cache_miss(error.status, error.body)
                 if resends == _MAX_RESENDS or not missing:
                     raise
@@ -410,7 +457,7 @@ class VLLMEngine:
         reservation: MediaReservation,
         capabilities: ServerCapabilities,
         generation: Generation,
-        listen: Listener | None,
+        listen: TokenListener | None,
     ) -> None:
         # A request with data that other requests wait for is streamed, because its first token shows that the server
         # has the data. A streamed response cannot carry the log-probabilities of a prompt.
@@ -425,14 +472,15 @@ class VLLMEngine:
                     media = payload.body_field(())
             except RendererError as error:
                 raise InvalidRequestError(request.request_id, str(error)) from error
+            model = request.adapter or capabilities.model
             salt = None
             if self._salts is not None:
-                salt = self._salts.salt(capabilities.model, self._weight_version, request.session_id)
+                salt = self._salts.salt(model, self._weight_version, request.session_id)
             body = request_body(
                 request,
                 payload.prompt_ids,
                 media,
-                model=capabilities.model,
+                model=model,
                 cache_salt=salt,
                 chunks=chunks,
                 return_prompt=payload.returns_prompt,
@@ -483,6 +531,7 @@ class VLLMEngine:
         """A connection broke, or the server is another process: its caches are empty, its flags may have changed."""
         self._media_cache.clear()
         self._capabilities.forget()
+        self._adapters.forget()
 
     def _set_weight_version(self, version: str) -> None:
         self._weight_version = version
@@ -499,6 +548,6 @@ def _expire(wait: asyncio.Timeout) -> None:
         wait.reschedule(0.0)
 
 
-def _with_index(listen: Listener | None, index: int) -> Listener | None:
+def _with_index(listen: TokenListener | None, index: int) -> TokenListener | None:
     """A listener for a continuation, whose only sample is sample `index` of the request."""
     return None if listen is None else lambda delta: listen(replace(delta, index=index))

@@ -14,7 +14,7 @@ from typing import Final
 
 from rollouts.runner.journal.entries import Entry
 from rollouts.runner.journal.errors import JournalDamagedError, JournalError, JournalInUseError, JournalWriteError
-from rollouts.runner.task import Task
+from rollouts.task import Task
 from rollouts.trajectory.tree import Trajectory
 from transport import (
     DecodeError,

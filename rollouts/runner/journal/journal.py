@@ -25,7 +25,7 @@ from rollouts.runner.journal.errors import JournalClosedError, JournalError
 from rollouts.runner.journal.files import JournalFiles
 from rollouts.runner.journal.history import RecordedAttempt
 from rollouts.runner.journal.recorder import Recorder, ResumedRun
-from rollouts.runner.task import Task
+from rollouts.task import Task
 from rollouts.trajectory.tree import Trajectory
 
 P = ParamSpec("P")

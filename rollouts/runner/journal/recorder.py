@@ -21,7 +21,7 @@ from rollouts.runner.journal.entries import (
 from rollouts.runner.journal.errors import JournalDamagedError, JournalError, JournalOfAnotherRunError
 from rollouts.runner.journal.files import ENTRIES, JournalFiles
 from rollouts.runner.journal.history import History, OpenTask, RecordedAttempt
-from rollouts.runner.task import Task
+from rollouts.task import Task
 from rollouts.trajectory.tree import Trajectory
 from transport import EncodeError
 

@@ -11,7 +11,7 @@ from run_config_files import CONFIG, changed, write_run
 from rollouts.cli.run.parts import RunParts, make_parts
 from rollouts.run_config.config_file import read_config
 from rollouts.run_config.errors import ConfigProblem, RunConfigError, TaskFileError
-from rollouts.runner.task import Task
+from rollouts.task import Task
 
 
 def parts_of(directory: Path, config: str = CONFIG) -> RunParts:
@@ -83,6 +83,32 @@ WRONG: dict[str, tuple[str, str, str, list[str]]] = {
         "engine.api_key_env",
         ["is not set", "put the server's key in it"],
     ),
+    "no server": (ENGINE, 'kind = "fleet"', "engine.kind", ["no server is named", "[[engine.servers]]"]),
+    "servers named twice": (
+        ENGINE,
+        'kind = "fleet"\nurls = ["http://h"]\nfile = "servers.txt"',
+        "engine.file",
+        ["the servers are named by `urls` too", "remove one"],
+    ),
+    "one server twice": (
+        ENGINE,
+        'kind = "fleet"\nurls = ["http://h:1",\n"http://h:1/"]',
+        "engine.urls[1]",
+        ["named twice"],
+    ),
+    "no address in a fleet": (
+        ENGINE,
+        'kind = "fleet"\nservers = [{ base_url = "localhost" }]',
+        "engine.servers[0].base_url",
+        ["http://host:8000"],
+    ),
+    "key in the address of a fleet": (
+        ENGINE,
+        'kind = "fleet"\nurls = ["http://u:sk-1@h"]',
+        "engine.urls[0]",
+        ["api_key_env"],
+    ),
+    "no file of servers": (ENGINE, 'kind = "fleet"\nfile = "x.txt"', "engine.file", ["x.txt", "No such file"]),
     "no model of the engine": (ENGINE, 'kind = "local"\ndirectory = "x"', "engine.directory", ["no", "config.json"]),
 }
 
@@ -238,7 +264,7 @@ def test_a_file_that_holds_no_tasks_is_an_error(tmp_path: Path, kind: str, conte
 
 
 IMPORTED = """\
-from rollouts.runner.task import Task
+from rollouts.task import Task
 LIST = [Task("a"), Task("b")]
 TEXT = "a"
 def count(n):

@@ -42,10 +42,16 @@ def test_the_example_runs_with_a_real_model_and_equal_seeds_sample_equal_tokens(
         assert max(row["reward_parts"]["brevity"]) == 1.0
 
 
-def test_the_configuration_of_the_page_is_valid(tmp_path: Path) -> None:
-    (block,) = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    (tmp_path / "run.toml").write_text(block)
+def test_the_configurations_of_the_page_are_valid(tmp_path: Path) -> None:
+    whole, *engines = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    (tmp_path / "run.toml").write_text(whole)
     assert read_config(tmp_path / "run.toml").config.group_size == 8
+    of_the_whole = re.search(r"^\[engine\]\n(.+\n)+", whole, re.MULTILINE)
+    assert of_the_whole is not None
+    assert len(engines) == 2
+    for engine in engines:
+        (tmp_path / "run.toml").write_text(whole.replace(of_the_whole[0], engine))
+        assert read_config(tmp_path / "run.toml").config.engine.kind == "fleet"
 
 
 @pytest.mark.parametrize(

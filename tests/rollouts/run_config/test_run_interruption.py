@@ -26,7 +26,7 @@ QUICK = 3  # so many tasks end at once; the others wait until there is a file `g
 ENVIRONMENT = f"""\
 import asyncio, pathlib, time
 from rollouts import StepResult
-from rollouts.runner.task import Task
+from rollouts.task import Task
 
 HERE = pathlib.Path(__file__).parent
 TASKS = [Task(str(number)) for number in range({TASKS})]

@@ -15,7 +15,7 @@ from rollouts import Completion, FinishReason, Trajectory
 from rollouts.runner.group import Group
 from rollouts.runner.journal.files import ENTRIES, EPISODES, JournalFiles
 from rollouts.runner.journal.recorder import Recorder
-from rollouts.runner.task import Task
+from rollouts.task import Task
 from transport import encode
 
 CONFIGURATION = {"group_size": 2, "seed": 0}

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from renderers import RenderedTokens
 from renderers.parsing.response import ParsedResponse
 from rollouts import StepResult
-from rollouts.runner.task import Task
+from rollouts.task import Task
 
 STOP = 999
 

@@ -27,7 +27,7 @@ from rollouts.runner.journal import (
     JournalWriteError,
 )
 from rollouts.runner.journal.files import ENTRIES, EPISODES
-from rollouts.runner.task import Task
+from rollouts.task import Task
 from transport import RecordReader, RecordWriter, encode, repair_record_file
 
 

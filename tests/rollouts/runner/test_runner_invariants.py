@@ -74,9 +74,7 @@ class Run(RuleBasedStateMachine):
         self.num_updates, self.largest = 0, 0
         environments = iter(range(10**9))
         self.runner = Runner(
-            lambda task: RandomEnvironment(f"{seed} {next(environments)}", failure_rate),
-            self.engine,
-            LoopRenderer(),
+            **self.place(lambda task: RandomEnvironment(f"{seed} {next(environments)}", failure_rate)),
             sampling=SamplingParams(max_tokens=20),
             group_size=group_size,
             concurrency=concurrency,
@@ -86,6 +84,10 @@ class Run(RuleBasedStateMachine):
             listeners=[self.note],
             tasks=self.tasks,
         )
+
+    def place(self, make_environment):
+        """The arguments of the runner that say where episodes run."""
+        return {"make_environment": make_environment, "engine": self.engine, "renderer": LoopRenderer()}
 
     def note(self, event):
         if isinstance(event, EpisodeStarted | EpisodeEnded):
@@ -232,7 +234,7 @@ class Run(RuleBasedStateMachine):
             assert sorted(ended) == sorted(self.tasks.given), "a task was lost, or ended twice"
             assert self.engine.running == 0
             capacity = self.runner._capacity
-            assert (capacity.claimed, capacity.waiting, capacity.slots._value) == (0, 0, capacity.limit), (
+            assert (capacity.claimed, capacity.waiting, capacity.slots._value) == (0, 0, self.concurrency), (
                 "capacity was not given back"
             )
             assert self.attempts[EpisodeStarted] == self.attempts[EpisodeEnded]

@@ -128,7 +128,7 @@ def test_a_base_exception_of_skip_group_or_a_group_reward_is_raised_in_place_of_
 
 
 @pytest.mark.parametrize("group_size", [1, 2])
-def test_an_environment_that_cancels_its_own_task_fails_its_group_and_no_other(renderer, group_size):
+def test_an_environment_that_cancels_its_own_task_fails_its_episode_and_no_other(renderer, group_size):
     class CancelsItself(Counting):
         async def step(self, assistant):
             if self.task.task_id == "t0":
@@ -136,11 +136,6 @@ def test_an_environment_that_cancels_its_own_task_fails_its_group_and_no_other(r
                 await asyncio.Event().wait()
             return super().step(assistant)
 
-    async def world():
-        async with make_runner(renderer, CancelsItself, concurrency=1, group_size=group_size) as runner:
-            stream = runner.stream(tasks(2))
-            with pytest.raises(GroupFailedError, match="t0"):
-                await anext(stream)
-            assert [group.task.task_id async for group in stream] == ["t1"]
-
-    asyncio.run(asyncio.wait_for(world(), 60))
+    groups, _ = run_groups(renderer, tasks(2), CancelsItself, concurrency=1, group_size=group_size)
+    assert all("cancelled the task of its episode" in episode.error for episode in groups["t0"].episodes)
+    assert all(episode.done for episode in groups["t1"].episodes)

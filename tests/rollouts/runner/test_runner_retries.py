@@ -7,6 +7,7 @@ import pytest
 from runner_world import Counting, HeldEngine, make_runner, run_groups, tasks
 
 from renderers.errors import MediaFetchError, MessageError
+from rollouts.episodes.error_kinds import error_kind
 from rollouts.episodes.errors import EnvironmentFailedError, EnvironmentProtocolError
 from rollouts.errors import (
     EngineClosedError,
@@ -21,7 +22,6 @@ from rollouts.errors import (
 )
 from rollouts.runner import RetryPolicy, Task
 from rollouts.runner.events import EpisodeRetried, EpisodeWaiting
-from rollouts.runner.retries import error_kind
 from rollouts.testing import ScriptedEngine
 
 AT_ONCE = RetryPolicy(first_delay=0.0)

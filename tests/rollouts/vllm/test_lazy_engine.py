@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from engine_inputs import expected, generate_one, request
@@ -17,7 +18,7 @@ from fake_server import FakeVLLM
 from rollouts.engines.fleet import EngineFleet, FleetLimits
 from rollouts.engines.lazy import LazyEngine
 from rollouts.engines.protocol import Engine
-from rollouts.errors import ArgumentError, EngineClosedError, EngineStartError
+from rollouts.errors import ArgumentError, EngineClosedError, EngineStartError, FleetMismatchError
 from rollouts.testing import ScriptedEngine
 
 SERVE = Path(__file__).with_name("fake_vllm_serve.py")
@@ -224,6 +225,52 @@ async def test_a_fleet_of_lazy_engines_starts_them_with_its_first_request():
         for number in range(20):
             await generate_one(fleet, request(session_id=f"s{number}"))
     assert [start.count for start in starts] == [1, 1]
+
+
+async def test_a_fleet_starts_a_member_again_whose_server_was_killed(tmp_path):
+    names = ("one", "two")
+    engines = {name: served(tmp_path, log_path=tmp_path / f"{name}.log") for name in names}
+    async with EngineFleet(engines, limits=FleetLimits(check_seconds=0.02)) as fleet:
+        await asyncio.gather(*(engine.start() for engine in engines.values()))
+        await generate_one(fleet, request(session_id="session"))
+        child = child_of(tmp_path / "one.log")
+        os.killpg(os.getpgid(child), signal.SIGKILL)
+        await ended(child)
+        async with asyncio.timeout(60):
+            while child_of(tmp_path / "one.log") == child or not all(each.state == "ready" for each in fleet.members):
+                await generate_one(fleet, request(session_id="session"))
+        assert [member.state for member in fleet.members] == ["ready", "ready"]
+
+
+async def test_a_request_moves_on_from_a_member_that_cannot_be_started():
+    engines = {"one": LazyEngine(Starts(failures=100)), "two": LazyEngine(Starts())}
+    async with EngineFleet(engines, limits=FleetLimits(check_seconds=0.05)) as fleet:
+        for number in range(20):
+            await generate_one(fleet, request(session_id=f"s{number}"))
+        states = {member.name: str(member.state) for member in fleet.members}
+    assert states == {"one": "ejected", "two": "ready"}
+
+
+async def test_a_member_that_starts_with_another_model_samples_nothing(tmp_path):
+    class OtherModel(ScriptedEngine):
+        async def capabilities(self):
+            return SimpleNamespace(model=self.model)
+
+    def engine(model):
+        made = OtherModel(lambda _: [7])
+        made.model = model
+        return made
+
+    started = {name: engine(name) for name in ("one", "two")}
+    engines = {name: LazyEngine(lambda name=name: started[name]) for name in started}
+    async with EngineFleet(engines) as fleet:
+        calls = [generate_one(fleet, request(session_id=f"s{number}")) for number in range(20)]
+        failures = [
+            each for each in await asyncio.gather(*calls, return_exceptions=True) if isinstance(each, Exception)
+        ]
+    assert {type(failure) for failure in failures} == {FleetMismatchError}
+    assert "model 'two', one has 'one'" in str(failures[0]) or "model 'one', two has 'two'" in str(failures[0])
+    assert sorted(bool(each.requests) for each in started.values()) == [False, True]
 
 
 @pytest.mark.parametrize("command", ["vllm serve", [], ["vllm", 8000]], ids=["text", "empty", "number"])

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,7 +56,7 @@ directory = "out"
 """
 MODULE = """\
 import numpy as np
-from rollouts.runner.task import Task
+from rollouts.task import Task
 
 TASKS = [Task(str(number)) for number in range(3)]
 
@@ -90,7 +93,7 @@ def run(directory: Path, server: FakeVLLM, key: str, config: str = CONFIG, *opti
     directory.mkdir(exist_ok=True)
     tiny_qwen3_vl(directory / "model", weights=False)
     (directory / "server_env.py").write_text(MODULE)
-    (directory / "run.toml").write_text(config.replace("URL", server.base_url))
+    (directory / "run.toml").write_text(config.replace("URL", server.base_url) if "URL" in config else config)
     return CliRunner().invoke(app, ["run", str(directory / "run.toml"), *options], env={"SERVER_KEY": key})
 
 
@@ -159,3 +162,123 @@ def test_a_mode_leaves_out_groups_of_earlier_weights_and_without_one_none_is_lef
     assert (stale > 0) == is_limited
     assert summary["groups"] + stale == 3
     assert ("groups stale: drop" in result.stdout) == is_limited
+
+
+# Several servers, and servers that the run starts.
+
+VLLM_TABLE = 'kind = "vllm"\nbase_url = "URL"\napi_key_env = "SERVER_KEY"'
+SERVE = Path(__file__).with_name("fake_vllm_serve.py")
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def run_engine(directory: Path, server: FakeVLLM, engine: str, *options: str) -> Result:
+    text = CONFIG.replace(VLLM_TABLE, engine).replace("server_env:messages", "server_env:text")
+    return run(directory, server, KEY, text, *options)
+
+
+def trajectories(directory: Path) -> list[Any]:
+    return list(read_records(directory / "out/trajectories.mmr"))
+
+
+@pytest.mark.parametrize("named_by", ["urls", "file", "servers"])
+def test_a_run_samples_from_all_servers_of_a_fleet(tmp_path: Path, named_by: str) -> None:
+    with served(FakeVLLM()) as one, served(FakeVLLM()) as two:
+        tables = {
+            "urls": f'urls = ["{one.base_url}", "{two.base_url}"]',
+            "file": 'file = "servers.txt"',
+            "servers": f'servers = [{{ base_url = "{one.base_url}" }}, {{ base_url = "{two.base_url}" }}]',
+        }
+        (tmp_path / "servers.txt").write_text(f"{one.base_url}  # the first\n{two.base_url}\n")
+        text = CONFIG.replace("group_size = 2", "group_size = 16")
+        text = text.replace(VLLM_TABLE, f'kind = "fleet"\n{tables[named_by]}')
+        result = run(tmp_path, one, KEY, text.replace("server_env:messages", "server_env:text"))
+        requests = [sum("x-session-id" in seen.headers for seen in server.requests) for server in (one, two)]
+    assert result.exit_code == 0, result.output
+    assert sum(requests) == 48
+    assert min(requests) > 0  # with 48 sessions on two servers, chance leaves one without any once in 10**14 runs
+
+
+def test_a_run_of_one_server_goes_on_with_a_fleet(tmp_path: Path) -> None:
+    with served(FakeVLLM()) as one, served(FakeVLLM()) as two:
+        first = run_engine(tmp_path, one, 'kind = "vllm"\nbase_url = "URL"', "--limit", "1")
+        fleet = f'kind = "fleet"\nurls = ["{one.base_url}", "{two.base_url}"]'
+        second = run_engine(tmp_path, one, fleet, "--resume")
+    assert first.exit_code == 0, first.output
+    assert second.exit_code == 0, second.output
+    assert sorted(group[0].group_id for group in trajectories(tmp_path)) == ["0", "1", "2"]
+
+
+def test_a_fleet_of_which_one_server_is_down_runs_and_one_of_which_all_are_down_does_not(tmp_path: Path) -> None:
+    down = [f"http://127.0.0.1:{free_port()}" for _ in range(2)]
+    with served(FakeVLLM()) as server:
+        partly = run_engine(tmp_path / "partly", server, f'kind = "fleet"\nurls = ["{down[0]}", "{server.base_url}"]')
+        fully = run_engine(tmp_path / "fully", server, f'kind = "fleet"\nurls = ["{down[0]}",\n"{down[1]}"]')
+    assert partly.exit_code == 0, partly.output
+    assert len(trajectories(tmp_path / "partly")) == 3
+    assert fully.exit_code == 2
+    assert ": engine.urls: " in fully.stderr
+    assert "start the server, or correct the address" in fully.stderr
+
+
+def test_servers_that_differ_are_an_error_before_the_run(tmp_path: Path) -> None:
+    with served(FakeVLLM()) as one, served(FakeVLLM(max_model_len=64)) as two:
+        result = run_engine(tmp_path, one, f'kind = "fleet"\nurls = ["{one.base_url}", "{two.base_url}"]')
+    assert result.exit_code == 2
+    assert ": engine.urls: " in result.stderr
+    assert "max_model_len" in result.stderr
+
+
+def test_a_fleet_that_requires_a_key_names_the_missing_variable(tmp_path: Path) -> None:
+    with served(FakeVLLM(api_key=KEY)) as server:
+        result = run_engine(tmp_path, server, f'kind = "fleet"\nurls = ["{server.base_url}"]')
+    assert result.exit_code == 2
+    assert 'add api_key_env = "NAME"' in result.stderr
+
+
+@pytest.mark.parametrize("kind", ["vllm", "fleet"])
+def test_a_run_starts_its_servers_and_ends_them(tmp_path: Path, kind: str) -> None:
+    ports = [free_port() for _ in range(1 if kind == "vllm" else 2)]
+    servers = [
+        f"""base_url = "http://127.0.0.1:{port}"
+start = ["{sys.executable}", "{SERVE}", "{port}"]
+environment = {{ SOME_SECRET = "{KEY}" }}
+log = "server{number}.log"
+"""
+        for number, port in enumerate(ports)
+    ]
+    tables = {
+        "vllm": f'kind = "vllm"\n{servers[0]}',
+        "fleet": "\n[[engine.servers]]\n".join(('kind = "fleet"', *servers)),
+    }
+    result = run_engine(tmp_path, FakeVLLM(), tables[kind])
+    assert result.exit_code == 0, result.output
+    assert len(trajectories(tmp_path)) == 3
+    for number, port in enumerate(ports):
+        assert "child " in (tmp_path / f"server{number}.log").read_text()
+        with contextlib.closing(socket.socket()) as client, pytest.raises(ConnectionRefusedError):
+            client.connect(("127.0.0.1", port))
+    for path in (tmp_path / "out").rglob("*"):
+        assert path.is_dir() or KEY.encode() not in path.read_bytes(), path
+
+
+def test_a_dry_run_starts_no_server(tmp_path: Path) -> None:
+    engine = f'kind = "vllm"\nbase_url = "http://127.0.0.1:{free_port()}"\nstart = ["touch", "{tmp_path}/started"]'
+    result = run_engine(tmp_path, FakeVLLM(), engine, "--dry-run")
+    assert result.exit_code == 0, result.output
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_server_that_cannot_be_started_is_an_error_with_the_end_of_its_log(tmp_path: Path) -> None:
+    port = free_port()
+    start = f'start = ["{sys.executable}", "{SERVE}", "{port}", "3"]'
+    engine = f'kind = "fleet"\nservers = [{{ base_url = "http://127.0.0.1:{port}", {start} }}]'
+    result = run_engine(tmp_path, FakeVLLM(), engine)
+    assert result.exit_code == 2
+    assert "engine.servers[0].start" in result.stderr
+    assert "out of memory" in result.stderr

@@ -13,20 +13,11 @@ from typing import Any, Self
 import numpy as np
 
 from rollouts.engines.completion_checks import logprobs_error
-from rollouts.engines.protocol import Completion, FinishReason, WeightSpan
+from rollouts.engines.protocol import Completion, FinishReason, TokenDelta, WeightSpan
 from rollouts.engines.vllm.http.response import server_error
 from rollouts.errors import MalformedResultError, MissingLogProbsError
 
 _ROUTED_EXPERT_DTYPES = ("uint8", "uint16", "int32")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TokenDelta:
-    """New tokens of completion `index`: ids int32 (n,) and their log-probabilities float32 (n,)."""
-
-    index: int
-    token_ids: np.ndarray
-    logprobs: np.ndarray
 
 
 @dataclass(slots=True)

@@ -1,0 +1,1 @@
+"""`rollouts serve`: a model on this machine, or another engine, behind vLLM's routes."""

@@ -1,0 +1,1 @@
+"""`rollouts view`: the episodes of a trajectory file in a browser."""

@@ -1,0 +1,111 @@
+"""`rollouts view FILE`: the episodes of a trajectory file as one HTML file, or served while the file grows."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from renderers import TemplateRenderer, load_renderer
+from rollouts.cli.errors import CommandFileError
+from rollouts.cli.render.conversation_file import read_tools
+from rollouts.cli.trajectory_file.episodes import open_reader, read_episodes
+from rollouts.terminal.text import counted, exit_with_error, print_error, print_line
+from rollouts.trajectory.tree import Trajectory
+from rollouts.view import write_html
+from transport import RecordReader
+
+
+def view(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A trajectory file (.mmr), or the directory of a run or demo.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="HTML_FILE", help="The HTML file, which is replaced if it exists; default: FILE.html."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="The model's directory or repository: adds token texts, owners, tool calls and drift.",
+        ),
+    ] = None,
+    tools: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A JSON list of the tools that the episodes had, for the drift.")
+    ] = None,
+    serve: Annotated[bool, typer.Option("--serve", help="Serve the page on 127.0.0.1, and follow the file.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="With --serve; 0: any free one.")] = 0,
+) -> None:
+    """Look at episodes in a browser: messages with images, tokens with log-probabilities, branches, prompts, drift.
+
+    Writes one HTML file that needs nothing else. With --serve, starts at once however large the file is, and shows
+    the episodes that are written while it runs.
+    """
+    if tools is not None and model is None:
+        exit_with_error("--tools is used by the full render only: pass --model, too")
+    if serve and out is not None:
+        exit_with_error("--serve writes no file: pass --out without it")
+    path = _trajectory_file(file)
+    renderer = None if model is None else load_renderer(model)
+    offered = None if tools is None else read_tools(tools)
+    if serve:
+        _serve(path, port, renderer, offered)
+    else:
+        _write(path, out or path.with_name(f"{path.name}.html"), renderer, offered)
+
+
+def _serve(path: Path, port: int, renderer: TemplateRenderer | None, tools: list[Any] | None) -> None:
+    """Serve until Ctrl-C."""
+    from rollouts.cli.view.growing_file import GrowingFile
+    from rollouts.view.server import new_secret, serve_viewer, viewer_app
+
+    def report_ready(url: str) -> None:
+        print_line(f"{path} at {url} (only from this machine; Ctrl-C ends it)")
+        sys.stdout.flush()  # a program that started this one waits for the line
+
+    store = GrowingFile(path)
+    secret = new_secret()
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            app = viewer_app(store, secret, renderer=renderer, tools=tools)
+            asyncio.run(serve_viewer(app, secret, port, report_ready))
+    finally:
+        store.close()
+
+
+def _write(path: Path, out: Path, renderer: TemplateRenderer | None, tools: list[Any] | None) -> None:
+    problems: list[str] = []
+    with open_reader(path) as reader:
+        episodes = _trajectories(reader, problems)
+        written = write_html(episodes, out, renderer=renderer, tools=tools, title=f"{path.name}", problems=problems)
+    if not written and not problems:
+        print_error(f"{path} holds no episodes")
+    for problem in problems:
+        print_error(f"not shown: {problem}")
+    size = out.stat().st_size / 1e6
+    print_line(f"{counted(written, 'episode')} in {out} ({size:.1f} MB); open it in a browser")
+
+
+def _trajectory_file(path: Path) -> Path:
+    """The file itself, or that of a run's directory. Raises `CommandFileError`."""
+    if not path.is_dir():
+        return path
+    inside = path / "trajectories.mmr"
+    if not inside.exists():
+        raise CommandFileError(path, "the directory has no trajectories.mmr; name a trajectory file")
+    return inside
+
+
+def _trajectories(reader: RecordReader, problems: list[str]) -> Iterator[Trajectory]:
+    """The episodes that can be shown; `problems` gets a line for each other one."""
+    for episode in read_episodes(reader, problems):
+        if episode.violation is None:
+            yield episode.trajectory
+        else:
+            problems.append(f"{episode.name}: {episode.violation}")

@@ -1,0 +1,27 @@
+"""A request inside the engine: what was asked for, who listens to its tokens, and whether it is to end early."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, GenerateResult, TokenListener
+
+
+@dataclass(slots=True, eq=False)
+class RunningRequest:
+    """`listen` is called on the worker thread with each new token. `is_aborted` may be set by any thread."""
+
+    request: GenerateRequest
+    listen: TokenListener | None = None
+    is_aborted: bool = False
+
+
+def without_tokens(request: GenerateRequest) -> GenerateResult:
+    """The result of a request that was aborted before it began."""
+    completions = [
+        Completion(number, np.empty(0, np.int32), np.empty(0, np.float32), FinishReason.ABORT)
+        for number in range(request.sampling.n)
+    ]
+    return GenerateResult(request.request_id, completions)

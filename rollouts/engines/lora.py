@@ -1,0 +1,182 @@
+"""A LoRA adapter of an engine as an engine of its own, whose weights a trainer replaces."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from rollouts.engines.continuation import continuation, join_completions, restarts_from_prompt
+from rollouts.engines.protocol import (
+    Completion,
+    Engine,
+    FinishReason,
+    GenerateRequest,
+    GenerateResult,
+    InFlight,
+    check_adapter_name,
+    check_update_arguments,
+)
+from rollouts.errors import ArgumentError, EngineClosedError, EngineError, UnknownAdapterError
+
+log = logging.getLogger("rollouts.engines.lora")
+
+_NO_LIMIT = 2**31
+
+
+class AdapterEngine(Engine, Protocol):
+    """An engine that loads LoRA adapters by name: `VLLMEngine`, `EngineFleet`, `LazyEngine`."""
+
+    async def load_adapter(self, name: str, directory: str | os.PathLike[str]) -> None: ...
+
+    async def unload_adapter(self, name: str) -> None: ...
+
+    async def adapters(self) -> Mapping[str, str]: ...
+
+
+class LoRAEngine:
+    """Samples with one LoRA adapter of another engine, and replaces it where another engine replaces its weights.
+
+        policy = LoRAEngine(VLLMEngine(url), "policy")
+        await policy.update_weights(directory, "policy@1")
+
+    It takes the place of an engine in `run_episode` and `Runner`. Before the first update it samples with the weights
+    of the model alone, as an adapter that training has not changed yet does. A version begins with the name of the
+    adapter and "@", and is the name under which the server has these weights: the tokens are labelled with it, and
+    `GenerateRequest.adapter` can name it elsewhere. Requests that name an adapter themselves are passed on unchanged.
+
+    `close` unloads the adapter; the other engine stays open, because it may have further adapters.
+    """
+
+    def __init__(self, engine: AdapterEngine, name: str) -> None:
+        check_adapter_name(name)
+        for method in ("load_adapter", "unload_adapter"):
+            if not callable(getattr(engine, method, None)):
+                rule = "it takes no adapters; pass a VLLMEngine, or an EngineFleet of them"
+                raise ArgumentError("engine", type(engine).__name__, rule)
+        self._engine = engine
+        self.name = name
+        self._adapter: str | None = None  # the version in use
+        self._running: dict[str, str | None] = {}  # by request id: the adapter that samples it
+        self._interrupted: set[str] = set()
+        self._updating = asyncio.Lock()
+        self._closed = False
+
+    @property
+    def weight_version(self) -> str:
+        """The version in use; before the first update that of the other engine."""
+        return self._adapter or str(getattr(self._engine, "weight_version", ""))
+
+    @property
+    def vocab_size(self) -> int | None:
+        return getattr(self._engine, "vocab_size", None)
+
+    @property
+    def control(self) -> Any:
+        """The control calls of the other engine, None for one without any."""
+        return getattr(self._engine, "control", None)
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """Sample `n` completions with the adapter. Raises what the other engine raises."""
+        if self._closed:
+            raise EngineClosedError(request.request_id, f"the adapter {self.name!r} is closed")
+        if request.adapter is not None:
+            return await self._engine.generate(request)
+        result, interrupted = await self._sample(request)
+        if not interrupted or all(each.finish_reason is not FinishReason.ABORT for each in result.completions):
+            return result
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._complete(request, partial)) for partial in result.completions]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return replace(result, completions=[task.result() for task in tasks])
+
+    async def update_weights(
+        self, weights: str | os.PathLike[str], version: str, *, in_flight: InFlight = "abort"
+    ) -> None:
+        """Load the adapter of the directory `weights` as `version`, sample with it from now on, and unload the old one.
+
+        No pause: with "wait", requests in flight end with the old weights, beside new ones that have the new weights;
+        with "abort" and "keep", which are the same here, they continue from their tokens with the new weights. Raises
+        `ArgumentError` for a version without the name of the adapter; `WeightUpdateError` and `EngineError` where the
+        adapter was not loaded: the old one is in use then.
+        """
+        check_update_arguments(version, in_flight)
+        check_adapter_name(version)
+        if not version.startswith(f"{self.name}@"):
+            rule = f'the version of an adapter names the adapter; pass one such as "{self.name}@3"'
+            raise ArgumentError("version", version, rule)
+        async with self._updating:
+            await self._engine.load_adapter(version, weights)
+            old, self._adapter = self._adapter, version
+            if in_flight != "wait":
+                await self._interrupt(old)
+            if old is not None:
+                await self._unload(old)
+
+    async def abort_all(self) -> None:
+        """End every request of this adapter, and none of others."""
+        await self._abort(list(self._running))
+
+    async def close(self) -> None:
+        """Refuse further requests, and unload the adapter once its requests have ended."""
+        self._closed = True
+        async with self._updating:
+            old, self._adapter = self._adapter, None
+            if old is not None:
+                await self._unload(old)
+
+    async def _sample(self, request: GenerateRequest) -> tuple[GenerateResult, bool]:
+        """Sample with the adapter in use; also whether an update has cut the request off."""
+        while True:
+            adapter = self._adapter
+            self._running[request.request_id] = adapter
+            try:
+                result = await self._engine.generate(replace(request, adapter=adapter))
+                return result, request.request_id in self._interrupted
+            except UnknownAdapterError:
+                if adapter == self._adapter:
+                    raise
+                # The adapter was replaced before the request reached the server: sample with the new one.
+            finally:
+                del self._running[request.request_id]
+                self._interrupted.discard(request.request_id)
+
+    async def _complete(self, request: GenerateRequest, partial: Completion) -> Completion:
+        """A completion, continued with the adapter in use as often as updates cut it off."""
+        rounds, interrupted = 0, True
+        while interrupted and partial.finish_reason is FinishReason.ABORT:
+            rounds += 1
+            rest_request = continuation(request, partial, rounds, await self._max_length())
+            if rest_request is None:
+                return replace(partial, finish_reason=FinishReason.LENGTH)
+            result, interrupted = await self._sample(rest_request)
+            (rest,) = result.completions
+            restarts = restarts_from_prompt(request)
+            partial = replace(rest, index=partial.index) if restarts else join_completions(partial, rest)
+        return partial
+
+    async def _max_length(self) -> int:
+        capabilities = getattr(self._engine, "capabilities", None)
+        return _NO_LIMIT if capabilities is None else int((await capabilities()).max_model_len)
+
+    async def _interrupt(self, adapter: str | None) -> None:
+        """Cut off the requests of an adapter; `generate` continues them with the one in use."""
+        requests = [name for name, used in self._running.items() if used == adapter]
+        self._interrupted.update(requests)
+        await self._abort(requests)
+
+    async def _abort(self, request_ids: list[str]) -> None:
+        abort = getattr(self._engine, "abort", None)
+        if abort is not None and request_ids:
+            await abort(request_ids)
+
+    async def _unload(self, adapter: str) -> None:
+        try:
+            await self._engine.unload_adapter(adapter)
+        except EngineError as error:
+            log.warning("the adapter %s is not used any more, but could not be unloaded: %s", adapter, error)

@@ -1,0 +1,26 @@
+"""Episodes of a `Runner` on a Ray cluster. Needs the extra `ray`."""
+
+from rollouts.errors import MissingExtraError
+
+try:
+    import ray as _ray  # noqa: F401
+except ImportError as error:
+    raise MissingExtraError("rollouts.ray", "ray", "ray") from error
+
+from rollouts.ray.cluster import connect
+from rollouts.ray.errors import RayConnectionError, RayJobError, RayWorkerStartError, StoredEpisodesLostError
+from rollouts.ray.object_media import ObjectMedia
+from rollouts.ray.stored_episodes import StoredEpisodes, store_episodes
+from rollouts.ray.workers import RayWorkers
+
+__all__ = [
+    "ObjectMedia",
+    "RayConnectionError",
+    "RayJobError",
+    "RayWorkerStartError",
+    "RayWorkers",
+    "StoredEpisodes",
+    "StoredEpisodesLostError",
+    "connect",
+    "store_episodes",
+]

@@ -1,0 +1,205 @@
+"""What an actor runs: the episodes of a worker, for the process that made the actor."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, TypeAlias
+
+import ray
+
+from renderers import MediaSource, Renderer, RendererError, RendererPool
+from rollouts.engines.protocol import Engine, InFlight
+from rollouts.error_texts import describe_exception
+from rollouts.errors import RolloutsError
+from rollouts.ray.object_frames import ObjectFrames
+from rollouts.ray.object_media import ObjectMedia
+from rollouts.ray.progress_log import ProgressBatch, ProgressLog
+from rollouts.task import MakeEnvironment
+from rollouts.workers import EpisodeJob, EpisodeWorker, Progress, ProgressObserver
+from transport import TransportError, decode_frames, encode_frames
+
+MakeEngine: TypeAlias = Callable[[], Engine | Awaitable[Engine]]
+MakeRenderer: TypeAlias = Callable[[], Renderer | RendererPool | Awaitable[Renderer | RendererPool]]
+
+#: Progress is sent at most this often.
+_PROGRESS_SECONDS = 0.1
+#: Cancellations whose call has not arrived.
+_MOST_EARLY_CANCELLATIONS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerParts:
+    """The functions that make the parts of a worker, called in its process."""
+
+    make_environment: MakeEnvironment
+    make_engine: MakeEngine
+    make_renderer: MakeRenderer
+
+
+@dataclass(frozen=True, slots=True)
+class CallResult:
+    """How a call of `WorkerActor.run` ended.
+
+    `outcome` is the encoded `EpisodeOutcome` without its media, whose digests are `media`; `progress` is what may not
+    have been sent yet. `error` is why the job could not be run at all. A job that was cancelled has neither.
+    """
+
+    outcome: ObjectFrames | None = None
+    media: tuple[str, ...] = ()
+    progress: ProgressBatch | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StartedActor:
+    """Where an actor runs, its version of mmrollouts, and why its parts cannot be made, empty if they can."""
+
+    node_id: str
+    pid: int
+    version: str
+    error: str
+
+
+class WorkerActor:
+    """Runs episodes in an actor. All methods run on the event loop of the actor.
+
+    A call of `run` has a number that no other call has: the caller names it to cancel the job, and to fetch the media
+    of the episode, which are kept until the number is among the `released` of `progress`.
+    """
+
+    def __init__(self, parts: WorkerParts, slots: int) -> None:
+        # What may fail is in `start`: Ray begins an actor whose constructor fails again and again.
+        self._parts = parts
+        self._slots = slots
+        self._engine: Engine | None = None
+        self._renderer: Any = None
+        self._worker: EpisodeWorker | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._jobs: dict[int, asyncio.Task[Any]] = {}
+        self._cancelled: dict[int, None] = {}  # calls that were cancelled before they arrived
+        self._media: dict[int, dict[str, MediaSource]] = {}  # of ended episodes, by call
+        self._received = ObjectMedia(recent_bytes=0)  # media of the jobs
+        self._logs: dict[int, ProgressLog] = {}
+        self._has_progress = asyncio.Event()
+
+    async def start(self) -> StartedActor:
+        """Make the parts, where they are not there; cancel jobs of which the caller has lost the calls."""
+        if self._starting is None:
+            self._starting = asyncio.ensure_future(self._make_parts())
+        error = ""
+        try:
+            await asyncio.shield(self._starting)
+        except Exception as failure:  # noqa: BLE001  functions of a user may raise anything
+            self._starting = None
+            error = describe_exception(failure)
+        if self._worker is not None:
+            await self._worker.cancel_all()
+        self._media.clear()
+        return StartedActor(ray.get_runtime_context().get_node_id(), os.getpid(), version("mmrollouts"), error)
+
+    async def run(self, call: int, job: ObjectFrames, media: Mapping[str, Any]) -> CallResult:
+        """Run an encoded `EpisodeJob`. `media` are the objects of its media, by digest."""
+        if call in self._cancelled:
+            del self._cancelled[call]
+            return CallResult()
+        assert self._worker is not None
+        try:
+            sources = await self._received.receive(media, lambda digests: [media[digest] for digest in digests])
+            decoded = decode_frames(job.frames, find_media=sources.get)
+        except (RolloutsError, RendererError, TransportError) as error:
+            return CallResult(error=describe_exception(error))
+        if not isinstance(decoded, EpisodeJob):
+            return CallResult(error=f"a {type(decoded).__name__} is no EpisodeJob")
+        return await self._run(call, self._worker, decoded)
+
+    async def cancel(self, call: int) -> None:
+        """Cancel a job, and return when it has ended; forget its media if it had ended already."""
+        job = self._jobs.get(call)
+        if job is not None:
+            job.cancel()
+            await asyncio.wait([job])
+        elif self._media.pop(call, None) is None:
+            self._cancelled[call] = None
+            if len(self._cancelled) > _MOST_EARLY_CANCELLATIONS:  # most are of calls that had ended
+                del self._cancelled[next(iter(self._cancelled))]
+
+    async def media(self, call: int, digests: Sequence[str]) -> Any:
+        """The bytes of media of an ended episode, each as a result of its own."""
+        sources = self._media[call]
+        values = tuple(ObjectFrames([sources[digest].data]) for digest in digests)
+        return values[0] if len(values) == 1 else values
+
+    async def progress(self, released: Sequence[int]) -> dict[int, ProgressBatch]:
+        """The progress of jobs since the last call, as soon as there is some; the caller has that of the last call.
+
+        Forgets the media of the calls `released`.
+        """
+        for call in released:
+            self._media.pop(call, None)
+        for log in self._logs.values():
+            log.confirm()
+        batches: dict[int, ProgressBatch] = {}
+        while not batches:  # jobs that ended meanwhile took their progress with them
+            await self._has_progress.wait()
+            await asyncio.sleep(_PROGRESS_SECONDS)
+            self._has_progress.clear()
+            batches = {call: batch for call, log in self._logs.items() if (batch := log.batch()) is not None}
+        return batches
+
+    async def set_update(self, in_flight: InFlight | None) -> None:
+        """As `Workers.set_update`."""
+        if self._worker is not None:
+            self._worker.set_update(in_flight)
+
+    async def stop(self) -> None:
+        """Cancel what runs; close the engine and the renderer."""
+        if self._worker is not None:
+            await self._worker.close()
+        if self._engine is not None:
+            await self._engine.close()
+        if isinstance(self._renderer, RendererPool):
+            self._renderer.close()
+
+    async def _make_parts(self) -> None:
+        parts = self._parts
+        self._engine = await _made(parts.make_engine)
+        self._renderer = await _made(parts.make_renderer)
+        self._worker = EpisodeWorker(parts.make_environment, self._engine, self._renderer, slots=self._slots)
+
+    async def _run(self, call: int, worker: EpisodeWorker, job: EpisodeJob) -> CallResult:
+        log = self._logs[call] = ProgressLog()
+
+        def note(event: Progress) -> None:
+            log.events.append(event)
+            self._has_progress.set()
+
+        task = self._jobs[call] = asyncio.ensure_future(worker.run(job, ProgressObserver(job.episode_id, note)))
+        try:
+            outcome = await task
+        except asyncio.CancelledError:
+            if not task.cancelled():
+                raise
+            return CallResult()
+        finally:
+            del self._jobs[call], self._logs[call]
+        log.sent = 0  # it is not known whether the last batch has arrived
+        media: dict[str, MediaSource] = {}
+
+        def omit(source: MediaSource) -> bool:
+            media[source.digest] = source
+            return True
+
+        frames = encode_frames(outcome, omit_media=omit)
+        if media:
+            self._media[call] = media
+        return CallResult(ObjectFrames(frames), tuple(media), log.batch())
+
+
+async def _made(make: Callable[[], Any]) -> Any:
+    made = make()
+    return await made if inspect.isawaitable(made) else made

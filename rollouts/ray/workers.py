@@ -1,0 +1,318 @@
+"""The workers of a runner as actors of a Ray cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from importlib.metadata import version
+from itertools import count
+from types import TracebackType
+from typing import Any, Final, Self
+
+import ray
+from ray.exceptions import ActorUnavailableError, RayError
+
+from rollouts.engines.protocol import InFlight
+from rollouts.errors import ArgumentError
+from rollouts.numbers import finite_number, whole_number
+from rollouts.ray.actor_worker import ActorWorker, loss_reason
+from rollouts.ray.cluster import require_connection
+from rollouts.ray.errors import RayWorkerStartError
+from rollouts.ray.object_media import ObjectMedia
+from rollouts.ray.worker_actor import MakeEngine, MakeRenderer, StartedActor, WorkerActor, WorkerParts
+from rollouts.task import MakeEnvironment
+from rollouts.trajectory.tree import Trajectory
+from rollouts.workers import EpisodeJob, JobObserver, WorkerPool, WorkersClosedError
+
+log = logging.getLogger("rollouts.ray")
+
+_STOP_SECONDS: Final = 10.0
+_RETRY_SECONDS: Final = 0.5  # until an actor that restarts is asked again
+_STARTS: Final = 3  # failed starts in a row after which a worker is given up
+_EXTRA_CALLS: Final = 64  # of an actor, beyond its episodes: media, progress, cancellations
+_FIXED_OPTIONS: Final = frozenset({"max_concurrency", "max_task_retries", "concurrency_groups", "name", "lifetime"})
+
+
+class RayWorkers:
+    """`Workers` whose processes are actors: Ray places them, and starts them again when they or their node are lost.
+
+        rollouts.ray.connect()
+        workers = RayWorkers(make_environment, make_engine, make_renderer, num_workers=16, episodes_per_worker=32)
+        async with workers, Runner(None, engine, None, sampling=sampling, workers=workers) as runner:
+            ...
+
+    The three functions are called in each actor: `make_environment(task)` for each episode, `make_engine()` and
+    `make_renderer()`, `async` or not, when the actor starts. They, and what they refer to, must be importable on all
+    nodes, or be defined in the program itself. An engine is usually one of URLs: `VLLMEngine`, or an `EngineFleet`.
+
+    `actor_options` are those of Ray's `ActorClass.options`: `num_cpus` (1 by default), `num_gpus`, `resources`,
+    `runtime_env`, `scheduling_strategy` ("SPREAD" by default), `max_restarts` (-1, without limit, by default)... An
+    actor for which the cluster has no room waits until there is some, and an autoscaler sees that it waits; the run
+    begins with the first actor that has started. `set_num_workers` changes their number at any time.
+
+    An episode whose actor is lost runs again on another one, at most `max_losses` times. `media` finds the media that
+    this process has in the object store, and is an argument of `store_episodes`.
+
+    One event loop uses it. Raises `ArgumentError`.
+    """
+
+    def __init__(
+        self,
+        make_environment: MakeEnvironment,
+        make_engine: MakeEngine,
+        make_renderer: MakeRenderer,
+        *,
+        num_workers: int,
+        episodes_per_worker: int = 64,
+        actor_options: Mapping[str, Any] | None = None,
+        max_losses: int = 3,
+        start_seconds: float = 600.0,
+        media: ObjectMedia | None = None,
+    ) -> None:
+        for name, make in (
+            ("make_environment", make_environment),
+            ("make_engine", make_engine),
+            ("make_renderer", make_renderer),
+        ):
+            if not callable(make):
+                raise ArgumentError(name, make, "pass a function, which is called in each worker")
+        _check_count("num_workers", num_workers)
+        _check_count("episodes_per_worker", episodes_per_worker)
+        if (finite_number(start_seconds) or 0) <= 0:
+            raise ArgumentError("start_seconds", start_seconds, "pass a number of seconds above 0")
+        self.media = media or ObjectMedia()
+        self._parts = WorkerParts(make_environment, make_engine, make_renderer)
+        self._slots = episodes_per_worker
+        self._options = _actor_options(actor_options or {}, episodes_per_worker)
+        self._start_seconds = start_seconds
+        self._num_workers = num_workers
+        self._pool = WorkerPool(max_losses=max_losses)
+        self._numbers = count()
+        self._keepers: dict[str, asyncio.Task[None]] = {}  # by the name of the worker that each keeps running
+        self._places: dict[str, StartedActor] = {}
+        self._ending: set[asyncio.Task[None]] = set()  # keepers of workers that are no longer wanted
+        self._has_started = False
+        self._failure: RayWorkerStartError | None = None
+        self._changed = asyncio.Event()  # a worker has started, or none can
+        self._is_closed = False
+
+    # The workers.
+
+    async def start(self) -> None:
+        """Make the actors, and return when one of them has started; a second call only waits.
+
+        Raises `RayConnectionError` where this process is not connected, `RayWorkerStartError` where a worker cannot be
+        made or none has started after `start_seconds`, and `WorkersClosedError`.
+        """
+        if self._is_closed:
+            raise WorkersClosedError
+        require_connection()
+        self._keep_number()
+        try:
+            async with asyncio.timeout(self._start_seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            free = {name: amount for name, amount in ray.available_resources().items() if ":" not in name}
+            raise RayWorkerStartError(
+                next(iter(self._keepers), "0"),
+                f"no worker has started after {self._start_seconds:g} s; the cluster has {free} free",
+                f"add nodes that have what actor_options ask for ({self._described_options()}), or ask for less",
+            ) from None
+        if self._failure is not None:
+            raise self._failure
+
+    def set_num_workers(self, num_workers: int) -> None:
+        """Change the number of workers from now on. Episodes of workers that are removed run again on others.
+
+        Raises `ArgumentError`, and `WorkersClosedError`.
+        """
+        if self._is_closed:
+            raise WorkersClosedError
+        _check_count("num_workers", num_workers)
+        self._num_workers = num_workers
+        self._keep_number()
+
+    @property
+    def places(self) -> dict[str, tuple[str, int]]:
+        """The node and the process of each worker that has started, by its name: the id of Ray's node, and the pid."""
+        return {name: (place.node_id, place.pid) for name, place in self._places.items()}
+
+    # The protocol of workers.
+
+    @property
+    def num_slots(self) -> int:
+        """How many episodes can run at once, on the workers that have started.
+
+        1 where no worker can be started: the runner then runs an episode, and receives the error.
+        """
+        return self._pool.num_slots if self._failure is None else 1
+
+    def on_slots_changed(self, listener: Callable[[], object]) -> Callable[[], None]:
+        """As `Workers.on_slots_changed`."""
+        return self._pool.on_slots_changed(listener)
+
+    async def run(self, job: EpisodeJob, observer: JobObserver) -> Trajectory:
+        """As `Workers.run`; also raises `RayWorkerStartError` where no worker can be started."""
+        try:
+            return await self._pool.run(job, observer)
+        except WorkersClosedError:
+            if self._failure is not None:
+                raise self._failure from None
+            raise
+
+    def set_update(self, in_flight: InFlight | None) -> None:
+        """As `Workers.set_update`."""
+        self._pool.set_update(in_flight)
+
+    def metrics(self) -> dict[str, float]:
+        """As `Workers.metrics`."""
+        return self._pool.metrics()
+
+    async def close(self) -> None:
+        """Cancel what runs, and end the actors. A second call does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._end(list(self._keepers))
+        await self._pool.close()
+        if self._ending:
+            await asyncio.wait(self._ending)
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # Each worker is kept running by a task of its own.
+
+    def _keep_number(self) -> None:
+        while len(self._keepers) < self._num_workers:
+            name = f"ray-{next(self._numbers)}"
+            self._keepers[name] = asyncio.ensure_future(self._keep(name, self._new_actor(name)))
+        self._end(list(self._keepers)[self._num_workers :])
+
+    def _end(self, names: Iterable[str]) -> None:
+        for name in names:
+            keeper = self._keepers.pop(name)
+            self._ending.add(keeper)
+            keeper.add_done_callback(self._ending.discard)
+            keeper.cancel()
+
+    def _new_actor(self, name: str) -> Any:
+        try:
+            return ray.remote(WorkerActor).options(**self._options).remote(self._parts, self._slots)
+        except (TypeError, ValueError) as error:  # a function that cannot be pickled, an option that Ray does not have
+            cure = "correct actor_options, or let the functions import and make in the actor what cannot be pickled"
+            raise RayWorkerStartError(name, str(error), cure) from error
+
+    async def _keep(self, name: str, actor: Any) -> None:
+        """Run a worker until it is no longer wanted, or cannot be started."""
+        failures = 0
+        try:
+            while True:
+                place, reason = await self._start_actor(actor)
+                if place is not None and not reason:
+                    failures = 0
+                    await self._serve(name, actor, place)
+                    continue
+                failures += 1
+                if place is None or failures == _STARTS:
+                    self._give_up(name, reason)
+                    return
+                log.warning("worker %s did not start (%s) and is started again", name, reason)
+                await asyncio.sleep(_RETRY_SECONDS * 2**failures)
+        finally:
+            self._pool.remove(name, "it was removed", is_lost=False)
+            await _end_actor(actor)
+
+    async def _serve(self, name: str, actor: Any, place: StartedActor) -> None:
+        """Let a worker that has started run episodes until it is lost."""
+        worker = ActorWorker(name, actor, self.media)
+        self._places[name] = place
+        self._pool.add(name, self._slots, worker)
+        self._has_started = True
+        self._changed.set()
+        try:
+            self._pool.remove(name, await worker.watch())
+        finally:
+            del self._places[name]
+
+    async def _start_actor(self, actor: Any) -> tuple[StartedActor | None, str]:
+        """Start the worker of an actor, when the actor runs.
+
+        Returns where it runs, None if it never will, and why the worker did not start, empty if it did.
+        """
+        while True:
+            try:
+                place: StartedActor = await actor.start.remote()
+            except ActorUnavailableError:  # it is placed again, perhaps on another node
+                await asyncio.sleep(_RETRY_SECONDS)
+            except RayError as error:
+                return None, loss_reason(error)
+            else:
+                own = version("mmrollouts")
+                if place.version != own:
+                    return None, f"its node has mmrollouts {place.version}, and this program {own}"
+                return place, place.error
+
+    def _give_up(self, name: str, reason: str) -> None:
+        """A worker cannot be started. Without any other, no episode can run."""
+        error = RayWorkerStartError(name, reason, _cure(reason))
+        log.error("%s", error)
+        self._keepers.pop(name, None)
+        if not self._has_started or not self._keepers:
+            self._failure = error
+            self._changed.set()
+            closing = asyncio.ensure_future(self._pool.close())  # for the episodes that wait for a worker
+            self._ending.add(closing)
+            closing.add_done_callback(self._ending.discard)
+
+    def _described_options(self) -> str:
+        wanted = {key: value for key, value in self._options.items() if key in ("num_cpus", "num_gpus", "resources")}
+        return ", ".join(f"{key}={value}" for key, value in wanted.items())
+
+
+def _cure(reason: str) -> str:
+    if "ModuleNotFoundError" in reason:
+        return (
+            "the nodes must be able to import the modules of the functions: install them there, or send them with "
+            'ray.init(runtime_env={"working_dir": ...}) or ray job submit --working-dir'
+        )
+    return "the log of the actor, in the directory of Ray's session, has more"
+
+
+async def _end_actor(actor: Any) -> None:
+    if not ray.is_initialized():  # the actors have ended with the connection
+        return
+    with suppress(RayError, TimeoutError):
+        await asyncio.wait_for(actor.stop.remote(), _STOP_SECONDS)
+    ray.kill(actor)
+
+
+def _check_count(name: str, value: object) -> None:
+    if (whole_number(value) or 0) < 1:
+        raise ArgumentError(name, value, "pass an integer of at least 1")
+
+
+def _actor_options(options: Mapping[str, Any], episodes_per_worker: int) -> dict[str, Any]:
+    fixed = sorted(_FIXED_OPTIONS & set(options))
+    if fixed:
+        raise ArgumentError("actor_options", fixed[0], "leave this option out; RayWorkers sets it")
+    return {
+        "num_cpus": 1,
+        "max_restarts": -1,
+        "scheduling_strategy": "SPREAD",
+        **options,
+        "max_task_retries": 0,  # the pool repeats jobs, and counts the losses
+        "max_concurrency": episodes_per_worker + _EXTRA_CALLS,
+    }

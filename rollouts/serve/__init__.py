@@ -1,0 +1,1 @@
+"""`rollouts serve`: an engine behind vLLM's routes, as an ASGI application (extra `serve`)."""

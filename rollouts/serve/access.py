@@ -1,0 +1,105 @@
+"""Who may send requests, and how large they may be: middlewares of pure ASGI, in front of all routes."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Collection
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rollouts.serve.error_responses import error_response
+from rollouts.serve.errors import RequestError
+
+#: Paths that need no key: a load balancer asks for them.
+_OPEN_PATHS = ("/health", "/ping")
+
+
+class ApiKeyMiddleware:
+    """Refuses requests without `Authorization: Bearer KEY` with status 401; `/health` and `/ping` need no key."""
+
+    def __init__(self, app: ASGIApp, api_key: str) -> None:
+        self._app = app
+        self._expected = f"Bearer {api_key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in _OPEN_PATHS:
+            received = Headers(scope=scope).get("authorization", "").encode("latin-1")
+            if not hmac.compare_digest(received, self._expected):
+                response = JSONResponse({"error": "Unauthorized"}, 401, headers={"WWW-Authenticate": "Bearer"})
+                await response(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+class BrowserMiddleware:
+    """Refuses what web pages of other origins make a browser send to this server.
+
+    A page cannot set `Authorization`, but a server on a loopback address without a key would obey it. A browser names
+    the page in `Origin`, and the name by which the page reached this server in `Host`.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
+        self._app = app
+        self._hosts = frozenset(hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            host, origin = headers.get("host", ""), headers.get("origin")
+            reason = None
+            if not self._is_known(urlsplit(f"//{host}").hostname):
+                reason = f"the Host header {host[:100]!r} is no name of this server; use its address"
+            elif origin is not None and urlsplit(origin).netloc != host:
+                reason = f"requests of web pages of {origin[:100]!r} are not answered"
+            if reason is not None:
+                await error_response(403, reason, "PermissionDeniedError")(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _is_known(self, hostname: str | None) -> bool:
+        return hostname in self._hosts or is_loopback(hostname or "")
+
+
+class BodyLimitMiddleware:
+    """Refuses bodies of more than `max_bytes` bytes with status 413, unread where they tell their size."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._reason = f"the body is larger than {max_bytes} bytes; start the server with a larger --max-body-mb"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        length = Headers(scope=scope).get("content-length", "")
+        if length.isdecimal() and int(length[:20]) > self._max_bytes:
+            response = error_response(413, self._reason, "RequestEntityTooLargeError")
+            response.headers["connection"] = "close"  # the body is not read
+            await response(scope, receive, send)
+            return
+        received = 0
+
+        async def limited_receive() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._max_bytes:
+                raise RequestError(413, self._reason, "RequestEntityTooLargeError")
+            return message
+
+        await self._app(scope, limited_receive, send)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is an address of this machine that no other machine reaches."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

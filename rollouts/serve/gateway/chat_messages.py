@@ -1,0 +1,151 @@
+"""Messages of a chat-completions request as messages of a renderer.
+
+Clients add keys to messages that nothing depends on; those are left out. Any other unknown key, and any form of content
+that OpenAI's API does not have, is an error that names its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from renderers.messages import ROLES, media_value
+from rollouts.error_texts import is_unicode, short_repr
+from rollouts.serve.gateway.errors import InvalidMessageError, UnsupportedFieldError
+
+#: Keys without effect on the tokens, whatever they hold: clients copy them from responses, or write them for others.
+_WITHOUT_EFFECT: Final = frozenset({"cache_control", "id", "index", "provider_specific_fields", "status"})
+#: Keys of assistant messages of other APIs. Empty, as clients send them back, they mean nothing.
+_EMPTY_ONLY: Final = frozenset({"annotations", "audio", "function_call", "refusal"})
+_REASONING: Final = ("reasoning_content", "reasoning")
+_KEYS: Final = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", *_REASONING})
+
+_PART_KEYS: Final[Mapping[str, frozenset[str]]] = {
+    "text": frozenset({"text"}),
+    "image_url": frozenset({"image_url"}),
+    "image": frozenset({"image", "base64"}),
+    "video_url": frozenset({"video_url"}),
+    "video": frozenset({"video", "base64"}),
+}
+_URL_KEYS: Final = frozenset({"url", "detail"})
+
+
+def read_message(raw: Any, index: int, *, allow_urls: bool) -> dict[str, Any]:
+    """Message `index` of a request as a new dict: role, and content, name, tool calls, tool call id, reasoning.
+
+    Images and videos stay data URLs; http(s) URLs need `allow_urls`. Raises `InvalidMessageError` and
+    `UnsupportedFieldError`.
+    """
+    place = f"messages[{index}]"
+    if not isinstance(raw, dict):
+        raise InvalidMessageError(f"{place} is {short_repr(raw)}, not an object with role and content", place)
+    role = raw.get("role")
+    if role not in ROLES:
+        raise InvalidMessageError(
+            f"{place} has the role {short_repr(role)}; a role is one of {', '.join(ROLES)}", f"{place}.role"
+        )
+    content = raw.get("content")
+    # Most messages, which are many in a long conversation: a role, a text, and keys without a value.
+    if type(content) is str and is_unicode(content) and sum(map(bool, raw.values())) == 1 + bool(content):
+        return {"role": role, "content": content}
+    _check_keys(raw, place)
+    message: dict[str, Any] = {"role": role}
+    if isinstance(content, list):
+        message["content"] = [
+            _part(part, f"{place}.content[{number}]", allow_urls) for number, part in enumerate(content)
+        ]
+    elif content is not None:
+        message["content"] = _text(content, f"{place}.content")
+    elif role == "assistant":
+        message["content"] = ""
+    else:
+        raise InvalidMessageError(f"{place} has no content; send text or a list of parts", f"{place}.content")
+    for key in ("name", "tool_call_id"):
+        if raw.get(key) is not None:
+            message[key] = _text(raw[key], f"{place}.{key}")
+    reasoning = next((raw[key] for key in _REASONING if raw.get(key) is not None), None)
+    if reasoning is not None:
+        message["reasoning_content"] = _text(reasoning, f"{place}.reasoning_content")
+    if raw.get("tool_calls"):
+        message["tool_calls"] = _tool_calls(raw["tool_calls"], role, place)
+    return message
+
+
+def _check_keys(raw: Mapping[str, Any], place: str) -> None:
+    for key, value in raw.items():
+        if key in _KEYS or key in _WITHOUT_EFFECT or not value:
+            continue
+        reason = "is not supported" if key in _EMPTY_ONLY else "is not a field of a message"
+        raise UnsupportedFieldError(f"{place}.{short_repr(key)[1:-1]} {reason}; leave it out", f"{place}.{key[:80]}")
+
+
+def _part(part: Any, place: str, allow_urls: bool) -> dict[str, Any]:
+    if not isinstance(part, dict):
+        raise InvalidMessageError(f"{place} is {short_repr(part)}, not an object with a type", place)
+    kind = part.get("type")
+    if not isinstance(kind, str) or (keys := _PART_KEYS.get(kind)) is None:
+        raise InvalidMessageError(
+            f"{place} has the type {short_repr(kind)}; a part is one of {', '.join(_PART_KEYS)}", f"{place}.type"
+        )
+    for key, value in part.items():
+        if key != "type" and key not in keys and key not in _WITHOUT_EFFECT and value is not None:
+            raise UnsupportedFieldError(f"{place} has an unknown key {short_repr(key)}; leave it out", place)
+    if kind == "text":
+        return {"type": "text", "text": _text(part.get("text"), f"{place}.text")}
+    return _media_part(part, kind.removesuffix("_url"), place, allow_urls)
+
+
+def _media_part(part: Mapping[str, Any], modality: str, place: str, allow_urls: bool) -> dict[str, Any]:
+    for value in part.values():
+        if isinstance(value, dict) and (unknown := value.keys() - _URL_KEYS):
+            raise UnsupportedFieldError(f"{place} has an unknown key {short_repr(min(unknown, key=str))}", place)
+    url = media_value(part)
+    if not isinstance(url, str):
+        raise InvalidMessageError(f"{place} has no {modality}; send a data URL, data:{modality}/...;base64,...", place)
+    scheme = url[:8].lstrip().lower()
+    if scheme.startswith("data:"):
+        return {"type": modality, modality: url}
+    # Anything else that is no URL would be read as a path of this machine.
+    if not scheme.startswith(("http:", "https:")):
+        raise InvalidMessageError(f"{place} is neither a data URL nor an http(s) URL: {short_repr(url)}", place)
+    if not allow_urls:
+        raise UnsupportedFieldError(
+            f"{place} has a URL, and this server fetches none; send the {modality} as a data URL, "
+            f"data:{modality}/...;base64,...",
+            place,
+        )
+    return {"type": modality, modality: url}
+
+
+def _tool_calls(calls: Any, role: str, place: str) -> list[dict[str, Any]]:
+    place = f"{place}.tool_calls"
+    if role != "assistant" or not isinstance(calls, list):
+        raise InvalidMessageError(f"{place}: only an assistant message has tool calls, in a list", place)
+    return [_tool_call(call, f"{place}[{index}]") for index, call in enumerate(calls)]
+
+
+def _tool_call(call: Any, place: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or call.get("type", "function") != "function":
+        raise InvalidMessageError(f'{place} is not {{"type": "function", "function": {{...}}}}', place)
+    name, arguments = function.get("name"), function.get("arguments")
+    if not isinstance(name, str) or not name:
+        raise InvalidMessageError(f"{place} has no name of a function", f"{place}.function.name")
+    if not isinstance(arguments, str | dict | None):
+        raise InvalidMessageError(f"{place}: arguments are the text of a JSON object", f"{place}.function.arguments")
+    read: dict[str, Any] = {"type": "function", "function": {"name": _text(name, place), "arguments": "{}"}}
+    if isinstance(arguments, str):
+        read["function"]["arguments"] = _text(arguments, f"{place}.function.arguments")
+    elif arguments is not None:
+        read["function"]["arguments"] = arguments
+    if call.get("id") is not None:
+        read["id"] = _text(call["id"], f"{place}.id")
+    return read
+
+
+def _text(value: Any, place: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidMessageError(f"{place} is {short_repr(value)}, not text", place)
+    if not is_unicode(value):
+        raise InvalidMessageError(f"{place} holds half of a surrogate pair, which UTF-8 cannot encode", place)
+    return value

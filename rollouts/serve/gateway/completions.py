@@ -1,0 +1,197 @@
+"""Chat completions of a session: the prompt that continues it, the sampled turns, and what the client receives."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from renderers import ParsedResponse
+from renderers.errors import MediaError, MessageError
+from rollouts.engines.protocol import Completion, FinishReason
+from rollouts.episodes.engine_calls import generate_completions
+from rollouts.episodes.turns import Prompt, SampledTurn
+from rollouts.serve.gateway.chat_request import ChatRequest
+from rollouts.serve.gateway.errors import GenerationTimeoutError, InvalidMessageError, UnsupportedFieldError
+from rollouts.serve.gateway.session import Match, Session
+from rollouts.serve.gateway.session_store import SessionStore
+from rollouts.serve.gateway.stop_strings import cut_at_stop, text_before
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One completion as the client receives it. `turn` is the index of its turn in the trajectory."""
+
+    index: int
+    turn: int
+    message: dict[str, Any]
+    finish_reason: str
+    token_ids: list[int]
+    logprobs: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCompletion:
+    """The completions of one request. `id` is random, `created` in seconds since the epoch."""
+
+    id: str
+    created: int
+    model: str
+    session_id: str
+    prompt_ids: list[int]
+    choices: list[Choice]
+
+
+async def complete_chat(
+    session: Session, chat: ChatRequest, store: SessionStore, *, model: str, request_seconds: float
+) -> ChatCompletion:
+    """Sample the completions of a request and record them as turns of the session.
+
+    A cancelled call aborts the request of the engine, and records nothing. Raises `GatewayError`, and what renderer and
+    engine raise.
+    """
+    recorder = session.recorder
+    prompt, match = await _prompt(session, chat)
+    sampling = chat.sampling
+    if sampling.stop_token_ids:
+        sampling = replace(
+            sampling, stop_token_ids=tuple(dict.fromkeys((*recorder.stop_token_ids, *sampling.stop_token_ids)))
+        )
+    request = recorder.request(prompt, sampling, f"{session.id}-{session.num_requests}-{uuid.uuid4().hex[:8]}")
+    began = time.perf_counter()
+    try:
+        async with asyncio.timeout(request_seconds):
+            completions = await generate_completions(recorder.engine, request, recorder.vocab_size)
+    except TimeoutError:
+        raise GenerationTimeoutError(request_seconds) from None
+    seconds = time.perf_counter() - began
+    choices = []
+    for index, completion in enumerate(completions):
+        choices.append(await _record(session, chat, store, prompt, match, completion, index, seconds))
+    return ChatCompletion(
+        id=f"chatcmpl-{uuid.uuid4().hex}",
+        created=int(time.time()),
+        model=model,
+        session_id=session.id,
+        prompt_ids=prompt.rendered.token_ids,
+        choices=choices,
+    )
+
+
+async def _prompt(session: Session, chat: ChatRequest) -> tuple[Prompt, Match | None]:
+    """The prompt of a request, and the turn that it continues; None where the conversation is rendered in full."""
+    history = chat.history
+    match = session.find(history)
+    if match is not None and any(message["role"] == "assistant" for message in history.messages[match.num_messages :]):
+        match = None  # a message that the model did not write follows the turn
+    start = 0 if match is None else match.num_messages
+    messages = session.model_messages(history, match, start)
+    try:
+        if match is None:
+            return await session.recorder.first_prompt(messages, chat.tools, "messages"), None
+        turn = await session.sampled_turn(match.turn)
+        return await session.recorder.next_prompt(turn, messages, "messages"), match
+    except (MediaError, MessageError) as error:
+        raise _placed(error, start) from error
+
+
+def _placed(error: MediaError | MessageError, start: int) -> InvalidMessageError:
+    """The error of a message of the request. `error` counts messages from message `start`."""
+    if error.message_index is None:
+        return InvalidMessageError(str(error), "messages")
+    place = f"messages[{start + error.message_index}]"
+    if error.part_index is not None:
+        place += f".content[{error.part_index}]"
+    return InvalidMessageError(f"{place}: {error.reason}", place)
+
+
+async def _record(
+    session: Session,
+    chat: ChatRequest,
+    store: SessionStore,
+    prompt: Prompt,
+    match: Match | None,
+    completion: Completion,
+    index: int,
+    seconds: float,
+) -> Choice:
+    """Add a completion to the trajectory, and make the message that the client receives."""
+    stop = None
+    if chat.stop:
+        completion, stop = cut_at_stop(completion, chat.stop, _decoder(session))
+    turn = await session.recorder.record(prompt, completion, agent="", engine_seconds=seconds)
+    message = _client_message(turn, calls_tools=chat.calls_tools)
+    variants: Sequence[dict[str, Any]] = ()
+    if stop is not None:
+        # Some agents write the stop string back, which was sampled.
+        variants = (message, {**message, "content": text_before(message["content"], stop) + stop})
+        message = _without_stop(message, stop)
+    nbytes = session.nbytes
+    digests = session.add(turn, chat.history, match, choice=index, message=message, variants=variants)
+    store.recorded(session, digests, session.nbytes - nbytes)
+    return Choice(
+        index=index,
+        turn=turn.index,
+        message=message,
+        finish_reason=_finish_reason(completion, message),
+        token_ids=list(turn.completion_ids),
+        logprobs=completion.logprobs,
+    )
+
+
+def _decoder(session: Session) -> Any:
+    renderer = session.recorder.renderer.renderer
+    decode = getattr(getattr(renderer, "tokenizer", None), "decode", None)
+    if decode is None:
+        raise UnsupportedFieldError("this renderer has no tokenizer, so that stop strings cannot be found", "stop")
+    return decode
+
+
+def _client_message(turn: SampledTurn, *, calls_tools: bool) -> dict[str, Any]:
+    """The parsed completion in OpenAI's form. Ids of tool calls are unique, whatever the model wrote."""
+    if not calls_tools:
+        return _as_text(turn.parsed)
+    message: dict[str, Any] = {"role": "assistant", "content": turn.message["content"] or ""}
+    if turn.message.get("reasoning_content") is not None:
+        message["reasoning_content"] = turn.message["reasoning_content"]
+    if turn.message.get("tool_calls"):
+        message["tool_calls"] = [_client_call(call) for call in turn.message["tool_calls"]]
+    return message
+
+
+def _as_text(parsed: ParsedResponse) -> dict[str, Any]:
+    """A completion with its tool calls as text, for a request that allows none."""
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": parsed.content + "".join(call.raw for call in parsed.tool_calls),
+    }
+    if parsed.reasoning_content is not None:
+        message["reasoning_content"] = parsed.reasoning_content
+    return message
+
+
+def _client_call(call: Any) -> dict[str, Any]:
+    arguments = call["function"]["arguments"]
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    function = {"name": call["function"]["name"], "arguments": text}
+    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+
+
+def _without_stop(message: dict[str, Any], stop: str) -> dict[str, Any]:
+    """The message up to the stop string, which is in its reasoning or in its content."""
+    reasoning = message.get("reasoning_content") or ""
+    if stop in reasoning:
+        return {**message, "reasoning_content": text_before(reasoning, stop), "content": ""}
+    return {**message, "content": text_before(message["content"], stop)}
+
+
+def _finish_reason(completion: Completion, message: dict[str, Any]) -> str:
+    if completion.finish_reason is FinishReason.LENGTH:
+        return "length"
+    return "tool_calls" if message.get("tool_calls") else "stop"

@@ -1,0 +1,43 @@
+"""Limits of the gateway on requests and sessions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from rollouts.errors import ArgumentError
+from rollouts.numbers import finite_number, whole_number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayLimits:
+    """Upper bounds.
+
+    - `max_body_bytes`: of the body of a request, images in base64 included.
+    - `body_seconds`: until the body of a request has arrived.
+    - `request_seconds`: until a completion is finished; then it is aborted, with HTTP 504.
+    - `max_choices`: `n` of a request.
+    - `max_sessions`: sessions at a time; further ones are refused with HTTP 503.
+    - `max_bytes`: of all sessions together, as estimated from their tokens, messages and images; further completions
+      are refused with HTTP 503.
+    - `idle_seconds`: a session without a request for so long is evicted.
+
+    Raises `ArgumentError` for counts that are not integers from 1, and for seconds that are not above 0.
+    """
+
+    max_body_bytes: int = 64 * 2**20
+    body_seconds: float = 60.0
+    request_seconds: float = 1800.0
+    max_choices: int = 128
+    max_sessions: int = 16384
+    max_bytes: int = 4 * 2**30
+    idle_seconds: float = 3600.0
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.name.endswith("_seconds"):
+                seconds = None if isinstance(value, bool) else finite_number(value)
+                if seconds is None or seconds <= 0:
+                    raise ArgumentError(one.name, value, "pass a number of seconds above 0")
+            elif (whole_number(value) or 0) < 1:
+                raise ArgumentError(one.name, value, "pass an integer of at least 1")

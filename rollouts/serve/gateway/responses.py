@@ -1,0 +1,111 @@
+"""Chat completions as JSON objects and as server-sent events, with vLLM's names for token ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from rollouts.serve.gateway.chat_request import ChatRequest
+from rollouts.serve.gateway.completions import ChatCompletion, Choice
+
+Decode = Callable[[Sequence[int]], str]
+
+
+def completion_object(completion: ChatCompletion, chat: ChatRequest, decode: Decode) -> dict[str, Any]:
+    """The `chat.completion` object. Each choice has the index of its `turn`, the object its `session_id`."""
+    choices = []
+    for choice in completion.choices:
+        entry: dict[str, Any] = {
+            "index": choice.index,
+            "message": _message(choice.message),
+            "logprobs": _logprobs(choice, decode) if chat.logprobs else None,
+            "finish_reason": choice.finish_reason,
+            "turn": choice.turn,
+        }
+        if chat.return_token_ids:
+            entry["token_ids"] = choice.token_ids
+        choices.append(entry)
+    return {
+        **_head(completion, "chat.completion"),
+        "choices": choices,
+        "usage": _usage(completion),
+        **({"prompt_token_ids": completion.prompt_ids} if chat.return_token_ids else {}),
+    }
+
+
+def completion_events(completion: ChatCompletion, chat: ChatRequest, decode: Decode) -> Iterator[str]:
+    """The `chat.completion.chunk` objects as server-sent events.
+
+    Engines return whole completions, so that each part of a message is one chunk: role, reasoning, content, and the
+    name and the arguments of each tool call. Log-probabilities and token ids are in the last chunk of their choice.
+    """
+    head = _head(completion, "chat.completion.chunk")
+    usage = {"usage": None} if chat.include_usage else {}
+    first = {"prompt_token_ids": completion.prompt_ids} if chat.return_token_ids else {}
+    for choice in completion.choices:
+        for delta in _deltas(choice.message):
+            entry = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
+            yield _event({**head, "choices": [entry], **usage, **first})
+            first = {}
+        last = {
+            "index": choice.index,
+            "delta": {},
+            "logprobs": _logprobs(choice, decode) if chat.logprobs else None,
+            "finish_reason": choice.finish_reason,
+            "turn": choice.turn,
+            **({"token_ids": choice.token_ids} if chat.return_token_ids else {}),
+        }
+        yield _event({**head, "choices": [last], **usage})
+    if chat.include_usage:
+        yield _event({**head, "choices": [], "usage": _usage(completion)})
+    yield "data: [DONE]\n\n"
+
+
+def _event(chunk: dict[str, Any]) -> str:
+    return f"data: {json.dumps(chunk, separators=(',', ':'))}\n\n"
+
+
+def _head(completion: ChatCompletion, kind: str) -> dict[str, Any]:
+    return {
+        "id": completion.id,
+        "object": kind,
+        "created": completion.created,
+        "model": completion.model,
+        "session_id": completion.session_id,
+    }
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    """As OpenAI's, the content of a message with nothing but tool calls is null."""
+    content = message["content"] or (None if message.get("tool_calls") else "")
+    return {**message, "content": content, "refusal": None}
+
+
+def _deltas(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield {"role": "assistant", "content": ""}
+    if message.get("reasoning_content"):
+        yield {"reasoning_content": message["reasoning_content"]}
+    if message["content"]:
+        yield {"content": message["content"]}
+    for index, call in enumerate(message.get("tool_calls") or ()):
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        begun = {"index": index, "id": call["id"], "type": "function", "function": {"name": name, "arguments": ""}}
+        yield {"tool_calls": [begun]}
+        yield {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}
+
+
+def _logprobs(choice: Choice, decode: Decode) -> dict[str, Any]:
+    entries = []
+    for token_id, logprob in zip(choice.token_ids, choice.logprobs.tolist(), strict=True):
+        token = decode([token_id])
+        entries.append({"token": token, "logprob": logprob, "bytes": list(token.encode()), "top_logprobs": []})
+    return {"content": entries, "refusal": None}
+
+
+def _usage(completion: ChatCompletion) -> dict[str, int]:
+    prompt = len(completion.prompt_ids)
+    sampled = int(np.sum([len(choice.token_ids) for choice in completion.choices]))
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}

@@ -1,0 +1,260 @@
+"""The HTTP routes of the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+
+from renderers import Renderer, RendererPool
+from rollouts.engines.protocol import Engine, SamplingParams
+from rollouts.episodes.episode import check_settings
+from rollouts.episodes.limits import EpisodeLimits
+from rollouts.episodes.turns import EpisodeSettings
+from rollouts.numbers import finite_number
+from rollouts.serve.gateway.chat_request import ChatRequest, read_chat_request, read_json_object
+from rollouts.serve.gateway.completions import complete_chat
+from rollouts.serve.gateway.error_responses import answering_errors
+from rollouts.serve.gateway.errors import (
+    InvalidChatRequestError,
+    UnknownModelError,
+    UnsupportedFieldError,
+)
+from rollouts.serve.gateway.limits import GatewayLimits
+from rollouts.serve.gateway.request_bodies import read_body, until_disconnect
+from rollouts.serve.gateway.responses import completion_events, completion_object
+from rollouts.serve.gateway.session import Session
+from rollouts.serve.gateway.session_store import OnSessionEnd, SessionStore
+from rollouts.serve.gateway.trajectories import record_file, session_object, snapshot, trajectory_object
+from rollouts.trajectory.tree import Trajectory
+
+T = TypeVar("T")
+
+#: Larger bodies are read on a thread: they hold images, and hashing those releases the interpreter's lock.
+_LARGE_BODY: Final = 256 * 1024
+
+_SESSION_HEADER: Final = "X-Session-ID"
+_FORMATS: Final = ("records", "json")
+
+
+class Gateway:
+    """Chat completions in front of an engine and a renderer; each session is recorded as a trajectory.
+
+    A request's messages are matched to the recorded conversations of its session. The request continues the longest one
+    that it begins with: tokens of the history are those that the engine has seen and sampled, and only what is new is
+    rendered. Where there is none, its conversation is rendered in full, as a branch or a new root of the tree.
+
+    `model` is the name that requests have to give; None accepts and returns any name. `sampling` has the options that a
+    request leaves out. `allow_media_urls` lets http(s) URLs of images through to the renderer, whose `MediaPolicy`
+    decides about them; otherwise images are data URLs. `on_session_end` is called with the trajectory of every session
+    that ends, is deleted or is evicted. One event loop serves a gateway. Raises `EpisodeArgumentError`.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        renderer: Renderer | RendererPool,
+        *,
+        model: str | None = None,
+        sampling: SamplingParams | None = None,
+        limits: GatewayLimits | None = None,
+        allow_media_urls: bool = False,
+        on_session_end: OnSessionEnd | None = None,
+    ) -> None:
+        sampling = sampling or SamplingParams(max_tokens=4096)
+        check_settings(engine, renderer, sampling, 1)
+        self._owned_pool = None if isinstance(renderer, RendererPool) else RendererPool(renderer)
+        pool = renderer if isinstance(renderer, RendererPool) else self._owned_pool
+        assert pool is not None
+        self._model = model
+        self._sampling = sampling
+        self._limits = limits or GatewayLimits()
+        self._allow_media_urls = allow_media_urls
+        self._settings = EpisodeSettings(engine, pool, SamplingParams(), EpisodeLimits())
+        self._sessions = SessionStore(self._settings, self._limits, on_session_end)
+        tokenizer = getattr(pool.renderer, "tokenizer", None)
+        self._decode: Callable[[Sequence[int]], str] | None = getattr(tokenizer, "decode", None)
+
+    def routes(self) -> list[BaseRoute]:
+        """The routes for an application of Starlette."""
+        session = "/sessions/{session_id}"
+        return [
+            Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            Route("/sessions", self._list_sessions, methods=["GET"]),
+            Route("/sessions", self._begin_session, methods=["POST"]),
+            Route(session, self._get_session, methods=["GET"]),
+            Route(session, self._delete_session, methods=["DELETE"]),
+            Route(f"{session}/v1/chat/completions", self._chat, methods=["POST"]),
+            Route(f"{session}/v1/models", self._models, methods=["GET"]),
+            Route(f"{session}/trajectory", self._trajectory, methods=["GET"]),
+            Route(f"{session}/reward", self._reward, methods=["POST"]),
+            Route(f"{session}/end", self._end_session, methods=["POST"]),
+        ]
+
+    def models_route(self) -> BaseRoute:
+        """`/v1/models`, for an application that has no such route."""
+        return Route("/v1/models", self._models, methods=["GET"])
+
+    def trajectory(self, session_id: str) -> Trajectory:
+        """The trajectory of a session as it is now. Raises `UnknownSessionError` and `EvictedSessionError`."""
+        return snapshot(self._sessions.get(session_id).trajectory)
+
+    async def close(self) -> None:
+        """End all sessions, and the threads of a renderer that was passed without a pool. The engine stays open."""
+        await self._sessions.close()
+        if self._owned_pool is not None:
+            await self._owned_pool.aclose()
+
+    # Completions.
+
+    @answering_errors
+    async def _chat(self, request: Request) -> Response:
+        session_id = _session_id(request)
+        body = await read_body(request, self._limits)
+        chat = await _by_size(
+            body,
+            partial(
+                read_chat_request,
+                defaults=self._sampling,
+                allow_urls=self._allow_media_urls,
+                max_choices=self._limits.max_choices,
+            ),
+        )
+        del body
+        model = self._checked_model(chat)
+        session = self._sessions.for_request(session_id, chat.history)
+        with self._sessions.request(session):
+            seconds = self._limits.request_seconds
+            work = complete_chat(session, chat, self._sessions, model=model, request_seconds=seconds)
+            completion = await until_disconnect(request, work, session.id)
+        headers = {_SESSION_HEADER: session.id}
+        decode = self._decode or (lambda ids: "")
+        if chat.stream:
+            events = completion_events(completion, chat, decode)
+            return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+        return JSONResponse(completion_object(completion, chat, decode), headers=headers)
+
+    def _checked_model(self, chat: ChatRequest) -> str:
+        if chat.logprobs and self._decode is None:
+            raise UnsupportedFieldError("this renderer has no tokenizer for logprobs; use return_token_ids", "logprobs")
+        if self._model is None:
+            return chat.model or "model"
+        if chat.model is not None and chat.model != self._model:
+            raise UnknownModelError(chat.model, (self._model,))
+        return self._model
+
+    async def _models(self, request: Request) -> Response:
+        model = {"id": self._model or "model", "object": "model", "created": 0, "owned_by": "mmrollouts"}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    # Sessions.
+
+    async def _list_sessions(self, request: Request) -> Response:
+        now = time.monotonic()
+        return JSONResponse({"sessions": [session_object(session, now) for session in self._sessions]})
+
+    @answering_errors
+    async def _begin_session(self, request: Request) -> Response:
+        fields = await self._fields(request, {"session_id": str, "group_id": str, "seed": int})
+        session = self._sessions.begin(
+            fields.get("session_id"), group_id=fields.get("group_id", ""), seed=fields.get("seed", 0)
+        )
+        return self._session_response(session, 201)
+
+    @answering_errors
+    async def _get_session(self, request: Request) -> Response:
+        return self._session_response(self._session(request))
+
+    @answering_errors
+    async def _delete_session(self, request: Request) -> Response:
+        await self._sessions.delete(self._session(request))
+        return Response(status_code=204)
+
+    @answering_errors
+    async def _end_session(self, request: Request) -> Response:
+        session = self._session(request)
+        fields = await self._fields(request, {"done": bool, "truncated": bool, "metrics": dict, "error": str})
+        trajectory = session.trajectory
+        if not trajectory.finished:
+            truncated = fields.get("truncated", False)
+            trajectory.done = fields.get("done", not truncated and not fields.get("error"))
+            trajectory.truncated = truncated
+            trajectory.error = fields.get("error", "")
+            trajectory.metrics = _metrics(fields.get("metrics", {}))
+        await self._sessions.end(session)
+        return self._session_response(session)
+
+    @answering_errors
+    async def _reward(self, request: Request) -> Response:
+        session = self._session(request)
+        fields = await self._fields(request, {"reward": (int, float), "turn": int, "info": dict})
+        if "reward" not in fields:
+            raise InvalidChatRequestError("reward is missing; send a number", "reward")
+        session.trajectory.record_reward(fields["reward"], fields.get("info", {}), turn=fields.get("turn"))
+        return self._session_response(session)
+
+    @answering_errors
+    async def _trajectory(self, request: Request) -> Response:
+        session = self._session(request)
+        form = request.query_params.get("format", _FORMATS[0])
+        if form not in _FORMATS:
+            raise InvalidChatRequestError(f"format is {form[:80]!r}; it is one of {', '.join(_FORMATS)}", "format")
+        trajectory = snapshot(session.trajectory)
+        if form == "json":
+            return await asyncio.to_thread(lambda: JSONResponse(trajectory_object(trajectory)))
+        data = await asyncio.to_thread(record_file, trajectory)
+        return Response(data, media_type="application/octet-stream")
+
+    def _session(self, request: Request) -> Session:
+        return self._sessions.get(request.path_params["session_id"])
+
+    def _session_response(self, session: Session, status: int = 200) -> Response:
+        return JSONResponse(session_object(session, time.monotonic()), status, {_SESSION_HEADER: session.id})
+
+    async def _fields(self, request: Request, types: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of a request about a session. A body may be left out. Raises a `GatewayError`."""
+        if request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers:
+            return {}
+        body = await read_body(request, self._limits)
+        fields = {name: value for name, value in read_json_object(body).items() if value is not None}
+        for name, value in fields.items():
+            if name not in types:
+                raise InvalidChatRequestError(
+                    f"unknown field {name[:80]!r}; it is one of {', '.join(types)}", name[:80]
+                )
+            if not isinstance(value, types[name]) or (isinstance(value, bool) and types[name] is not bool):
+                raise InvalidChatRequestError(f"{name} has a value of another type: {value!r:.80}", name)
+        return fields
+
+
+def gateway_routes(engine: Engine, renderer: Renderer | RendererPool, **options: Any) -> list[BaseRoute]:
+    """The routes of a `Gateway`; the options are its own."""
+    return Gateway(engine, renderer, **options).routes()
+
+
+def _session_id(request: Request) -> str | None:
+    """The session of a request, from its path or from its header. Raises `InvalidChatRequestError`."""
+    from_path: str | None = request.path_params.get("session_id")
+    from_header = request.headers.get(_SESSION_HEADER)
+    if from_path is not None and from_header not in (None, from_path):
+        raise InvalidChatRequestError(
+            f"the header {_SESSION_HEADER} names another session than the path", _SESSION_HEADER
+        )
+    return from_path or from_header or None
+
+
+async def _by_size(body: bytes, read: Callable[[bytes], T]) -> T:
+    return read(body) if len(body) < _LARGE_BODY else await asyncio.to_thread(read, body)
+
+
+def _metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
+    for name, value in metrics.items():
+        if isinstance(value, bool) or finite_number(value) is None:
+            raise InvalidChatRequestError(f"metrics[{name[:80]!r}] is not a finite number", "metrics")
+    return dict(metrics)

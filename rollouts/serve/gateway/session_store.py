@@ -1,0 +1,223 @@
+"""The sessions of a gateway: found by id or by conversation, bounded, evicted when idle."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from rollouts.episodes.activity import EpisodeActivity
+from rollouts.episodes.turns import EpisodeSettings, TurnRecorder
+from rollouts.error_texts import short_repr
+from rollouts.serve.gateway.errors import (
+    EndedSessionError,
+    EvictedSessionError,
+    ExistingSessionError,
+    GatewayFullError,
+    InvalidChatRequestError,
+    UnknownSessionError,
+)
+from rollouts.serve.gateway.history import History
+from rollouts.serve.gateway.limits import GatewayLimits
+from rollouts.serve.gateway.session import Session
+from rollouts.trajectory.provenance import Provenance
+from rollouts.trajectory.tree import Trajectory
+
+_log = logging.getLogger("rollouts")
+
+_SESSION_ID: Final = re.compile(r"[A-Za-z0-9._:@-]{1,128}")
+#: Ids of sessions that are gone, remembered so that a late request gets the reason.
+_REMEMBERED_IDS: Final = 65536
+
+#: Called with the trajectory of every session that ends, is deleted or is evicted.
+OnSessionEnd = Callable[[Trajectory], object]
+
+
+class SessionStore:
+    """Holds the sessions of one event loop."""
+
+    def __init__(
+        self, settings: EpisodeSettings, limits: GatewayLimits, on_session_end: OnSessionEnd | None = None
+    ) -> None:
+        self._settings = settings
+        self._limits = limits
+        self._on_session_end = on_session_end
+        self._provenance = Provenance.of(settings.renderer, settings.engine)
+        self._sessions: OrderedDict[str, Session] = OrderedDict()  # the one that was used last is the last
+        self._gone: OrderedDict[str, str] = OrderedDict()
+        self._anonymous: dict[bytes, str] = {}  # from the digest of a conversation to the session that recorded it
+        self._nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._sessions.values()))
+
+    # Finding.
+
+    def get(self, session_id: str) -> Session:
+        """Raises `UnknownSessionError` and `EvictedSessionError`."""
+        check_session_id(session_id)
+        self._evict_idle()
+        session = self._sessions.get(session_id)
+        if session is None:
+            if session_id in self._gone:
+                raise EvictedSessionError(session_id, self._gone[session_id])
+            raise UnknownSessionError(session_id)
+        return session
+
+    def for_request(self, session_id: str | None, history: History) -> Session:
+        """The session of a chat request, which begins one if there is none yet.
+
+        Without an id it is the session that recorded the conversation that the request continues; a request that
+        continues none begins a session. So each conversation of a client that knows only a base URL is a session.
+
+        Raises `EvictedSessionError`, `EndedSessionError`, `GatewayFullError`.
+        """
+        if session_id is not None:
+            try:
+                session = self.get(session_id)
+            except UnknownSessionError:
+                return self.begin(session_id)
+        else:
+            self._evict_idle()
+            found = self._continued(history)
+            if found is None:
+                return self.begin(None)
+            session = found
+        if session.trajectory.finished:
+            raise EndedSessionError(session.id)
+        if self._nbytes > self._limits.max_bytes:
+            raise GatewayFullError(
+                f"the sessions take about {self._nbytes} bytes, more than max_bytes={self._limits.max_bytes}; "
+                "fetch and delete sessions that have ended"
+            )
+        return session
+
+    def begin(self, session_id: str | None, *, group_id: str = "", seed: int = 0) -> Session:
+        """A new session; without an id it is anonymous, and has a random one.
+
+        Raises `ExistingSessionError`, `EvictedSessionError`, `GatewayFullError`, `InvalidTrajectoryError`.
+        """
+        if session_id is not None:
+            check_session_id(session_id)
+            if session_id in self._sessions:
+                raise ExistingSessionError(session_id)
+            if session_id in self._gone:
+                raise EvictedSessionError(session_id, self._gone[session_id])
+        self._evict_idle()
+        if len(self._sessions) >= self._limits.max_sessions or self._nbytes > self._limits.max_bytes:
+            raise GatewayFullError(
+                f"{len(self._sessions)} sessions of about {self._nbytes} bytes are open; this server holds "
+                f"max_sessions={self._limits.max_sessions} and max_bytes={self._limits.max_bytes}. Fetch and delete "
+                "sessions that have ended"
+            )
+        trajectory = Trajectory(session_id or uuid.uuid4().hex, seed=seed, group_id=group_id)
+        trajectory.started_at = time.time()
+        trajectory.provenance = self._provenance
+        recorder = TurnRecorder(trajectory, self._settings, EpisodeActivity())
+        session = Session(recorder, is_anonymous=session_id is None)
+        self._sessions[session.id] = session
+        return session
+
+    def _continued(self, history: History) -> Session | None:
+        for end in history.turn_ends:
+            session = self._sessions.get(self._anonymous.get(history.digests[end], ""))
+            if session is not None and session.find(history) is not None:
+                return session
+        return None
+
+    # Using.
+
+    @contextmanager
+    def request(self, session: Session) -> Iterator[None]:
+        """A request of a session, during which it is not evicted."""
+        session.in_flight += 1
+        session.num_requests += 1
+        self._touch(session)
+        try:
+            yield
+        finally:
+            session.in_flight -= 1
+            if session.id in self._sessions:
+                self._touch(session)
+
+    def recorded(self, session: Session, digests: list[bytes], nbytes: int) -> None:
+        """A turn of the session is recorded: the digests that find it, and by how many bytes the session grew."""
+        if session.id in self._sessions:
+            self._nbytes += nbytes
+            if session.is_anonymous:
+                self._anonymous.update(dict.fromkeys(digests, session.id))
+
+    def _touch(self, session: Session) -> None:
+        session.last_used = time.monotonic()
+        self._sessions.move_to_end(session.id)
+
+    # Ending.
+
+    async def end(self, session: Session) -> None:
+        """Finish the trajectory of a session; it stays readable. Requests that still run fail."""
+        if session.trajectory.finished:
+            return
+        await session.recorder.close()
+        self._finish(session)
+
+    async def delete(self, session: Session) -> None:
+        """End a session and forget its trajectory."""
+        await self.end(session)
+        self._remove(session, "it was deleted")
+
+    async def close(self) -> None:
+        """End all sessions."""
+        for session in self:
+            await self.end(session)
+
+    def _finish(self, session: Session) -> None:
+        session.trajectory.seconds = time.monotonic() - session.began
+        session.trajectory.finish()
+        if self._on_session_end is not None:
+            self._on_session_end(session.trajectory)
+
+    def _evict_idle(self) -> None:
+        """Remove sessions without a request for `idle_seconds`."""
+        before = time.monotonic() - self._limits.idle_seconds
+        while self._sessions:
+            session = next(iter(self._sessions.values()))
+            if session.last_used > before:
+                return
+            if session.in_flight:
+                self._touch(session)
+                continue
+            reason = f"it had no request for {self._limits.idle_seconds:g} s and was evicted"
+            if not session.trajectory.finished:
+                _log.warning("session %s: %s, with %d turns", session.id, reason, session.trajectory.num_turns)
+                session.trajectory.truncated = True
+                session.trajectory.truncation_reason = reason
+                self._finish(session)
+            self._remove(session, reason)
+
+    def _remove(self, session: Session, reason: str) -> None:
+        if self._sessions.pop(session.id, None) is None:
+            return
+        self._nbytes -= session.nbytes
+        if session.is_anonymous:
+            for digest in session.turns:
+                if self._anonymous.get(digest) == session.id:
+                    del self._anonymous[digest]
+        self._gone[session.id] = reason
+        if len(self._gone) > _REMEMBERED_IDS:
+            self._gone.popitem(last=False)
+
+
+def check_session_id(session_id: str) -> None:
+    """Raises `InvalidChatRequestError`."""
+    if not _SESSION_ID.fullmatch(session_id):
+        raise InvalidChatRequestError(
+            f"the session id {short_repr(session_id)} is not 1 to 128 of A-Z a-z 0-9 . _ : @ -", "session_id"
+        )

@@ -1,0 +1,167 @@
+"""Images of requests, as the tensors that a client has made of them, and the cache that later requests name them in."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange
+from renderers.byte_lru import ByteLRU
+from renderers.media.item import TensorField
+from rollouts.engines.vllm.wire.feature_decoding import DecodedTensor, decode_item
+from rollouts.engines.vllm.wire.tensors import FLOATS, tensor_type
+from rollouts.errors import MalformedResultError
+from rollouts.serve.error_responses import INTERNAL_ERROR
+from rollouts.serve.errors import RequestError
+from rollouts.serve.generate_body import FeaturesBody
+from rollouts.serve.served_model import ImageFormat, ServedModel
+
+
+class ImageCache:
+    """The images of earlier requests by the names that clients gave them, at most `max_bytes` of tensors.
+
+    `queries` and `hits` count the images of requests, and those that were found by name.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._items: ByteLRU[str, MediaItem] = ByteLRU(max_bytes)
+        self.queries = 0
+        self.hits = 0
+
+    def get(self, name: str) -> MediaItem | None:
+        self.queries += 1
+        item = self._items.get(name)
+        self.hits += item is not None
+        return item
+
+    def put(self, name: str, item: MediaItem) -> None:
+        self._items.put(name, item, item.nbytes)
+
+    def clear(self) -> None:
+        self._items.clear()
+
+
+def media_of_features(
+    features: FeaturesBody, prompt_ids: Sequence[int], model: ServedModel, cache: ImageCache
+) -> MultiModalData:
+    """The images of a request, from its tensors or from the cache.
+
+    Raises `RequestError`: 400 for images that the model cannot take, and 500, as vLLM does, for a name that the cache
+    does not hold. (vLLM takes many wrong images, and dies of some; see docs/serve.md.)
+    """
+    placed = []
+    for modality, names in features.mm_hashes.items():
+        if modality != "image" or model.images is None:
+            raise RequestError(400, f"{model.name} takes no {modality} as features")
+        data = (features.kwargs_data or {}).get(modality) or [None] * len(names)
+        ranges = features.mm_placeholders[modality]
+        for name, encoded, placeholder in zip(names, data, ranges, strict=True):
+            place = PlaceholderRange(placeholder.offset, placeholder.length)
+            item = _item(name, encoded, place, model.images, cache)
+            _check_tokens(name, prompt_ids, place, model.images)
+            placed.append((item, place))
+    return MultiModalData.from_items(sorted(placed, key=lambda pair: pair[1].offset))
+
+
+def _item(name: str, encoded: str | None, place: PlaceholderRange, images: ImageFormat, cache: ImageCache) -> MediaItem:
+    cached = cache.get(name)
+    if encoded is None:
+        if cached is None:
+            raise RequestError(500, INTERNAL_ERROR, "InternalServerError")
+        _check_length(name, cached, place, images)
+        return replace(cached, num_tokens=place.length)
+    try:
+        tensors = decode_item(encoded, name=name)
+    except MalformedResultError as error:
+        raise RequestError(400, f"image {name[:80]}: {error.reason}") from error
+    _check_tensors(name, tensors, images)
+    item = _made_item(tensors, place, images)
+    _check_length(name, item, place, images)
+    if cached is not None and cached.mm_hash != item.mm_hash:
+        raise RequestError(
+            400,
+            f"the image {name[:80]} has other pixels than the image that was sent under this name before; a name must "
+            "identify the pixels",
+        )
+    cache.put(name, item)
+    return item
+
+
+def _made_item(tensors: Mapping[str, DecodedTensor], place: PlaceholderRange, images: ImageFormat) -> MediaItem:
+    """The item of decoded tensors. Its hash is that of the tensors, whatever name the client gave it."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].tensor
+        array = tensor if isinstance(tensor, np.ndarray) else tensor.unpack()
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    pads = {name: each.pad for name, each in images.fields.items()}
+    return MediaItem(
+        "image",
+        digest.hexdigest(),
+        MediaSource(digest.hexdigest(), b""),  # the source stays with the client
+        {name: each.tensor for name, each in tensors.items()},
+        place.length,
+        images.example.scale if images.pixel_dtype == "uint8" else None,
+        {name: TensorField(each.field.kind, pads.get(name)) for name, each in tensors.items()},
+    )
+
+
+def _check_tensors(name: str, tensors: Mapping[str, DecodedTensor], images: ImageFormat) -> None:
+    """Raise `RequestError` unless names, dtypes and row sizes of the tensors are those of the server's own images."""
+    if tensors.keys() != images.fields.keys():
+        raise _wrong(name, f"it has the tensors {_listed(tensors)}, this model takes {_listed(images.fields)}")
+    for key, each in tensors.items():
+        own = tensor_type(images.example.tensors[key])
+        dtype, shape = tensor_type(each.tensor)
+        if len(shape) != len(own.shape) or (len(shape) == 2 and shape[1] != own.shape[1]):
+            raise _wrong(name, f"{key} has the shape {shape}; the server's own of a small image has {own.shape}")
+        if not key.startswith("pixel_values"):
+            continue
+        takes = {"uint8"} if images.pixel_dtype == "uint8" else FLOATS
+        if dtype not in takes:
+            kind = "before rescaling and normalisation" if images.pixel_dtype == "uint8" else "normalised"
+            raise _wrong(name, f"{key} is {dtype}, and this server takes {images.pixel_dtype} pixels, {kind}")
+
+
+def _check_length(name: str, item: MediaItem, place: PlaceholderRange, images: ImageFormat) -> None:
+    """Raise `RequestError` unless the placeholder has as many tokens as the image has rows of features."""
+    example = images.example
+    if "image_grid_thw" in example.tensors:
+        rows, grid = len(item["pixel_values"]), int(np.prod(item["image_grid_thw"]))
+        if rows != grid:
+            raise _wrong(name, f"pixel_values has {rows} rows, and image_grid_thw {item['image_grid_thw'].tolist()}")
+        expected = rows * images.example_features / len(example["pixel_values"])
+    elif all(_is_like(key, item[key], example[key]) for key in example):
+        expected = images.example_features
+    else:
+        return  # the model itself compares them
+    if place.length != expected:
+        raise _wrong(name, f"its placeholder has {place.length} tokens, and its tensors make {expected:g} features")
+
+
+def _is_like(key: str, array: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two tensors are equal, or pixels of the same shape: then equally many features are made of them."""
+    return array.shape == other.shape and (key.startswith("pixel_values") or np.array_equal(array, other))
+
+
+def _check_tokens(name: str, prompt_ids: Sequence[int], place: PlaceholderRange, images: ImageFormat) -> None:
+    for position in range(place.offset, place.end):
+        if prompt_ids[position] != images.token_id:
+            raise _wrong(
+                name,
+                f"token {position} of its placeholder is {prompt_ids[position]}, not {images.token_id}, which stands "
+                "for features",
+            )
+
+
+def _wrong(name: str, reason: str) -> RequestError:
+    return RequestError(400, f"image {name[:80]}: {reason}")
+
+
+def _listed(names: Mapping[str, Any]) -> str:
+    return ", ".join(sorted(names))

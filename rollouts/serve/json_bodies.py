@@ -1,0 +1,66 @@
+"""Reads the JSON bodies of requests, with vLLM's errors for malformed ones."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+
+from rollouts.serve.errors import RequestError
+
+# A body of more bytes is parsed in a thread, because parsing it would delay the other requests of the loop.
+_LARGE_BODY = 256 * 2**10
+# Errors that are listed, and the characters of each: an error quotes the value.
+_MAX_LISTED_ERRORS = 10
+_MAX_ERROR_CHARACTERS = 1000
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+async def read_body(request: Request, kind: type[Body]) -> Body:
+    """The JSON body of a request as an object of `kind`. Raises `RequestError` (400)."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise RequestError(400, _listed(["Unsupported Media Type: Only 'application/json' is allowed"]), "Bad Request")
+    data = await request.body()
+    if len(data) > _LARGE_BODY:
+        return await asyncio.to_thread(_parse, data, kind)
+    return _parse(data, kind)
+
+
+async def read_object(request: Request) -> dict[str, Any]:
+    """The JSON object in the body of a request of any media type. Raises `RequestError` (400)."""
+    content = _loads(await request.body())
+    if not isinstance(content, dict):
+        raise RequestError(400, "Request body must be a JSON object", "Bad Request")
+    return content
+
+
+def _parse(data: bytes, kind: type[Body]) -> Body:
+    try:
+        return kind.model_validate(_loads(data))
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        places = [".".join(["body", *map(str, each["loc"])]) for each in found]
+        lines = [str({**each, "loc": place})[:_MAX_ERROR_CHARACTERS] for each, place in zip(found, places, strict=True)]
+        raise RequestError(400, _listed(lines), "Bad Request", places[0]) from error
+
+
+def _loads(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        lines = [str({"type": "json_invalid", "loc": "body", "msg": f"JSON decode error: {error}"})]
+        raise RequestError(400, _listed(lines), "Bad Request", "body") from error
+
+
+def _listed(lines: list[str]) -> str:
+    """The text that vLLM makes of validation errors."""
+    noun = "error" if len(lines) == 1 else "errors"
+    shown = [f"  {line}" for line in lines[:_MAX_LISTED_ERRORS]]
+    if len(lines) > len(shown):
+        shown.append(f"  ...and {len(lines) - len(shown)} more {noun}")
+    return "\n".join([f"{len(lines)} validation {noun}:", *shown])

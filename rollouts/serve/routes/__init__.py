@@ -1,0 +1,1 @@
+"""The routes of `rollouts serve`, a file for each kind."""

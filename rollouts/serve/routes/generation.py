@@ -1,0 +1,159 @@
+"""`/inference/v1/generate` and `/inference/v1/abort_requests`."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, NamedTuple
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from renderers import MultiModalData
+from rollouts.engines.protocol import GenerateRequest
+from rollouts.serve.disconnects import unless_disconnected
+from rollouts.serve.error_responses import request_error
+from rollouts.serve.errors import RequestError
+from rollouts.serve.generate_body import GenerateBody, model_stops, sampling_of
+from rollouts.serve.generate_responses import (
+    END_OF_STREAM,
+    choice,
+    delta,
+    event,
+    prompt_fields,
+    usage,
+    whole_response,
+)
+from rollouts.serve.image_features import media_of_features
+from rollouts.serve.image_sources import expand_sources
+from rollouts.serve.json_bodies import read_body, read_object
+from rollouts.serve.request_checks import check_length, check_model, check_tokens
+from rollouts.serve.server_state import ServerState
+from rollouts.serve.token_stream import TokenStream
+
+#: What vLLM puts before the id of a request; an abort names the id with it.
+REQUEST_ID_PREFIX = "generate-tokens-"
+
+# nginx's status for a client that has gone; nobody receives it.
+_CLIENT_GONE = 499
+
+
+class _Prompt(NamedTuple):
+    """A request for the engine, the media of its prompt, and the stop token that is not named as the stop reason."""
+
+    request: GenerateRequest
+    media: MultiModalData | None
+    eos_id: int | None
+
+
+class GenerationRoutes:
+    """The routes that sample and that end requests."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        self.routes = [
+            Route("/inference/v1/generate", self._generate, methods=["POST"]),
+            Route("/inference/v1/abort_requests", self._abort, methods=["POST"]),
+        ]
+
+    async def _generate(self, request: Request) -> Response:
+        body = await read_body(request, GenerateBody)
+        check_model(body.model, self._state.model)
+        request_id = request.headers.get("x-request-id") or body.request_id or uuid.uuid4().hex
+        session_id = request.headers.get("x-session-id")
+        prompt = await asyncio.to_thread(self._prompt, body, f"{REQUEST_ID_PREFIX}{request_id}", session_id)
+        if body.stream:
+            return await self._streamed(body, prompt)
+        try:
+            result = await unless_disconnected(request, self._state.engine.generate(prompt.request))
+        except ClientDisconnect:
+            return Response(status_code=_CLIENT_GONE)
+        content = whole_response(
+            result,
+            prompt.request.prompt_ids,
+            model=self._state.model.name,
+            eos_id=prompt.eos_id,
+            expanded=prompt.media,
+            with_logprobs=body.sampling_params.get("logprobs") is not None,
+            returns_prompt=bool(body.return_token_ids),
+        )
+        return JSONResponse(content)
+
+    async def _abort(self, request: Request) -> Response:
+        request_ids = (await read_object(request)).get("request_ids")
+        if not isinstance(request_ids, list):
+            return JSONResponse({"detail": "Missing 'request_ids' in request body"}, 400)
+        await self._state.engine.abort(map(str, request_ids))
+        return Response()
+
+    def _prompt(self, body: GenerateBody, request_id: str, session_id: str | None) -> _Prompt:
+        """The request for the engine. Raises `RequestError` and `InvalidRequestError`."""
+        model = self._state.model
+        prompt_ids, media = body.token_ids, None
+        check_tokens(prompt_ids, model.vocab_size)
+        if body.output_mode != "tokens":
+            raise RequestError(400, "output_mode 'text' is not supported by this server; use 'tokens'")
+        if body.content_parts:
+            expanded = expand_sources(prompt_ids, body.content_parts, self._state.renderer, self._state.sources)
+            prompt_ids, media = expanded
+        elif body.features is not None:
+            media = media_of_features(body.features, prompt_ids, model, self._state.images)
+        check_length(prompt_ids, model.max_model_len)
+        sampling = body.sampling_params
+        request = GenerateRequest(
+            prompt_ids,
+            sampling_of(body, model, prompt_tokens=len(prompt_ids)),
+            media,
+            session_id=session_id,
+            request_id=request_id,
+            priority=body.priority,
+            prompt_logprobs=sampling.get("prompt_logprobs") is not None,
+        )
+        eos_id = model.eos_id if model.eos_id in model_stops(sampling, model) else None
+        return _Prompt(request, media, eos_id)
+
+    async def _streamed(self, body: GenerateBody, prompt: _Prompt) -> Response:
+        """A streamed response, once there is a token; an error before that is a response with its status."""
+        if prompt.request.prompt_logprobs:
+            raise RequestError(400, "prompt_logprobs are not available when stream=true.", param="prompt_logprobs")
+        stream = TokenStream(self._state.engine, prompt.request)
+        try:
+            await stream.begin()
+        except BaseException:
+            stream.cancel()
+            raise
+        return StreamingResponse(self._events(body, prompt, stream), media_type="text/event-stream")
+
+    async def _events(self, body: GenerateBody, prompt: _Prompt, stream: TokenStream) -> AsyncIterator[bytes]:
+        sampling, options = body.sampling_params, body.stream_options or {}
+        with_logprobs = sampling.get("logprobs") is not None
+        head = {"request_id": prompt.request.request_id, "usage": None, "output_mode": "tokens"}
+        more = prompt_fields(prompt.request.prompt_ids, prompt.media, bool(body.return_token_ids))
+
+        def chunk(choices: list[Mapping[str, Any]], **fields: Any) -> bytes:
+            nonlocal more
+            content = {**head, **more, **fields, "choices": choices}
+            more = prompt_fields((), None, False)
+            return event(content)
+
+        try:
+            sent = dict.fromkeys(range(prompt.request.sampling.n), 0)
+            async for new in stream.deltas(sampling.get("stream_interval") or 1):
+                sent[new.index] += len(new.token_ids)
+                yield chunk([delta(new.index, new.token_ids, new.logprobs, with_logprobs=with_logprobs)])
+            result = await stream.result()
+            for completion in result.completions:
+                done = sent[completion.index]
+                yield chunk([choice(completion, done, eos_id=prompt.eos_id, with_logprobs=with_logprobs)])
+            if options.get("include_usage"):
+                count = sum(len(each.token_ids) for each in result.completions)
+                yield chunk([], usage=usage(len(prompt.request.prompt_ids), count))
+        except Exception as error:  # noqa: BLE001 - the status was sent; the client gets the error as an event
+            refusal = request_error(error)
+            fields = {"message": refusal.message, "type": refusal.kind, "param": None, "code": refusal.status}
+            yield event({"error": fields})
+        finally:
+            stream.cancel()
+        yield END_OF_STREAM

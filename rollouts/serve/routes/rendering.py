@@ -1,0 +1,155 @@
+"""Routes between messages, text and token ids: `/v1/chat/completions/render`, `/tokenize`, `/detokenize`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, NonNegativeInt
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from renderers import MultiModalData, RenderedTokens
+from rollouts.engines.vllm.wire.feature_encoding import encode_features
+from rollouts.serve.errors import RequestError
+from rollouts.serve.generate_responses import places
+from rollouts.serve.image_sources import named_sources
+from rollouts.serve.json_bodies import read_body, read_object
+from rollouts.serve.request_checks import check_length, check_model
+from rollouts.serve.server_state import ServerState
+
+
+class MessagesBody(BaseModel):
+    """Messages to render. Members that are not named here are ignored."""
+
+    model: str | None = None
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class RenderBody(MessagesBody):
+    mm_payload: Literal["full", "none"] | None = None
+
+
+class TokenizeChatBody(MessagesBody):
+    return_token_strs: bool | None = False
+
+
+class TokenizeTextBody(BaseModel):
+    model: str | None = None
+    prompt: str
+    add_special_tokens: bool = True
+    return_token_strs: bool | None = False
+
+
+class DetokenizeBody(BaseModel):
+    model: str | None = None
+    tokens: list[NonNegativeInt]
+
+
+class RenderingRoutes:
+    """Routes that run the chat template and the tokenizer, never the model."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        self.routes = [
+            Route("/v1/chat/completions/render", self._render, methods=["POST"]),
+            Route("/tokenize", self._tokenize, methods=["POST"]),
+            Route("/detokenize", self._detokenize, methods=["POST"]),
+        ]
+
+    async def _render(self, request: Request) -> Response:
+        body = await read_body(request, RenderBody)
+        check_model(body.model, self._state.model)
+        content = await asyncio.to_thread(self._render_response, body)
+        return Response(content, media_type="application/json")
+
+    def _render_response(self, body: RenderBody) -> bytes:
+        rendered = self._rendered(body)
+        check_length(rendered.token_ids, self._state.model.max_model_len)
+        fields = {
+            "request_id": f"chatcmpl-{uuid.uuid4().hex}",
+            "model": self._state.model.name,
+            "token_ids": rendered.token_ids,
+            "content_parts": None,
+            "stream": False,
+        }
+        opening = json.dumps(fields)[:-1].encode()
+        media = rendered.multi_modal_data
+        if media is None or media.is_empty():
+            return opening + b',"features":null}'
+        return b"".join([opening, b',"features":', *self._features(body, media), b"}"])
+
+    def _features(self, body: RenderBody, media: MultiModalData) -> list[bytes | memoryview]:
+        images = self._state.model.images
+        if images is None or media.mm_hashes.keys() - {"image"}:
+            raise RequestError(400, f"{self._state.model.name} takes no {', '.join(media.mm_hashes)} as features")
+        names = _names(body.messages, media)
+        if body.mm_payload == "none":
+            content = {"mm_hashes": names, "mm_placeholders": places(media), "kwargs_data": None}
+            return [json.dumps(content).encode()]
+        named = MultiModalData(names, media.mm_placeholders, media.mm_items)
+        return list(encode_features(named, pixel_dtype=images.pixel_dtype))
+
+    async def _tokenize(self, request: Request) -> Response:
+        body: TokenizeChatBody | TokenizeTextBody
+        if "messages" in await read_object(request):
+            body = await read_body(request, TokenizeChatBody)
+        else:
+            body = await read_body(request, TokenizeTextBody)
+        check_model(body.model, self._state.model)
+        tokens = await asyncio.to_thread(self._tokens, body)
+        strings = None
+        if body.return_token_strs:
+            strings = [self._state.renderer.tokenizer.decode([token]) for token in tokens]
+        length = self._state.model.max_model_len
+        return JSONResponse({"count": len(tokens), "max_model_len": length, "tokens": tokens, "token_strs": strings})
+
+    def _tokens(self, body: MessagesBody | TokenizeTextBody) -> list[int]:
+        if isinstance(body, MessagesBody):
+            return self._rendered(body).token_ids
+        if body.add_special_tokens:
+            return self._state.tokenizer.encode(body.prompt)
+        return self._state.tokenizer.encode(body.prompt, add_special_tokens=False)
+
+    async def _detokenize(self, request: Request) -> Response:
+        body = await read_body(request, DetokenizeBody)
+        check_model(body.model, self._state.model)
+        return JSONResponse({"prompt": await asyncio.to_thread(self._state.renderer.tokenizer.decode, body.tokens)})
+
+    def _rendered(self, body: MessagesBody) -> RenderedTokens:
+        """Raises `RequestError` (400) and `RendererError`."""
+        unsupported = {
+            "continue_final_message": body.continue_final_message,
+            "chat_template": body.chat_template,
+            "chat_template_kwargs": body.chat_template_kwargs,
+        }
+        if named := [name for name, value in unsupported.items() if value]:
+            raise RequestError(400, f"{named[0]} is not supported by this server", param=named[0])
+        messages = named_sources(body.messages, self._state.renderer, self._state.sources)
+        return self._state.renderer.render(messages, tools=body.tools, add_generation_prompt=body.add_generation_prompt)
+
+
+def _names(messages: list[dict[str, Any]], media: MultiModalData) -> dict[str, list[str]]:
+    """The names of the images: those that their parts give them, else the hash of their pixels."""
+    parts = [part for message in messages for part in _image_parts(message)]
+    given = [part.get("uuid") for part in parts]
+    hashes = media.mm_hashes["image"]
+    if len(given) != len(hashes):  # the template moves or drops messages
+        return {"image": list(hashes)}
+    return {"image": [name if isinstance(name, str) else mm_hash for name, mm_hash in zip(given, hashes, strict=True)]}
+
+
+def _image_parts(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    content = message.get("content")
+    if not isinstance(content, list):
+        return []
+    return [part for part in content if isinstance(part, dict) and part.get("type") in ("image_url", "image")]

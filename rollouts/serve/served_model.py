@@ -1,0 +1,111 @@
+"""What a server tells of its model: names, limits, stop tokens, and the tensors that it takes for an image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from renderers import MediaItem, RendererError, TemplateRenderer
+from renderers.file_reading import read_json
+from renderers.media.item import TensorField
+from renderers.model_files import ModelFiles
+from rollouts.engines.vllm.wire.tensors import PixelDtype, raw_pixels
+
+#: The vLLM whose routes, bodies and errors this server has; clients choose their wire format by it.
+WIRE_VERSION = "0.32.0"
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFormat:
+    """The tensors that the server takes for an image, read off an image that the renderer has processed.
+
+    `pixel_dtype` is torch's name of the dtype of pixels in requests; `token_id` stands for one row of features.
+    `fields` has the names of the tensors and how they are batched. `example` is the processed image, for which
+    `example_features` tokens stand.
+    """
+
+    pixel_dtype: PixelDtype
+    token_id: int
+    fields: Mapping[str, TensorField]
+    example: MediaItem = field(repr=False)
+    example_features: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model behind the routes.
+
+    `name` is what requests call it; `directory` holds its files. `max_model_len` bounds a prompt and its completion
+    together, `vocab_size` the token ids (None: not known). `eos_id` ends a completion without being named as its
+    stop, `more_stop_ids` end it as stop tokens of the request do; both unless the request ignores them. `images` is
+    None for a model that takes none. `dtype` is torch's name of the dtype of the weights, None if not known.
+    """
+
+    name: str
+    directory: Path
+    max_model_len: int
+    vocab_size: int | None
+    eos_id: int | None
+    more_stop_ids: tuple[int, ...]
+    images: ImageFormat | None
+    dtype: str | None
+
+
+def served_model(
+    directory: Path,
+    renderer: TemplateRenderer,
+    *,
+    name: str | None = None,
+    max_model_len: int,
+    vocab_size: int | None = None,
+    dtype: str | None = None,
+) -> ServedModel:
+    """The model of a directory; its name is that of the directory unless given.
+
+    Raises a `LoadError` for a directory without the files of a tokenizer.
+    """
+    files = ModelFiles.of(directory)
+    eos_token = files.special_tokens.get("eos_token")
+    eos_id = None if eos_token is None else renderer.tokenizer.control_id(eos_token)
+    configured = read_json(directory / "generation_config.json").get("eos_token_id")
+    stop_ids = configured if isinstance(configured, list) else [configured]
+    return ServedModel(
+        name=name or directory.resolve().name,
+        directory=directory.absolute(),
+        max_model_len=max_model_len,
+        vocab_size=vocab_size,
+        eos_id=eos_id,
+        more_stop_ids=tuple(each for each in stop_ids if isinstance(each, int) and each != eos_id),
+        images=image_format(renderer),
+        dtype=dtype,
+    )
+
+
+def image_format(renderer: TemplateRenderer) -> ImageFormat | None:
+    """The tensors of an image as the renderer's processor makes them; None where it takes no images."""
+    if "image" not in renderer.processors:
+        return None
+    # The sides are multiples of the patches of all known models, and small.
+    image = np.zeros((64, 64, 3), dtype=np.uint8)
+    try:
+        rendered = renderer.render([{"role": "user", "content": [{"type": "image", "image": image}]}])
+    except RendererError:  # a template that refuses a message without text
+        content = [{"type": "image", "image": image}, {"type": "text", "text": "a"}]
+        rendered = renderer.render([{"role": "user", "content": content}])
+    assert rendered.multi_modal_data is not None  # of an image
+    ((item, placeholder),) = rendered.multi_modal_data.items_with_ranges()
+    return ImageFormat(
+        pixel_dtype="uint8" if _is_uint8(item) else "float32",
+        token_id=rendered.token_ids[placeholder.runs[0][0]],
+        fields=item.fields,
+        example=item,
+        example_features=placeholder.num_embeds,
+    )
+
+
+def _is_uint8(item: MediaItem) -> bool:
+    """Whether the pixels are uint8 and the scale of the item makes floats of them."""
+    return item.scale is not None and any(raw_pixels(item, name) is not None for name in item.tensors)

@@ -1,0 +1,93 @@
+"""Runs an ASGI application on a port until it is interrupted."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rollouts.errors import MissingExtraError
+from rollouts.serve.access import is_loopback
+from rollouts.serve.errors import ApiKeyFileError, PortUnavailableError, UnprotectedAddressError
+
+try:
+    import uvicorn
+except ImportError as error:
+    raise MissingExtraError("rollouts serve", "serve", "uvicorn") from error
+
+# Clients keep idle connections for less: 3 s in `HttpLimits`, 5 s in the OpenAI client.
+_KEEP_ALIVE_SECONDS = 75
+# How long requests may run on after an interrupt.
+_SHUTDOWN_SECONDS = 5
+_BACKLOG = 2048
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """A socket that is bound to the address; port 0 is any free one. Raises `PortUnavailableError`."""
+    try:
+        ((family, kind, protocol, _, address), *_) = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        listener = socket.socket(family, kind, protocol)
+    except (OSError, OverflowError) as error:
+        raise PortUnavailableError(host, port, str(error)) from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise PortUnavailableError(host, port, error.strerror or str(error)) from error
+    return listener
+
+
+def check_protection(host: str, api_key: str | None) -> None:
+    """Raise `UnprotectedAddressError` for an address that other machines reach, without a key."""
+    if api_key is None and not is_loopback(host):
+        raise UnprotectedAddressError(host)
+
+
+def read_api_key(path: Path) -> str:
+    """The key in a file, without spaces and line breaks around it. Raises `ApiKeyFileError`."""
+    try:
+        key = path.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not a text file"
+        raise ApiKeyFileError(path, reason) from error
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        raise ApiKeyFileError(path, "the file must hold one key of printable ASCII characters without spaces")
+    return key
+
+
+def base_url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def run_server(app: Any, listener: socket.socket, *, on_ready: Callable[[], None], access_log: bool = False) -> None:
+    """Serve until SIGINT or SIGTERM. `on_ready` is called once requests are answered.
+
+    Running requests have some seconds to end after the signal; then their connections are closed.
+    """
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=access_log,
+        backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+        server_header=False,
+    )
+    server = _Server(config, on_ready)
+    server.run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if not self.should_exit:
+            self._on_ready()

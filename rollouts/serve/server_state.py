@@ -1,0 +1,40 @@
+"""What the routes of one server share: the engine, the renderer, the model, the caches, and whether it sleeps."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from renderers import TemplateRenderer
+from renderers.model_tokenizer import ModelTokenizer
+from rollouts.serve.image_features import ImageCache
+from rollouts.serve.image_sources import SourceCache
+from rollouts.serve.pausable_engine import PausableEngine
+from rollouts.serve.served_model import ServedModel
+
+_CACHE_BYTES = 2 * 2**30
+
+
+@dataclass(eq=False)
+class ServerState:
+    """The state of one server. `sleep_level` is 0 while it is awake; `asleep` holds the kinds of memory that sleep."""
+
+    engine: PausableEngine
+    renderer: TemplateRenderer
+    model: ServedModel
+    images: ImageCache = field(default_factory=lambda: ImageCache(_CACHE_BYTES))
+    sources: SourceCache = field(default_factory=lambda: SourceCache(_CACHE_BYTES))
+    started: float = field(default_factory=time.time)
+    sleep_level: int = 0
+    asleep: set[str] = field(default_factory=set)
+
+    @cached_property
+    def tokenizer(self) -> ModelTokenizer:
+        """The tokenizer as transformers has it: control tokens in a text become control tokens."""
+        return ModelTokenizer(self.model.directory)
+
+    def clear_media(self) -> None:
+        """Forget the images of earlier requests."""
+        self.images.clear()
+        self.sources.clear()

@@ -1,0 +1,91 @@
+"""Images and frames of videos, decoded and encoded again for display.
+
+The page never receives the bytes of a source: what a browser decodes are files that Pillow has written here.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import Any, Final
+
+import numpy as np
+from PIL import Image
+
+from renderers import MediaSource
+from renderers.errors import MediaError
+from renderers.media.decoding import decode_image
+from renderers.media.item import Modality
+from renderers.media.policy import MediaPolicy
+from renderers.media.video_decoding import FramePlan, VideoInfo, sample_video
+from rollouts.trajectory.packed_episodes import AbsentSource
+from rollouts.trajectory.step_lists import is_step_source
+
+DEFAULT_IMAGE_SIDE: Final = 640
+_FRAME_SIDE: Final = 256
+_MAX_FRAMES: Final = 16
+_LOSSLESS_PIXELS: Final = 128 * 128
+_QUALITY: Final = 82
+_POLICY: Final = MediaPolicy(timeout=10.0)
+
+
+def display_medium(source: MediaSource, modality: Modality, image_side: int = DEFAULT_IMAGE_SIDE) -> dict[str, Any]:
+    """A medium for the page, as JSON.
+
+    `frames` are {"data": base64 of a PNG or WebP file, "type", "frame": its number}: one for an image, and at most 16
+    of a video, evenly spaced. An image is reduced so that its longer side has at most `image_side` pixels. `width`,
+    `height` and, of a video, `total` frames and `fps` are those of the source; `bytes` is its size. A medium that
+    cannot be shown has no frames and an `error`.
+    """
+    medium: dict[str, Any] = {"digest": source.digest, "modality": modality, "frames": []}
+    if isinstance(source, AbsentSource):
+        return {**medium, "error": "its bytes were not sent with this episode"}
+    medium["bytes"] = source.nbytes
+    if is_step_source(source):
+        return {**medium, "error": "its source holds the tensors of a step and no image"}
+    try:
+        return {**medium, **(_image(source, image_side) if modality == "image" else _video(source))}
+    except (MediaError, MemoryError) as error:
+        return {**medium, "error": f"it cannot be decoded: {error}"}
+
+
+def _image(source: MediaSource, side: int) -> dict[str, Any]:
+    image = decode_image(source, _POLICY)
+    return {"width": image.width, "height": image.height, "frames": [_frame(image, 0, side)]}
+
+
+def _video(source: MediaSource) -> dict[str, Any]:
+    video = sample_video(source, _POLICY, _evenly_spaced)
+    frames = [
+        _frame(Image.fromarray(np.ascontiguousarray(planes.transpose(1, 2, 0))), index, _FRAME_SIDE)
+        for planes, index in zip(video.frames, video.indices, strict=True)
+    ]
+    info = video.info
+    return {"width": info.width, "height": info.height, "total": info.frames, "fps": info.fps, "frames": frames}
+
+
+def _evenly_spaced(info: VideoInfo) -> FramePlan:
+    count = min(info.frames, _MAX_FRAMES)
+    return FramePlan(np.linspace(0, info.frames - 1, count).round().astype(int).tolist(), _reduced)
+
+
+def _reduced(planes: np.ndarray) -> np.ndarray:
+    """Frames are reduced as soon as they are decoded, so that 16 large ones need little memory."""
+    image = Image.fromarray(np.ascontiguousarray(planes.transpose(1, 2, 0)))
+    image.thumbnail((_FRAME_SIDE, _FRAME_SIDE))
+    return np.asarray(image).transpose(2, 0, 1)
+
+
+def _frame(image: Image.Image, index: int, side: int) -> dict[str, Any]:
+    image.thumbnail((side, side))
+    lossless = image.width * image.height <= _LOSSLESS_PIXELS
+    file = io.BytesIO()
+    if lossless:
+        image.save(file, "PNG")
+    else:
+        image.save(file, "WEBP", quality=_QUALITY)
+    return {
+        "data": base64.b64encode(file.getvalue()).decode(),
+        "type": "image/png" if lossless else "image/webp",
+        "frame": index,
+    }

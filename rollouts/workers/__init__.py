@@ -1,0 +1,38 @@
+"""Episodes of a `Runner` in other processes: the same runner, its attempts elsewhere.
+
+A worker process has an `EpisodeWorker`, made of environments, an engine and a renderer of its own. The process of the
+runner has `Workers`, which give it `EpisodeJob`s and return trajectories:
+
+    workers = LinkWorkers("tcp://127.0.0.1:7100", keys=keys)
+    async with Runner(None, engine, None, sampling=sampling, workers=workers) as runner:
+        ...
+
+`WorkerPool` does what all kinds of workers have in common: it gives jobs to free workers, and those of a lost worker
+to another one.
+"""
+
+from rollouts.workers.episode_job import EpisodeJob
+from rollouts.workers.episode_outcome import EpisodeFailure, EpisodeOutcome
+from rollouts.workers.episode_worker import EpisodeWorker
+from rollouts.workers.errors import WorkerGoneError, WorkerLostError, WorkersClosedError
+from rollouts.workers.progress import JobTurn, JobWaiting, Progress, ProgressObserver
+from rollouts.workers.protocol import JobObserver, Workers
+from rollouts.workers.worker_pool import RemoteWorker, WorkerPool
+
+__all__ = [
+    "EpisodeFailure",
+    "EpisodeJob",
+    "EpisodeOutcome",
+    "EpisodeWorker",
+    "JobObserver",
+    "JobTurn",
+    "JobWaiting",
+    "Progress",
+    "ProgressObserver",
+    "RemoteWorker",
+    "WorkerGoneError",
+    "WorkerLostError",
+    "WorkerPool",
+    "Workers",
+    "WorkersClosedError",
+]

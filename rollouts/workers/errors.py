@@ -1,0 +1,47 @@
+"""Errors of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rollouts.errors import RolloutsError
+
+
+class WorkerGoneError(RolloutsError):
+    """A worker ended, or cannot be reached, while it ran an episode. The episode runs again on another worker.
+
+    `worker` is its name.
+    """
+
+    def __init__(self, worker: str, reason: str) -> None:
+        self.worker = worker
+        self.reason = reason
+        super().__init__(f"worker {worker:.80}: {reason}")
+
+
+class WorkerLostError(RolloutsError):
+    """An episode was given up because each worker that ran it was lost. `losses` has a line for each of them."""
+
+    def __init__(self, episode_id: str, losses: Sequence[str]) -> None:
+        self.episode_id = episode_id
+        self.losses = tuple(losses)
+        super().__init__(
+            f"episode {episode_id:.80} lost {len(self.losses)} workers ({'; '.join(self.losses)}) and is not run "
+            "again; see the logs of the workers: its environment may end its process, or use more memory than there is"
+        )
+
+
+class UnreadableOutcomeError(RolloutsError):
+    """What a worker sent as the outcome of an episode cannot be decoded."""
+
+    def __init__(self, worker: str, reason: str) -> None:
+        self.worker = worker
+        self.reason = reason
+        super().__init__(f"worker {worker:.80} sent an outcome that cannot be decoded: {reason}")
+
+
+class WorkersClosedError(RolloutsError):
+    """The workers of a runner were closed."""
+
+    def __init__(self) -> None:
+        super().__init__("these workers are closed; make new ones, and pass them to a new Runner")

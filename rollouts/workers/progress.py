@@ -1,0 +1,101 @@
+"""What an episode reports while it runs, as values that cross processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias, get_args
+
+from rollouts.episodes.activity import EpisodeObserver, Part, TurnSeconds
+from rollouts.errors import ArgumentError
+from rollouts.numbers import finite_number, whole_number
+from transport import wire_type
+
+
+@wire_type("rollouts.JobWaiting")
+@dataclass(frozen=True, slots=True)
+class JobWaiting:
+    """An episode began to wait for `part`. Raises `ArgumentError` for values of other types, also when decoded."""
+
+    episode_id: str
+    turn: int
+    part: Part
+
+    def __post_init__(self) -> None:
+        _check_turn(self.episode_id, self.turn)
+        if self.part not in get_args(Part):
+            raise ArgumentError("part", self.part, f"pass one of {', '.join(get_args(Part))}")
+
+    def report(self, observer: EpisodeObserver) -> None:
+        """Call the observer's method for it."""
+        observer.waiting(self.turn, self.part)
+
+
+@wire_type("rollouts.JobTurn")
+@dataclass(frozen=True, slots=True)
+class JobTurn:
+    """A turn ended; the fields are the arguments of `EpisodeObserver.turn_finished`.
+
+    Raises `ArgumentError` for values of other types, also when decoded.
+    """
+
+    episode_id: str
+    turn: int
+    prompt_tokens: int
+    completion_tokens: int
+    images: int
+    engine_seconds: float
+    renderer_seconds: float
+    environment_seconds: float
+
+    def __post_init__(self) -> None:
+        _check_turn(self.episode_id, self.turn)
+        for name in ("prompt_tokens", "completion_tokens", "images"):
+            if whole_number(getattr(self, name)) is None:
+                raise ArgumentError(name, getattr(self, name), "pass an integer")
+        for name in ("engine_seconds", "renderer_seconds", "environment_seconds"):
+            if finite_number(getattr(self, name)) is None:
+                raise ArgumentError(name, getattr(self, name), "pass a number of seconds")
+
+    def report(self, observer: EpisodeObserver) -> None:
+        """Call the observer's method for it."""
+        seconds = TurnSeconds(self.engine_seconds, self.renderer_seconds, self.environment_seconds)
+        observer.turn_finished(self.turn, self.prompt_tokens, self.completion_tokens, self.images, seconds)
+
+
+#: What a worker reports of an episode while it runs.
+Progress: TypeAlias = JobWaiting | JobTurn
+
+
+class ProgressObserver:
+    """An `EpisodeObserver` in a worker: passes what the episode reports to `send`, as `Progress`."""
+
+    def __init__(self, episode_id: str, send: Callable[[Progress], object]) -> None:
+        self._episode_id = episode_id
+        self._send = send
+
+    def waiting(self, turn: int, part: Part) -> None:
+        self._send(JobWaiting(self._episode_id, turn, part))
+
+    def turn_finished(
+        self, turn: int, prompt_tokens: int, completion_tokens: int, images: int, seconds: TurnSeconds
+    ) -> None:
+        self._send(
+            JobTurn(
+                self._episode_id,
+                turn,
+                prompt_tokens,
+                completion_tokens,
+                images,
+                seconds.engine,
+                seconds.renderer,
+                seconds.environment,
+            )
+        )
+
+
+def _check_turn(episode_id: object, turn: object) -> None:
+    if not isinstance(episode_id, str):
+        raise ArgumentError("episode_id", episode_id, "pass text")
+    if whole_number(turn) is None:
+        raise ArgumentError("turn", turn, "pass an integer")

@@ -1,0 +1,60 @@
+"""The interface between a runner and the processes that run its episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+from rollouts.engines.protocol import InFlight
+from rollouts.episodes.activity import EpisodeObserver
+from rollouts.trajectory.tree import Trajectory
+from rollouts.workers.episode_job import EpisodeJob
+
+
+class JobObserver(EpisodeObserver, Protocol):
+    """Is called with the progress of a job, on the event loop of the runner."""
+
+    def assigned(self, worker: str) -> None:
+        """A worker begins the episode, from its first turn. Called again when another worker begins it."""
+        ...
+
+
+@runtime_checkable
+class Workers(Protocol):
+    """Runs the episodes of a `Runner` in other processes. One event loop uses it.
+
+    `WorkerPool` is an implementation for any kind of worker.
+    """
+
+    @property
+    def num_slots(self) -> int:
+        """How many episodes can run at once; 0 while there is no worker. It may change at any time."""
+        ...
+
+    def on_slots_changed(self, listener: Callable[[], object]) -> Callable[[], None]:
+        """Call `listener` whenever `num_slots` has changed. Returns the function that ends this."""
+        ...
+
+    async def run(self, job: EpisodeJob, observer: JobObserver) -> Trajectory:
+        """Run an attempt on a worker, on another one if that is lost, and return its finished trajectory.
+
+        Waits while there is no free slot. Cancelling the call cancels the attempt on its worker, and its requests to
+        the engine. Raises `EpisodeError` with the completed turns: its cause is a `RemoteFailureError`, or a
+        `WorkerLostError` where worker after worker was lost; and `WorkersClosedError`.
+        """
+        ...
+
+    def set_update(self, in_flight: InFlight | None) -> None:
+        """An update of the weights begins (what happens to running requests), or has ended (None).
+
+        The time for which requests wait for an update does not count for the deadlines of episodes.
+        """
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Counts by name; `rollouts.observability.METRICS` has their meanings."""
+        ...
+
+    async def close(self) -> None:
+        """Cancel what runs, and release the workers. A second call does nothing."""
+        ...

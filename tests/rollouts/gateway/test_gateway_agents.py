@@ -1,0 +1,173 @@
+"""Programs that were not written for this package, with nothing changed but their base URL."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import openai
+import pytest
+from gateway_server import served
+
+from rollouts.testing import ScriptedEngine
+
+LOOK = '<tool_call>\n{{"name": "look", "arguments": {{"row": {row}, "column": "{column}"}}}}\n</tool_call>'
+
+
+def test_an_agent_of_openai_agents_is_one_branch_with_its_tool_calls(renderer):
+    agents = pytest.importorskip("agents")
+    seen = []
+
+    @agents.function_tool
+    def look(row: int, column: str) -> str:
+        """Look at a field.
+
+        Args:
+            row: The row.
+            column: left or right.
+        """
+        seen.append((row, column))
+        return "red" if column == "left" else "blue"
+
+    two_calls = LOOK.format(row=1, column="left") + "\n" + LOOK.format(row=1, column="right")
+    engine = ScriptedEngine(
+        [f"I look.{two_calls}", LOOK.format(row=2, column="left"), "Red and blue."], renderer=renderer
+    )
+
+    async def play(server):
+        client = server.async_client("agent")
+        model = agents.OpenAIChatCompletionsModel(model="policy", openai_client=client)
+        agent = agents.Agent(name="viewer", instructions="You look.", model=model, tools=[look])
+        config = agents.RunConfig(tracing_disabled=True)
+        result = await agents.Runner.run(agent, "Which colours?", run_config=config)
+        await client.close()
+        return result
+
+    with served(engine, renderer) as server:
+        result = asyncio.run(play(server))
+        trajectory = server.trajectory("agent")
+    assert result.final_output == "Red and blue."
+    assert sorted(seen) == [(1, "left"), (1, "right"), (2, "left")]
+    assert (trajectory.num_turns, len(trajectory.leaves()), trajectory.forks) == (3, 1, 0)
+    roles = [message["role"] for message in trajectory.to_messages(trajectory.leaves()[0])]
+    assert roles == ["system", "user", "assistant", "tool", "tool", "assistant", "tool", "assistant"]
+
+
+def test_the_streams_of_openai_agents_are_read_and_recorded(renderer):
+    agents = pytest.importorskip("agents")
+
+    @agents.function_tool
+    def look(row: int, column: str) -> str:
+        """Look at a field."""
+        return "red"
+
+    engine = ScriptedEngine([LOOK.format(row=1, column="left"), "Red."], renderer=renderer)
+
+    async def play(server):
+        client = server.async_client("agent")
+        model = agents.OpenAIChatCompletionsModel(model="policy", openai_client=client)
+        agent = agents.Agent(name="viewer", instructions="You look.", model=model, tools=[look])
+        streamed = agents.Runner.run_streamed(agent, "Which?", run_config=agents.RunConfig(tracing_disabled=True))
+        kinds = [event.type async for event in streamed.stream_events()]
+        await client.close()
+        return streamed.final_output, kinds
+
+    with served(engine, renderer) as server:
+        output, kinds = asyncio.run(play(server))
+        trajectory = server.trajectory("agent")
+    assert output == "Red."
+    assert "raw_response_event" in kinds
+    assert (trajectory.num_turns, len(trajectory.leaves())) == (2, 1)
+
+
+def test_an_agent_with_a_base_url_in_its_environment_only_is_recorded(renderer, monkeypatch):
+    """A loop as in OpenAI's documentation; its session is begun by its first request."""
+    engine = ScriptedEngine([LOOK.format(row=1, column="left"), "Red."], renderer=renderer)
+    with served(engine, renderer) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        monkeypatch.setenv("OPENAI_API_KEY", "none")
+        client = openai.OpenAI()
+        messages = [{"role": "user", "content": "Which?"}]
+        while True:
+            response = client.chat.completions.create(model="gpt-4o", messages=messages)
+            message = response.choices[0].message
+            messages.append(message)
+            if not message.tool_calls:
+                break
+            for call in message.tool_calls:
+                assert json.loads(call.function.arguments)["row"] == 1
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": "red"})
+        trajectory = server.trajectory(response.session_id)
+    assert (trajectory.num_turns, len(trajectory.leaves()), trajectory.forks) == (2, 1, 0)
+
+
+def test_chunks_of_a_stream_joined_are_the_message_and_its_turn_is_continued(renderer):
+    script = ["<think>\nhm\n</think>\n\nI look." + LOOK.format(row=1, column="left"), "Red."]
+    engine = ScriptedEngine(script, renderer=renderer)
+    with served(engine, renderer) as server:
+        client = server.client("s")
+        messages = [{"role": "user", "content": "Which?"}]
+        stream = client.chat.completions.create(
+            model="m",
+            messages=messages,
+            stream=True,
+            stream_options={"include_usage": True},
+            logprobs=True,
+            extra_body={"return_token_ids": True},
+        )
+        chunks = list(stream)
+        content = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        assert content == "I look."
+        deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+        assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas).strip() == "hm"
+        calls = [call for delta in deltas for call in delta.tool_calls or ()]
+        name = "".join(call.function.name or "" for call in calls)
+        arguments = "".join(call.function.arguments or "" for call in calls)
+        assert (name, json.loads(arguments)) == ("look", {"row": 1, "column": "left"})
+        trajectory = server.trajectory("s")
+        sampled = trajectory.nodes[1]
+        token_ids = [i for chunk in chunks for c in chunk.choices for i in getattr(c, "token_ids", None) or ()]
+        assert token_ids == sampled.token_ids.tolist()
+        assert sum(len(c.logprobs.content) for chunk in chunks for c in chunk.choices if c.logprobs) == len(sampled)
+        assert chunks[0].prompt_token_ids == trajectory.nodes[0].token_ids.tolist()
+        assert chunks[-1].usage.completion_tokens == len(sampled)
+        assert [c.finish_reason for chunk in chunks for c in chunk.choices if c.finish_reason] == ["tool_calls"]
+        call = {"id": calls[0].id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        messages += [
+            {"role": "assistant", "content": content, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": calls[0].id, "content": "red"},
+        ]
+        final = client.chat.completions.create(model="m", messages=messages)
+        assert final.choices[0].message.content == "Red."
+        assert len(server.trajectory("s").leaves()) == 1
+
+
+def test_smolagents_runs_with_tool_choice_auto_and_each_of_its_rewrites_is_a_branch(renderer):
+    """It sends tool calls back as text, which is not what the model wrote."""
+    smolagents = pytest.importorskip("smolagents")
+
+    class Look(smolagents.Tool):
+        name = "look"
+        description = "Look at a field."
+        inputs = {"row": {"type": "integer", "description": "The row."}}  # noqa: RUF012  the framework's own form
+        output_type = "string"
+
+        def forward(self, row: int) -> str:
+            return "red"
+
+    final = '<tool_call>\n{"name": "final_answer", "arguments": {"answer": "red"}}\n</tool_call>'
+    call = '<tool_call>\n{"name": "look", "arguments": {"row": 1}}\n</tool_call>'
+    engine = ScriptedEngine([call, final], renderer=renderer)
+    with served(engine, renderer) as server:
+        model = smolagents.OpenAIModel(
+            model_id="policy",
+            api_base=server.base_url,
+            api_key="none",
+            tool_choice="auto",
+            client_kwargs={"default_headers": {"X-Session-ID": "smol"}},
+        )
+        agent = smolagents.ToolCallingAgent(tools=[Look()], model=model, verbosity_level=0)
+        assert agent.run("Which colour?") == "red"
+        trajectory = server.trajectory("smol")
+    assert trajectory.num_turns == 2
+    assert len(trajectory.leaves()) == 2

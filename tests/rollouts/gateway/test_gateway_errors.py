@@ -1,0 +1,322 @@
+"""Hostile and mistaken clients get errors in OpenAI's form, with the right status; engines fail with theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import socket
+import struct
+import zlib
+
+import httpx
+import openai
+import pytest
+from gateway_server import IMAGE, TOOLS, data_url, image_part, png, served, serving, user
+from PIL import Image
+
+from rollouts.engines.protocol import FinishReason
+from rollouts.errors import (
+    EngineClosedError,
+    InvalidRequestError,
+    OverlongPromptError,
+    ServerTimeoutError,
+    ServerUnreachableError,
+)
+from rollouts.serve.gateway.limits import GatewayLimits
+from rollouts.testing import ScriptedEngine
+from rollouts.testing.scripted_engine import ScriptedCompletion
+
+
+def post(server, body, **options):
+    return httpx.post(f"{server.base_url}/chat/completions", json=body, timeout=30, **options)
+
+
+def error_of(response):
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+@pytest.fixture(scope="module")
+def server(renderer):
+    with served(
+        ScriptedEngine(lambda request: "x", renderer=renderer),
+        renderer,
+        model="policy",
+        limits=GatewayLimits(max_choices=4),
+    ) as server:
+        yield server
+
+
+def message_with(part):
+    return {"messages": [{"role": "user", "content": [part]}]}
+
+
+def image_url(url):
+    return message_with({"type": "image_url", "image_url": {"url": url}})
+
+
+def decompression_bomb():
+    """A PNG of 40 kB that declares 40000x40000 pixels."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 40_000, 40_000, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(bytes(40_000_000)))
+        + chunk(b"IEND", b"")
+    )
+
+
+HELLO = {"messages": [user("a")]}
+
+WRONG = [
+    ({}, "messages", "at least one message"),
+    ({"messages": []}, "messages", "at least one message"),
+    ({"messages": "a"}, "messages", "at least one message"),
+    ({"messages": [1]}, "messages[0]", "not an object"),
+    ({"messages": [{"role": "function", "content": "a"}]}, "messages[0].role", "'function'"),
+    ({"messages": [{"role": ["user"], "content": "a"}]}, "messages[0].role", "['user']"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", "no content"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "not text"),
+    ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content", "surrogate"),
+    ({"messages": [{"role": "user", "content": "a", "mood": "\ud800"}]}, "messages[0].mood", "not a field"),
+    ({"messages": [{"role": "user", "content": "a", "tool_calls": [{}]}]}, "messages[0].tool_calls", "assistant"),
+    ({"messages": [{"role": "assistant", "content": "a", "function_call": {"name": "f"}}]}, None, "not supported"),
+    (message_with("a"), "messages[0].content[0]", "not an object"),
+    (message_with({"type": "input_audio"}), "messages[0].content[0].type", "'input_audio'"),
+    (message_with({"type": ["text"]}), "messages[0].content[0].type", "['text']"),
+    (message_with({"type": "text"}), "messages[0].content[0].text", "not text"),
+    (message_with({"type": "text", "text": "a", "mood": 1}), None, "unknown key 'mood'"),
+    (image_url("https://example.org/a.png"), "messages[0].content[0]", "fetches none"),
+    (image_url("/etc/passwd"), "messages[0].content[0]", "neither a data URL"),
+    (image_url("file:///etc/passwd"), "messages[0].content[0]", "neither a data URL"),
+    (image_url("data:image/png;base64,!!!"), "messages[0].content[0]", "base64"),
+    (image_url("data:image/png;base64,"), "messages[0].content[0]", "zero bytes"),
+    (image_url(data_url(b"<html>no image</html>")), "messages[0].content[0]", ""),
+    (image_url(data_url(decompression_bomb())), "messages[0].content[0]", "larger than"),
+    (message_with({"type": "image", "path": "/etc/passwd"}), None, "unknown key 'path'"),
+    (message_with({"type": "image_url", "image_url": {"url": data_url(b"x"), "path": "/etc"}}), None, "unknown key"),
+    ({**HELLO, "temperature": "hot"}, None, "temperature"),
+    ({**HELLO, "temperature": -1}, None, "temperature"),
+    ({**HELLO, "top_p": 0}, None, "top_p"),
+    ({**HELLO, "max_tokens": 0}, None, "max_tokens"),
+    ({**HELLO, "max_completion_tokens": 1.5}, None, "max_tokens"),
+    ({**HELLO, "n": 5}, "n", "at most 4"),
+    ({**HELLO, "n": 0}, None, "n is 0"),
+    ({**HELLO, "seed": "a"}, None, "seed"),
+    ({**HELLO, "stop": [1]}, "stop", "texts"),
+    ({**HELLO, "stop": [""]}, "stop", "texts"),
+    ({**HELLO, "stop": ["a"] * 65}, "stop", "at most 64"),
+    ({**HELLO, "stop_token_ids": ["a"]}, None, "stop_token_ids"),
+    ({**HELLO, "stream": "yes"}, "stream", "true or false"),
+    ({**HELLO, "stream_options": {"mood": 1}}, None, "stream_options.mood"),
+    ({**HELLO, "tools": "look"}, "tools", "not a list"),
+    ({**HELLO, "tools": [{"type": "web_search"}]}, "tools[0]", "function"),
+    ({**HELLO, "tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "no name"),
+    ({**HELLO, "tool_choice": "required", "tools": TOOLS}, "tool_choice", "no call can be forced"),
+    ({**HELLO, "tool_choice": {"type": "function", "function": {"name": "look"}}}, "tool_choice", "'auto' or"),
+    ({**HELLO, "parallel_tool_calls": False}, "parallel_tool_calls", "several calls"),
+    ({**HELLO, "response_format": {"type": "json_object"}}, "response_format", "no grammar"),
+    ({**HELLO, "top_logprobs": 3, "logprobs": True}, "top_logprobs", "sampled token alone"),
+    ({**HELLO, "logprobs": 1}, "logprobs", "true or false"),
+    ({**HELLO, "functions": [{"name": "f"}]}, "functions", "use tools"),
+    ({**HELLO, "reasoning_effort": "high"}, "reasoning_effort", "template"),
+    ({**HELLO, "mood": "good"}, "mood", "unknown field"),
+    ({**HELLO, "model": 3}, "model", "name of a model"),
+]
+
+
+@pytest.mark.parametrize(("body", "param", "reason"), WRONG)
+def test_what_cannot_be_honoured_is_refused_with_its_place_and_records_nothing(server, body, param, reason):
+    response = httpx.post(
+        f"{server.root}/sessions/refused/v1/chat/completions",
+        content=json.dumps(body),
+        headers={"Content-Type": "application/json"},
+        timeout=30,
+    )
+    assert response.status_code == 400
+    error = error_of(response)
+    assert error["type"] == "invalid_request_error"
+    assert reason in error["message"].replace('"', "'")
+    if param is not None:
+        assert error["param"] == param
+    session = httpx.get(f"{server.root}/sessions/refused")
+    assert session.status_code == 404 or session.json()["turns"] == 0
+
+
+def test_a_message_in_a_later_request_is_named_by_its_index_in_that_request(server):
+    client = server.client("later")
+    first = client.chat.completions.create(model="policy", messages=[user("a")])
+    broken = image_part(IMAGE)
+    broken["image_url"]["url"] = "data:image/png;base64,!!!"
+    messages = [user("a"), first.choices[0].message, user("b"), {"role": "user", "content": [broken]}]
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="policy", messages=messages)
+    assert refused.value.param == "messages[3].content[0]"
+    assert server.trajectory("later").num_turns == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"messages": NaN}', b"[" * 100_000, b'{"a":' * 50_000, b"1" * 10_000],
+)
+def test_a_body_that_is_no_json_object_is_refused(server, content):
+    response = httpx.post(
+        f"{server.base_url}/chat/completions", content=content, headers={"Content-Type": "application/json"}
+    )
+    assert response.status_code == 400
+    error_of(response)
+
+
+def test_schemas_of_tools_nested_too_deep_are_refused(server):
+    schema = {}
+    for _ in range(200):
+        schema = {"properties": {"a": schema}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    response = post(server, {**HELLO, "tools": tools})
+    assert response.status_code == 400
+    assert "deeper than 64" in error_of(response)["message"]
+
+
+def test_other_content_types_are_refused(server):
+    response = httpx.post(f"{server.base_url}/chat/completions", data={"messages": "a"})
+    assert response.status_code == 415
+    assert error_of(response)["code"] == "unsupported_media_type"
+
+
+def test_a_huge_body_is_refused_whether_it_tells_its_size_or_not(renderer):
+    engine = ScriptedEngine(lambda request: "x", renderer=renderer)
+    with served(engine, renderer, limits=GatewayLimits(max_body_bytes=10_000)) as server:
+        url, headers = f"{server.base_url}/chat/completions", {"Content-Type": "application/json"}
+        declared = httpx.post(url, content=b"x" * 20_000, headers=headers)
+        streamed = httpx.post(url, content=(b"x" * 1000 for _ in range(20)), headers=headers)
+        for response in (declared, streamed):
+            assert response.status_code == 413
+            assert error_of(response)["code"] == "body_too_large"
+        assert post(server, HELLO).status_code == 200
+
+
+def test_a_body_that_does_not_arrive_times_out(renderer):
+    engine = ScriptedEngine(lambda request: "x", renderer=renderer)
+    with served(engine, renderer, limits=GatewayLimits(body_seconds=0.2)) as server:
+        host, port = server.root.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=30) as connection:
+            head = "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+            connection.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+            assert connection.recv(1000).startswith(b"HTTP/1.1 408 ")
+
+
+def test_another_model_is_not_found_and_the_served_one_is_listed(server):
+    client = server.client()
+    with pytest.raises(openai.NotFoundError, match="policy"):
+        client.chat.completions.create(model="gpt-4o", messages=[user("a")])
+    assert [model.id for model in client.models.list()] == ["policy"]
+    assert client.chat.completions.create(model="policy", messages=[user("a")]).model == "policy"
+
+
+def test_an_unknown_session_has_no_trajectory(server):
+    for path in ("trajectory", ""):
+        response = httpx.get(f"{server.root}/sessions/nobody/{path}".rstrip("/"))
+        assert response.status_code == 404
+        assert error_of(response)["code"] == "session_not_found"
+    assert httpx.get(f"{server.root}/sessions/refused-form/trajectory").status_code == 404
+
+
+def test_fields_without_effect_and_neutral_values_are_accepted(server):
+    neutral = {
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0,
+        "logit_bias": {},
+        "response_format": {"type": "text"},
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "user": "me",
+        "metadata": {"a": "b"},
+        "store": False,
+        "top_k": -1,
+        "seed": None,
+        "stream_options": None,
+    }
+    assert post(server, {**HELLO, **neutral}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (OverlongPromptError("r", 9000, 4096), 400, "context_length_exceeded"),
+        (InvalidRequestError("r", "min_p is unknown"), 400, None),
+        (ServerTimeoutError("r", "too late"), 504, "timeout"),
+        (ServerUnreachableError("r", "gone"), 503, "engine_unavailable"),
+        (EngineClosedError("r", "closed"), 503, "engine_unavailable"),
+        (ValueError("a bug"), 502, "engine_error"),
+        (ScriptedCompletion("x", finish_reason=FinishReason.ABORT), 503, "engine_unavailable"),
+        ([], 502, "engine_error"),
+    ],
+)
+def test_an_error_of_the_engine_has_its_status_and_records_no_turn(renderer, error, status, code):
+    engine = ScriptedEngine([error, "fine"], renderer=renderer)
+    with served(engine, renderer) as server:
+        url = f"{server.root}/sessions/s/v1/chat/completions"
+        response = httpx.post(url, json={**HELLO, "stream": True})
+        assert (response.status_code, error_of(response)["code"]) == (status, code)
+        assert server.trajectory("s").num_turns == 0
+        assert httpx.post(url, json=HELLO).status_code == 200
+        assert server.trajectory("s").num_turns == 1
+
+
+def test_a_completion_that_takes_too_long_is_aborted(renderer):
+    cancelled = []
+
+    async def hang(request):
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(request.request_id)
+            raise
+
+    with served(ScriptedEngine(hang, renderer=renderer), renderer, limits=GatewayLimits(request_seconds=0.1)) as server:
+        response = httpx.post(f"{server.root}/sessions/s/v1/chat/completions", json=HELLO)
+        assert (response.status_code, error_of(response)["code"]) == (504, "timeout")
+        assert len(cancelled) == 1
+        assert server.trajectory("s").num_turns == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_disconnects_aborts_its_request_on_the_engine(renderer, stream):
+    async def play():
+        began, cancelled = asyncio.Event(), asyncio.Event()
+
+        async def hang(request):
+            began.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.set()
+                raise
+
+        async with serving(ScriptedEngine(hang, renderer=renderer), renderer) as server:
+            async with server.async_client("s") as client:
+                call = client.chat.completions.create(model="m", messages=[user("a")], stream=stream)
+                task = asyncio.create_task(call)
+                await asyncio.wait_for(began.wait(), 30)
+                task.cancel()
+                await asyncio.wait_for(cancelled.wait(), 30)
+            trajectory = server.trajectory("s")
+        assert trajectory.num_turns == 0
+
+    asyncio.run(play())
+
+
+def test_base64_without_a_data_url_is_an_image(server):
+    data = base64.b64encode(png(IMAGE)).decode()
+    response = post(server, message_with({"type": "image", "base64": data}), headers={"X-Session-ID": "b64"})
+    assert response.status_code == 200
+    (medium,) = server.trajectory("b64").all_media()
+    file = io.BytesIO(medium.source.data)
+    assert Image.open(file).size == (32, 32)

@@ -1,0 +1,171 @@
+"""Clients send messages back in other forms. What means the same continues the recorded turn, what does not forks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+from gateway_server import CALL, IMAGE, TOOLS, image_part, plain_tree, user
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+
+from rollouts.serve.gateway.history import History
+from rollouts.serve.gateway.routes import Gateway
+from rollouts.testing import ScriptedEngine
+
+SCRIPT = ["<think>\nLook first.\n</think>\n\nI look.", f"Again.{CALL}", "Red.", "Done."]
+
+
+def in_other_order(value: Any) -> Any:
+    return {key: value[key] for key in reversed(value)} if isinstance(value, dict) else value
+
+
+@st.composite
+def harmless_rewrites(draw: st.DrawFn) -> Any:
+    """A function that sends an assistant message back in another form, as clients of OpenAI's API do."""
+    flags = draw(st.sets(st.sampled_from(["reasoning", "null", "parts", "arguments", "strip", "name", "extra", "ids"])))
+
+    def rewrite(message: dict[str, Any]) -> dict[str, Any]:
+        message = json.loads(json.dumps(message))
+        if "reasoning" in flags:
+            message.pop("reasoning_content", None)
+        content = message["content"]
+        if content and "strip" in flags:
+            message["content"] = f" {content}\n"
+        if not content:
+            message["content"] = draw(st.sampled_from([None, "", []]))
+            if message["content"] is None and "null" in flags:
+                del message["content"]
+        elif "parts" in flags:
+            cut = draw(st.integers(0, len(content)))
+            message["content"] = [{"type": "text", "text": text} for text in (content[:cut], content[cut:])]
+        for call in message.get("tool_calls") or ():
+            if "arguments" in flags:
+                arguments = in_other_order(json.loads(call["function"]["arguments"]))
+                arguments["row"] = draw(st.sampled_from([1, 1.0]))
+                call["function"]["arguments"] = json.dumps(arguments, indent=draw(st.sampled_from([None, 2])))
+            if "ids" in flags:
+                call["id"] = f"own-{call['id'][-4:]}"
+        if "name" in flags:
+            message["name"] = "agent"
+        if "extra" in flags:
+            message |= {"refusal": None, "annotations": [], "function_call": None, "provider_specific_fields": {"a": 1}}
+        return message
+
+    return rewrite
+
+
+def play(renderer: Any, rewrite: Any) -> tuple[Any, list[Any]]:
+    """The trajectory of a conversation in which every earlier answer is sent back rewritten, and the prompts."""
+    engine = ScriptedEngine(SCRIPT, renderer=renderer)
+
+    async def talk() -> Any:
+        gateway = Gateway(engine, renderer)
+        transport = httpx.ASGITransport(Starlette(routes=gateway.routes()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            messages: list[Any] = [{"role": "user", "content": [image_part(IMAGE), {"type": "text", "text": "?"}]}]
+            for turn in range(len(SCRIPT)):
+                body = {"messages": messages, "tools": TOOLS}
+                response = await client.post("/sessions/s/v1/chat/completions", json=body)
+                assert response.status_code == 200, response.text
+                answer = rewrite(response.json()["choices"][0]["message"])
+                calls = answer.get("tool_calls")
+                new = [{"role": "tool", "tool_call_id": calls[0]["id"], "content": "r"}] if calls else [user(str(turn))]
+                messages = [*messages, answer, *new]
+        trajectory = gateway.trajectory("s")
+        await gateway.close()
+        return trajectory
+
+    trajectory = asyncio.run(talk())
+    return trajectory, [request.prompt_ids for request in engine.requests]
+
+
+@settings(max_examples=25)
+@given(harmless_rewrites())
+def test_any_combination_of_harmless_rewrites_leaves_the_tree_as_it_is(renderer, rewrite):
+    expected, prompts = play(renderer, lambda message: message)
+    trajectory, rewritten_prompts = play(renderer, rewrite)
+    assert rewritten_prompts == prompts
+    assert plain_tree(trajectory) == plain_tree(expected)
+    assert len(trajectory.leaves()) == 1
+
+
+ANSWER: Any = {
+    "role": "assistant",
+    "content": "I look.",
+    "tool_calls": [{"id": "c", "function": {"name": "look", "arguments": '{"row": 1, "on": true, "at": [1, 2]}'}}],
+}
+
+
+def call_with(**changes: Any) -> Any:
+    return {**ANSWER, "tool_calls": [{"id": "c", "function": {**ANSWER["tool_calls"][0]["function"], **changes}}]}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {**ANSWER, "content": "I  look."},
+        {**ANSWER, "content": ""},
+        {**ANSWER, "role": "user"},
+        {**ANSWER, "tool_calls": []},
+        {**ANSWER, "tool_calls": ANSWER["tool_calls"] * 2},
+        call_with(name="see"),
+        call_with(arguments='{"row": 2, "on": true, "at": [1, 2]}'),
+        call_with(arguments='{"row": 1, "on": 1, "at": [1, 2]}'),
+        call_with(arguments='{"row": "1", "on": true, "at": [1, 2]}'),
+        call_with(arguments='{"row": 1, "on": true, "at": [2, 1]}'),
+        call_with(arguments='{"row": 1, "on": true}'),
+        call_with(arguments="{"),
+    ],
+)
+def test_a_real_change_of_a_message_is_another_history(changed):
+    assert History([user("a"), ANSWER], None).digests[-1] != History([user("a"), changed], None).digests[-1]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["user", "system", "tool"]), st.text(max_size=4)), max_size=5), st.data())
+def test_histories_are_equal_only_where_messages_are(messages, data):
+    conversation = [{"role": role, "content": text} for role, text in messages]
+    other = data.draw(st.permutations(conversation))
+    same = History(conversation, None).digests[-1] == History(other, None).digests[-1]
+    assert same == (list(conversation) == list(other))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ([image_part(IMAGE)], [image_part(IMAGE[::-1].copy())]),
+        ([{"type": "text", "text": "a"}, image_part(IMAGE)], [image_part(IMAGE), {"type": "text", "text": "a"}]),
+        ([image_part(IMAGE)], [image_part(IMAGE)] * 2),
+    ],
+)
+def test_other_images_or_another_order_are_another_history(one, other):
+    def digest(content: Any) -> bytes:
+        parts = [{"type": "image", "image": p["image_url"]["url"]} if "image_url" in p else p for p in content]
+        return History([{"role": "user", "content": parts}], None).digests[-1]
+
+    assert digest(one) != digest(other)
+    assert digest(one) == digest(list(one))
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+@given(JSON_VALUES)
+def test_arguments_of_equal_value_are_equal_whatever_the_order_of_their_keys(value):
+    def digest(arguments: str) -> bytes:
+        return History([call_with(arguments=arguments)], None).digests[-1]
+
+    assert digest(json.dumps({"a": value, "b": 1})) == digest(json.dumps({"b": 1, "a": value}, indent=1))
+
+
+def test_arguments_nested_deeper_than_python_recurses_are_compared_as_text():
+    deep = "[" * 100_000
+    assert History([call_with(arguments=deep)], None).digests == History([call_with(arguments=deep)], None).digests

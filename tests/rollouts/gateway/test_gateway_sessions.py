@@ -1,0 +1,290 @@
+"""Sessions: by header, by path or by conversation; parallel requests, rewards, ends, limits and eviction."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import openai
+import pytest
+from gateway_server import served, user
+from starlette.applications import Starlette
+
+from rollouts.serve.gateway.errors import EvictedSessionError
+from rollouts.serve.gateway.limits import GatewayLimits
+from rollouts.serve.gateway.routes import Gateway
+from rollouts.testing import ScriptedEngine
+from transport import read_records
+
+
+def echo(renderer):
+    """An engine that answers with the number of the request."""
+    numbers = iter(range(10_000))
+    return ScriptedEngine(lambda request: str(next(numbers)), renderer=renderer)
+
+
+def ask(client, *texts, answers=()):
+    """The response to a conversation of user texts with earlier answers between them."""
+    messages = []
+    for index, text in enumerate(texts):
+        messages.append(user(text))
+        messages += [{"role": "assistant", "content": answers[index]}] if index < len(answers) else []
+    return client.chat.completions.create(model="m", messages=messages)
+
+
+def test_a_session_is_named_by_a_header_or_by_the_path(renderer):
+    with served(echo(renderer), renderer) as server:
+        by_header = server.client("one")
+        by_path = server.client(base_url=f"{server.root}/sessions/two/v1")
+        assert ask(by_header, "a").session_id == "one"
+        assert ask(by_path, "a").session_id == "two"
+        assert by_path.models.list().data[0].object == "model"
+        listed = httpx.get(f"{server.root}/sessions").json()["sessions"]
+    assert {session["session_id"]: session["turns"] for session in listed} == {"one": 1, "two": 1}
+
+
+def test_a_header_and_a_path_that_name_other_sessions_are_refused(renderer):
+    with served(echo(renderer), renderer) as server:
+        client = server.client("one", base_url=f"{server.root}/sessions/two/v1")
+        with pytest.raises(openai.BadRequestError, match="another session than the path"):
+            ask(client, "a")
+
+
+def test_without_an_id_every_conversation_is_a_session(renderer):
+    with served(echo(renderer), renderer) as server:
+        client = server.client()
+        first, second = ask(client, "a"), ask(client, "a")
+        assert first.session_id != second.session_id
+        continued = ask(client, "a", "b", answers=["1"])
+        assert continued.session_id == second.session_id
+        assert ask(client, "a", "b", "c", answers=["1", "2"]).session_id == second.session_id
+        assert ask(client, "a", "b", answers=["0"]).session_id == first.session_id
+        assert ask(client, "a", "b", answers=["other"]).session_id not in (first.session_id, second.session_id)
+        assert server.trajectory(second.session_id).num_turns == 3
+
+
+def test_the_response_names_the_session_in_a_header(renderer):
+    with served(echo(renderer), renderer) as server:
+        raw = server.client().chat.completions.with_raw_response.create(model="m", messages=[user("a")])
+        assert server.trajectory(raw.headers["x-session-id"]).num_turns == 1
+
+
+def test_a_named_session_is_not_continued_without_its_name(renderer):
+    with served(echo(renderer), renderer) as server:
+        ask(server.client("mine"), "a")
+        assert ask(server.client(), "a", "b", answers=["0"]).session_id != "mine"
+        assert server.trajectory("mine").num_turns == 1
+
+
+def test_parallel_requests_of_a_session_are_branches(renderer):
+    arrived, all_arrived = [], asyncio.Event()
+
+    async def wait_for_all(request):
+        arrived.append(request)
+        if len(arrived) == 9:
+            all_arrived.set()
+        if len(arrived) > 1:
+            await all_arrived.wait()
+        return f"answer {len(request.prompt_ids)}"
+
+    engine = ScriptedEngine(wait_for_all, renderer=renderer)
+
+    async def play(server):
+        async with server.async_client("s") as client:
+            first = await client.chat.completions.create(model="m", messages=[user("a")])
+            messages = [user("a"), first.choices[0].message]
+            calls = [
+                client.chat.completions.create(model="m", messages=[*messages, user("b" * number)])
+                for number in range(1, 9)
+            ]
+            return await asyncio.gather(*calls)
+
+    with served(engine, renderer) as server:
+        responses = asyncio.run(play(server))
+        trajectory = server.trajectory("s")
+    assert all_arrived.is_set()
+    assert len(trajectory.leaves()) == 8
+    assert {trajectory.nodes[trajectory.nodes[leaf].parent].parent for leaf in trajectory.leaves()} == {1}
+    for response in responses:
+        path = trajectory.to_messages(trajectory.turns[response.choices[0].turn].node)
+        assert path[-1]["content"] == response.choices[0].message.content
+
+
+def test_parallel_sessions_do_not_mix(renderer):
+    engine = ScriptedEngine(lambda request: f"for {request.session_id}", renderer=renderer)
+
+    async def play(server, name):
+        async with server.async_client(name) as client:
+            messages = [user("a")]
+            for _ in range(4):
+                response = await client.chat.completions.create(model="m", messages=messages)
+                messages += [response.choices[0].message, user("b")]
+                assert response.choices[0].message.content == f"for {name}"
+
+    async def play_all(server):
+        await asyncio.gather(*(play(server, f"s{number}") for number in range(12)))
+
+    with served(engine, renderer) as server:
+        asyncio.run(play_all(server))
+        for number in range(12):
+            trajectory = server.trajectory(f"s{number}")
+            assert (trajectory.num_turns, len(trajectory.leaves()), trajectory.forks) == (4, 1, 0)
+
+
+def test_rewards_are_recorded_for_the_last_turn_or_a_given_one(renderer):
+    with served(echo(renderer), renderer) as server:
+        client = server.client("s")
+        ask(client, "a")
+        ask(client, "a", "b", answers=["0"])
+        url = f"{server.root}/sessions/s/reward"
+        assert httpx.post(url, json={"reward": 0.5, "info": {"right": True}}).json()["reward"] == 0.5
+        assert httpx.post(url, json={"reward": 1, "turn": 0}).json()["reward"] == 1.5
+        trajectory = server.trajectory("s")
+        assert [turn.reward for turn in trajectory.turns] == [1.0, 0.5]
+        assert trajectory.turns[1].info == {"right": True}
+        for body, reason in [
+            ({}, "reward is missing"),
+            ({"reward": "1"}, "another type"),
+            ({"reward": True}, "another type"),
+            ({"reward": 1, "turn": 7}, "no turn 7"),
+            ({"reward": 1, "points": 1}, "unknown field 'points'"),
+        ]:
+            response = httpx.post(url, json=body)
+            assert response.status_code == 400
+            assert reason in response.json()["error"]["message"]
+        assert httpx.post(f"{server.root}/sessions/none/reward", json={"reward": 1}).status_code == 404
+
+
+def test_an_ended_session_is_readable_and_takes_no_further_turn(renderer, tmp_path):
+    ended = []
+    with served(echo(renderer), renderer, on_session_end=ended.append) as server:
+        client = server.client("s")
+        ask(client, "a")
+        response = httpx.post(f"{server.root}/sessions/s/end", json={"metrics": {"steps": 3}})
+        assert response.json()["ended"] is True
+        assert httpx.post(f"{server.root}/sessions/s/end").status_code == 200
+        with pytest.raises(openai.ConflictError, match="has ended"):
+            ask(client, "a")
+        assert httpx.post(f"{server.root}/sessions/s/reward", json={"reward": 1}).status_code == 409
+        (tmp_path / "s.mmr").write_bytes(httpx.get(f"{server.root}/sessions/s/trajectory").content)
+    (trajectory,) = read_records(tmp_path / "s.mmr")
+    assert (trajectory.done, trajectory.truncated, trajectory.metrics) == (True, False, {"steps": 3})
+    assert [one.episode_id for one in ended] == ["s"]
+
+
+def test_a_deleted_session_is_gone_and_says_so(renderer):
+    ended = []
+    with served(echo(renderer), renderer, on_session_end=ended.append) as server:
+        ask(server.client("s"), "a")
+        assert httpx.delete(f"{server.root}/sessions/s").status_code == 204
+        response = httpx.get(f"{server.root}/sessions/s/trajectory")
+        assert response.status_code == 410
+        assert "it was deleted" in response.json()["error"]["message"]
+        with pytest.raises(openai.APIStatusError, match="it was deleted") as gone:
+            ask(server.client("s"), "a")
+        assert gone.value.status_code == 410
+    assert [one.episode_id for one in ended] == ["s"]
+
+
+def test_a_session_may_be_begun_with_its_group(renderer):
+    with served(echo(renderer), renderer) as server:
+        body = {"session_id": "s", "group_id": "task-7", "seed": 3}
+        assert httpx.post(f"{server.root}/sessions", json=body).status_code == 201
+        assert httpx.post(f"{server.root}/sessions", json=body).status_code == 409
+        ask(server.client("s"), "a")
+        trajectory = server.trajectory("s")
+        assert httpx.post(f"{server.root}/sessions").json()["session_id"]
+        assert httpx.post(f"{server.root}/sessions", json={"seed": 2**70}).status_code == 400
+    assert (trajectory.group_id, trajectory.seed, trajectory.num_turns) == ("task-7", 3, 1)
+
+
+def test_more_sessions_than_the_limit_are_refused_and_none_is_lost(renderer):
+    with served(echo(renderer), renderer, limits=GatewayLimits(max_sessions=2)) as server:
+        ask(server.client("a"), "x")
+        ask(server.client("b"), "x")
+        with pytest.raises(openai.InternalServerError, match="max_sessions=2") as full:
+            ask(server.client("c"), "x")
+        assert full.value.status_code == 503
+        assert full.value.response.headers["retry-after"]
+        httpx.delete(f"{server.root}/sessions/a")
+        ask(server.client("c"), "x")
+        assert server.trajectory("b").num_turns == 1
+
+
+def test_more_bytes_than_the_limit_are_refused(renderer):
+    with served(echo(renderer), renderer, limits=GatewayLimits(max_bytes=20_000)) as server:
+        ask(server.client("a"), "x" * 10_000)
+        with pytest.raises(openai.InternalServerError, match="max_bytes=20000"):
+            ask(server.client("a"), "x")
+        with pytest.raises(openai.InternalServerError, match="max_bytes=20000"):
+            ask(server.client("b"), "x")
+        httpx.delete(f"{server.root}/sessions/a")
+        ask(server.client("b"), "x")
+
+
+def test_an_idle_session_is_evicted_with_its_trajectory_delivered(renderer, monkeypatch, caplog):
+    """The clock of the store is moved; a session with a request in flight stays."""
+    from rollouts.serve.gateway import session, session_store
+
+    now = [1000.0]
+
+    class Clock:
+        @staticmethod
+        def monotonic():
+            return now[0]
+
+        time = staticmethod(session_store.time.time)
+
+    for module in (session, session_store):
+        monkeypatch.setattr(module, "time", Clock)
+    release, arrived = asyncio.Event(), asyncio.Event()
+
+    async def slow(request):
+        if request.session_id == "busy":
+            arrived.set()
+            await release.wait()
+        return "x"
+
+    ended = []
+
+    async def play():
+        gateway = Gateway(
+            ScriptedEngine(slow, renderer=renderer),
+            renderer,
+            limits=GatewayLimits(idle_seconds=60),
+            on_session_end=ended.append,
+        )
+        transport = httpx.ASGITransport(Starlette(routes=gateway.routes()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+
+            def ask_session(name):
+                return client.post(f"/sessions/{name}/v1/chat/completions", json={"messages": [user("a")]})
+
+            await ask_session("idle")
+            busy = asyncio.create_task(ask_session("busy"))
+            await arrived.wait()
+            now[0] += 61
+            await ask_session("new")
+            with pytest.raises(EvictedSessionError, match="no request for 60 s"):
+                gateway.trajectory("idle")
+            assert (await ask_session("idle")).status_code == 410
+            release.set()
+            assert (await busy).status_code == 200
+            assert gateway.trajectory("busy").num_turns == 1
+        await gateway.close()
+
+    asyncio.run(play())
+    assert ended[0].episode_id == "idle"
+    assert (ended[0].truncated, ended[0].num_turns) == (True, 1)
+    assert "session idle: it had no request for 60 s and was evicted, with 1 turns" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["a/b", "a b", "ü", "x" * 129, "..%2f"])
+def test_an_id_that_is_no_plain_name_is_refused(renderer, name):
+    with served(echo(renderer), renderer) as server:
+        response = httpx.post(
+            f"{server.base_url}/chat/completions",
+            headers={b"X-Session-ID": name.encode()},
+            json={"messages": [user("a")]},
+        )
+    assert response.status_code == 400

@@ -1,0 +1,266 @@
+"""What a client of chat completions did is the trajectory that `run_episode` records for the same answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import httpx
+import numpy as np
+import pytest
+from gateway_server import (
+    CALL,
+    IMAGE,
+    OTHER_IMAGE,
+    TOOLS,
+    Conversation,
+    data_url,
+    image_part,
+    plain_tree,
+    png,
+    served,
+    user,
+)
+
+from rollouts import SamplingParams, run_episode
+from rollouts.engines.protocol import FinishReason
+from rollouts.serve.gateway.session import _KEPT_PROMPTS
+from rollouts.testing import ScriptedEngine
+from rollouts.testing.scripted_engine import ScriptedCompletion
+from transport import read_records
+
+
+def episode(renderer, script, first, answers, tools=None, max_tokens=4096):
+    """The trajectory of `run_episode`."""
+    engine = ScriptedEngine(script, renderer=renderer)
+    environment = Conversation(first, answers, tools)
+    sampling = SamplingParams(max_tokens=max_tokens)
+    return asyncio.run(
+        run_episode(environment, engine=engine, renderer=renderer, sampling=sampling, max_turns=len(answers) + 1)
+    )
+
+
+def chat(server, first, answers, session_id="s", **options):
+    """The same conversation through the OpenAI client; returns the last response."""
+    client, messages = server.client(session_id), list(first)
+    response = client.chat.completions.create(model="m", messages=messages, **options)
+    for answer in answers:
+        message = response.choices[0].message.model_dump()
+        messages += [message, *answer(message)]
+        response = client.chat.completions.create(model="m", messages=messages, **options)
+    return response
+
+
+def result_of_call(assistant):
+    return [{"role": "tool", "tool_call_id": assistant["tool_calls"][0]["id"], "content": "red"}]
+
+
+TOOL_CONVERSATION = [
+    {"role": "system", "content": "You look."},
+    {"role": "user", "content": [image_part(IMAGE), {"type": "text", "text": "Which colour?"}]},
+]
+TOOL_ANSWERS = [
+    result_of_call,
+    lambda assistant: [{"role": "user", "content": [{"type": "text", "text": "And"}, image_part(OTHER_IMAGE)]}],
+    lambda assistant: [user("Thanks.")],
+]
+TOOL_SCRIPT = [f"I look.{CALL}", "Red.", "Blue.", "Welcome."]
+
+
+def test_the_tree_of_a_conversation_with_tools_and_images_is_that_of_run_episode(renderer):
+    expected = episode(renderer, TOOL_SCRIPT, TOOL_CONVERSATION, TOOL_ANSWERS, TOOLS)
+    engine = ScriptedEngine(TOOL_SCRIPT, renderer=renderer)
+    with served(engine, renderer) as server:
+        chat(server, TOOL_CONVERSATION, TOOL_ANSWERS, tools=TOOLS)
+        trajectory = server.trajectory("s")
+    assert plain_tree(trajectory) == plain_tree(expected)
+    assert (trajectory.num_turns, trajectory.forks, len(trajectory.leaves())) == (4, 0, 1)
+    assert len(list(trajectory.all_media())) == 2
+
+
+def test_a_fetched_record_file_holds_the_trajectory(renderer, tmp_path):
+    expected = episode(renderer, TOOL_SCRIPT, TOOL_CONVERSATION, TOOL_ANSWERS, TOOLS)
+    with served(ScriptedEngine(TOOL_SCRIPT, renderer=renderer), renderer) as server:
+        chat(server, TOOL_CONVERSATION, TOOL_ANSWERS, tools=TOOLS)
+        data = httpx.get(f"{server.root}/sessions/s/trajectory").content
+        as_json = httpx.get(f"{server.root}/sessions/s/trajectory", params={"format": "json"}).json()
+    (tmp_path / "s.mmr").write_bytes(data)
+    (fetched,) = read_records(tmp_path / "s.mmr")
+    assert plain_tree(fetched) == plain_tree(expected)
+    assert [node["token_ids"] for node in as_json["nodes"]] == [node.token_ids.tolist() for node in expected.nodes]
+    assert as_json["nodes"][0]["media"][0]["base64"] == data_url(png(IMAGE)).partition(",")[2]
+    assert as_json["turns"][0]["message"]["tool_calls"][0]["function"]["name"] == "look"
+
+
+def test_the_history_is_bridged_and_never_rendered_again(renderer, monkeypatch):
+    rendered = []
+    render = type(renderer).render
+    monkeypatch.setattr(
+        type(renderer), "render", lambda self, *args, **options: rendered.append(1) or render(self, *args, **options)
+    )
+    # Two tokens that the tokenizer would write as one: a history that is encoded again would differ.
+    odd = [*renderer.tokenizer.encode_scaffold("a"), *renderer.tokenizer.encode_scaffold("b")]
+    stop = renderer.get_stop_token_ids()[0]
+    engine = ScriptedEngine([[*odd, stop], "two", "three"], renderer=renderer)
+    with served(engine, renderer) as server:
+        chat(server, [user("one?")], [lambda _: [user("two?")], lambda _: [user("three?")]])
+    assert len(rendered) == 1
+    first, second, _ = engine.requests
+    assert second.prompt_ids[: len(first.prompt_ids) + 3] == [*first.prompt_ids, *odd, stop]
+
+
+def test_a_completion_that_was_cut_off_is_continued_after_its_tokens(renderer):
+    script = [ScriptedCompletion("one two", finish_reason=FinishReason.LENGTH), "three"]
+    answers = [lambda _: [user("go on")]]
+    expected = episode(renderer, script, [user("count")], answers, max_tokens=4)
+    with served(ScriptedEngine(script, renderer=renderer), renderer) as server:
+        chat(server, [user("count")], answers, max_tokens=4)
+        assert plain_tree(server.trajectory("s")) == plain_tree(expected)
+
+
+def test_a_changed_message_begins_a_branch_and_the_old_one_stays(renderer):
+    engine = ScriptedEngine(["one", "two", "three"], renderer=renderer)
+    with served(engine, renderer) as server:
+        client = server.client("s")
+        messages = [user("a")]
+        first = client.chat.completions.create(model="m", messages=messages)
+        messages += [first.choices[0].message, user("b")]
+        client.chat.completions.create(model="m", messages=messages)
+        changed = [messages[0], {"role": "assistant", "content": "uno"}, user("b")]
+        client.chat.completions.create(model="m", messages=changed)
+        trajectory = server.trajectory("s")
+    assert len(trajectory.leaves()) == 2
+    assert trajectory.forks == 1
+    branch = trajectory.to_messages(trajectory.turns[2].node)
+    assert [message["content"] for message in branch] == ["a", "uno", "b", "three"]
+
+
+def test_an_earlier_turn_is_continued_exactly_when_its_prompt_is_no_longer_kept(renderer):
+    """The prompt is made again from the tree, images included."""
+    turns = _KEPT_PROMPTS + 3
+    engine = ScriptedEngine([*map(str, range(turns)), "late"], renderer=renderer)
+    with served(engine, renderer) as server:
+        client = server.client("s")
+        messages = [{"role": "user", "content": [image_part(IMAGE), {"type": "text", "text": "0?"}]}]
+        for turn in range(turns):
+            response = client.chat.completions.create(model="m", messages=messages, tools=TOOLS)
+            messages += [response.choices[0].message, user(f"{turn + 1}?")]
+        client.chat.completions.create(model="m", messages=[*messages[:4], user("other")], tools=TOOLS)
+        trajectory = server.trajectory("s")
+    second, late = engine.requests[1], engine.requests[-1]
+    completion = trajectory.nodes[trajectory.turns[1].node].token_ids.tolist()
+    prefix = [*second.prompt_ids, *completion]
+    assert late.prompt_ids[: len(prefix)] == prefix
+    assert late.sampled == [*engine.requests[2].sampled]
+    assert late.media[0][0].mm_hash == second.media[0][0].mm_hash
+    np.testing.assert_array_equal(late.media[0][0].tensors["pixel_values"], second.media[0][0].tensors["pixel_values"])
+    assert late.placeholder_token_ids == second.placeholder_token_ids
+    assert trajectory.nodes[trajectory.turns[-1].node - 1].parent == trajectory.turns[1].node
+
+
+def test_a_request_of_several_choices_adds_one_branch_for_each(renderer):
+    engine = ScriptedEngine(["one", "two", "three", "more"], renderer=renderer)
+    with served(engine, renderer) as server:
+        client = server.client("s")
+        response = client.chat.completions.create(model="m", messages=[user("a")], n=3)
+        assert [choice.message.content for choice in response.choices] == ["one", "two", "three"]
+        assert [choice.turn for choice in response.choices] == [0, 1, 2]
+        messages = [user("a"), response.choices[1].message, user("b")]
+        client.chat.completions.create(model="m", messages=messages)
+        trajectory = server.trajectory("s")
+    assert len(engine.requests) == 2
+    assert len(trajectory.leaves()) == 3
+    assert trajectory.nodes[trajectory.turns[3].node - 1].parent == trajectory.turns[1].node
+
+
+def test_the_ids_of_calls_are_unique_for_the_client_and_the_models_own_in_the_tree(renderer):
+    engine = ScriptedEngine([CALL, CALL, "done"], renderer=renderer)
+    with served(engine, renderer) as server:
+        client, messages, ids = server.client("s"), [user("a")], []
+        for _ in range(2):
+            response = client.chat.completions.create(model="m", messages=messages, tools=TOOLS)
+            ids.append(response.choices[0].message.tool_calls[0].id)
+            messages += [response.choices[0].message, {"role": "tool", "tool_call_id": ids[-1], "content": "red"}]
+        client.chat.completions.create(model="m", messages=messages, tools=TOOLS)
+        trajectory = server.trajectory("s")
+    assert len(set(ids)) == 2
+    path = trajectory.to_messages(trajectory.turns[-1].node)
+    assert [message["tool_calls"][0]["id"] for message in path if message.get("tool_calls")] == ["call_0", "call_0"]
+    assert [message["tool_call_id"] for message in path if message["role"] == "tool"] == ["call_0", "call_0"]
+
+
+def test_equal_answers_with_other_calls_ids_are_told_apart(renderer):
+    """Two choices that look the same are different samples; the id of the call says which one the client took."""
+    other = [*renderer.tokenizer.encode_scaffold(f"{CALL}\n"), renderer.get_stop_token_ids()[0]]
+    engine = ScriptedEngine([CALL, other, "done"], renderer=renderer)
+    with served(engine, renderer) as server:
+        client = server.client("s")
+        response = client.chat.completions.create(model="m", messages=[user("a")], tools=TOOLS, n=2)
+        taken = response.choices[1].message
+        result = {"role": "tool", "tool_call_id": taken.tool_calls[0].id, "content": "red"}
+        client.chat.completions.create(model="m", messages=[user("a"), taken, result], tools=TOOLS)
+        trajectory = server.trajectory("s")
+    assert trajectory.nodes[trajectory.turns[2].node - 1].parent == trajectory.turns[1].node
+
+
+def test_other_tools_are_another_prompt(renderer):
+    engine = ScriptedEngine(["one", "two"], renderer=renderer)
+    with served(engine, renderer) as server:
+        client = server.client("s")
+        first = client.chat.completions.create(model="m", messages=[user("a")], tools=TOOLS)
+        messages = [user("a"), first.choices[0].message, user("b")]
+        client.chat.completions.create(model="m", messages=messages)
+        trajectory = server.trajectory("s")
+    assert len(trajectory.leaves()) == 2
+    assert "look" not in renderer.tokenizer.decode(engine.requests[1].prompt_ids)
+
+
+def test_a_tree_with_the_reasoning_that_a_client_drops_is_that_of_run_episode(renderer):
+    script = ["<think>\nhm\n</think>\n\none", "<think>\nho\n</think>\n\ntwo"]
+    answers = [lambda _: [user("b")]]
+    expected = episode(renderer, script, [user("a")], answers)
+    with served(ScriptedEngine(script, renderer=renderer), renderer) as server:
+        client = server.client("s")
+        first = client.chat.completions.create(model="m", messages=[user("a")])
+        assert first.choices[0].message.reasoning_content.strip() == "hm"
+        kept = {"role": "assistant", "content": first.choices[0].message.content}
+        client.chat.completions.create(model="m", messages=[user("a"), kept, user("b")])
+        assert plain_tree(server.trajectory("s")) == plain_tree(expected)
+
+
+@pytest.mark.parametrize("sent", [None, "other"])
+def test_other_reasoning_is_another_message_and_none_is_not(renderer, sent):
+    engine = ScriptedEngine(["<think>\nhm\n</think>\n\none", "two"], renderer=renderer)
+    with served(engine, renderer) as server:
+        client = server.client("s")
+        first = client.chat.completions.create(model="m", messages=[user("a")])
+        echoed = {"role": "assistant", "content": first.choices[0].message.content, "reasoning_content": sent}
+        client.chat.completions.create(model="m", messages=[user("a"), echoed, user("b")])
+        trajectory = server.trajectory("s")
+    assert len(trajectory.leaves()) == (1 if sent is None else 2)
+
+
+def test_token_ids_and_log_probabilities_are_those_of_the_tree(renderer):
+    engine = ScriptedEngine([ScriptedCompletion("one", logprobs=-0.25)], renderer=renderer)
+    with served(engine, renderer) as server:
+        response = server.client("s").chat.completions.create(
+            model="m", messages=[user("a")], logprobs=True, extra_body={"return_token_ids": True}
+        )
+        trajectory = server.trajectory("s")
+    prompt, completion = trajectory.nodes
+    assert response.prompt_token_ids == prompt.token_ids.tolist()
+    (choice,) = response.choices
+    assert choice.token_ids == completion.token_ids.tolist()
+    assert [entry.logprob for entry in choice.logprobs.content] == [-0.25] * len(completion)
+    assert "".join(entry.token for entry in choice.logprobs.content) == "one<|im_end|>"
+    usage = response.usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (len(prompt), len(completion))
+
+
+def test_arguments_are_the_text_of_a_json_object(renderer):
+    with served(ScriptedEngine([CALL], renderer=renderer), renderer) as server:
+        response = server.client("s").chat.completions.create(model="m", messages=[user("a")], tools=TOOLS)
+    (choice,) = response.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    assert json.loads(choice.message.tool_calls[0].function.arguments) == {"row": 1, "column": "left"}

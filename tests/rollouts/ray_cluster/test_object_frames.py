@@ -1,0 +1,154 @@
+"""Frames as Ray pickles them, and progress that is sent in batches; neither needs a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from renderers import MediaSource
+from renderers.errors import MediaDigestError
+from rollouts.errors import ArgumentError
+from rollouts.ray import ObjectMedia, RayConnectionError, RayWorkers
+from rollouts.ray.object_frames import ObjectFrames
+from rollouts.ray.progress_log import ProgressBatch, ProgressLog, ProgressReader
+from rollouts.workers import JobWaiting
+from transport import decode_frames, encode_frames
+
+
+def test_frames_are_pickled_out_of_band_and_read_as_views():
+    array = np.arange(5000, dtype=np.int32)
+    frames = ObjectFrames(encode_frames({"array": array}))
+    buffers: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(frames, protocol=5, buffer_callback=buffers.append)
+    assert len(data) < 200
+    received = [bytearray(buffer.raw()) for buffer in buffers]
+    read = decode_frames(pickle.loads(data, buffers=received).frames)["array"]
+    assert np.array_equal(read, array)
+    assert np.shares_memory(read, np.frombuffer(received[1], np.int32))
+    assert not read.flags.writeable
+
+
+@given(st.lists(st.binary(max_size=50), max_size=5))
+def test_frames_of_any_sizes_come_back(contents):
+    read = pickle.loads(pickle.dumps(ObjectFrames(contents), protocol=5))
+    assert [bytes(frame) for frame in read.frames] == contents
+    assert read.nbytes == sum(map(len, contents))
+
+
+class Seen:
+    def __init__(self) -> None:
+        self.turns: list[int] = []
+
+    def waiting(self, turn, part) -> None:
+        self.turns.append(turn)
+
+    def turn_finished(self, *arguments) -> None:
+        raise AssertionError
+
+
+@given(st.lists(st.sampled_from(["event", "batch", "lost batch", "confirm"]), max_size=40))
+def test_each_event_is_reported_once_whatever_batches_arrive(steps):
+    """A batch is confirmed only after it has arrived; the last one comes with the result of the job."""
+    log, seen, number = ProgressLog(), Seen(), 0
+    reader = ProgressReader(seen)
+    arrived = True
+    for step in steps:
+        if step == "event":
+            log.events.append(JobWaiting("e", number, "engine"))
+            number += 1
+        elif step == "confirm":
+            if arrived:
+                log.confirm()
+        else:
+            batch = log.batch()
+            if batch is not None:
+                arrived = step == "batch"
+                if arrived:
+                    reader.read(batch)
+    log.sent = 0
+    last = log.batch()
+    if last is not None:
+        reader.read(last)
+    assert seen.turns == list(range(number))
+
+
+def test_a_batch_that_arrives_twice_is_reported_once():
+    seen = Seen()
+    reader = ProgressReader(seen)
+    batch = ProgressBatch(0, ObjectFrames(encode_frames([JobWaiting("e", 0, "engine")])))
+    reader.read(batch)
+    reader.read(batch)
+    assert seen.turns == [0]
+
+
+async def value(result: ObjectFrames) -> ObjectFrames:
+    await asyncio.sleep(0)
+    return result
+
+
+def test_media_that_two_episodes_wait_for_are_fetched_once_and_again_if_the_first_fetch_fails():
+    sources = {source.digest: source for source in map(MediaSource.of, (b"one", b"two"))}
+    asked: list[list[str]] = []
+
+    def fetch(digests):
+        asked.append(list(digests))
+        return [asyncio.ensure_future(value(ObjectFrames([sources[digest].data]))) for digest in digests]
+
+    async def fails(digests):
+        raise ConnectionError
+
+    def fetch_from_lost(digests):
+        return [asyncio.ensure_future(fails(digests)) for _ in digests]
+
+    async def main():
+        media = ObjectMedia()
+        lost = asyncio.ensure_future(media.receive(sources, fetch_from_lost))
+        await asyncio.sleep(0)
+        found = await asyncio.gather(media.receive(sources, fetch), media.receive(sources, fetch))
+        with pytest.raises(ConnectionError):
+            await lost
+        return found
+
+    first, second = asyncio.run(main())
+    assert asked == [list(sources)]
+    assert first == second == sources
+
+
+def test_media_with_another_digest_are_refused():
+    async def main():
+        digest = MediaSource.of(b"one").digest
+        await ObjectMedia().receive([digest], lambda _: [asyncio.ensure_future(value(ObjectFrames([b"other"])))])
+
+    with pytest.raises(MediaDigestError):
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("make_engine", None),
+        ("num_workers", 0),
+        ("episodes_per_worker", 1.5),
+        ("start_seconds", -1),
+        ("max_losses", 0),
+        ("actor_options", {"max_task_retries": 3}),
+    ],
+)
+def test_a_wrong_argument_is_refused_by_its_name(name, wrong):
+    right = {"make_environment": int, "make_engine": int, "make_renderer": int, "num_workers": 1}
+    with pytest.raises(ArgumentError, match=name):
+        RayWorkers(**{**right, name: wrong})
+
+
+def test_without_a_connection_to_ray_no_cluster_is_started():
+    async def main():
+        async with RayWorkers(int, int, int, num_workers=1):
+            pass
+
+    with pytest.raises(RayConnectionError, match=r"rollouts.ray.connect\(\)"):
+        asyncio.run(main())

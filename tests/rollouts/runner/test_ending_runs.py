@@ -1,0 +1,127 @@
+"""What ends a run ends it: closed runners and streams start nothing, and no environment holds up the end."""
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+from runner_world import Counting, HeldEngine, assert_no_task_is_left, groups_of, make_runner, tasks
+
+from rollouts import EpisodeLimits
+from rollouts.runner import RunnerClosedError
+
+
+def test_closing_a_runner_ends_the_wait_of_its_consumer_and_starts_no_episode(renderer):
+    made = []
+
+    class Made(Counting):
+        def __init__(self, task):
+            super().__init__(task)
+            made.append(task.task_id)
+
+    async def run():
+        engine = HeldEngine(renderer)
+        runner = make_runner(renderer, Made, engine)
+        consumer = asyncio.create_task(groups_of(runner, tasks(3)))
+        await engine.wait_for_in_flight(3)
+        await runner.close()
+        with pytest.raises(RunnerClosedError):
+            await asyncio.wait_for(consumer, 5)
+        assert_no_task_is_left()
+
+    asyncio.run(run())
+    assert sorted(made) == ["t0", "t1", "t2"]
+
+
+def test_closing_a_stream_ends_the_wait_of_its_consumer(renderer):
+    async def run():
+        engine = HeldEngine(renderer)
+        async with make_runner(renderer, Counting, engine) as runner:
+            stream = runner.stream(tasks(3))
+            consumer = asyncio.create_task(anext(stream))
+            await engine.wait_for_in_flight(3)
+            await stream.aclose()
+            with pytest.raises(StopAsyncIteration):
+                await asyncio.wait_for(consumer, 5)
+            with pytest.raises(StopAsyncIteration):
+                await anext(stream)
+            assert len(engine.cancelled) == 3
+            assert not engine.in_flight
+        assert_no_task_is_left()
+
+    asyncio.run(run())
+
+
+class Stubborn(Counting):
+    """Ignores that `stays_in`, its `step` or its `close`, is cancelled."""
+
+    stays_in = "step"
+
+    async def step(self, assistant):
+        await self._stay("step")
+        return super().step(assistant)
+
+    async def close(self):
+        await self._stay("close")
+
+    async def _stay(self, method):
+        if method == self.stays_in:
+            self.staying.set()
+        while method == self.stays_in and not self.released.is_set():
+            with suppress(asyncio.CancelledError):
+                await self.released.wait()
+
+
+class StubbornInClose(Stubborn):
+    stays_in = "close"
+
+
+def run_with_stubborn(monkeypatch, world):
+    """Run `world()`. Only then may the environments end: `asyncio.run` waits for the tasks that are left."""
+    monkeypatch.setattr("rollouts.episodes.environment_calls.CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr("rollouts.episodes.episode.END_SECONDS", 0.3)
+
+    async def run():
+        monkeypatch.setattr(Stubborn, "staying", asyncio.Event(), raising=False)
+        monkeypatch.setattr(Stubborn, "released", asyncio.Event(), raising=False)
+        try:
+            await asyncio.wait_for(world(), 30)
+        finally:
+            Stubborn.released.set()
+
+    asyncio.run(run())
+
+
+def test_an_environment_that_ignores_its_cancellation_does_not_hold_up_the_end(renderer, monkeypatch, caplog):
+    async def world():
+        async with make_runner(renderer, Stubborn) as runner:
+            consumer = asyncio.create_task(groups_of(runner, tasks(2)))
+            await Stubborn.staying.wait()
+            consumer.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await consumer
+
+    run_with_stubborn(monkeypatch, world)
+    assert "episode t0/0.0 is left" in caplog.text
+
+
+def test_a_deadline_ends_the_episode_of_an_environment_that_ignores_its_cancellation(renderer, monkeypatch, caplog):
+    async def world():
+        async with make_runner(renderer, Stubborn, limits=EpisodeLimits(turn_seconds=0.2), concurrency=1) as runner:
+            groups = await groups_of(runner, tasks(2))
+        reasons = [group.episodes[0].truncation_reason for group in groups]
+        assert all(reason.startswith("turn_seconds: ") and "environment.step" in reason for reason in reasons)
+        assert [group.episodes[0].num_turns for group in groups] == [1, 1]
+
+    run_with_stubborn(monkeypatch, world)
+    assert "episode t0/0.0 is left" in caplog.text
+    assert "environment.step in turn 0" in caplog.text
+
+
+def test_an_environment_that_does_not_end_its_close_gives_its_place_to_other_episodes(renderer, monkeypatch, caplog):
+    async def world():
+        async with make_runner(renderer, StubbornInClose, concurrency=1) as runner:
+            groups = await groups_of(runner, tasks(2))
+        assert [(group.task.task_id, group.rewards.tolist()) for group in groups] == [("t0", [2.0]), ("t1", [2.0])]
+
+    run_with_stubborn(monkeypatch, world)
+    assert "episode t1/0.0 is left" in caplog.text

@@ -1,0 +1,233 @@
+"""The page holds what the episodes hold, and nothing in it can act."""
+
+import base64
+import hashlib
+import json
+import re
+
+import numpy as np
+import pytest
+from viewer_episodes import (
+    called,
+    drifted,
+    failed,
+    media_episode,
+    read_blocks,
+    read_page,
+    read_payload,
+    two_turns,
+    video,
+)
+
+from rollouts import MediaReference, Trajectory
+from rollouts.training.mismatch import ComparedTokens
+from rollouts.view import write_html
+from rollouts.view.episode_data import episode_payload
+from rollouts.view.errors import ComparedNamesError
+
+
+def test_a_page_has_the_tokens_masks_and_log_probabilities_of_each_node(renderer, tmp_path):
+    trajectory = two_turns(renderer)
+    trajectory.to_html(tmp_path / "page.html")
+    index, [(header, columns)] = read_page(tmp_path / "page.html")
+    ids = np.concatenate([node.token_ids for node in trajectory.nodes])
+    sampled = np.concatenate([node.sampled for node in trajectory.nodes])
+    known = np.concatenate([np.full(len(node), node.content is not None) for node in trajectory.nodes])
+    content = np.concatenate([node.content for node in trajectory.nodes if node.content is not None])
+    assert np.array_equal(columns["uniqueIds"][columns["index"]], ids)
+    assert np.array_equal(columns["flags"] & 1, sampled)
+    assert np.array_equal((columns["flags"] & 4) > 0, known)
+    assert np.array_equal((columns["flags"][known] & 2) > 0, content)
+    assert content.any()
+    assert np.array_equal(columns["logprobs"], np.concatenate([node.logprobs for node in trajectory.nodes]))
+    assert [node["parent"] for node in header["nodes"]] == [-1, 0, 1, 2, -1, 4]
+    assert header["nodes"][3]["spans"] == [["1", 0, len(trajectory.nodes[3])]]
+    (row,) = index["episodes"]
+    assert (row["turns"], row["branches"], row["media"], row["reward"]) == (3, 2, 3, 1.5)
+    assert (row["versions"], row["status"]) == (["0", "1"], "done")
+
+
+def test_a_column_is_known_only_on_the_nodes_that_have_the_extra(renderer):
+    trajectory = two_turns(renderer)
+    _, columns = read_payload(episode_payload(trajectory, 0))
+    start = sum(len(node) for node in trajectory.nodes[:3])
+    end = start + len(trajectory.nodes[3])
+    for name in ("entropy", "trainer_logprobs", "value"):
+        column = columns[f"extra:{name}"]
+        assert np.array_equal(column[start:end], trajectory.nodes[3].extras[name].astype(np.float32))
+        assert np.isnan(column[:start]).all()
+        assert np.isnan(column[end:]).all()
+
+
+def test_the_list_has_the_largest_mismatch_of_an_episode(renderer, tmp_path):
+    write_html([two_turns(renderer), drifted(renderer)], tmp_path / "page.html")
+    index, _ = read_page(tmp_path / "page.html")
+    assert [row["mismatch"] for row in index["episodes"]] == [0.25, None]
+
+
+def compared(trajectory, leaf, position, logprob, name=None):
+    return ComparedTokens(
+        sampler=np.array([-0.5], np.float32),
+        trainer=np.array([logprob], np.float32),
+        position=np.array([position], np.int32),
+        **{one: np.zeros(1, np.int32) for one in ("sample", "turn", "turn_position", "item", "version")},
+        names=(name or f"{trajectory.episode_id}/{leaf}",),
+    )
+
+
+def test_compared_tokens_of_a_batch_give_the_mismatch_of_the_tokens_they_are_of(renderer, tmp_path):
+    trajectory = two_turns(renderer)
+    start = len(trajectory.nodes[4])  # the branch of node 5 is nodes 4 and 5
+    write_html([trajectory], tmp_path / "page.html", compared=compared(trajectory, 5, start + 1, -2.5))
+    index, [(_, columns)] = read_page(tmp_path / "page.html")
+    assert index["episodes"][0]["mismatch"] == 2.0
+    known = np.flatnonzero(~np.isnan(columns["extra:trainer_logprobs"]))
+    assert known.tolist() == [sum(len(node) for node in trajectory.nodes[:5]) + 1]
+
+
+def test_compared_tokens_of_other_episodes_are_refused_and_no_page_is_written(renderer, tmp_path):
+    trajectory = two_turns(renderer)
+    with pytest.raises(ComparedNamesError, match="'other/5'"):
+        write_html([trajectory], tmp_path / "page.html", compared=compared(trajectory, 5, 40, -1.0, "other/5"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_with_a_renderer_the_texts_of_the_tokens_are_those_of_the_tokenizer(renderer):
+    trajectory = two_turns(renderer)
+    _, columns = read_payload(episode_payload(trajectory, 0, renderer=renderer))
+    data, ends = columns["textBytes"].tobytes(), columns["textEnds"]
+    pieces = [data[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+    assert len(pieces) == len(columns["uniqueIds"])
+    start = 0
+    for node in trajectory.nodes:
+        places = columns["index"][start : start + len(node)]
+        assert b"".join(pieces[place] for place in places).decode() == renderer.tokenizer.decode(
+            node.token_ids.tolist()
+        )
+        start += len(node)
+    controls = {renderer.tokenizer.control_id(token) for token in ("<|im_start|>", "<|im_end|>", "<|image_pad|>")}
+    added = set(columns["uniqueIds"][columns["textKinds"] == 1].tolist())
+    assert controls <= added
+
+
+def test_with_a_renderer_each_token_has_the_message_that_owns_it(renderer):
+    trajectory = two_turns(renderer)
+    _, columns = read_payload(episode_payload(trajectory, 0, renderer=renderer))
+    owners = renderer.render(trajectory.to_messages(3)).message_indices[: len(trajectory.token_ids(3))]
+    assert columns["owners"][: len(owners)].tolist() == owners
+    assert {0, 1, 2, 3} <= set(owners)
+
+
+def test_behind_a_difference_no_owner_is_claimed(renderer):
+    trajectory = drifted(renderer)
+    _, columns = read_payload(episode_payload(trajectory, 0, renderer=renderer))
+    prompt = len(trajectory.nodes[0])
+    assert columns["owners"][prompt:].tolist() == [-2] * len(trajectory.nodes[1])
+    assert columns["owners"][:prompt].max() >= 0
+
+
+def test_a_faithful_history_shows_no_drift_and_a_false_one_shows_its_place(renderer):
+    header, _ = read_payload(episode_payload(two_turns(renderer), 0, renderer=renderer))
+    assert [(one["leaf"], one["error"], one["differences"]) for one in header["drift"]] == [(3, "", []), (5, "", [])]
+    trajectory = drifted(renderer)
+    header, _ = read_payload(episode_payload(trajectory, 0, renderer=renderer))
+    (drift,) = header["drift"]
+    (difference,) = drift["differences"]
+    completion_start = len(trajectory.nodes[0])
+    assert completion_start <= difference["start"] <= completion_start + 3
+    replaced = trajectory.token_ids(1).tolist()
+    replaced[difference["start"] : difference["end"]] = difference["ids"]
+    assert "Reed." in renderer.tokenizer.decode(replaced)
+
+
+def test_the_status_of_each_tool_call_is_shown(renderer):
+    header, _ = read_payload(episode_payload(called(renderer), 0, renderer=renderer))
+    assert [(call["name"], call["status"]) for call in header["turns"][0]["calls"]] == [
+        ("look", "ok"),
+        (None, "invalid_json"),
+    ]
+
+
+def test_grids_come_from_the_processor_and_other_pixels_are_named(renderer):
+    trajectory = two_turns(renderer)
+    header, _ = read_payload(episode_payload(trajectory, 0, renderer=renderer))
+    processed = header["nodes"][0]["media"][0]["processed"]
+    assert (processed["pixels"], len(processed["grid"])) == ("equal", 3)
+    node = trajectory.nodes[0]
+    reference = node.media[0]
+    wrong = MediaReference("image", f"{reference.source.digest}-other", reference.source, reference.placeholder)
+    changed = Trajectory("changed", nodes=[type(node)(-1, node.token_ids, node.sampled, node.logprobs, media=(wrong,))])
+    header, _ = read_payload(episode_payload(changed, 0, renderer=renderer))
+    assert header["nodes"][0]["media"][0]["processed"]["pixels"] == "different"
+
+
+def test_each_medium_is_written_once_and_a_broken_one_says_why(tmp_path):
+    image = two_frames = video(40)
+    broken, svg = b"\x89PNG\r\n\x1a\nbroken", b'<svg xmlns="http://www.w3.org/2000/svg" onload="alert(1)"/>'
+    episodes = [
+        media_episode(("video", two_frames), ("image", broken), ("image", svg)),
+        media_episode(("video", image), episode_id="again"),
+    ]
+    write_html(episodes, tmp_path / "page.html")
+    media = [
+        json.loads(text) for name, text in read_blocks(tmp_path / "page.html").items() if name.startswith("media-")
+    ]
+    assert len(media) == 3
+    shown, *unshown = media
+    assert (shown["total"], shown["fps"], shown["width"], len(shown["frames"])) == (40, 10.0, 32, 16)
+    assert [frame["frame"] for frame in shown["frames"]][::15] == [0, 39]
+    assert all(frame["type"] == "image/png" for frame in shown["frames"])
+    assert [(one["frames"], one["error"].partition(":")[0]) for one in unshown] == [([], "it cannot be decoded")] * 2
+
+
+def test_no_text_of_an_episode_can_end_the_block_that_holds_it(tmp_path):
+    text = "</script><script>alert(1)</script><!-- <script>\u2028"
+    trajectory = Trajectory(text, group_id=text, error=text)
+    write_html([trajectory], tmp_path / "page.html", title=text, problems=[text])
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert page.count("<script") == page.count("</script>") == 3  # the index, the program, the episode
+    assert "<script>alert" not in page
+    assert "<!--" not in page
+    index, _ = read_page(tmp_path / "page.html")
+    assert (index["episodes"][0]["id"], index["title"], index["problems"]) == (text, text, [text])
+
+
+def test_the_policy_of_the_page_allows_its_own_script_and_style_and_nothing_else(tmp_path):
+    write_html([failed()], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text("utf-8")
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)[1].replace("&#x27;", "'")
+    directives = dict(one.split(" ", 1) for one in policy.split("; "))
+    program, style = (
+        re.search(r"<script>(.*?)</script>", page, re.DOTALL)[1],
+        re.search(r"<style>(.*?)</style>", page, re.DOTALL)[1],
+    )
+    for name, content in (("script-src", program), ("style-src", style)):
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert directives[name] == f"'sha256-{digest}'"
+    assert directives["default-src"] == directives["connect-src"] == "'none'"
+    assert directives["img-src"] == "blob: data:"
+    assert directives["require-trusted-types-for"] == "'script'"
+
+
+def test_the_program_of_the_page_is_small_and_uses_no_markup():
+    from rollouts.view.page import page_start, script_block
+
+    program = script_block().decode()
+    assert len(program) + len(page_start("", connects=False)) < 300_000
+    assert "</script" not in program[len("<script>") : -len("</script>\n")]
+    for forbidden in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
+        assert forbidden not in program
+
+
+def test_a_page_that_cannot_be_written_leaves_the_earlier_page(renderer, tmp_path):
+    path = tmp_path / "page.html"
+    path.write_text("earlier")
+
+    def episodes():
+        yield failed()
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        write_html(episodes(), path)
+    assert path.read_text() == "earlier"
+    assert list(tmp_path.iterdir()) == [path]

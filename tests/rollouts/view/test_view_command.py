@@ -1,0 +1,64 @@
+"""`rollouts view` on files, directories and wrong arguments."""
+
+from pathlib import Path
+
+from typer.testing import CliRunner
+from viewer_episodes import drifted, failed, read_page, two_turns
+
+from rollouts.cli.main import app
+from transport import RecordWriter
+
+
+def file_of(path: Path, *records):
+    with RecordWriter(path) as out:
+        for record in records:
+            out.append(record)
+    return path
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["view", *map(str, arguments)])
+
+
+def test_the_page_of_a_file_stands_beside_it_and_has_every_episode(renderer, tmp_path):
+    file = file_of(tmp_path / "episodes.mmr", [two_turns(renderer), failed()], drifted(renderer))
+    result = run(file)
+    assert result.exit_code == 0, result.output
+    index, payloads = read_page(tmp_path / "episodes.mmr.html")
+    assert [row["id"] for row in index["episodes"]] == ["two-turns", "failed", "drifted"]
+    assert [header["drift"] for header, _ in payloads] == [None] * 3
+    assert "3 episodes in " in result.stdout
+
+
+def test_with_the_model_the_page_has_texts_and_drift(renderer, tiny_model_dir, tmp_path):
+    file = file_of(tmp_path / "trajectories.mmr", drifted(renderer))
+    result = run(tmp_path, "--model", tiny_model_dir, "--out", tmp_path / "page.html")
+    assert result.exit_code == 0, result.output
+    assert file.exists()
+    _, [(header, columns)] = read_page(tmp_path / "page.html")
+    assert len(header["drift"][0]["differences"]) == 1
+    assert "textBytes" in columns
+
+
+def test_a_record_without_an_episode_is_named_on_the_page_and_in_the_terminal(renderer, tmp_path):
+    file = file_of(tmp_path / "episodes.mmr", {"no": "episode"}, failed())
+    result = run(file)
+    assert result.exit_code == 0, result.output
+    index, _ = read_page(tmp_path / "episodes.mmr.html")
+    assert index["problems"] == ["record 0: it holds a dict and no episode"]
+    assert "not shown: record 0" in result.stderr
+
+
+def test_other_files_and_directories_are_errors_of_one_line(tmp_path):
+    (tmp_path / "text.mmr").write_text("no record file")
+    for argument, reason in ((tmp_path / "text.mmr", "not a trajectory file"), (tmp_path, "no trajectories.mmr")):
+        result = run(argument)
+        assert result.exit_code == 2
+        assert reason in result.stderr
+    assert not list(tmp_path.glob("*.html"))
+
+
+def test_tools_without_a_model_are_refused(tmp_path):
+    result = run(tmp_path / "x.mmr", "--tools", tmp_path / "tools.json")
+    assert result.exit_code == 2
+    assert "pass --model, too" in result.stderr

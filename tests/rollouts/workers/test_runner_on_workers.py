@@ -1,0 +1,313 @@
+"""A runner whose episodes run on workers that end and begin at any moment behaves as one whose episodes run in it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+from local_workers import EncodedWorker, local_pool
+from runner_world import Counting, HeldEngine, assert_no_task_is_left, groups_of, outcomes, run_groups, tasks
+from simulated_runs import LoopRenderer
+from test_runner_invariants import Run, rounds
+
+from rollouts import EpisodeLimits, SamplingParams
+from rollouts.errors import ArgumentError, ServerUnreachableError
+from rollouts.observability import METRICS
+from rollouts.runner import RetryPolicy, Runner, RunnerArgumentError
+from rollouts.runner.events import EpisodeWaiting
+from rollouts.testing import ScriptedEngine
+from rollouts.workers import EpisodeWorker, WorkerPool
+
+
+class RunOnWorkers(Run):
+    """The calls of `Run`, with workers that are killed and begun between and during them."""
+
+    def place(self, make_environment):
+        self.make_environment = make_environment
+        self.pool = WorkerPool(max_losses=10**6)
+        self.killed, self.begun = [], 0
+        for _ in range(2):
+            self.begin_worker()
+        return {"make_environment": None, "engine": self.engine, "renderer": None, "workers": self.pool}
+
+    def begin_worker(self):
+        name = f"worker-{self.begun}"
+        self.begun += 1
+        worker = EpisodeWorker(self.make_environment, self.engine, LoopRenderer(), slots=2)
+        self.pool.add(name, 2, EncodedWorker(name, worker))
+
+    def kill_worker(self):
+        name = self.pool.names[0]
+        self.killed.append(self.pool._members[name].remote)
+        self.killed[-1].killed.set()
+        self.pool.remove(name, "killed")
+
+    @rule(count=st.integers(1, 4), waits=st.lists(rounds, min_size=1, max_size=4))
+    def kill_workers_while_collecting(self, count, waits):
+        async def both():
+            collecting = asyncio.ensure_future(self.collected(count))
+            for wait in waits:
+                await self.pass_rounds(wait)
+                self.kill_worker()
+                await self.pass_rounds(wait // 10)
+                self.begin_worker()
+            return await collecting
+
+        assert len(self.run(both())) == count
+
+    @rule(count=st.integers(1, 4), wait=rounds)
+    def collect_with_no_worker_at_first(self, count, wait):
+        async def both():
+            for _ in range(2):
+                self.kill_worker()
+            collecting = asyncio.ensure_future(self.collected(count))
+            await self.pass_rounds(wait)
+            for _ in range(2):
+                self.begin_worker()
+            return await collecting
+
+        assert len(self.run(both())) == count
+
+    def teardown(self):
+        if hasattr(self, "runner"):
+            assert len(self.pool.names) == 2
+            super().teardown()
+            assert self.pool.metrics()["worker_slots_used"] == 0
+
+
+TestRunOnWorkers = RunOnWorkers.TestCase
+TestRunOnWorkers.settings = settings(max_examples=15, stateful_step_count=12, deadline=None)
+
+
+class ManyRunsOnWorkers(RunOnWorkers):
+    """The same, for many more runs."""
+
+
+TestManyRunsOnWorkers = pytest.mark.slow(ManyRunsOnWorkers.TestCase)
+TestManyRunsOnWorkers.settings = settings(max_examples=800, stateful_step_count=25, deadline=None)
+
+
+def finish(run):
+    """Run to the end in an event loop whose only task it is."""
+
+    async def timed():
+        async with asyncio.timeout(60):
+            return await run()
+
+    return asyncio.run(timed())
+
+
+def run_on_workers(renderer, source, make_environment=Counting, engine=None, *, count=2, **options):
+    """The groups of a whole run by task id, the runner, and its workers."""
+
+    async def run():
+        made = engine or ScriptedEngine(lambda request: "yes", renderer=renderer)
+        pool, workers = local_pool(lambda: EpisodeWorker(make_environment, made, renderer), count)
+        runner = Runner(None, made, None, sampling=SamplingParams(max_tokens=8), workers=pool, **options)
+        async with runner:
+            groups = await groups_of(runner, source)
+        await pool.close()
+        for worker in workers.values():
+            await worker.worker.close()
+        assert_no_task_is_left()
+        return {group.task.task_id: group for group in groups}, runner, workers
+
+    return finish(run)
+
+
+def content(group):
+    """What of a group does not depend on time."""
+    return (
+        group.rewards.tolist(),
+        group.attempts,
+        group.oldest_version,
+        [(one.episode_id, one.seed, one.group_id, one.error, one.done, one.num_turns) for one in group.episodes],
+        [[one.token_ids(leaf).tolist() for leaf in one.leaves()] for one in group.episodes],
+        [one.to_messages(leaf) for one in group.episodes for leaf in one.leaves()],
+    )
+
+
+def test_groups_of_workers_are_those_of_a_runner_alone(renderer):
+    alone, local = run_groups(renderer, tasks(6), group_size=3, seed=5)
+    elsewhere, remote, _ = run_on_workers(renderer, tasks(6), group_size=3, seed=5)
+    assert {name: content(group) for name, group in alone.items()} == {
+        name: content(group) for name, group in elsewhere.items()
+    }
+    counted = ("turns", "prompt_tokens", "completion_tokens", "episodes_started", "episodes_ended/done")
+    assert [remote.metrics()[name] for name in counted] == [local.metrics()[name] for name in counted]
+
+
+class Failing(Counting):
+    """Raises in the step of every first attempt."""
+
+    def attach(self, context):
+        self.first = context.episode_id.endswith(".0")
+
+    def step(self, assistant):
+        if self.first:
+            raise KeyError("a broken environment")
+        return super().step(assistant)
+
+
+def test_the_kind_of_a_remote_failure_decides_whether_it_is_run_again(renderer, caplog):
+    options = {"group_size": 2, "retry": RetryPolicy(kinds=("environment",), first_delay=0.0)}
+    groups, runner, _ = run_on_workers(renderer, tasks(2), Failing, **options)
+    assert outcomes(runner) == {"failed": 4, "done": 4}
+    assert {group.attempts for group in groups.values()} == {(2, 2)}
+
+    with caplog.at_level(logging.WARNING, "rollouts.runner"):
+        groups, runner, _ = run_on_workers(renderer, tasks(2), Failing, group_size=2)
+    assert outcomes(runner) == {"failed": 4}
+    episode = groups["t0"].episodes[0]
+    assert episode.num_turns == 1, "the completed turn is kept"
+    assert "KeyError: 'a broken environment'" in episode.error
+    (logged,) = [record.getMessage() for record in caplog.records if "failed" in record.getMessage()]
+    assert "in step" in logged, "the traceback shows the line of the environment"
+    assert 'raise KeyError("a broken environment")' in logged
+
+
+def test_an_engine_error_on_a_worker_is_run_again(renderer):
+    script = iter([ServerUnreachableError("r", "refused")])
+    engine = ScriptedEngine(lambda request: next(script, "yes"), renderer=renderer)
+    retry = RetryPolicy(kinds=("engine",), first_delay=0.0)
+    groups, runner, _ = run_on_workers(renderer, tasks(1), engine=engine, retry=retry)
+    assert outcomes(runner) == {"failed": 1, "done": 1}
+    assert groups["t0"].attempts == (2,)
+
+
+def test_an_environment_that_ends_its_worker_again_and_again_is_given_up(renderer):
+    async def run():
+        engine = ScriptedEngine(lambda request: "yes", renderer=renderer)
+        pool = WorkerPool(max_losses=3)
+        begun = iter(range(100))
+
+        def begin():
+            name = f"worker-{next(begun)}"
+
+            def make(task):
+                if task.task_id == "t1":
+                    remote.killed.set()
+                return Counting(task)
+
+            remote = EncodedWorker(name, EpisodeWorker(make, engine, renderer))
+            pool.add(name, 1, remote)
+
+        begin()
+        stop_beginning = pool.on_slots_changed(lambda: pool.num_slots or begin())
+        runner = Runner(None, engine, None, sampling=SamplingParams(max_tokens=8), workers=pool)
+        async with runner:
+            groups = {group.task.task_id: group.episodes[0] for group in await groups_of(runner, tasks(4))}
+        assert {name for name, episode in groups.items() if episode.done} == {"t0", "t2", "t3"}
+        assert groups["t1"].error.startswith("WorkerLostError: ")
+        assert "lost 3 workers" in groups["t1"].error
+        assert runner.metrics()["workers_lost"] == runner.metrics()["worker_jobs_moved"] == 3
+        assert outcomes(runner) == {"done": 3, "failed": 1}
+        stop_beginning()
+        await pool.close()
+        assert_no_task_is_left()
+
+    finish(run)
+
+
+def test_cancelling_a_consumer_cancels_the_requests_of_the_workers(renderer):
+    async def run():
+        engine = HeldEngine(renderer)
+        pool, workers = local_pool(lambda: EpisodeWorker(Counting, engine, renderer))
+        waits = []
+        runner = Runner(
+            None,
+            engine,
+            None,
+            sampling=SamplingParams(max_tokens=8),
+            group_size=2,
+            workers=pool,
+            listeners=[lambda event: waits.append(event.waiting_for) if isinstance(event, EpisodeWaiting) else None],
+        )
+        async with runner:
+            stream = runner.stream(tasks(10))
+            consuming = asyncio.ensure_future(anext(stream))
+            await engine.wait_for_in_flight(8)
+            assert waits[0] == "worker"
+            consuming.cancel()
+            await asyncio.wait([consuming])
+            assert not engine.in_flight
+            assert not any(worker.worker.running for worker in workers.values())
+            engine.release.set()
+            assert len([group async for group in stream]) == 10
+        assert outcomes(runner) == {"cancelled": 8, "done": 20}
+        await pool.close()
+        assert_no_task_is_left()
+
+    finish(run)
+
+
+def test_an_update_of_the_weights_reaches_workers_and_drops_what_began_before_it(renderer):
+    async def run():
+        engine = HeldEngine(renderer)
+        pool, workers = local_pool(lambda: EpisodeWorker(Counting, engine, renderer))
+        runner = Runner(None, engine, None, sampling=SamplingParams(max_tokens=8), workers=pool, tasks=iter(tasks(100)))
+        async with runner:
+            collecting = asyncio.ensure_future(runner.collect(2))
+            await engine.wait_for_in_flight(2)
+            await runner.update_weights(None, "new")
+            assert [worker.updates for worker in workers.values()] == [["abort", None]] * 2
+            engine.release.set()
+            groups = await collecting
+        assert runner.metrics()["groups_stale/drop"] == 2
+        assert {group.oldest_version for group in groups} == {"new"}
+        await pool.close()
+
+    finish(run)
+
+
+def test_the_deadline_of_an_episode_ends_it_on_its_worker(renderer):
+    engine = HeldEngine(renderer)
+    groups, *_ = run_on_workers(renderer, tasks(1), engine=engine, limits=EpisodeLimits(episode_seconds=0.05))
+    assert groups["t0"].episodes[0].truncation_reason.startswith("episode_seconds")
+    assert not engine.in_flight
+
+
+def test_a_job_that_cannot_be_encoded_fails_alone(renderer):
+    source = [*tasks(1), *(type(one)("bad", object()) for one in tasks(1))]
+    groups, runner, _ = run_on_workers(renderer, source)
+    assert groups["t0"].episodes[0].done
+    assert "EncodeError" in groups["bad"].episodes[0].error
+    assert outcomes(runner) == {"done": 1, "failed": 1}
+
+
+def test_the_metrics_of_workers_are_in_the_table(renderer):
+    _, runner, _ = run_on_workers(renderer, tasks(2))
+    names = {metric.name for metric in METRICS}
+    assert {key.partition("/")[0] for key in runner.metrics()} - names == {"turn_seconds_sum"}
+    assert runner.metrics()["workers"] == 0, "they were closed"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"make_environment": Counting}, "make_environment"),
+        ({"renderer": LoopRenderer()}, "renderer"),
+        ({"engine": "http://127.0.0.1:8000"}, "engine"),
+        ({"workers": WorkerPool}, "workers"),
+        ({"workers": None}, "make_environment"),
+    ],
+)
+def test_arguments_that_contradict_workers_are_refused(arguments, name):
+    options = {"make_environment": None, "engine": None, "renderer": None, "workers": WorkerPool(), **arguments}
+    with pytest.raises(ArgumentError) as caught:
+        Runner(**options, sampling=SamplingParams())
+    assert caught.value.name == name
+
+
+def test_updating_weights_without_an_engine_names_the_argument():
+    async def run():
+        async with Runner(None, None, None, sampling=SamplingParams(), workers=WorkerPool()) as runner:
+            with pytest.raises(ArgumentError, match="UpdatableEngine"):
+                await runner.update_weights(None, "1")
+
+    asyncio.run(run())
+    assert issubclass(RunnerArgumentError, ArgumentError)

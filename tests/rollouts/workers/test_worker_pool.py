@@ -1,0 +1,302 @@
+"""Jobs and slots of a pool: none is lost, none is used twice, whatever workers and callers do."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from rollouts import EpisodeError, EpisodeLimits, SamplingParams, Task
+from rollouts.errors import ArgumentError
+from rollouts.workers import (
+    EpisodeJob,
+    EpisodeOutcome,
+    WorkerGoneError,
+    WorkerLostError,
+    WorkerPool,
+    WorkersClosedError,
+)
+
+STEPS = 12  # rounds of the event loop in which all that is due happens
+
+
+def job(name):
+    return EpisodeJob(name, Task(name), 0, 0, 1, SamplingParams(), EpisodeLimits())
+
+
+class Observer:
+    def __init__(self):
+        self.workers = []
+
+    def assigned(self, worker):
+        self.workers.append(worker)
+
+
+class HeldWorker:
+    """Holds its jobs until the test ends them."""
+
+    def __init__(self):
+        self.held = {}
+        self.cancelled = []
+        self.most = 0
+        self.updates = []
+
+    async def run(self, job, observer):
+        future = asyncio.get_running_loop().create_future()
+        assert job.episode_id not in self.held
+        self.held[job.episode_id] = (job, future)
+        self.most = max(self.most, len(self.held))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self.cancelled.append(job.episode_id)
+            raise
+        finally:
+            del self.held[job.episode_id]
+
+    def finish(self, name):
+        job, future = self.held[name]
+        future.set_result(EpisodeOutcome(job.new_trajectory()))
+
+    def fail(self, name, error):
+        self.held[name][1].set_exception(error)
+
+    def set_update(self, in_flight):
+        self.updates.append(in_flight)
+
+
+async def settled():
+    for _ in range(STEPS):
+        await asyncio.sleep(0)
+
+
+class Pool(RuleBasedStateMachine):
+    """Workers come, leave and are lost; jobs come, end and are cancelled."""
+
+    @initialize(max_losses=st.integers(1, 3))
+    def begin(self, max_losses):
+        self.loop = asyncio.new_event_loop()
+        self.max_losses = max_losses
+        self.pool = WorkerPool(max_losses=max_losses)
+        self.workers, self.slots = {}, {}
+        self.calls, self.losses, self.number = {}, {}, 0
+        self.finished, self.cancelled, self.given_up = set(), set(), set()
+        self.seen_slots = []
+        self.pool.on_slots_changed(lambda: self.seen_slots.append(self.pool.num_slots))
+
+    def settle(self):
+        self.loop.run_until_complete(settled())
+
+    @rule(slots=st.integers(1, 3))
+    def add(self, slots):
+        self.number += 1
+        name = f"worker-{self.number}"
+        self.workers[name], self.slots[name] = HeldWorker(), slots
+        self.pool.add(name, slots, self.workers[name])
+        self.settle()
+
+    @rule(count=st.integers(1, 4))
+    def call(self, count):
+        for _ in range(count):
+            self.number += 1
+            name = f"job-{self.number}"
+            self.losses[name] = 0
+            self.calls[name] = self.loop.create_task(self.pool.run(job(name), Observer()))
+        self.settle()
+
+    def running(self):
+        return {name: worker for worker in self.workers.values() for name in worker.held}
+
+    @precondition(lambda self: self.running())
+    @rule(data=st.data())
+    def finish(self, data):
+        name = data.draw(st.sampled_from(sorted(self.running())))
+        self.running()[name].finish(name)
+        self.finished.add(name)
+        self.settle()
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data(), how=st.sampled_from(["lost", "left", "gone"]))
+    def remove(self, data, how):
+        name = data.draw(st.sampled_from(sorted(self.workers)))
+        worker = self.workers.pop(name)
+        held = list(worker.held)
+        del self.slots[name]
+        if how == "gone" and held:  # noticed by the call of one of its jobs
+            worker.fail(held[0], WorkerGoneError(name, "gone"))
+        else:
+            self.pool.remove(name, how, is_lost=how != "left")
+        for each in held:
+            self.losses[each] += how != "left"
+            if self.losses[each] == self.max_losses:
+                self.given_up.add(each)
+        self.settle()
+
+    @precondition(lambda self: self.calls)
+    @rule(data=st.data())
+    def cancel(self, data):
+        name = data.draw(st.sampled_from(sorted(self.calls)))
+        if not self.calls[name].done():
+            self.calls[name].cancel()
+            self.cancelled.add(name)
+            self.settle()
+
+    @precondition(lambda self: self.running() and self.pool.metrics()["worker_jobs_waiting"])
+    @rule(rounds=st.integers(0, 5))
+    def cancel_the_job_that_waits_for_a_slot_when_one_becomes_free(self, rounds):
+        ended = {*self.finished, *self.cancelled, *self.given_up, *self.running()}
+        waiting = next(name for name in self.calls if name not in ended)
+        other = sorted(self.running())[0]
+        self.running()[other].finish(other)
+        self.finished.add(other)
+
+        async def cancel_later():
+            for _ in range(rounds):
+                await asyncio.sleep(0)
+            self.calls[waiting].cancel()
+
+        self.loop.run_until_complete(cancel_later())
+        self.cancelled.add(waiting)
+        self.settle()
+
+    @invariant()
+    def every_job_is_in_one_place(self):
+        if not hasattr(self, "pool"):
+            return
+        running = [name for worker in self.workers.values() for name in worker.held]
+        assert len(running) == len({*running}), "a job runs twice"
+        for name, call in self.calls.items():
+            if name in self.cancelled:
+                assert call.cancelled()
+            elif name in self.finished:
+                assert call.result().episode_id == name
+            elif name in self.given_up:
+                assert isinstance(call.exception(), EpisodeError)
+                assert isinstance(call.exception().__cause__, WorkerLostError)
+            else:
+                assert not call.done()
+        unended = {*self.calls} - self.cancelled - self.finished - self.given_up
+        assert {*running} <= unended
+        assert len(running) == min(len(unended), sum(self.slots.values())), "a slot is free although a job waits"
+
+    @invariant()
+    def slots_are_counted(self):
+        if not hasattr(self, "pool"):
+            return
+        metrics = self.pool.metrics()
+        running = [len(worker.held) for worker in self.workers.values()]
+        assert all(worker.most <= self.slots[name] for name, worker in self.workers.items())
+        assert metrics["worker_slots_used"] == sum(running)
+        assert metrics["worker_slots"] == self.pool.num_slots == sum(self.slots.values())
+        assert metrics["worker_jobs_waiting"] == len(
+            {*self.calls} - self.cancelled - self.finished - self.given_up
+        ) - sum(running)
+        assert self.seen_slots[-1:] in ([], [self.pool.num_slots])
+
+    def teardown(self):
+        if not hasattr(self, "pool"):
+            return
+        self.loop.run_until_complete(self.pool.close())
+        self.settle()
+        for name, call in self.calls.items():
+            if name not in self.finished | self.cancelled | self.given_up:
+                assert isinstance(call.exception(), WorkersClosedError)
+        assert not asyncio.all_tasks(self.loop)
+        self.loop.close()
+
+
+TestPool = Pool.TestCase
+TestPool.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+
+
+class ManyPools(Pool):
+    """The same, for many more pools."""
+
+
+TestManyPools = pytest.mark.slow(ManyPools.TestCase)
+TestManyPools.settings = settings(max_examples=3000, stateful_step_count=40, deadline=None)
+
+
+def test_a_job_goes_to_the_worker_with_the_largest_free_share():
+    async def run():
+        pool = WorkerPool()
+        small, large = HeldWorker(), HeldWorker()
+        pool.add("small", 2, small)
+        pool.add("large", 6, large)
+        calls = [asyncio.ensure_future(pool.run(job(str(number)), Observer())) for number in range(4)]
+        await settled()
+        assert (len(small.held), len(large.held)) == (1, 3)
+        await pool.close()
+        await asyncio.wait(calls)
+        assert all(isinstance(call.exception(), WorkersClosedError) for call in calls)
+
+    asyncio.run(run())
+
+
+def test_a_job_of_a_lost_worker_runs_before_those_that_wait():
+    async def run():
+        pool, observer = WorkerPool(), Observer()
+        first, second = HeldWorker(), HeldWorker()
+        pool.add("first", 1, first)
+        calls = [asyncio.ensure_future(pool.run(job(name), observer)) for name in ("a", "b")]
+        await settled()
+        pool.remove("first", "killed")
+        await settled()
+        assert first.cancelled == ["a"]
+        pool.add("second", 1, second)
+        await settled()
+        assert list(second.held) == ["a"]
+        assert observer.workers == ["first", "second"]
+        second.finish("a")
+        await settled()
+        second.finish("b")
+        await asyncio.wait(calls)
+        await pool.close()
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_comes_during_an_update_learns_of_it():
+    pool, early, late = WorkerPool(), HeldWorker(), HeldWorker()
+    pool.add("early", 1, early)
+    pool.set_update("wait")
+    pool.add("late", 1, late)
+    pool.set_update(None)
+    assert early.updates == late.updates == ["wait", None]
+
+
+def test_wrong_arguments_are_refused():
+    pool = WorkerPool()
+    pool.add("a", 1, HeldWorker())
+    for arguments in (("a", 1), ("b", 0), ("b", "3")):
+        with pytest.raises(ArgumentError):
+            pool.add(*arguments, HeldWorker())
+    with pytest.raises(ArgumentError, match="max_losses"):
+        WorkerPool(max_losses=0)
+    with pytest.raises(ArgumentError, match=r"EpisodeJob\.task"):
+        EpisodeJob("e", "t", 0, 0, 1, SamplingParams(), EpisodeLimits())
+    with pytest.raises(ArgumentError, match=r"EpisodeOutcome\.episode"):
+        EpisodeOutcome("e")
+
+
+@pytest.mark.parametrize("rounds", range(5))
+def test_a_job_that_is_cancelled_when_a_slot_becomes_free_keeps_no_slot(rounds):
+    async def run():
+        pool, worker = WorkerPool(), HeldWorker()
+        pool.add("worker", 1, worker)
+        first, second = (asyncio.ensure_future(pool.run(job(name), Observer())) for name in ("a", "b"))
+        await settled()
+        worker.finish("a")
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        second.cancel()
+        await settled()
+        assert first.done()
+        assert second.cancelled()
+        assert pool.metrics()["worker_slots_used"] == 0
+        await pool.close()
+
+    asyncio.run(run())
