@@ -89,6 +89,13 @@ MODES: Mapping[str, Mode] = {
     "bfloat16-host-normalise": Mode(dtype="bfloat16", arguments=("--no-mm-device-do-normalize",)),
     # So small that requests preempt each other and images evict each other from the encoder cache.
     "small-cache": Mode(arguments=("--num-gpu-blocks-override", "40", "--max-num-batched-tokens", "1024")),
+    # Receives tensors of a trainer through files, for which `weight_files.py` stands in the server.
+    "transfer": Mode(
+        arguments=(
+            *("--weight-transfer-config", '{"backend": "files"}'),
+            *("--worker-extension-cls", "weight_files.RegisteredBackend"),
+        ),
+    ),
     "lora": Mode(
         arguments=("--enable-lora", "--max-lora-rank", "8", "--max-loras", "2"),
         variables=(("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1"),),

@@ -135,6 +135,12 @@ def test_the_page_on_fleets():
     assert [str(member.state) for member in names["members"]] == ["ready"] * 3
 
 
+def test_the_page_on_workers(renderer):
+    names = run_page("workers.md", renderer=renderer)
+    assert names["rewards"] == {"Ada": [1.0, 1.0], "Grace": [0.0, 0.0]}
+    assert (names["metrics"]["workers"], names["metrics"]["worker_slots"]) == (1, 8)
+
+
 def test_the_page_on_observability(capsys):
     names = run_page("observability.md")
     values, lines = names["values"], names["lines"]

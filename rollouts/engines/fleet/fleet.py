@@ -161,8 +161,21 @@ class EngineFleet:
             log.info("request %s moves on from %s: %s", request.request_id, member.name, failures[member.name])
 
     async def update_weights(self, weights: Any, version: str, *, in_flight: InFlight = "abort") -> None:
-        """`control.update_weights`, which also returns the result of each member."""
+        """`control.update_weights`, which also returns the result of each member.
+
+        With `FleetLimits.rolling_updates` and in_flight="wait" it is `control.rolling_update`.
+        """
+        if self._limits.rolling_updates and in_flight == "wait":
+            await self.control.rolling_update(weights, version)
+            return
         await self.control.update_weights(weights, version, in_flight=in_flight)
+
+    def record_weights(self, version: str, failed: Mapping[str, Exception]) -> None:
+        """Record that the members were given the weights `version` by other means than `update_weights`.
+
+        `failed` has the errors of members that do not serve them: these are ejected.
+        """
+        self._membership.record_update(version, None, failed)
 
     async def load_adapter(self, name: str, directory: str | os.PathLike[str]) -> None:
         """`control.load_adapter`: a LoRA adapter for `GenerateRequest.adapter`, at every member or at none."""
@@ -250,14 +263,7 @@ class EngineFleet:
         """
         with self._membership.lock:
             member = self._membership.member(name)
-            member.set_state(MemberState.DRAINING, "it is being drained")
-            idle = member.wait_until_idle()
-        try:
-            async with asyncio.timeout(seconds):
-                await asyncio.wrap_future(idle)
-        except TimeoutError:
-            member.interrupt()
-            await asyncio.wrap_future(member.wait_until_idle())
+        await self._membership.drain(member, "it is being drained", seconds)
 
     async def undrain(self, name: str) -> MemberStatus:
         """Let a drained member serve again, as soon as its checks pass."""

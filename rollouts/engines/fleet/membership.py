@@ -193,6 +193,18 @@ class Membership:
         except (EngineError, WeightUpdateError) as error:
             log.error("%s stays ejected, it could not load the weights %r: %s", member.name, version, error)
 
+    async def drain(self, member: Member, reason: str, seconds: float | None) -> None:
+        """Give a member no more requests; return when its requests have ended. After `seconds` they are moved."""
+        with self.lock:
+            member.set_state(MemberState.DRAINING, reason)
+            idle = member.wait_until_idle()
+        try:
+            async with asyncio.timeout(seconds):
+                await asyncio.wrap_future(idle)
+        except TimeoutError:
+            member.interrupt()
+            await asyncio.wrap_future(member.wait_until_idle())
+
     def record_update(
         self, version: str, directory: str | os.PathLike[str] | None, failed: Mapping[str, Exception]
     ) -> None:

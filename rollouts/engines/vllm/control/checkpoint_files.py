@@ -17,7 +17,8 @@ from safetensors import SafetensorError, safe_open
 from rollouts.errors import WeightUpdateError
 
 _INDEX = "model.safetensors.index.json"
-_HEAD = "lm_head.weight"
+#: The name of the output layer.
+HEAD = "lm_head.weight"
 _HEAD_FILE = "lm_head.safetensors"
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -29,18 +30,18 @@ def check_checkpoint(directory: Path, *, like: Path | None) -> None:
     `like` is a checkpoint of the same model, the one that the server was started with. Without it, or where this
     process cannot read it, only completeness is checked. Data types may differ: the server casts.
     """
-    new = _checkpoint_shapes(directory)
-    tied = _ties_embeddings(directory) or (like is not None and _ties_embeddings(like))
-    if tied and _HEAD not in new:
+    new = checkpoint_shapes(directory)
+    tied = ties_embeddings(directory) or (like is not None and ties_embeddings(like))
+    if tied and HEAD not in new:
         raise _error(
             directory,
-            f"the model ties {_HEAD} to its embeddings and the checkpoint leaves it out; vLLM would keep the output "
+            f"the model ties {HEAD} to its embeddings and the checkpoint leaves it out; vLLM would keep the output "
             "layer that it had before. Write it too: rollouts.engines.vllm.write_tied_head(directory)",
         )
     if like is None or not any(like.glob("*.safetensors")):
         return
-    old = _checkpoint_shapes(like)
-    optional = {_HEAD} if tied else set()
+    old = checkpoint_shapes(like)
+    optional = {HEAD} if tied else set()
     missing = sorted(old.keys() - new.keys() - optional)
     unknown = sorted(new.keys() - old.keys() - optional)
     if missing or unknown:
@@ -58,7 +59,7 @@ def write_tied_head(directory: Path) -> None:
     index where there is one; does nothing where the layer is there. Raises `WeightUpdateError`.
     """
     directory = Path(directory)
-    if _HEAD in _checkpoint_shapes(directory):
+    if HEAD in checkpoint_shapes(directory):
         return
     for path in sorted(directory.glob("*.safetensors")):
         names = [name for name in _file_shapes(directory, path) if name.endswith("embed_tokens.weight")]
@@ -73,7 +74,7 @@ def write_tied_head(directory: Path) -> None:
         entry = json.loads(file.read(length))[embeddings[0]]
     first, last = entry["data_offsets"]
     entry["data_offsets"] = [0, last - first]
-    header = json.dumps({_HEAD: entry, "__metadata__": {"format": "pt"}}).encode()
+    header = json.dumps({HEAD: entry, "__metadata__": {"format": "pt"}}).encode()
     header += b" " * (-len(header) % 8)
     with (directory / _HEAD_FILE).open("wb") as target:
         target.write(len(header).to_bytes(8, "little") + header)
@@ -81,12 +82,12 @@ def write_tied_head(directory: Path) -> None:
     index = directory / _INDEX
     if index.exists():
         content = dict(_read_json(directory, index))
-        content["weight_map"] = {**content["weight_map"], _HEAD: _HEAD_FILE}
+        content["weight_map"] = {**content["weight_map"], HEAD: _HEAD_FILE}
         index.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _checkpoint_shapes(directory: Path) -> Shapes:
-    """The shape of every tensor of a checkpoint."""
+def checkpoint_shapes(directory: Path) -> Shapes:
+    """The shape of every tensor of a checkpoint. Raises `WeightUpdateError` for one that is not complete."""
     if not directory.is_dir():
         raise _error(directory, "there is no such directory here")
     index = directory / _INDEX
@@ -112,7 +113,8 @@ def _file_shapes(directory: Path, path: Path) -> Shapes:
         ) from error
 
 
-def _ties_embeddings(directory: Path) -> bool:
+def ties_embeddings(directory: Path) -> bool:
+    """Whether the output layer of the model is the tensor of its embeddings."""
     path = directory / "config.json"
     if not path.exists():
         return False

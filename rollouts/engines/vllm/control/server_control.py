@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from rollouts.engines.vllm.control.metrics import ServerMetrics
 from rollouts.engines.vllm.control.routes import required_field
-from rollouts.engines.vllm.control.weight_updates import WeightControl
+from rollouts.engines.vllm.control.weight_transfer import TransferControl
 from rollouts.engines.vllm.error_context import name_errors_after_methods
 from rollouts.engines.vllm.server_probe import json_object
 from rollouts.errors import (
@@ -29,7 +29,7 @@ REQUEST_ID_PREFIX = "generate-tokens-"
 
 
 @name_errors_after_methods
-class ServerControl(WeightControl):
+class ServerControl(TransferControl):
     """The control calls of one server. Most of them need VLLM_SERVER_DEV_MODE=1 in the environment of the server.
 
     `forget_media` is called before and after every call that makes the server drop pixels; `on_weight_version` is

@@ -13,7 +13,8 @@ from rollouts.errors import UnsafeControlError
 class ServerState:
     """The state of one server as the calls of this process left it. Forgotten when the server is another process.
 
-    `loaded_directory` holds the weights that were loaded last; `unusable_weights` is the reason why the server must not
+    `loaded_directory` holds the weights that were loaded last, unless a trainer has sent others since
+    (`was_transferred`); `unusable_weights` is the reason why the server must not
     run with the weights that it has, None where it may.
     """
 
@@ -26,6 +27,7 @@ class ServerState:
 
     def _forget(self) -> None:
         self.loaded_directory: str | None = None
+        self.was_transferred = False
         self.unusable_weights: str | None = None
         self.record_sleep(0)
 
@@ -46,6 +48,13 @@ class ServerState:
         """All workers have loaded the weights in `directory`."""
         self.unusable_weights = None
         self.loaded_directory = directory
+        self.was_transferred = False
+        self._weights_loaded = True
+
+    def record_transfer(self) -> None:
+        """All workers have received weights from a trainer."""
+        self.unusable_weights = self.loaded_directory = None
+        self.was_transferred = True
         self._weights_loaded = True
 
     async def sleep_level(self) -> int:

@@ -117,7 +117,9 @@ class WeightControl(CacheControl):
                 in_flight = "abort"
             with self._media_forgotten():
                 await self._pause_or_resume(in_flight, stays_paused)
-                previous = self._state.loaded_directory or await self._initial_directory()
+                previous = None
+                if not self._state.was_transferred:
+                    previous = self._state.loaded_directory or await self.initial_directory()
                 try:
                     await self._load(path)
                 except WeightUpdateError as failure:
@@ -193,13 +195,13 @@ class WeightControl(CacheControl):
         await self._state.forget_if_restarted()
         if not check:
             return str(directory)
-        initial = await self._initial_directory()
+        initial = await self.initial_directory()  # later checkpoints may lack tensors
         path = await asyncio.to_thread(Path(directory).absolute)
         await asyncio.to_thread(check_checkpoint, path, like=None if initial is None else Path(initial))
         return str(path)
 
-    async def _initial_directory(self) -> str | None:
-        """The checkpoint that the server was started with, by its own path; later checkpoints may lack tensors."""
+    async def initial_directory(self) -> str | None:
+        """The checkpoint that the server was started with, by its own path; None where it does not report it."""
         model = (await self._routes.capabilities()).model
         response = await self._routes.request("GET", "/v1/models")
         cards = json_object(response).get("data") if response.status == 200 else None

@@ -75,6 +75,11 @@ export class EpisodePane {
     this.draw();
   }
 
+  /** Whether the episode of a place is shown. A place without an episode always is. */
+  isShown(place: Place): boolean {
+    return place.episode === (this.episode?.header.number ?? null);
+  }
+
   // Keys.
 
   nextColour(by: number): void {
