@@ -169,3 +169,11 @@ def test_the_page_on_the_runner():
     assert names["retried"].attempts == (2,)
     assert names["before"] == names["after"][:1]
     assert (sorted(names["after"]), names["again"]) == (sorted(task.task_id for task in names["tasks"]), [])
+
+
+def test_the_page_on_the_gateway():
+    names = run_page("gateway.md")
+    trajectory = names["trajectory"]
+    assert [node.parent for node in trajectory.nodes] == [-1, 0, 1, 2]
+    assert (trajectory.reward, trajectory.finished) == (1.0, True)
+    assert names["response"].content.startswith(b"MMRRECS\n")
