@@ -18,7 +18,7 @@ from test_journal_kills import Runs, kill_rounds
 PROGRAM = Path(__file__).parent / "journalled_workers.py"
 NUM_WORKERS = 3
 #: Seconds between two kills of workers.
-BETWEEN_KILLS = (0.02, 0.6)
+BETWEEN_KILLS = (0.05, 1.0)
 
 
 def free_address() -> str:
