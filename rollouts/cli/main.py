@@ -16,6 +16,8 @@ from rollouts.cli.run.command import run
 from rollouts.cli.serve.command import serve
 from rollouts.cli.traj.commands import traj_commands
 from rollouts.cli.view.command import view
+from rollouts.cli.worker.command import worker
+from rollouts.cli.worker.keys_command import keys
 
 app = typer.Typer(cls=CommandGroup, **APP_SETTINGS)
 app.add_typer(media_commands, name="media")
@@ -25,6 +27,8 @@ app.command(cls=Command)(demo)
 app.command(cls=Command)(env)
 app.command(cls=Command)(render)
 app.command(cls=Command)(run)
+app.command(cls=Command)(worker)
+app.command(cls=Command)(keys)
 app.command(cls=Command)(serve)
 app.command(cls=Command)(view)
 

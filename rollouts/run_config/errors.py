@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from rollouts.errors import RolloutsError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,27 @@ class RunConfigError(RolloutsError, ValueError):
         self.path = path
         self.problems = tuple(problems)
         super().__init__("\n".join(problem.text(path) for problem in problems))
+
+
+class ProblemList:
+    """Collects the problems of several parts of a configuration, so that all of them are reported at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._problems: list[ConfigProblem] = []
+
+    def attempt(self, make: Callable[[], T]) -> T | None:
+        """What `make` returns; None if it raised `RunConfigError`, whose problems are kept."""
+        try:
+            return make()
+        except RunConfigError as error:
+            self._problems.extend(error.problems)
+            return None
+
+    def check(self) -> None:
+        """Raises `RunConfigError` with all problems, by line, if there is one."""
+        if self._problems:
+            raise RunConfigError(self._path, sorted(self._problems, key=lambda problem: problem.line or 0))
 
 
 class TaskFileError(RolloutsError, ValueError):

@@ -23,3 +23,12 @@ class ViewPortError(RolloutsError):
         self.port = port
         self.reason = reason
         super().__init__(f"port {port} of 127.0.0.1 cannot be used: {reason}; pass another --port, or 0 for a free one")
+
+
+class EpisodeReadError(RolloutsError):
+    """An episode or a medium of a served file cannot be read. `name` says which one."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = name
+        self.reason = reason
+        super().__init__(f"{name}: {reason}")

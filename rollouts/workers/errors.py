@@ -31,6 +31,15 @@ class WorkerLostError(RolloutsError):
         )
 
 
+class UnreadableOutcomeError(RolloutsError):
+    """What a worker sent as the outcome of an episode cannot be decoded."""
+
+    def __init__(self, worker: str, reason: str) -> None:
+        self.worker = worker
+        self.reason = reason
+        super().__init__(f"worker {worker:.80} sent an outcome that cannot be decoded: {reason}")
+
+
 class WorkersClosedError(RolloutsError):
     """The workers of a runner were closed."""
 

@@ -139,3 +139,10 @@ def test_trl_computes_the_log_probabilities_of_our_sampler(trl, monkeypatch):
     rewards = load("trl_grpo").main(["--quick"])
     assert len(rewards) == len(differences) == 2
     assert max(differences) < 1e-4
+
+
+def test_an_agent_on_the_openai_client_is_recorded_with_a_mismatch_near_zero(tiny_model_dir):
+    trajectories, report = asyncio.run(load("openai_client_agent").main(tiny_model_dir))
+    assert [trajectory.num_turns for trajectory in trajectories] == [3] * 4
+    assert all(len(trajectory.leaves()) == 1 for trajectory in trajectories)
+    assert report.max_abs < 1e-4

@@ -135,6 +135,12 @@ def test_the_page_on_fleets():
     assert [str(member.state) for member in names["members"]] == ["ready"] * 3
 
 
+def test_the_page_on_workers(renderer):
+    names = run_page("workers.md", renderer=renderer)
+    assert names["rewards"] == {"Ada": [1.0, 1.0], "Grace": [0.0, 0.0]}
+    assert (names["metrics"]["workers"], names["metrics"]["worker_slots"]) == (1, 8)
+
+
 def test_the_page_on_observability(capsys):
     names = run_page("observability.md")
     values, lines = names["values"], names["lines"]
@@ -163,3 +169,24 @@ def test_the_page_on_the_runner():
     assert names["retried"].attempts == (2,)
     assert names["before"] == names["after"][:1]
     assert (sorted(names["after"]), names["again"]) == (sorted(task.task_id for task in names["tasks"]), [])
+
+
+def test_the_page_on_serving():
+    names = run_page("serve.md")
+    assert (names["choice"]["finish_reason"], len(names["choice"]["token_ids"])) == ("length", 4)
+
+
+def test_the_page_on_the_viewer(tmp_path):
+    names = run_page("viewer.md")
+    assert names["trajectory"].nodes[1].extras["entropy"].tolist() == [0.5] * len(names["ids"])
+    for page in ("episode.html", "page.html", "mismatch.html"):
+        assert (tmp_path / page).read_text("utf-8").startswith("<!doctype html>")
+    assert '"mismatch":0.5,' in (tmp_path / "mismatch.html").read_text("utf-8")
+
+
+def test_the_page_on_the_gateway():
+    names = run_page("gateway.md")
+    trajectory = names["trajectory"]
+    assert [node.parent for node in trajectory.nodes] == [-1, 0, 1, 2]
+    assert (trajectory.reward, trajectory.finished) == (1.0, True)
+    assert names["response"].content.startswith(b"MMRRECS\n")

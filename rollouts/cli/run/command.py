@@ -14,6 +14,7 @@ from rollouts.errors import RolloutsError
 from rollouts.terminal.text import print_error, print_line
 
 if TYPE_CHECKING:
+    from rollouts.cli.run.execution import MakeWorkers
     from rollouts.cli.run.output_directory import OutputDirectory
     from rollouts.cli.run.parts import RunParts
 
@@ -28,28 +29,46 @@ def run(
         typer.Option("--dry-run", help="Check the file and print the first prompt; start no engine, write nothing."),
     ] = False,
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N tasks.")] = None,
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            "--workers",
+            metavar="ADDRESS",
+            help="Run the episodes in processes that connect to this address, such as tcp://127.0.0.1:7100 "
+            "(rollouts worker); replaces listen of the table [workers].",
+        ),
+    ] = None,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Run the episodes in actors of a Ray cluster, as the table [ray] says.")
+    ] = False,
 ) -> None:
     """Run the episodes of a configuration file; write trajectories, metrics and a summary to its output directory."""
     from rollouts.cli.run.dry_run import print_first_prompt
     from rollouts.cli.run.output_directory import prepare_output
     from rollouts.cli.run.parts import make_parts
+    from rollouts.cli.run.ray_workers import ray_workers_of_run
+    from rollouts.cli.run.workers import workers_of_run
     from rollouts.run_config.config_file import read_config
     from rollouts.run_config.errors import RunConfigError
 
+    if ray and workers is not None:
+        print_error("--ray and --workers say two different places for the episodes; use one of them")
+        raise typer.Exit(2)
     try:
         parts = make_parts(read_config(config), offline=dry_run)
         if dry_run:
             print_first_prompt(parts, Console())
         else:
             count = None if limit is None else min(limit, sys.maxsize)  # islice takes no larger number
-            _run(parts, prepare_output(parts.file, resume=resume), count)
+            make_workers = ray_workers_of_run(parts.file) if ray else workers_of_run(parts.file, workers)
+            _run(parts, prepare_output(parts.file, resume=resume), count, make_workers)
     except RunConfigError as error:
         for problem in error.problems:
             print_error(problem.text(error.path))
         raise typer.Exit(2) from None
 
 
-def _run(parts: RunParts, output: OutputDirectory, limit: int | None) -> None:
+def _run(parts: RunParts, output: OutputDirectory, limit: int | None, make_workers: MakeWorkers | None) -> None:
     """Run, then write and print the summary, also after Ctrl-C and an error of the run."""
     from rollouts.cli.run.execution import Execution
     from rollouts.cli.run.group_files import read_group_rows
@@ -59,7 +78,7 @@ def _run(parts: RunParts, output: OutputDirectory, limit: int | None) -> None:
 
     console = Console()
     started = time.monotonic()
-    execution = Execution(parts, output, limit=limit, console=console)
+    execution = Execution(parts, output, limit=limit, console=console, make_workers=make_workers)
 
     def report(*, complete: bool) -> dict[str, Any]:
         rows = read_group_rows(output.metrics)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import TypeAlias
 
 from rich.console import Console
 
@@ -13,11 +15,16 @@ from rollouts.cli.run.output_directory import OutputDirectory
 from rollouts.cli.run.parts import RunParts
 from rollouts.engines.protocol import Engine
 from rollouts.observability import EngineMonitor, ProgressDisplay, RendererStats, RunMetrics, WaitWatcher
+from rollouts.observability.run_metrics import Source
 from rollouts.run_config.engines import connect
 from rollouts.run_config.tasks import TaskSource, first_tasks
 from rollouts.runner.journal import Journal
 from rollouts.runner.runner import Runner
 from rollouts.terminal.interrupt_deadline import run_with_deadline
+from rollouts.workers.protocol import Workers
+
+#: Returns the context in which workers run the episodes of a run.
+MakeWorkers: TypeAlias = Callable[[], AbstractAsyncContextManager[Workers]]
 
 #: A run that is interrupted has ended after this time, also if a method of an environment does not return.
 _INTERRUPT_SECONDS = 4.0
@@ -27,13 +34,25 @@ _LONG_WAIT_SECONDS = 120.0
 
 
 class Execution:
-    """The run of this process: all tasks, or the first `limit`. `metrics` are those of the runner so far."""
+    """The run of this process: all tasks, or the first `limit`. `metrics` are those of the runner so far.
 
-    def __init__(self, parts: RunParts, output: OutputDirectory, *, limit: int | None, console: Console) -> None:
+    `make_workers` returns the context of the workers that run its episodes; None: they run in this process.
+    """
+
+    def __init__(
+        self,
+        parts: RunParts,
+        output: OutputDirectory,
+        *,
+        limit: int | None,
+        console: Console,
+        make_workers: MakeWorkers | None = None,
+    ) -> None:
         self._parts = parts
         self._output = output
         self._limit = limit
         self._console = console
+        self._make_workers = make_workers
         self._metrics: RunMetrics | None = None
 
     def run(self) -> None:
@@ -41,7 +60,7 @@ class Execution:
 
         Raises `RunConfigError` if the engine cannot be used, `JournalError`, and `KeyboardInterrupt` after Ctrl-C.
         """
-        engine = self._parts.make_engine()
+        engine = self._parts.make_engine() if self._make_workers is None else None
         message = f"interrupted, and stopped at once; to continue: rollouts run {self._parts.file.path} --resume"
         run_with_deadline(self._run(engine), _INTERRUPT_SECONDS, message)
 
@@ -54,23 +73,31 @@ class Execution:
         """The metrics of the runner by name (`rollouts.observability.METRICS`); empty before it began."""
         return {} if self._metrics is None else dict(self._metrics.metrics())
 
-    async def _run(self, engine: Engine) -> None:
+    async def _run(self, engine: Engine | None) -> None:
+        async with AsyncExitStack() as opened:
+            sources: list[Source] = []
+            if engine is not None:
+                opened.push_async_callback(engine.close)
+                await connect(self._parts.file, engine)
+                sources = [await opened.enter_async_context(EngineMonitor(engine)), RendererStats(self._parts.renderer)]
+                await self._run_at(engine, sources)
+            elif self._make_workers is not None:
+                workers = await opened.enter_async_context(self._make_workers())
+                await self._run_at(workers, [workers.metrics])
+
+    async def _run_at(self, place: Engine | Workers, sources: list[Source]) -> None:
         parts, limit = self._parts, self._limit
-        try:
-            await connect(parts.file, engine)
-            tasks = parts.tasks if limit is None else first_tasks(parts.tasks, limit)
-            journal = Journal.open(self._output.journal, configuration=parts.journal_configuration())
-            async with AsyncExitStack() as opened, EngineMonitor(engine) as monitor:
-                opened.push_async_callback(journal.close)  # the runner closes it, if it comes to that
-                self._metrics = metrics = RunMetrics(sources=[monitor, RendererStats(parts.renderer)])
-                waits = WaitWatcher(threshold_seconds=_LONG_WAIT_SECONDS)
-                runner = parts.make_runner(engine, journal=journal, listeners=[metrics, waits])
-                progress = ProgressDisplay(metrics, total_groups=limit, console=self._console)
-                with GroupFiles(self._output) as files, waits, progress:
-                    async with runner:
-                        await _write_groups(runner, tasks, files)
-        finally:
-            await engine.close()
+        tasks = parts.tasks if limit is None else first_tasks(parts.tasks, limit)
+        journal = Journal.open(self._output.journal, configuration=parts.journal_configuration())
+        async with AsyncExitStack() as opened:
+            opened.push_async_callback(journal.close)  # the runner closes it, if it comes to that
+            self._metrics = metrics = RunMetrics(sources=sources)
+            waits = WaitWatcher(threshold_seconds=_LONG_WAIT_SECONDS)
+            runner = parts.make_runner(place, journal=journal, listeners=[metrics, waits])
+            progress = ProgressDisplay(metrics, total_groups=limit, console=self._console)
+            with GroupFiles(self._output) as files, waits, progress:
+                async with runner:
+                    await _write_groups(runner, tasks, files)
 
 
 async def _write_groups(runner: Runner, tasks: TaskSource, files: GroupFiles) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from renderers import TemplateRenderer
 from rollouts.engines.protocol import Engine, SamplingParams
@@ -14,7 +14,7 @@ from rollouts.rewards import GroupReward
 from rollouts.run_config.config_file import ConfigFile
 from rollouts.run_config.engines import engine_factory
 from rollouts.run_config.environments import MakeEnvironment, environment_factory
-from rollouts.run_config.errors import ConfigProblem, RunConfigError
+from rollouts.run_config.errors import ProblemList
 from rollouts.run_config.import_paths import check_call, imported_function
 from rollouts.run_config.modes import make_mode
 from rollouts.run_config.renderers import make_renderer
@@ -24,11 +24,10 @@ from rollouts.runner.events import Listener
 from rollouts.runner.journal import Journal
 from rollouts.runner.retries import RetryPolicy
 from rollouts.runner.runner import Runner
-
-T = TypeVar("T")
+from rollouts.workers.protocol import Workers
 
 #: Keys of the configuration that may change while a run continues; seed and group size are the runner's to compare.
-_CHANGEABLE = {"concurrency", "retry", "mode", "output", "seed", "group_size"}
+_CHANGEABLE = {"concurrency", "retry", "mode", "workers", "ray", "output", "seed", "group_size"}
 
 #: Keys of an engine that say where its servers are and how they are started, and none of what they sample.
 _PLACE_OF_SERVERS = {"base_url", "urls", "file", "servers", "start", "environment", "log", "start_seconds"}
@@ -58,17 +57,18 @@ class RunParts:
 
     def make_runner(
         self,
-        engine: Engine,
+        place: Engine | Workers,
         *,
         journal: Journal,
         listeners: Sequence[Listener],
     ) -> Runner:
-        """The runner of the configuration."""
+        """The runner of the configuration; its episodes run here with an engine, or on workers."""
         config = self.file.config
+        workers = place if isinstance(place, Workers) else None
         return Runner(
-            self.make_environment,
-            engine,
-            self.renderer,
+            None if workers else self.make_environment,
+            None if isinstance(place, Workers) else place,
+            None if workers else self.renderer,
             sampling=self.sampling,
             group_size=config.group_size,
             limits=self.limits,
@@ -80,6 +80,7 @@ class RunParts:
             skip_group=self.skip_group,
             journal=journal,
             listeners=listeners,
+            workers=workers,
         )
 
     def journal_configuration(self) -> dict[str, Any]:
@@ -103,23 +104,14 @@ def make_parts(file: ConfigFile, *, offline: bool) -> RunParts:
 
     Raises `RunConfigError` with every problem, and `MissingExtraError`.
     """
-    problems: list[ConfigProblem] = []
-
-    def attempt(make: Callable[[], T]) -> T | None:
-        try:
-            return make()
-        except RunConfigError as error:
-            problems.extend(error.problems)
-            return None
-
-    tasks = attempt(lambda: make_tasks(file))
-    make_environment = attempt(lambda: environment_factory(file))
-    group_rewards = attempt(lambda: make_group_rewards(file))
-    skip_group = attempt(lambda: _skip_group(file))
-    renderer = attempt(lambda: make_renderer(file, offline=offline))
-    make_engine = attempt(lambda: engine_factory(file, renderer))
-    if problems:
-        raise RunConfigError(file.path, sorted(problems, key=lambda problem: problem.line or 0))
+    problems = ProblemList(file.path)
+    tasks = problems.attempt(lambda: make_tasks(file))
+    make_environment = problems.attempt(lambda: environment_factory(file))
+    group_rewards = problems.attempt(lambda: make_group_rewards(file))
+    skip_group = problems.attempt(lambda: _skip_group(file))
+    renderer = problems.attempt(lambda: make_renderer(file, offline=offline))
+    make_engine = problems.attempt(lambda: engine_factory(file, renderer))
+    problems.check()
     assert tasks is not None
     assert make_environment is not None
     assert group_rewards is not None

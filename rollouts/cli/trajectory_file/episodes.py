@@ -40,23 +40,32 @@ def read_episodes(reader: RecordReader, problems: list[str]) -> Iterator[Episode
     number = 0
     for record in range(len(reader)):
         try:
-            held = reader[record]
+            for episode in episodes_of_record(reader, record, number, problems):
+                yield episode
+                number += 1
         except TransportError as error:
             problems.append(f"record {record}: {error}")
-            continue
-        if isinstance(held, Task):  # the journal of a run has the tasks with the episodes
-            continue
-        found = list(_members(held))
-        if not found:
-            problems.append(f"record {record}: it holds a {type(held).__name__} and no episode")
-        for member in found:
-            if isinstance(member, Trajectory):
-                yield Episode(number, record, member, _unbounded_value(member))
-                number += 1
-            else:
-                problems.append(f"record {record}: it holds a {type(member).__name__} among its episodes")
     if reader.truncated_bytes:
         problems.append(f"the last {reader.truncated_bytes} bytes are an incomplete record")
+
+
+def episodes_of_record(reader: RecordReader, record: int, number: int, problems: list[str]) -> Iterator[Episode]:
+    """The episodes of one record; the first is number `number`. `problems` as for `read_episodes`.
+
+    Raises `TransportError` before the first episode for a record that cannot be read.
+    """
+    held = reader[record]
+    if isinstance(held, Task):  # the journal of a run has the tasks with the episodes
+        return
+    found = list(_members(held))
+    if not found:
+        problems.append(f"record {record}: it holds a {type(held).__name__} and no episode")
+    for member in found:
+        if isinstance(member, Trajectory):
+            yield Episode(number, record, member, _unbounded_value(member))
+            number += 1
+        else:
+            problems.append(f"record {record}: it holds a {type(member).__name__} among its episodes")
 
 
 def open_reader(path: Path, problem: str = "not a trajectory file") -> RecordReader:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from renderers import load_renderer
+from renderers import TemplateRenderer, load_renderer
 from rollouts.cli.errors import CommandFileError
 from rollouts.cli.render.conversation_file import read_tools
 from rollouts.cli.trajectory_file.episodes import open_reader, read_episodes
@@ -36,21 +39,51 @@ def view(
     tools: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A JSON list of the tools that the episodes had, for the drift.")
     ] = None,
+    serve: Annotated[bool, typer.Option("--serve", help="Serve the page on 127.0.0.1, and follow the file.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="With --serve; 0: any free one.")] = 0,
 ) -> None:
     """Look at episodes in a browser: messages with images, tokens with log-probabilities, branches, prompts, drift.
 
-    Writes one HTML file that needs nothing else.
+    Writes one HTML file that needs nothing else. With --serve, starts at once however large the file is, and shows
+    the episodes that are written while it runs.
     """
     if tools is not None and model is None:
         exit_with_error("--tools is used by the full render only: pass --model, too")
+    if serve and out is not None:
+        exit_with_error("--serve writes no file: pass --out without it")
     path = _trajectory_file(file)
     renderer = None if model is None else load_renderer(model)
     offered = None if tools is None else read_tools(tools)
-    out = out or path.with_name(f"{path.name}.html")
+    if serve:
+        _serve(path, port, renderer, offered)
+    else:
+        _write(path, out or path.with_name(f"{path.name}.html"), renderer, offered)
+
+
+def _serve(path: Path, port: int, renderer: TemplateRenderer | None, tools: list[Any] | None) -> None:
+    """Serve until Ctrl-C."""
+    from rollouts.cli.view.growing_file import GrowingFile
+    from rollouts.view.server import new_secret, serve_viewer, viewer_app
+
+    def report_ready(url: str) -> None:
+        print_line(f"{path} at {url} (only from this machine; Ctrl-C ends it)")
+        sys.stdout.flush()  # a program that started this one waits for the line
+
+    store = GrowingFile(path)
+    secret = new_secret()
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            app = viewer_app(store, secret, renderer=renderer, tools=tools)
+            asyncio.run(serve_viewer(app, secret, port, report_ready))
+    finally:
+        store.close()
+
+
+def _write(path: Path, out: Path, renderer: TemplateRenderer | None, tools: list[Any] | None) -> None:
     problems: list[str] = []
     with open_reader(path) as reader:
         episodes = _trajectories(reader, problems)
-        written = write_html(episodes, out, renderer=renderer, tools=offered, title=f"{path.name}", problems=problems)
+        written = write_html(episodes, out, renderer=renderer, tools=tools, title=f"{path.name}", problems=problems)
     if not written and not problems:
         print_error(f"{path} holds no episodes")
     for problem in problems:

@@ -196,3 +196,20 @@ def test_the_policy_stops_a_script_that_got_into_the_page(tmp_path, open_page):
     assert any("Content Security Policy" in message for message in opened.messages)
     with pytest.raises(Exception, match="TrustedHTML"):
         opened.evaluate("document.body.innerHTML = '<b>x</b>'")
+
+
+def test_a_tree_of_two_thousand_forks_below_each_other_is_shown_to_its_end(tmp_path, open_page):
+    nodes = [TokenNode(-1, np.zeros(1, np.int32), np.zeros(1, bool), np.empty(0, np.float32))]
+    for _ in range(2000):
+        parent = len(nodes) - 1
+        nodes += [TokenNode(parent, np.zeros(1, np.int32), np.zeros(1, bool), np.empty(0, np.float32))] * 2
+    path = tmp_path / "page.html"
+    write_html([Trajectory("forks", nodes=nodes)], path)
+    opened = open_page(path)
+    opened.show("#e=0&v=tree")
+    opened.until("document.querySelectorAll('.blocks > *').length", 4001)
+    opened.evaluate("document.getElementById('view').scrollTop = 1e9")
+    opened.until("[...document.querySelectorAll('.node .index')].at(-1)?.textContent", "4000")
+    opened.show("#e=0&v=tokens")
+    assert "2001 tokens" in opened.texts("#branch option:checked")[0].replace(",", "")
+    opened.check_quiet()

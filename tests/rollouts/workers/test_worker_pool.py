@@ -280,3 +280,23 @@ def test_wrong_arguments_are_refused():
         EpisodeJob("e", "t", 0, 0, 1, SamplingParams(), EpisodeLimits())
     with pytest.raises(ArgumentError, match=r"EpisodeOutcome\.episode"):
         EpisodeOutcome("e")
+
+
+@pytest.mark.parametrize("rounds", range(5))
+def test_a_job_that_is_cancelled_when_a_slot_becomes_free_keeps_no_slot(rounds):
+    async def run():
+        pool, worker = WorkerPool(), HeldWorker()
+        pool.add("worker", 1, worker)
+        first, second = (asyncio.ensure_future(pool.run(job(name), Observer())) for name in ("a", "b"))
+        await settled()
+        worker.finish("a")
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        second.cancel()
+        await settled()
+        assert first.done()
+        assert second.cancelled()
+        assert pool.metrics()["worker_slots_used"] == 0
+        await pool.close()
+
+    asyncio.run(run())

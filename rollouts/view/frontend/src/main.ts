@@ -9,6 +9,8 @@ import { EpisodePane } from "./pane.ts";
 import { lineOf } from "./visible_text.ts";
 
 const POLL_MILLISECONDS = 1500;
+/** After so many new episodes at once, more are asked for without a pause. */
+const MANY = 500;
 
 const KEYS: [string, string][] = [
   ["j, k", "next, previous episode"],
@@ -56,7 +58,7 @@ function start(): void {
   document.addEventListener("keydown", (event) => onKey(event, list, pane, help, open));
   if (placeOf(location.hash).episode === null && index.episodes.length === 1) open(0);
   else void show();
-  if (index.live) void follow(list, problems, state);
+  if (index.live) void follow(list, problems, state, () => pane.isShown(placeOf(location.hash)) || void show());
 }
 
 function onKey(event: KeyboardEvent, list: EpisodeList, pane: EpisodePane, help: HTMLDialogElement, open: (episode: number) => void): void {
@@ -139,18 +141,21 @@ function showProblems(parent: HTMLElement, problems: string[]): void {
   if (problems.length > 20) parent.append(h("p", { class: "warn" }, `${counted(problems.length - 20, "more problem")} of the file`));
 }
 
-/** Ask for new episodes until the server ends. */
-async function follow(list: EpisodeList, problems: HTMLElement, state: HTMLElement): Promise<void> {
+/** Ask for new episodes for as long as the page is open. `added` is called after some were found. */
+async function follow(list: EpisodeList, problems: HTMLElement, state: HTMLElement, added: () => void): Promise<void> {
   for (;;) {
-    await new Promise((resolve) => setTimeout(resolve, POLL_MILLISECONDS));
+    let count = 0;
     try {
       const found = await newEpisodes(list.all.length);
-      if (found.episodes.length) list.add(found.episodes);
+      count = found.episodes.length;
+      if (count) list.add(found.episodes);
+      if (count) added();
       showProblems(problems, found.problems);
       state.textContent = "following the file";
     } catch {
       state.textContent = "the server does not answer";
     }
+    if (count < MANY) await new Promise((resolve) => setTimeout(resolve, POLL_MILLISECONDS));
   }
 }
 

@@ -69,13 +69,16 @@ class ServedInThread:
                 return Answer(error.code, error.headers, error.read())
 
 
-def local_app(directory: Path, *, name: str | None = None, **options: Any) -> Any:
-    """The application over a `LocalEngine` of a directory."""
+def local_app(directory: Path, *, name: str | None = None, model: Any = None, **options: Any) -> Any:
+    """The application over a `LocalEngine` of a directory, or of `model`, which was loaded from it."""
     from rollouts.engines.local import LocalEngine
 
     renderer = load_renderer(directory)
-    engine = LocalEngine.from_pretrained(directory, weight_version="default")
-    model = served_model(
+    if model is None:
+        engine = LocalEngine.from_pretrained(directory, weight_version="default")
+    else:
+        engine = LocalEngine(model, weight_version="default")
+    served = served_model(
         directory,
         renderer,
         name=name,
@@ -83,8 +86,9 @@ def local_app(directory: Path, *, name: str | None = None, **options: Any) -> An
         vocab_size=engine.vocab_size,
         dtype=engine.dtype,
     )
-    return create_app(PausableEngine(engine, max_model_len=engine.max_model_len), renderer, model, **options)
+    return create_app(PausableEngine(engine, max_model_len=engine.max_model_len), renderer, served, **options)
 
 
-def serve_directory(directory: Path, *, name: str | None = None, **options: Any) -> ServedInThread:
-    return ServedInThread(local_app(directory, name=name, **options))
+def serve_directory(directory: Path, **options: Any) -> ServedInThread:
+    """`options` are those of `local_app`."""
+    return ServedInThread(local_app(directory, **options))

@@ -1,0 +1,1 @@
+"""The commands `rollouts worker` and `rollouts keys`."""

@@ -1,0 +1,141 @@
+"""The page of a trajectory file over HTTP on this machine: episodes are read when the page asks for them."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from renderers import MediaSource, TemplateRenderer
+from renderers.media.item import Modality
+from rollouts.trajectory.tree import Trajectory
+from rollouts.view.episode_data import encoded_json, episode_payload
+from rollouts.view.errors import EpisodeReadError, ViewPortError
+from rollouts.view.media_frames import DEFAULT_IMAGE_SIDE, display_medium
+from rollouts.view.page import PAGE_END, json_block, page_start, script_block
+
+HOST: Final = "127.0.0.1"
+#: The most lines of the list in one response.
+MAX_ROWS: Final = 2000
+_NAMES_OF_THIS_MACHINE: Final = frozenset({HOST, "localhost", "::1"})
+_HEADERS: Final = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class EpisodeStore(Protocol):
+    """The episodes of a file that may grow. Its methods are called from several threads."""
+
+    @property
+    def title(self) -> str: ...
+
+    def rows(self, start: int, count: int) -> Sequence[dict[str, Any]]:
+        """The lines of the list (`episode_data.summary`) from episode `start` on, as far as they are known."""
+        ...
+
+    def problems(self) -> Sequence[str]:
+        """What of the file cannot be shown, a line each."""
+        ...
+
+    def episode(self, number: int) -> Trajectory:
+        """Raises `EpisodeReadError`."""
+        ...
+
+    def medium(self, digest: str) -> tuple[MediaSource, Modality]:
+        """Raises `EpisodeReadError`."""
+        ...
+
+
+def viewer_app(
+    store: EpisodeStore,
+    secret: str,
+    *,
+    renderer: TemplateRenderer | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> web.Application:
+    """The application. Every path begins with `secret`, so that other users of this machine cannot read the file."""
+
+    async def page(request: web.Request) -> web.Response:
+        index = {"title": store.title, "episodes": [], "problems": [], "live": True}
+        parts = [page_start(store.title, connects=True), json_block("index", index), script_block(), PAGE_END]
+        return web.Response(body=b"".join(parts), content_type="text/html", charset="utf-8")
+
+    async def index(request: web.Request) -> web.Response:
+        start = request.query.get("from", "0")
+        if not start.isdecimal() or len(start) > 9:
+            raise web.HTTPBadRequest(text=f"from={start[:40]!r} is not the number of an episode")
+        found = {"episodes": store.rows(int(start), MAX_ROWS), "problems": store.problems()}
+        return web.Response(body=encoded_json(found), content_type="application/json")
+
+    async def episode(request: web.Request) -> web.Response:
+        number = int(request.match_info["number"])
+
+        def payload() -> bytes:
+            return episode_payload(store.episode(number), number, renderer=renderer, tools=tools)
+
+        return web.Response(body=await _read(payload), content_type="application/octet-stream")
+
+    async def medium(request: web.Request) -> web.Response:
+        digest = request.match_info["digest"]
+
+        def picture() -> bytes:
+            return encoded_json(display_medium(*store.medium(digest), DEFAULT_IMAGE_SIDE))
+
+        return web.Response(body=await _read(picture), content_type="application/json")
+
+    app = web.Application(middlewares=[_only_this_machine], client_max_size=1024)
+    app.router.add_get(f"/{secret}/", page)
+    app.router.add_get(f"/{secret}/index", index)
+    app.router.add_get(f"/{secret}/episodes/{{number:\\d{{1,9}}}}", episode)
+    app.router.add_get(f"/{secret}/media/{{digest:[0-9a-f]{{64}}}}", medium)
+    app.on_response_prepare.append(_add_headers)
+    return app
+
+
+async def serve_viewer(app: web.Application, secret: str, port: int, on_ready: Callable[[str], None]) -> None:
+    """Serve on 127.0.0.1 until cancelled. `on_ready` gets the address of the page. Raises `ViewPortError`."""
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, HOST, port)
+        try:
+            await site.start()
+        except (OSError, OverflowError) as error:
+            raise ViewPortError(port, getattr(error, "strerror", None) or str(error)) from error
+        on_ready(f"http://{HOST}:{runner.addresses[0][1]}/{secret}/")
+        await asyncio.Event().wait()
+    finally:
+        await runner.cleanup()
+
+
+def new_secret() -> str:
+    return secrets.token_urlsafe(16)
+
+
+async def _read(work: Callable[[], bytes]) -> bytes:
+    """The result of `work` on a thread: reading, rendering and decoding take milliseconds to seconds."""
+    try:
+        return await asyncio.to_thread(work)
+    except EpisodeReadError as error:
+        raise web.HTTPNotFound(text=str(error)) from error
+
+
+@web.middleware
+async def _only_this_machine(request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
+    """Refuse requests that name another host: a foreign page whose name resolves to this machine could send them."""
+    if urlsplit(f"//{request.host}").hostname not in _NAMES_OF_THIS_MACHINE:
+        raise web.HTTPMisdirectedRequest(text="this viewer answers requests to 127.0.0.1 and localhost only")
+    response: web.StreamResponse = await handler(request)
+    return response
+
+
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers.update(_HEADERS)

@@ -1,0 +1,75 @@
+"""The gateway in front of a real server: what an OpenAI client samples has the log-probabilities of transformers."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+
+import numpy as np
+import openai
+import torch
+import uvicorn
+from PIL import Image
+from starlette.applications import Starlette
+from transformers import AutoModelForImageTextToText
+
+from renderers import load_renderer
+from rollouts.engines.vllm import VLLMEngine
+from rollouts.serve.gateway.routes import Gateway
+from rollouts.training import TrainingBatch, mismatch_report, samples_from_trajectory, token_logprobs
+
+SESSIONS, TURNS = 8, 4
+
+
+def image_part(random):
+    height, width = (int(side) for side in random.integers(20, 120, 2))
+    file = io.BytesIO()
+    Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(file, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+async def play(client, number):
+    """A conversation with images that drops nothing of what it receives, and samples its last turn twice."""
+    random = np.random.default_rng(number)
+    headers = {"X-Session-ID": f"s{number}"}
+    messages = [{"role": "system", "content": f"You are critic {number}."}]
+    for turn in range(TURNS):
+        parts = [image_part(random) for _ in range(turn % 3)]
+        messages.append({"role": "user", "content": [*parts, {"type": "text", "text": f"What is it? é 🙂 {turn}"}]})
+        response = await client.chat.completions.create(
+            model="policy", messages=messages, max_tokens=12, seed=turn, n=1 + turn // 3, extra_headers=headers
+        )
+        messages.append(response.choices[0].message)
+
+
+async def test_log_probabilities_of_chats_with_images_are_those_of_transformers(vllm_server):
+    renderer = load_renderer(vllm_server.model_dir)
+    async with VLLMEngine(vllm_server.base_url) as engine:
+        gateway = Gateway(engine, renderer)
+        server = uvicorn.Server(uvicorn.Config(Starlette(routes=gateway.routes()), port=0, log_level="warning"))
+        serving = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        url = f"http://127.0.0.1:{port}/v1"
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            await asyncio.gather(*(play(client, number) for number in range(SESSIONS)))
+        trajectories = [gateway.trajectory(f"s{number}") for number in range(SESSIONS)]
+        server.should_exit = True
+        await serving
+        await gateway.close()
+    model = AutoModelForImageTextToText.from_pretrained(vllm_server.model_dir, dtype=torch.float32)
+    worst, tokens = 0.0, 0
+    for trajectory in trajectories:
+        assert (trajectory.num_turns, trajectory.forks) == (TURNS + 1, 1)
+        assert len(trajectory.leaves()) == 2
+        assert len(list(trajectory.all_media())) == 3
+        samples = samples_from_trajectory(trajectory, advantage=1.0, processors=renderer.processors)
+        batch = TrainingBatch.from_samples(samples, pad_id=0)
+        with torch.no_grad():
+            report = mismatch_report(batch, token_logprobs(model, batch))
+        worst, tokens = max(worst, report.max_abs), tokens + report.tokens
+    assert tokens > SESSIONS * TURNS * 4
+    assert worst < 1e-4

@@ -1,0 +1,129 @@
+"""Stop strings, stop tokens, and requests that allow no tool call."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gateway_server import CALL, TOOLS, served, user
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollouts import Completion, FinishReason, WeightSpan
+from rollouts.serve.gateway.stop_strings import cut_at_stop
+from rollouts.testing import ScriptedEngine
+
+#: Tokens of a language in which the id of a token is its length and its letter.
+PIECES = ["", "a", "b", "ab", "ba", "aab", "é"]
+
+
+def decode(ids):
+    return "".join(PIECES[token] for token in ids)
+
+
+def completion_of(ids):
+    half = len(ids) // 2
+    return Completion(
+        index=0,
+        token_ids=np.array(ids, np.int32),
+        logprobs=-np.arange(len(ids), dtype=np.float32),
+        finish_reason=FinishReason.LENGTH,
+        weight_spans=(WeightSpan("0", 0, half), WeightSpan("1", half, len(ids))),
+        routed_experts=np.arange(3 + len(ids) - 1)[:, None, None],
+        sampling_masks=tuple(np.array([token], np.int32) for token in ids),
+    )
+
+
+STOPS = st.lists(st.text("abé", min_size=1, max_size=4), max_size=3)
+
+
+@given(st.lists(st.integers(1, len(PIECES) - 1), min_size=1, max_size=30), STOPS)
+def test_a_completion_ends_with_the_first_token_that_completes_a_stop_string(ids, stop):
+    cut, string = cut_at_stop(completion_of(ids), stop, decode)
+    lengths = [length for length in range(1, len(ids) + 1) if any(one in decode(ids[:length]) for one in stop)]
+    if not lengths:
+        assert string is None
+        assert cut.token_ids.tolist() == ids
+        return
+    length = lengths[0]
+    assert cut.token_ids.tolist() == ids[:length]
+    assert string in decode(ids[:length])
+    assert cut.finish_reason is FinishReason.STOP
+    assert len(cut.logprobs) == len(cut.sampling_masks) == length
+    assert len(cut.routed_experts) == 3 + length - 1
+    assert sum(span.end - span.start for span in cut.weight_spans) == length
+
+
+def test_the_client_gets_the_text_before_the_stop_string_and_the_tree_what_was_sampled(renderer):
+    engine = ScriptedEngine(["Thought: look.\nObservation: I invent one.", "Red."], renderer=renderer)
+    with served(engine, renderer) as server:
+        client = server.client("s")
+        response = client.chat.completions.create(model="m", messages=[user("a")], stop=["Observation:"])
+        (choice,) = response.choices
+        assert choice.message.content == "Thought: look.\n"
+        assert choice.finish_reason == "stop"
+        messages = [user("a"), choice.message, user("Observation: red")]
+        client.chat.completions.create(model="m", messages=messages, stop=["Observation:"])
+        trajectory = server.trajectory("s")
+    sampled = trajectory.nodes[trajectory.turns[0].node].token_ids.tolist()
+    assert renderer.tokenizer.decode(sampled) == "Thought: look.\nObservation:"
+    assert len(trajectory.leaves()) == 1
+    assert trajectory.turns[0].finish_reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize(("echoed", "leaves"), [("ab", 1), ("ab</code>", 1), ("a</code>", 2)])
+def test_an_agent_may_write_the_stop_string_back(renderer, echoed, leaves):
+    engine = ScriptedEngine(["ab</code>more", "Red."], renderer=renderer)
+    with served(engine, renderer) as server:
+        client = server.client("s")
+        client.chat.completions.create(model="m", messages=[user("a")], stop="</code>")
+        messages = [user("a"), {"role": "assistant", "content": echoed}, user("b")]
+        client.chat.completions.create(model="m", messages=messages)
+        assert len(server.trajectory("s").leaves()) == leaves
+
+
+def test_a_stop_string_inside_reasoning_ends_the_message_there(renderer):
+    engine = ScriptedEngine(["<think>\nhm STOP and more\n</think>\n\none"], renderer=renderer)
+    with served(engine, renderer) as server:
+        response = server.client("s").chat.completions.create(model="m", messages=[user("a")], stop=["STOP"])
+    (choice,) = response.choices
+    assert choice.message.reasoning_content.strip() == "hm"
+    assert choice.message.content == ""
+
+
+def test_stop_token_ids_are_added_to_those_of_the_template(renderer):
+    engine = ScriptedEngine(["one"], renderer=renderer)
+    with served(engine, renderer) as server:
+        server.client("s").chat.completions.create(model="m", messages=[user("a")], extra_body={"stop_token_ids": [70]})
+    assert engine.requests[0].sampling.stop_token_ids == (*renderer.get_stop_token_ids(), 70)
+
+
+def test_sampling_options_reach_the_engine_under_its_names(renderer):
+    engine = ScriptedEngine(["one"], renderer=renderer)
+    with served(engine, renderer) as server:
+        server.client("s").chat.completions.create(
+            model="m",
+            messages=[user("a")],
+            temperature=0.5,
+            top_p=0.9,
+            max_completion_tokens=7,
+            seed=3,
+            frequency_penalty=0.25,
+            presence_penalty=0,
+            extra_body={"top_k": 5, "min_p": 0.1},
+        )
+    sampling = engine.requests[0].sampling
+    assert (sampling.temperature, sampling.top_p, sampling.max_tokens) == (0.5, 0.9, 7)
+    assert (sampling.seed, sampling.top_k, sampling.n) == (3, 5, 1)
+    assert sampling.extra == {"frequency_penalty": 0.25, "min_p": 0.1}
+
+
+def test_without_tool_choice_the_prompt_has_no_tools_and_calls_are_text(renderer):
+    engine = ScriptedEngine([f"Hm.{CALL}"], renderer=renderer)
+    with served(engine, renderer) as server:
+        response = server.client("s").chat.completions.create(
+            model="m", messages=[user("a")], tools=TOOLS, tool_choice="none"
+        )
+    (choice,) = response.choices
+    assert choice.message.tool_calls is None
+    assert '"name": "look"' in choice.message.content
+    assert "look" not in renderer.tokenizer.decode(engine.requests[0].prompt_ids)
