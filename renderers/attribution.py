@@ -71,7 +71,10 @@ def attribute(
         printed, controls, slots, markers, owners, tokenizer, begin=begin
     )
     turns = [] if shape is None else _turns(printed, controls, roles, shape)
-    boundaries = {segment.start for segment in printed.segments} | {turn.begin for turn in turns}
+    # Segments before `begin` have no tokens: what a bridge prints of the history is not encoded.
+    unread = next((i for i, segment in enumerate(printed.segments) if segment.end > begin), len(printed.segments))
+    segments, owners = printed.segments[unread:], owners[unread:]
+    boundaries = {segment.start for segment in segments} | {turn.begin for turn in turns}
     boundaries.update(itertools.chain.from_iterable((expansion.start, expansion.end) for expansion in expansions))
     characters = sorted(boundaries)
     encoded = encode_printed(printed.text, controls, tokenizer, characters, begin=begin)
@@ -83,7 +86,7 @@ def attribute(
     sampled_ranges, stop_owners = _sampled_ranges(turns, token_at, control_token, len(encoded.ids))
     edges = {0, len(encoded.ids), *encoded.tokens_at, *itertools.chain.from_iterable(sampled_ranges.values())}
     edges.update(itertools.chain.from_iterable((token, token + 1) for token in stop_owners))
-    first_token = [token_at[segment.start] for segment in printed.segments]
+    first_token = [token_at[segment.start] for segment in segments]
 
     # All attributes are constant between two edges.
     in_media = set(itertools.chain.from_iterable(media))
@@ -93,7 +96,7 @@ def attribute(
         owner = stop_owners.get(start, owners[index])
         sampled_start, sampled_end = sampled_ranges.get(owner, (0, 0))
         sampled = sampled_start <= start < sampled_end
-        is_body = start in in_media or _is_body(printed.segments[index])
+        is_body = start in in_media or _is_body(segments[index])
         is_assistant = owner >= 0 and roles[owner] == "assistant"
         spans.append(TokenSpan(start, end, owner, sampled, sampled if is_assistant else is_body))
     repeats = {control_token[start]: count for start, count in repeats_at.items()}

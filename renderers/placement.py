@@ -29,7 +29,6 @@ def placement_error(placeholders: Iterable[PlaceholderRange], num_tokens: int) -
     previous_end = 0
     for index, placeholder in enumerate(placeholders):
         start, end = placeholder.offset, placeholder.end
-        edges = [start, *itertools.chain.from_iterable(placeholder.runs), end]
         if placeholder.length < 1:
             return Misplacement(
                 index, f"has a placeholder of {short_repr(placeholder.length)} tokens at {short_repr(start)}"
@@ -41,7 +40,7 @@ def placement_error(placeholders: Iterable[PlaceholderRange], num_tokens: int) -
             return Misplacement(
                 index, f"has a placeholder at {start}:{end}, before the end of the previous one at {previous_end}"
             )
-        if edges != sorted(edges):
+        if placeholder.embed_runs is not None and not _are_ascending(start, placeholder.runs, end):
             return Misplacement(
                 index,
                 f"has embed_runs {short_repr(placeholder.embed_runs)}, not ascending runs inside its placeholder of "
@@ -49,6 +48,11 @@ def placement_error(placeholders: Iterable[PlaceholderRange], num_tokens: int) -
             )
         previous_end = end
     return None
+
+
+def _are_ascending(start: int, runs: Iterable[tuple[int, int]], end: int) -> bool:
+    edges = [start, *itertools.chain.from_iterable(runs), end]
+    return edges == sorted(edges)
 
 
 def item_placement_error(placed: Sequence[PlacedItem], num_tokens: int) -> str | None:

@@ -83,9 +83,7 @@ class MultiModalData:
         """Collect items with their ranges; each modality keeps their order."""
         data = cls()
         for item, placeholder in items:
-            data.mm_hashes.setdefault(item.modality, []).append(item.mm_hash)
-            data.mm_placeholders.setdefault(item.modality, []).append(placeholder)
-            data.mm_items.setdefault(item.modality, []).append(ProcessorOutput(item))
+            data._append(item, placeholder)
         return data
 
     @property
@@ -104,8 +102,19 @@ class MultiModalData:
 
     def followed_by(self, later: MultiModalData, offset: int) -> MultiModalData:
         """These items at unchanged offsets, then those of `later`, their offsets increased by `offset` tokens."""
-        shifted = [(item, placeholder.shifted(offset)) for item, placeholder in later.items_with_ranges()]
-        return MultiModalData.from_items([*self.items_with_ranges(), *shifted])
+        joined = MultiModalData(
+            {modality: list(hashes) for modality, hashes in self.mm_hashes.items()},
+            {modality: list(ranges) for modality, ranges in self.mm_placeholders.items()},
+            {modality: list(map(_processor_output, items)) for modality, items in self.mm_items.items()},
+        )
+        for item, placeholder in later.items_with_ranges():
+            joined._append(item, placeholder.shifted(offset))
+        return joined
+
+    def _append(self, item: MediaItem, placeholder: PlaceholderRange) -> None:
+        self.mm_hashes.setdefault(item.modality, []).append(item.mm_hash)
+        self.mm_placeholders.setdefault(item.modality, []).append(placeholder)
+        self.mm_items.setdefault(item.modality, []).append(ProcessorOutput(item))
 
     def is_empty(self) -> bool:
         return not any(self.mm_items.values())
@@ -141,6 +150,10 @@ class MultiModalData:
         }
         items = {modality: [dict(entry) for entry in entries] for modality, entries in self.mm_items.items()}
         return {"mm_hashes": self.mm_hashes, "mm_placeholders": ranges, "mm_items": items}
+
+
+def _processor_output(entry: Mapping[str, Any]) -> ProcessorOutput:
+    return entry if isinstance(entry, ProcessorOutput) else ProcessorOutput(_media_item(entry))
 
 
 def _media_item(entry: Mapping[str, Any]) -> MediaItem:

@@ -49,12 +49,16 @@ class TurnEnd(NamedTuple):
 
 def regions(printed: Printed) -> Mapping[int, Region]:
     """Message index -> its region, from its first segment to its last."""
-    by_message: dict[int, Region] = {}
-    for index, segment in enumerate(printed.segments):
-        region = by_message.get(segment.owner)
-        start, first = (segment.start, index) if region is None else (region.start, region.first_segment)
-        by_message[segment.owner] = Region(start, segment.end, first, index + 1)
-    return by_message
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for index, (_, _, owner, _) in enumerate(printed.segments):
+        first.setdefault(owner, index)
+        last[owner] = index
+    segments = printed.segments
+    return {
+        owner: Region(segments[begin].start, segments[last[owner]].end, begin, last[owner] + 1)
+        for owner, begin in first.items()
+    }
 
 
 def sampled_start(printed: Printed, controls: Sequence[PrintedControl], region: Region, shape: TurnShape) -> int:

@@ -310,6 +310,17 @@ class ServerFileError(RolloutsError):
         super().__init__(f"the list of servers {path}: {reason}")
 
 
+class ServerActorError(RolloutsError):
+    """An actor of Ray does not give the address of its server. `name` is the name of the actor."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = name
+        super().__init__(
+            f"the actor {name:.80} gives no address: {reason}; pass names of rollouts.ray.RayServers, or of actors "
+            "with a method base_url, in this namespace"
+        )
+
+
 class ServerTimeoutError(EngineError):
     """A deadline passed. Whether the server did what was asked is unknown."""
 

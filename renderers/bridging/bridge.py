@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from renderers.attribution import attribute
 from renderers.bridging.continuation import Continuation, Continuations, TurnSummary, shape_of
 from renderers.bridging.probe_messages import ProbeMessages, unused_call_ids
@@ -148,13 +146,12 @@ class Bridge:
         if media is None:
             missing = any(token_id in prompt_ids for token_id in self.embed_ids)
             return BridgeRefusal.MISSING_MEDIA if missing else None
-        ids = np.asarray(prompt_ids)
         placed = media.items_with_ranges()
-        if item_placement_error(placed, len(ids)) is not None:
+        if item_placement_error(placed, len(prompt_ids)) is not None:
             return BridgeRefusal.MISPLACED_MEDIA
         for item, placeholder in placed:
-            allowed = [self._embed_id(piece, item.modality) for piece in item.expansion or _MARKER if piece.embed]
-            if not all(np.isin(ids[start:stop], allowed).all() for start, stop in placeholder.runs):
+            allowed = {self._embed_id(piece, item.modality) for piece in item.expansion or _MARKER if piece.embed}
+            if not all(allowed.issuperset(prompt_ids[start:stop]) for start, stop in placeholder.runs):
                 return BridgeRefusal.MISPLACED_MEDIA
         return None
 

@@ -20,7 +20,7 @@ from typing import Any
 import jinja2
 import jinja2.ext
 import jinja2.sandbox
-from jinja2.runtime import LoopContext
+from jinja2.runtime import LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -120,6 +120,11 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call methods of plain strings on a traced copy, so that `'\\n'.join(traced)` stays traced."""
+        if type(obj) is Macro:  # a macro of the template, to which Jinja's checks of functions do not apply
+            spend(STEP)
+            kwargs.pop("_block_vars", None)
+            kwargs.pop("_loop_vars", None)
+            return obj(context.eval_ctx, *args, **kwargs)
         owner = getattr(obj, "__self__", None)
         spend(STEP + len(owner) if isinstance(owner, str) else STEP)
         if isinstance(owner, str) and not isinstance(owner, TracedStr):

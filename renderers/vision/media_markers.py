@@ -121,6 +121,8 @@ def replace_markers(
         # A marker of a message, not of the template, is text.
         and ((origin := printed.segments[control.segment].origin) is None or origin.message_index < 0)
     ]
+    if not marks and not slots:
+        return ExpandedPrint(printed, controls, {}, [])
     slot_of = _slot_of_markers(marks, slots, markers, owners)
     placed = [slots[index] for index in slot_of]
     if all(slot.expansion is None for slot in placed):

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
-from types import UnionType
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from types import NoneType
+from typing import Any, Final, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 
@@ -69,17 +69,20 @@ class SamplingParams:
             self._set("stop_token_ids", _token_ids(self.stop_token_ids), "a sequence of token ids")
         valid = isinstance(self.extra, Mapping) and all(isinstance(name, str) for name in self.extra)
         self._set("extra", dict(self.extra) if valid else None, "a mapping from names to values")
-        rules = {
-            "max_tokens": (self.max_tokens >= 1, "at least 1"),
-            "temperature": (self.temperature >= 0.0, "0 (greedy) or more"),
-            "top_p": (0.0 < self.top_p <= 1.0, "a number above 0, up to 1"),
-            "top_k": (self.top_k >= 0, "0 (off) or more"),
-            "n": (self.n >= 1, "at least 1"),
-        }
-        for name, (holds, allowed) in rules.items():
-            if not holds:
-                text = f"SamplingParams.{name} is {short_repr(getattr(self, name))}; pass {allowed}"
-                raise InvalidRequestError("sampling", text)
+        if self.max_tokens < 1:
+            raise self._range_error("max_tokens", "at least 1")
+        if self.temperature < 0.0:
+            raise self._range_error("temperature", "0 (greedy) or more")
+        if not 0.0 < self.top_p <= 1.0:
+            raise self._range_error("top_p", "a number above 0, up to 1")
+        if self.top_k < 0:
+            raise self._range_error("top_k", "0 (off) or more")
+        if self.n < 1:
+            raise self._range_error("n", "at least 1")
+
+    def _range_error(self, name: str, allowed: str) -> InvalidRequestError:
+        text = f"SamplingParams.{name} is {short_repr(getattr(self, name))}; pass {allowed}"
+        return InvalidRequestError("sampling", text)
 
     def _set(self, name: str, value: object, kind: str) -> None:
         """Set a field to its value as a built-in type. Raises `InvalidRequestError` for None: it is not `kind`."""
@@ -123,21 +126,11 @@ class GenerateRequest:
     adapter: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        kinds: Mapping[str, tuple[object, type | UnionType, str]] = {
-            "request_id": (self.request_id, str, "text"),
-            "sampling": (self.sampling, SamplingParams, "a SamplingParams"),
-            "multi_modal_data": (self.multi_modal_data, MultiModalData | None, "MultiModalData or None"),
-            "session_id": (self.session_id, str | None, "text or None"),
-            "placeholder_token_ids": (self.placeholder_token_ids, Mapping, "a mapping from modality to token id"),
-            "sampled": (self.sampled, Sequence, "a sequence of pairs (start, end)"),
-            "prompt_logprobs": (self.prompt_logprobs, bool, "True or False"),
-            "adapter": (self.adapter, str | None, "text or None"),
-        }
-        for name, (value, kind, expected) in kinds.items():
-            if not isinstance(value, kind):
+        for name, (types, expected) in _REQUEST_FIELDS.items():
+            if not isinstance(value := getattr(self, name), types):
                 raise self._type_error(name, value, expected)
         for pair in self.sampled:
-            if not isinstance(pair, Sequence) or len(pair) != 2 or None in map(whole_number, pair):
+            if not isinstance(pair, (tuple, Sequence)) or len(pair) != 2 or None in map(whole_number, pair):
                 raise self._type_error("sampled", self.sampled, "a sequence of pairs (start, end)")
         if (priority := whole_number(self.priority)) is None:
             raise self._type_error("priority", self.priority, "an integer")
@@ -155,6 +148,18 @@ class GenerateRequest:
     def media(self) -> list[PlacedItem]:
         """The media items with their placeholder ranges, in prompt order."""
         return [] if self.multi_modal_data is None else self.multi_modal_data.items_with_ranges()
+
+
+_REQUEST_FIELDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
+    "request_id": ((str,), "text"),
+    "sampling": ((SamplingParams,), "a SamplingParams"),
+    "multi_modal_data": ((MultiModalData, NoneType), "MultiModalData or None"),
+    "session_id": ((str, NoneType), "text or None"),
+    "placeholder_token_ids": ((dict, Mapping), "a mapping from modality to token id"),
+    "sampled": ((list, tuple, Sequence), "a sequence of pairs (start, end)"),
+    "prompt_logprobs": ((bool,), "True or False"),
+    "adapter": ((str, NoneType), "text or None"),
+}
 
 
 @wire_type("rollouts.WeightSpan")

@@ -7,7 +7,15 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
-from renderers import Message, ParsedResponse, RenderedTokens, Renderer, RendererError, RendererPool
+from renderers import (
+    Message,
+    ParsedResponse,
+    RenderedTokens,
+    Renderer,
+    RendererError,
+    RendererPool,
+    TemplateRenderer,
+)
 from rollouts.episodes.errors import RendererFailedError, wrap_exceptions
 from rollouts.episodes.short_calls import ShortCalls
 from rollouts.errors import RolloutsError
@@ -38,7 +46,9 @@ class RendererCalls:
     def __init__(self, pool: RendererPool, short_calls: ShortCalls | None = None) -> None:
         self._pool = pool
         self._short_calls = short_calls if isinstance(pool, RendererPool) else None
-        self._name = type(getattr(pool, "renderer", pool)).__name__
+        renderer = getattr(pool, "renderer", pool)
+        self._name = type(renderer).__name__
+        self._template_renderer = renderer if isinstance(renderer, TemplateRenderer) else None
 
     def stop_token_ids(self) -> tuple[int, ...]:
         with self._wrap_exceptions("get_stop_token_ids"):
@@ -58,18 +68,19 @@ class RendererCalls:
         previous_messages: Sequence[Message],
     ) -> RenderedTokens | None:
         """The prompt after prompt + completion + new messages, or None where the renderer refuses."""
-        # A renderer for text alone has no parameter for media, and a prompt of text alone has no media.
+        # Another package's renderer for text alone has no parameter for media, and its prompts have none.
         media = prompt.multi_modal_data
-        has_media = media is not None and media.items_with_ranges()
-        media_argument: dict[str, Any] = {"previous_multi_modal_data": media} if has_media else {}
+        passes_media = media is not None and (self._template_renderer is not None or not media.is_empty())
+        media_argument: dict[str, Any] = {"previous_multi_modal_data": media} if passes_media else {}
         arguments = (prompt.token_ids, completion_ids, new_messages)
         options = {"tools": tools, "previous_messages": previous_messages, **media_argument}
         with self._wrap_exceptions("bridge_to_next_turn"):
-            text_size = _text_size(new_messages)
-            if self._short_calls is None or text_size is None:
+            text_size, has_media = _text_size(new_messages)
+            if self._short_calls is None or (has_media and not self._has_processed(new_messages)):
                 return await self._pool.bridge_to_next_turn_async(*arguments, **options)
+            kind = "bridge with media" if has_media else "bridge"
             bridge = partial(self._pool.bridge_to_next_turn, *arguments, **options)
-            return await self._short_calls.run(self._pool, "bridge", text_size + len(completion_ids), bridge)
+            return await self._short_calls.run(self._pool, kind, text_size + len(completion_ids), bridge)
 
     async def parse(
         self, completion_ids: Sequence[int], tools: Any, prompt: RenderedTokens
@@ -85,21 +96,28 @@ class RendererCalls:
             message: Message = parsed.to_message()
             return message, parsed
 
+    def _has_processed(self, messages: Sequence[Message]) -> bool:
+        """Whether no medium of the messages has to be loaded or processed, which takes long."""
+        return self._template_renderer is not None and self._template_renderer.has_processed(messages)
+
     def _wrap_exceptions(self, method: str) -> AbstractContextManager[None]:
         return wrap_exceptions(
             lambda error: RendererFailedError(self._name, method, error), unchanged=(RendererError, RolloutsError)
         )
 
 
-def _text_size(messages: Sequence[Message]) -> int | None:
-    """The characters of messages whose contents are text; None where there may be media, which take long to load."""
-    size = 0
+def _text_size(messages: Sequence[Message]) -> tuple[int, bool]:
+    """The characters in the contents of messages, and whether there may be media, too."""
+    size, has_media = 0, False
     for message in messages:
-        content = message.get("content")
-        if not isinstance(content, str):
-            return None
-        size += len(content)
-    return size
+        content: Any = message.get("content")
+        for part in content if isinstance(content, list) else [content]:
+            text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else part
+            if isinstance(text, str):
+                size += len(text)
+            else:
+                has_media = True
+    return size, has_media
 
 
 def _is_pool(renderer: object) -> bool:

@@ -1,9 +1,10 @@
 """Calls of a renderer that are so short that a thread would cost more than the call.
 
 A thread takes a tenth of a millisecond to begin a call and hand over its result, and several times that while other
-threads hold the interpreter's lock. Parsing a short completion, or adding a short message, takes less. Such calls are
-made on the event loop itself if they take half a millisecond at most on average. Of many that are due at once, a
-few are made at a time; then the loop looks at what else is due.
+threads hold the interpreter's lock. Parsing a short completion, or adding a short message, takes about as long or
+less, and a thread that computes in Python keeps the event loop waiting, too: for up to 5 ms, after which it has to
+release the lock. So such calls are made on the event loop itself if they take a millisecond at most on average. Of many
+that are due at once, a few are made at a time; then the loop looks at what else is due.
 """
 
 from __future__ import annotations
@@ -19,14 +20,13 @@ from renderers import RendererPool, TemplateRenderer
 
 T = TypeVar("T")
 
-_LONGEST_CALL_SECONDS: Final = 0.0005
-_CALLS_AT_ONCE: Final = 32
+_LONGEST_CALL_SECONDS: Final = 0.001
+_CALLS_AT_ONCE: Final = 16
 
 #: The fixed part of a call's cost, as if it had so many tokens or characters more.
 _FIXED_SIZE: Final = 64
 
-#: The share of the latest call in the mean cost of its kind. Half a millisecond on average leaves room for calls that
-#: take twice as long as the mean.
+#: The share of the latest call in the mean cost of its kind.
 _LATEST_SHARE: Final = 0.1
 
 

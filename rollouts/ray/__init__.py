@@ -8,8 +8,15 @@ except ImportError as error:
     raise MissingExtraError("rollouts.ray", "ray", "ray") from error
 
 from rollouts.ray.cluster import connect
-from rollouts.ray.errors import RayConnectionError, RayJobError, RayWorkerStartError, StoredEpisodesLostError
+from rollouts.ray.errors import (
+    RayConnectionError,
+    RayJobError,
+    RayServerStartError,
+    RayWorkerStartError,
+    StoredEpisodesLostError,
+)
 from rollouts.ray.object_media import ObjectMedia
+from rollouts.ray.servers import RayServers
 from rollouts.ray.stored_episodes import StoredEpisodes, store_episodes
 from rollouts.ray.workers import RayWorkers
 
@@ -17,6 +24,8 @@ __all__ = [
     "ObjectMedia",
     "RayConnectionError",
     "RayJobError",
+    "RayServerStartError",
+    "RayServers",
     "RayWorkerStartError",
     "RayWorkers",
     "StoredEpisodes",

@@ -23,10 +23,10 @@ def connect(address: str | None = None) -> None:
     address = address or os.environ.get(_ADDRESS)
     try:
         if address:
-            ray.init(address=address)
+            ray.init(address=address, logging_level="WARNING")
         else:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            ray.init(address="local", include_dashboard=False, _node_ip_address="127.0.0.1")
+            ray.init(address="local", logging_level="WARNING", include_dashboard=False, _node_ip_address="127.0.0.1")
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         cure = "start it (`ray start --head`), or correct the address" if address else "see the message above"
         raise RayConnectionError(address or "", str(error) or type(error).__name__, cure) from error

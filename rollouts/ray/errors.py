@@ -42,3 +42,12 @@ class StoredEpisodesLostError(RolloutsError):
             f"{num_episodes} stored episodes, or media of them, are no longer in the object store ({reason}); the "
             "process that stored them must run until they have been loaded"
         )
+
+
+class RayServerStartError(RolloutsError):
+    """A server of an engine did not start on Ray. `server` is the name of its actor."""
+
+    def __init__(self, server: str, reason: str) -> None:
+        self.server = server
+        self.reason = reason
+        super().__init__(f"server {server:.80} did not start: {reason}")

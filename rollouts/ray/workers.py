@@ -28,10 +28,11 @@ from rollouts.workers import EpisodeJob, JobObserver, WorkerPool, WorkersClosedE
 
 log = logging.getLogger("rollouts.ray")
 
-_STOP_SECONDS: Final = 10.0
+_STOP_SECONDS: Final = 3.0  # a command that is interrupted ends after 4 s
 _RETRY_SECONDS: Final = 0.5  # until an actor that restarts is asked again
 _STARTS: Final = 3  # failed starts in a row after which a worker is given up
 _EXTRA_CALLS: Final = 64  # of an actor, beyond its episodes: media, progress, cancellations
+_QUEUED_SHARE: Final = 8  # one job waits in a worker for so many that run
 _FIXED_OPTIONS: Final = frozenset({"max_concurrency", "max_task_retries", "concurrency_groups", "name", "lifetime"})
 
 
@@ -143,7 +144,7 @@ class RayWorkers:
 
     @property
     def num_slots(self) -> int:
-        """How many episodes can run at once, on the workers that have started.
+        """How many episodes can be at the workers that have started; of each worker, a few of them wait there.
 
         1 where no worker can be started: the runner then runs an episode, and receives the error.
         """
@@ -239,7 +240,8 @@ class RayWorkers:
         """Let a worker that has started run episodes until it is lost."""
         worker = ActorWorker(name, actor, self.media)
         self._places[name] = place
-        self._pool.add(name, self._slots, worker)
+        # Jobs that wait in the worker begin at once when an episode ends, before its result has arrived here.
+        self._pool.add(name, self._slots + max(1, self._slots // _QUEUED_SHARE), worker)
         self._has_started = True
         self._changed.set()
         try:

@@ -276,6 +276,24 @@ class WorkersSection(Section):
     max_losses: Count = 3
 
 
+class RaySection(Section):
+    """`rollouts run --ray`: the episodes run in `workers` actors of a Ray cluster (extra `ray`; `RayWorkers`).
+
+    By default the workers together run as many episodes at a time as the file says. `cpus`, `gpus` and `resources` are
+    what an actor reserves on its node. `address` is that of the cluster, by default the one of RAY_ADDRESS, which
+    `ray job submit` sets; without either, a cluster of this machine alone is started.
+    """
+
+    workers: Count = 1
+    episodes_per_worker: Count | None = None
+    cpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    gpus: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    resources: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(default_factory=dict)
+    address: Text | None = None
+    max_losses: Count = 3
+    start_seconds: Seconds = 600.0
+
+
 class OutputSection(Section):
     """The directory for the journal, the trajectories, the metrics and the summary."""
 
@@ -299,6 +317,7 @@ class RunConfig(Section):
     retry: RetrySection = RetrySection()
     mode: ModeSection | None = None
     workers: WorkersSection | None = None
+    ray: RaySection = RaySection()
     group_rewards: list[RewardSection] = Field(default_factory=list)
     skip_group: ImportPath | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0

@@ -13,7 +13,7 @@ import os
 import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, Final, NamedTuple, cast
 
@@ -254,7 +254,8 @@ class Trajectory:
         copied = _copied(info, name)
         if not is_plain(copied):
             _check_stored(copied, name)
-        turns[index] = replace(turns[index], reward=number, info=copied)
+        old = turns[index]
+        turns[index] = Turn(old.node, old.finish_reason, old.message, number, copied, old.seconds, old.agent)
 
     def finish(self) -> None:
         """Make the trajectory immutable. A second call does nothing."""
@@ -415,8 +416,8 @@ class Trajectory:
         nodes = self.nodes
         if not nodes or any(node.parent != index - 1 for index, node in enumerate(nodes)):
             return None
-        path = np.concatenate([node.token_ids for node in nodes])
-        if len(path) > len(prompt) or not (prompt[: len(path)] == path).all():
+        path = np.concatenate([node.token_ids for node in nodes], dtype=np.int32, casting="unsafe")
+        if prompt[: len(path)].tobytes() != path.tobytes():
             return None
         start = 0
         for node in nodes if references or any(node.media for node in nodes) else ():

@@ -1,12 +1,14 @@
 """Which calls of a renderer are made on the event loop, and how many of them between two looks at what else is due."""
 
 import asyncio
+import io
 import threading
 import time
 
 import pytest
+from PIL import Image
 
-from renderers import RendererPool, load_renderer
+from renderers import MediaPolicy, RendererPool, load_renderer
 from rollouts import SamplingParams, StepResult, run_episode
 from rollouts.episodes import short_calls
 from rollouts.episodes.short_calls import ShortCalls
@@ -20,9 +22,9 @@ def on_loop():
 
 
 def slow():
-    """Takes 2 ms of processor time; whether it ran on the event loop."""
+    """Takes 5 ms of processor time; whether it ran on the event loop."""
     began = time.thread_time()
-    while time.thread_time() < began + 0.002:
+    while time.thread_time() < began + 0.005:
         pass
     return on_loop()
 
@@ -141,22 +143,65 @@ async def test_an_error_of_a_short_call_is_raised_and_the_next_call_works(pool):
     assert await short.run(pool, "kind", 10, on_loop)
 
 
-def test_messages_that_may_have_media_are_added_on_threads(tiny_model_dir):
-    renderer = load_renderer(tiny_model_dir)
+def image(color):
+    buffer = io.BytesIO()
+    Image.new("RGB", (32, 32), color).save(buffer, "PNG")
+    return [{"type": "image", "image": buffer.getvalue()}, {"type": "text", "text": "Go on."}]
+
+
+def places_of_bridges(model_dir, contents):
+    """For each of the contents of the messages after the first turn, whether it was added on the event loop."""
+    renderer = load_renderer(model_dir)
     bridge, places = renderer.bridge_to_next_turn, []
     renderer.bridge_to_next_turn = lambda *args, **options: places.append(on_loop()) or bridge(*args, **options)
 
     class Turns:
         def reset(self, seed):
-            self.turn = 0
+            self.contents = iter(contents)
             return [{"role": "user", "content": "Begin."}]
 
         def step(self, assistant):
-            self.turn += 1
-            content = "Go on." if self.turn < 5 else [{"type": "text", "text": "Go on."}]
-            return StepResult([{"role": "user", "content": content}], done=self.turn == 9)
+            content = next(self.contents, None)
+            messages = [] if content is None else [{"role": "user", "content": content}]
+            return StepResult(messages, done=content is None)
 
     engine = ScriptedEngine(lambda request: "yes", renderer=renderer)
-    episode = run_episode(Turns(), engine=engine, renderer=renderer, sampling=SamplingParams(), max_turns=9)
+    turns = len(contents) + 1
+    episode = run_episode(Turns(), engine=engine, renderer=renderer, sampling=SamplingParams(), max_turns=turns)
     assert asyncio.run(episode).done
-    assert places[4:] == [False] * 4
+    return places
+
+
+@pytest.fixture
+def every_known_call_is_short(monkeypatch):
+    """On a loaded machine a call may take long."""
+    monkeypatch.setattr(short_calls, "_LONGEST_CALL_SECONDS", 1e9)
+
+
+@pytest.mark.usefixtures("every_known_call_is_short")
+def test_messages_of_text_are_added_on_the_loop_as_strings_and_as_parts(tiny_model_dir):
+    parts = [{"type": "text", "text": "Go on."}]
+    assert places_of_bridges(tiny_model_dir, ["Go on.", "Go on.", "Go on.", parts]) == [False, False, True, True]
+
+
+@pytest.mark.usefixtures("every_known_call_is_short")
+def test_an_image_is_added_on_the_loop_only_if_it_was_processed_before(tiny_model_dir):
+    red, blue = image("red"), image("blue")
+    assert places_of_bridges(tiny_model_dir, [red, red, red, red, blue, blue]) == [
+        False,
+        False,
+        False,
+        True,
+        False,
+        True,
+    ]
+
+
+def test_an_image_at_a_path_does_not_count_as_processed(tiny_model_dir, tmp_path):
+    """Its file would have to be looked at, which may take as long as its disk does."""
+    path = tmp_path / "red.png"
+    path.write_bytes(image("red")[0]["image"])
+    messages = [{"role": "user", "content": [{"type": "image", "image": str(path)}]}]
+    renderer = load_renderer(tiny_model_dir, media_policy=MediaPolicy(allowed_directories=(tmp_path,)))
+    renderer.render(messages)
+    assert not renderer.has_processed(messages)

@@ -38,22 +38,29 @@ def run(
             "(rollouts worker); replaces listen of the table [workers].",
         ),
     ] = None,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Run the episodes in actors of a Ray cluster, as the table [ray] says.")
+    ] = False,
 ) -> None:
     """Run the episodes of a configuration file; write trajectories, metrics and a summary to its output directory."""
     from rollouts.cli.run.dry_run import print_first_prompt
     from rollouts.cli.run.output_directory import prepare_output
     from rollouts.cli.run.parts import make_parts
+    from rollouts.cli.run.ray_workers import ray_workers_of_run
     from rollouts.cli.run.workers import workers_of_run
     from rollouts.run_config.config_file import read_config
     from rollouts.run_config.errors import RunConfigError
 
+    if ray and workers is not None:
+        print_error("--ray and --workers say two different places for the episodes; use one of them")
+        raise typer.Exit(2)
     try:
         parts = make_parts(read_config(config), offline=dry_run)
         if dry_run:
             print_first_prompt(parts, Console())
         else:
             count = None if limit is None else min(limit, sys.maxsize)  # islice takes no larger number
-            make_workers = workers_of_run(parts.file, workers)
+            make_workers = ray_workers_of_run(parts.file) if ray else workers_of_run(parts.file, workers)
             _run(parts, prepare_output(parts.file, resume=resume), count, make_workers)
     except RunConfigError as error:
         for problem in error.problems:

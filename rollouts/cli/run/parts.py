@@ -27,7 +27,7 @@ from rollouts.runner.runner import Runner
 from rollouts.workers.protocol import Workers
 
 #: Keys of the configuration that may change while a run continues; seed and group size are the runner's to compare.
-_CHANGEABLE = {"concurrency", "retry", "mode", "workers", "output", "seed", "group_size"}
+_CHANGEABLE = {"concurrency", "retry", "mode", "workers", "ray", "output", "seed", "group_size"}
 
 #: Keys of an engine that say where its servers are and how they are started, and none of what they sample.
 _PLACE_OF_SERVERS = {"base_url", "urls", "file", "servers", "start", "environment", "log", "start_seconds"}

@@ -14,6 +14,7 @@ from rollouts.engines.fleet.control import FleetControl
 from rollouts.engines.fleet.limits import FleetLimits
 from rollouts.engines.fleet.members import Member, MemberState, MemberStatus
 from rollouts.engines.fleet.membership import Membership, checked_engine
+from rollouts.engines.fleet.ray_servers import RayServerNames
 from rollouts.engines.fleet.server_file import ServerFile
 from rollouts.engines.fleet.sessions import SessionTable
 from rollouts.engines.lazy import LazyEngine
@@ -100,7 +101,29 @@ class EngineFleet:
         file = ServerFile(path)
         make_engines = partial(vllm_engines, limits=http_limits, options=options)
         fleet = cls(make_engines(file.read()), limits=limits)
-        fleet._membership.follow = lambda: fleet._follow_file(file, make_engines)
+        fleet._membership.follow = lambda: fleet._follow(file, make_engines)
+        return fleet
+
+    @classmethod
+    def from_ray(
+        cls,
+        names: Sequence[str],
+        *,
+        namespace: str | None = None,
+        limits: FleetLimits | None = None,
+        http_limits: HttpLimits | None = None,
+        **options: Any,
+    ) -> Self:
+        """A fleet of the vLLM servers of actors of Ray, by their names, such as those of `rollouts.ray.RayServers`.
+
+        Requests go to the servers, not through the actors. While requests run, the actors are asked for the addresses
+        again: one that Ray has started on another node is followed there. The options are those of `from_urls`. Blocks
+        until the actors have answered. Raises `ServerActorError`, `ArgumentError` and `MissingExtraError`.
+        """
+        servers = RayServerNames(names, namespace)
+        make_engines = partial(vllm_engines, limits=http_limits, options=options)
+        fleet = cls(make_engines(servers.read()), limits=limits)
+        fleet._membership.follow = lambda: fleet._follow(servers, make_engines)
         return fleet
 
     # The engine protocol.
@@ -335,12 +358,12 @@ class EngineFleet:
                 member.in_flight -= samples
                 member.settle_if_idle()
 
-    async def _follow_file(
-        self, file: ServerFile, make_engines: Callable[[Sequence[str]], Mapping[str, Engine]]
+    async def _follow(
+        self, servers: ServerFile | RayServerNames, make_engines: Callable[[Sequence[str]], Mapping[str, Engine]]
     ) -> None:
-        """Add and remove members as a file of servers says."""
+        """Add and remove members as a file of servers, or the actors of servers, say."""
         try:
-            urls = await asyncio.to_thread(file.read_if_changed)
+            urls = await asyncio.to_thread(servers.read_if_changed)
             engines = self._membership.engines() if urls is None else make_engines(urls)
         except (ServerFileError, ValueError) as error:
             log.error("the members of the fleet stay as they are: %s", error)

@@ -76,7 +76,7 @@ def test_a_killed_actor_or_node_loses_and_doubles_no_episode(cluster, tiny_model
     ids = Counter(episode.episode_id for group in groups for episode in group.episodes)
     assert ids == Counter(f"t{task}/{index}.0" for task in range(5) for index in range(4))
     assert all(episode.done for group in groups for episode in group.episodes)
-    assert metrics["worker_jobs_moved"] == 4
+    assert metrics["worker_jobs_moved"] == 4 + 1  # one of them had to wait in the worker
 
 
 def test_an_episode_that_kills_its_workers_is_given_up(cluster, tiny_model_dir):

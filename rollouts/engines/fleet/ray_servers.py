@@ -1,0 +1,63 @@
+"""Servers whose addresses actors of a Ray cluster know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from rollouts.error_texts import describe_exception
+from rollouts.errors import ArgumentError, MissingExtraError, ServerActorError
+
+_FIRST_SECONDS: Final = 60.0  # for an actor that is being placed
+_NEXT_SECONDS: Final = 5.0  # for one whose server is started again, meanwhile the fleet goes on without it
+
+
+class RayServerNames:
+    """The addresses of servers by the names of actors, which have a method `base_url`, as those of `RayServers` do.
+
+    Requests go to the addresses: pixels do not pass through actors. Raises `ArgumentError`.
+    """
+
+    def __init__(self, names: Sequence[str], namespace: str | None) -> None:
+        if isinstance(names, str) or not names or not all(isinstance(name, str) for name in names):
+            raise ArgumentError("names", names, "pass a list of names of actors")
+        self._names = list(names)
+        self._namespace = namespace
+        self._urls: dict[str, str] = {}
+
+    def read(self) -> list[str]:
+        """The addresses. Raises `ServerActorError` for a name without such an actor, and `MissingExtraError`."""
+        self._urls = {name: self._ask(name, _FIRST_SECONDS) for name in self._names}
+        return list(self._urls.values())
+
+    def read_if_changed(self) -> list[str] | None:
+        """The addresses if one has changed since the last call, else None. That of a lost actor stays as it was."""
+        urls = dict(self._urls)
+        for name in self._names:
+            try:
+                urls[name] = self._ask(name, _NEXT_SECONDS)
+            except ServerActorError:
+                continue
+        if urls == self._urls:
+            return None
+        self._urls = urls
+        return list(urls.values())
+
+    def _ask(self, name: str, seconds: float) -> str:
+        ray = _ray()
+        try:
+            actor = ray.get_actor(name, namespace=self._namespace)
+            return str(ray.get(actor.base_url.remote(), timeout=seconds))
+        except (ValueError, AttributeError, TimeoutError, ray.exceptions.RayError) as error:
+            raise ServerActorError(name, describe_exception(error)) from error
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingExtraError("EngineFleet.from_ray", "ray", "ray") from error
+    if not ray.is_initialized():
+        rule = 'call rollouts.ray.connect(), or ray.init(address="auto"), before EngineFleet.from_ray'
+        raise ArgumentError("names", "no connection to Ray", rule)
+    return ray

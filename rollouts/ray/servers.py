@@ -1,0 +1,157 @@
+"""Servers of engines, each started by an actor on the node where Ray places it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Final, Self
+
+import aiohttp
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from rollouts.engines.lazy.server_process import ServerProcess
+from rollouts.errors import ArgumentError
+from rollouts.numbers import whole_number
+from rollouts.ray.actor_worker import loss_reason
+from rollouts.ray.cluster import require_connection
+from rollouts.ray.errors import RayServerStartError
+
+_HEALTH_SECONDS: Final = 2.0
+_STOP_SECONDS: Final = 30.0
+
+
+class RayServers:
+    """Starts a server in each of `num_servers` actors; Ray chooses their nodes, and starts those of lost nodes again.
+
+        command = ["vllm", "serve", model, "--host", "{host}", "--port", "{port}", "--enable-scale-out"]
+        async with RayServers(command, num_servers=4, actor_options={"num_gpus": 1}) as servers:
+            fleet = EngineFleet.from_ray(servers.names)
+
+    In the command, `{host}` is replaced by the address of the node and `{port}` by a free port there; the server is
+    ready when GET /health answers with 200. What the server prints is in a file of its node, whose last lines are in
+    the error of a failed start. A server that has ended is started again when its address is asked for, as a fleet
+    does. The actors are named `name`-0, `name`-1... in the namespace of the program, and end with it.
+
+    `actor_options` are those of Ray's `ActorClass.options`; `environment` is added to that of the server. Raises
+    `ArgumentError`.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        num_servers: int,
+        name: str = "server",
+        actor_options: Mapping[str, Any] | None = None,
+        environment: Mapping[str, str] | None = None,
+        start_seconds: float = 900.0,
+    ) -> None:
+        if isinstance(command, str) or not all(isinstance(part, str) for part in command) or not command:
+            raise ArgumentError("command", command, "pass a list: the program and its arguments")
+        if not any("{port}" in part for part in command):
+            raise ArgumentError("command", list(command), "write {port} where the server is told its port")
+        if (whole_number(num_servers) or 0) < 1:
+            raise ArgumentError("num_servers", num_servers, "pass an integer of at least 1")
+        self._arguments = (tuple(command), dict(environment or {}), start_seconds)
+        self._options = {"num_cpus": 1, "max_restarts": -1, **(actor_options or {})}
+        self.names = tuple(f"{name}-{number}" for number in range(num_servers))
+        self._actors: list[Any] = []
+
+    async def start(self) -> None:
+        """Start the servers, and return when all are ready.
+
+        Raises `RayConnectionError` where this process is not connected, `RayServerStartError` for the first server that
+        does not start, and `ArgumentError` for a name that an actor has.
+        """
+        require_connection()
+        make = ray.remote(ServerActor)
+        for name in self.names:
+            try:
+                self._actors.append(make.options(name=name, **self._options).remote(*self._arguments))
+            except ValueError as error:
+                raise ArgumentError("name", name, str(error)) from error
+        for name, actor in zip(self.names, self._actors, strict=True):
+            try:
+                await actor.base_url.remote()
+            except RayTaskError as error:
+                raise RayServerStartError(name, str(error.cause)) from error
+            except RayError as error:
+                raise RayServerStartError(name, loss_reason(error)) from error
+
+    async def close(self) -> None:
+        """End the servers and their actors. A second call does nothing."""
+        actors, self._actors = self._actors, []
+        if ray.is_initialized():
+            await asyncio.gather(*map(_end, actors))
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class ServerActor:
+    """What runs in an actor of `RayServers`: the process of a server, which ends with the actor."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], start_seconds: float) -> None:
+        self._command = command
+        self._environment = environment
+        self._start_seconds = start_seconds
+        self._host = ray.util.get_node_ip_address()
+        self._process: ServerProcess | None = None
+        self._url = ""
+        self._starting = asyncio.Lock()
+
+    async def base_url(self) -> str:
+        """The address of the server, which is started where it does not run. Raises `EngineStartError`."""
+        async with self._starting:
+            if self._process is None or not self._process.is_running:
+                await self._start()
+            return self._url
+
+    async def stop(self) -> None:
+        """End the server."""
+        if self._process is not None:
+            await self._process.stop()
+
+    async def _start(self) -> None:
+        port = _free_port(self._host)
+        command = [part.replace("{host}", self._host).replace("{port}", str(port)) for part in self._command]
+        url = f"http://{f'[{self._host}]' if ':' in self._host else self._host}:{port}"
+        process = ServerProcess(command, environment=self._environment)
+        await process.start(lambda: _is_healthy(url), self._start_seconds)
+        self._process, self._url = process, url
+
+
+async def _is_healthy(url: str) -> bool:
+    try:
+        timeout = aiohttp.ClientTimeout(total=_HEALTH_SECONDS)
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(f"{url}/health") as response:
+            return response.status == 200
+    except (aiohttp.ClientError, TimeoutError):
+        return False
+
+
+def _free_port(host: str) -> int:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+async def _end(actor: Any) -> None:
+    with suppress(RayError, TimeoutError):
+        await asyncio.wait_for(actor.stop.remote(), _STOP_SECONDS)
+    ray.kill(actor)
