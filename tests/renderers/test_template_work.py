@@ -137,12 +137,12 @@ def test_work_that_is_not_counted_is_bounded_by_processor_time(monkeypatch: pyte
 
 def test_the_time_limit_grows_with_the_characters_of_the_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow machine may need more than a minute for what spends few of its units."""
-    clock = iter([0.0, *[100.0] * 10])
+    clock = iter([0.0, 0.0, *[100.0] * 10])
     monkeypatch.setattr(work_limit.time, "thread_time", lambda: next(clock))
     long_run = work_limit.TemplateRun(1, [{"role": "user", "content": "x" * 10**6}])
     long_run.spend(10**5)  # the time begins with the first check
     long_run.spend(10**5)
-    clock = iter([0.0, *[100.0] * 10])
+    clock = iter([0.0, 0.0, *[100.0] * 10])
     short_run = work_limit.TemplateRun(1, [{"role": "user", "content": "x"}])
     short_run.spend(10**5)
     with pytest.raises(WorkLimitError, match="takes longer"):
