@@ -171,6 +171,19 @@ def test_the_page_on_the_runner():
     assert (sorted(names["after"]), names["again"]) == (sorted(task.task_id for task in names["tasks"]), [])
 
 
+def test_the_page_on_serving():
+    names = run_page("serve.md")
+    assert (names["choice"]["finish_reason"], len(names["choice"]["token_ids"])) == ("length", 4)
+
+
+def test_the_page_on_the_viewer(tmp_path):
+    names = run_page("viewer.md")
+    assert names["trajectory"].nodes[1].extras["entropy"].tolist() == [0.5] * len(names["ids"])
+    for page in ("episode.html", "page.html", "mismatch.html"):
+        assert (tmp_path / page).read_text("utf-8").startswith("<!doctype html>")
+    assert '"mismatch":0.5,' in (tmp_path / "mismatch.html").read_text("utf-8")
+
+
 def test_the_page_on_the_gateway():
     names = run_page("gateway.md")
     trajectory = names["trajectory"]

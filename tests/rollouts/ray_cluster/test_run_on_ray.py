@@ -104,9 +104,10 @@ def test_a_run_can_be_submitted_as_a_job_with_its_directory(tmp_path, head):
     write_run(directory, config + TABLE)
     submit = [*RAY, "job", "submit", f"--address={head}", "--working-dir", str(directory), "--"]
     ended = None
-    for _ in range(30):  # until the server for jobs answers
+    for _ in range(60):  # until the server for jobs answers, and has an agent that takes them
         ended = called([*submit, *ROLLOUTS, "run", "--ray", "run.toml"], tmp_path)
-        if "Failed to connect to Ray" not in ended.stdout + ended.stderr:
+        printed = ended.stdout + ended.stderr
+        if "Failed to connect to Ray" not in printed and "No available agent" not in printed:
             break
     assert ended is not None
     assert ended.returncode == 0, ended.stdout + ended.stderr

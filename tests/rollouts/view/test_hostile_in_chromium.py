@@ -207,7 +207,9 @@ def test_a_tree_of_two_thousand_forks_below_each_other_is_shown_to_its_end(tmp_p
     write_html([Trajectory("forks", nodes=nodes)], path)
     opened = open_page(path)
     opened.show("#e=0&v=tree")
-    assert len(opened.texts(".node .index")) == 4001
+    opened.until("document.querySelectorAll('.blocks > *').length", 4001)
+    opened.evaluate("document.getElementById('view').scrollTop = 1e9")
+    opened.until("[...document.querySelectorAll('.node .index')].at(-1)?.textContent", "4000")
     opened.show("#e=0&v=tokens")
     assert "2001 tokens" in opened.texts("#branch option:checked")[0].replace(",", "")
     opened.check_quiet()

@@ -11,7 +11,7 @@ import { type Place, VIEWS, type View, fragmentOf } from "./location.ts";
 import { MediaLibrary } from "./media.ts";
 import { promptBlocks, rawIds, rawText } from "./prompt.ts";
 import { TokenView } from "./tokens.ts";
-import { treeList } from "./tree.ts";
+import { treeBlocks } from "./tree.ts";
 import { lineOf } from "./visible_text.ts";
 
 const COMPARED_AT_ONCE = 8;
@@ -216,7 +216,7 @@ export class EpisodePane {
     return h("label", {}, h("span", { class: "hint" }, "branch "), select);
   }
 
-  private show_(blocks: Block[], scroller = this.scroller): Blocks {
+  private showBlocks(blocks: Block[], scroller = this.scroller): Blocks {
     const shown = new Blocks(scroller, blocks);
     this.open.push(shown);
     scroller.append(shown.element);
@@ -225,7 +225,7 @@ export class EpisodePane {
 
   private drawConversation(episode: Episode): void {
     const parts = conversationBlocks(episode, this.leaf(), this.library, (token) => this.go({ view: "tokens", leaf: this.leaf(), token }));
-    this.conversation = { parts, blocks: this.show_(parts.blocks) };
+    this.conversation = { parts, blocks: this.showBlocks(parts.blocks) };
     const { token } = this.place;
     if (token === null) return;
     const found = parts.heads.findLast((index) => parts.firstToken[index] <= token);
@@ -248,7 +248,7 @@ export class EpisodePane {
     this.tools.append(h("label", {}, h("span", { class: "hint" }, "colour "), select), legend);
     if (!episode.hasTexts) this.tools.append(h("span", { class: "hint" }, "ids only: --model DIR adds the texts"));
     const view = new TokenView(episode, this.leaf(), this.library, colouring);
-    this.tokenView = { view, blocks: this.show_(view.blocks) };
+    this.tokenView = { view, blocks: this.showBlocks(view.blocks) };
     this.selectToken(this.place.token);
   }
 
@@ -316,24 +316,23 @@ export class EpisodePane {
     this.tools.append(copyButton("copy ids", () => JSON.stringify(rawIds(episode, path, end))));
     if (episode.hasTexts) this.tools.append(copyButton("copy text", () => rawText(episode, path, end)));
     else this.tools.append(h("span", { class: "hint" }, "ids only: --model DIR adds the texts"));
-    this.show_(promptBlocks(episode, path, end));
+    this.showBlocks(promptBlocks(episode, path, end));
   }
 
   private drawTree(episode: Episode): void {
     const onPath = new Set(episode.path(this.leaf()).map(({ node }) => node));
-    this.scroller.append(
-      treeList(episode, onPath, (node) => {
-        const leaf = onPath.has(node) ? this.leaf() : episode.leafBelow(node);
-        this.go({ view: "tokens", leaf, token: episode.path(leaf).find((at) => at.node === node)!.start });
-      }),
-    );
+    const open = (node: number): void => {
+      const leaf = onPath.has(node) ? this.leaf() : episode.leafBelow(node);
+      this.go({ view: "tokens", leaf, token: episode.path(leaf).find((at) => at.node === node)!.start });
+    };
+    this.showBlocks(treeBlocks(episode, onPath, open));
   }
 
   private drawDrift(episode: Episode): void {
     const path = episode.path(this.leaf());
     const drift = episode.driftOf(this.leaf());
     this.scroller.append(h("p", { class: "note" }, driftSummary(drift, path.at(-1)!.end)));
-    if (drift) this.show_(driftBlocks(episode, path, drift, (token) => this.go({ view: "tokens", leaf: this.leaf(), token })));
+    if (drift) this.showBlocks(driftBlocks(episode, path, drift, (token) => this.go({ view: "tokens", leaf: this.leaf(), token })));
   }
 
   private drawCompare({ header }: Episode): void {
@@ -374,7 +373,7 @@ export class EpisodePane {
         if (!payload.header.nodes.length) body.append(h("p", { class: "note" }, "This episode has no tokens."));
         else if (body.isConnected) {
           const openToken = (token: number): void => this.navigate({ episode: summary.number, view: "tokens", leaf, token });
-          this.show_(conversationBlocks(episode, leaf, this.library, openToken).blocks, body);
+          this.showBlocks(conversationBlocks(episode, leaf, this.library, openToken).blocks, body);
         }
       },
       (error: unknown) => body.append(h("p", { class: "bad" }, lineOf(String(error), 400))),
