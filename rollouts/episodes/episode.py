@@ -29,6 +29,7 @@ from rollouts.episodes.environment_calls import (
     step_environment,
 )
 from rollouts.episodes.errors import (
+    EnvironmentFailedError,
     EnvironmentProtocolError,
     EpisodeArgumentError,
     EpisodeError,
@@ -235,7 +236,18 @@ async def _play_in_own_task(factory: EnvironmentFactory, recorder: TurnRecorder)
     if playing.cancelled():
         text = "code of the environment cancelled the task of its episode; cancel only tasks that it has made"
         raise EnvironmentProtocolError(text)
+    error = playing.exception()
+    if error is not None and not isinstance(error, Exception) and not _ends_process(error):
+        raise EnvironmentFailedError(
+            "", "code of the environment", error
+        ) from error  # not a GeneratorExit of this task
     return playing.result()
+
+
+def _ends_process(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(_ends_process, error.exceptions))
+    return isinstance(error, KeyboardInterrupt | SystemExit)
 
 
 async def _play(

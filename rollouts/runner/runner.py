@@ -265,8 +265,9 @@ class Runner:
     async def _next_groups(self, schedule: Schedule, count: int, demand: Demand) -> list[Group]:
         self._check_open()
         await self._resume_journal()
-        left, self._left = self._left, None
-        if left is not None:
+        # Where `collect` can be called, evaluations that stream other tasks do not receive what it left.
+        if self._left is not None and self._collected in (None, schedule):
+            left, self._left = self._left, None
             schedule.resume(left.undelivered, left.unfinished)
         groups = await schedule.next_groups(count, demand)
         if not groups:
@@ -274,7 +275,7 @@ class Runner:
         return groups
 
     async def _resume_journal(self) -> None:
-        """Read what earlier processes left, once. The first consumer gets their groups.
+        """Read what earlier processes left, once. `collect` gets their groups, without `tasks` the first stream.
 
         The journal is read to its end though a consumer that waits for it is cancelled.
         """
@@ -293,6 +294,9 @@ class Runner:
     async def _end(self, schedule: Schedule) -> None:
         await schedule.close()
         self._schedules.discard(schedule)
+        stored, unfinished = schedule.take_left()
+        if stored or unfinished:  # for the next consumer
+            self._left = ResumedRun(undelivered=stored, unfinished=unfinished)
 
     def _abandon(self, schedule: Schedule) -> None:
         """`_end`, called on the event loop for a stream that nobody refers to."""

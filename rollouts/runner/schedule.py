@@ -72,6 +72,13 @@ class Schedule:
         self._stored.extend(stored)
         self._unfinished.extend(unfinished)
 
+    def take_left(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Ids of the finished and the unfinished tasks that were resumed and not begun; this schedule forgets them."""
+        left = tuple(self._stored), tuple(self._unfinished)
+        self._stored.clear()
+        self._unfinished.clear()
+        return left
+
     async def next_groups(self, count: int, demand: Demand) -> list[Group]:
         """The next `count` groups, fewer at the end of the source. Those of the last call count as delivered.
 

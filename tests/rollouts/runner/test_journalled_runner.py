@@ -19,8 +19,9 @@ from rollouts.runner import (
     JournalInUseError,
     JournalOfAnotherRunError,
     JournalWriteError,
+    Task,
 )
-from rollouts.runner.events import EpisodeEnded
+from rollouts.runner.events import EpisodeEnded, GroupFinished
 from rollouts.testing import ScriptedEngine
 from transport import RecordWriter, encode
 
@@ -113,6 +114,48 @@ async def test_tasks_that_were_begun_are_continued_though_the_source_does_not_yi
         groups = [group async for group in runner.stream([])]
     assert "t0" in ids(groups)
     assert all(len(group) == 2 and not group.num_failed for group in groups)
+
+
+async def left_of_five(renderer: Any, directory: Path) -> set[str]:
+    """Ids of the groups of five tasks that a process has finished and has not delivered."""
+    finished, all_finished = set(), asyncio.Event()
+
+    def listen(event: Any) -> None:
+        if isinstance(event, GroupFinished):
+            finished.add(event.task_id)
+            if len(finished) == 5:
+                all_finished.set()
+
+    async with journalled(renderer, directory, listeners=[listen]) as runner:
+        stream = runner.stream(tasks(5))
+        first = await anext(stream)
+        await anext(stream)  # now the first one counts as delivered
+        await all_finished.wait()
+    return finished - {first.task.task_id}
+
+
+async def test_what_a_closed_stream_has_not_begun_to_deliver_goes_to_the_next_one(
+    renderer: Any, tmp_path: Path
+) -> None:
+    left = await left_of_five(renderer, tmp_path)
+    async with journalled(renderer, tmp_path) as runner:
+        stream = runner.stream(tasks(5))
+        first = await anext(stream)
+        await stream.aclose()
+        others = [group async for group in runner.stream(tasks(5))]
+    assert {first.task.task_id, *ids(others)} == left
+    assert len(others) == len(left) - 1
+
+
+async def test_what_collect_left_goes_to_collect_and_not_to_a_stream_of_other_tasks(
+    renderer: Any, tmp_path: Path
+) -> None:
+    left = await left_of_five(renderer, tmp_path)
+    async with journalled(renderer, tmp_path, tasks=tasks(6)) as runner:
+        evaluated = [group async for group in runner.stream([Task("evaluation", 0)])]
+        collected = await runner.collect(99)
+    assert ids(evaluated) == ["evaluation"]
+    assert set(ids(collected)) == left | {"t5"}
 
 
 async def test_skipped_groups_are_not_run_again(renderer: Any, tmp_path: Path) -> None:

@@ -102,6 +102,23 @@ def test_an_environment_whose_close_awaits_what_it_has_cancelled_loses_no_group(
     assert episode.done
 
 
+@pytest.mark.parametrize("error", [GeneratorExit(), BaseExceptionGroup("of two", [GeneratorExit(), ValueError("x")])])
+def test_a_generator_exit_of_an_environment_fails_its_episode_and_no_other_of_the_group(renderer, error):
+    class Exits(Counting):
+        number = 0
+
+        def step(self, assistant):
+            Exits.number += 1
+            if Exits.number == 1:
+                raise error
+            return super().step(assistant)
+
+    groups, _ = run_groups(renderer, tasks(1), Exits, group_size=3)
+    errors = [episode.error for episode in groups["t0"].episodes]
+    assert sorted(map(bool, errors)) == [False, False, True]
+    assert "GeneratorExit" in max(errors) or "of two" in max(errors)
+
+
 @pytest.mark.parametrize("error", [PanicError, asyncio.CancelledError, GeneratorExit])
 @pytest.mark.parametrize("part", ["skip_group", "a group reward"])
 def test_a_base_exception_of_skip_group_or_a_group_reward_is_raised_in_place_of_the_group(renderer, part, error):
