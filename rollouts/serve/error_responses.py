@@ -63,6 +63,6 @@ async def on_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):  # an unknown route, or another method
         return JSONResponse({"detail": error.detail}, error.status_code, headers=error.headers)
     refusal = request_error(error)
-    if refusal.status >= 500:
+    if refusal.status >= 500 and not isinstance(error, RequestError):
         log.error("%s %s: %s", request.method, request.url.path, error, exc_info=error)
     return error_response(refusal.status, refusal.message, refusal.kind, refusal.param)

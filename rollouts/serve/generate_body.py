@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import isfinite
 from typing import Any, Literal, Self
@@ -129,6 +129,7 @@ def sampling_of(body: GenerateBody, model: ServedModel, *, prompt_tokens: int) -
     if unknown := sorted(given.keys() - _READ - _WITHOUT_EFFECT - _PASSED.keys()):
         raise _refusal(unknown[0], f"{unknown[0]!r} is no sampling option of this server")
     _check_values(given)
+    _check_stops(given.get("stop_token_ids") or (), model.vocab_size)
     room = model.max_model_len - prompt_tokens
     stop_ids = [*(given.get("stop_token_ids") or ()), *model_stops(given, model)]
     seed = given.get("seed")
@@ -193,6 +194,12 @@ def _check_values(given: Mapping[str, Any]) -> None:
     stop_ids = given.get("stop_token_ids")
     if stop_ids is not None and not (isinstance(stop_ids, list) and all(type(each) is int for each in stop_ids)):
         raise _refusal("stop_token_ids", f"stop_token_ids must be a list of integers, got {stop_ids!r:.100}.")
+
+
+def _check_stops(stop_ids: Sequence[int], vocab_size: int | None) -> None:
+    if wrong := [each for each in stop_ids if each < 0 or (vocab_size is not None and each >= vocab_size)]:
+        message = f"token_id(s) {wrong[:10]} in stop_token_ids are out of vocabulary ({vocab_size} ids)"
+        raise _refusal("stop_token_ids", message)
 
 
 def _refusal(name: str, message: str) -> RequestError:

@@ -171,6 +171,11 @@ def test_the_page_on_the_runner():
     assert (sorted(names["after"]), names["again"]) == (sorted(task.task_id for task in names["tasks"]), [])
 
 
+def test_the_page_on_serving():
+    names = run_page("serve.md")
+    assert (names["choice"]["finish_reason"], len(names["choice"]["token_ids"])) == ("length", 4)
+
+
 def test_the_page_on_the_viewer(tmp_path):
     names = run_page("viewer.md")
     assert names["trajectory"].nodes[1].extras["entropy"].tolist() == [0.5] * len(names["ids"])

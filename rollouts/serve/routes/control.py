@@ -128,7 +128,7 @@ class ControlRoutes:
         body = await read_object(request)
         method, options = body.get("method"), body.get("kwargs") or {}
         if method is None:
-            return JSONResponse({"detail": "Missing 'method' in request body"}, 400)
+            raise RequestError(400, "Missing 'method' in request body", "Bad Request")
         if method != "reload_weights" or not isinstance(options, dict) or options.keys() - {"weights_path"}:
             message = "this server has no workers; of their methods it has reload_weights, with weights_path"
             raise RequestError(501, message, "NotImplementedError")

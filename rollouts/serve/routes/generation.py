@@ -84,7 +84,7 @@ class GenerationRoutes:
     async def _abort(self, request: Request) -> Response:
         request_ids = (await read_object(request)).get("request_ids")
         if not isinstance(request_ids, list):
-            return JSONResponse({"detail": "Missing 'request_ids' in request body"}, 400)
+            raise RequestError(400, "Missing 'request_ids' in request body", "Bad Request")
         await self._state.engine.abort(map(str, request_ids))
         return Response()
 

@@ -75,7 +75,8 @@ async def run_link_worker(
     Raises `OrchestratorLostError` after `wait_seconds`; `LinkRefusedError` for another version of mmrollouts or another
     configuration; `LinkAddressError`, `ArgumentError`.
     """
-    if (finite_number(wait_seconds) or -1.0) < 0 and wait_seconds != 0:
+    seconds = finite_number(wait_seconds)
+    if seconds is None or seconds < 0:
         raise ArgumentError("wait_seconds", wait_seconds, "pass a number of seconds, 0 or more")
     name = name or worker_name()
     lost_since, delay, connections = time.monotonic(), _FIRST_DELAY, 0
@@ -103,7 +104,7 @@ async def run_link_worker(
         if connection.is_connected:
             lost_since, delay = time.monotonic(), _FIRST_DELAY
             log.warning("the orchestrator at %s is lost (%s); connecting again", address, reason)
-        left = wait_seconds - (time.monotonic() - lost_since)
+        left = seconds - (time.monotonic() - lost_since)
         if left <= 0:
             raise OrchestratorLostError(address, time.monotonic() - lost_since, reason)
         await asyncio.sleep(min(left, delay * random.uniform(0.5, 1.0)))  # noqa: S311  no secret depends on it

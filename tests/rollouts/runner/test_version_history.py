@@ -192,3 +192,21 @@ def test_after_any_earlier_processes_the_last_version_is_the_newest(earlier, now
     assert history.current == history.versions[-1] or len(now) == 1
     assert set(history.versions) == {*earlier, *now}
     assert history.place(history.current) == history.current_place
+
+
+def test_tokens_of_an_update_whose_call_has_not_returned_are_the_newest(caplog):
+    reported = ["1"]
+    history = VersionHistory("1", lambda: reported[0])
+    history.expected = "0"  # neither the order of the texts nor of the numbers
+    with caplog.at_level(logging.WARNING, "rollouts.runner"):
+        early = Trajectory("early", nodes=[node(-1, 2, ("0", 0, 2))])
+        place = oldest_place(early, history, history.current_place)
+        assert staleness(history, place) == 0
+        assert history.current == "1", "the engine still reports it"
+        reported[0] = "0"
+        history.start_using("0")
+        history.expected = ""
+    assert history.versions == ("1", "0")
+    assert staleness(history, oldest_place(early, history, 0)) == 0
+    assert staleness(history, history.place("1")) == 1
+    assert not caplog.records

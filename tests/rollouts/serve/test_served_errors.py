@@ -43,6 +43,7 @@ REFUSED = {
     "max_tokens 0": (sampling(max_tokens=0), 400, "BadRequestError", "max_tokens"),
     "21 log-probabilities": (sampling(logprobs=21), 400, "BadRequestError", "logprobs"),
     "top_p 0": (sampling(top_p=0), 400, "BadRequestError", "top_p"),
+    "a stop token beyond the vocabulary": (sampling(stop_token_ids=[9_999]), 400, "BadRequestError", None),
     "several greedy samples": (sampling(n=2), 400, "BadRequestError", None),
     "features without hashes": (body(features={"mm_placeholders": {}}), 400, "Bad Request", "body.features"),
     "features of different lengths": (

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +20,7 @@ from test_worker_kills import free_address
 from typer.testing import CliRunner
 
 from rollouts.cli.main import app
+from rollouts.workers.link import LinkWorkers
 from transport import RecordReader
 
 START = "from rollouts.cli.main import main; main()"
@@ -203,3 +207,24 @@ def test_workers_of_a_configuration_that_cannot_be_used_are_named_with_their_lin
     result = CliRunner().invoke(app, ["run", str(config)])
     assert result.exit_code == 2, result.output
     assert f"run.toml, line {len(CONFIG.splitlines()) + line}: {key}: " in result.output
+
+
+def test_a_worker_that_the_run_refuses_ends_with_the_reason(tmp_path: Path) -> None:
+    config = write_run(tmp_path)
+    addresses: queue.Queue[str] = queue.Queue()
+    ended = threading.Event()
+
+    async def orchestrate() -> None:
+        async with LinkWorkers(configuration="another") as workers:
+            addresses.put(workers.address)
+            await asyncio.to_thread(ended.wait)
+
+    orchestrator = threading.Thread(target=lambda: asyncio.run(orchestrate()))
+    orchestrator.start()
+    try:
+        result = CliRunner().invoke(app, ["worker", "--connect", addresses.get(), str(config)])
+    finally:
+        ended.set()
+        orchestrator.join()
+    assert result.exit_code == 2
+    assert "its configuration differs from that of the run; give both the same file" in result.output
