@@ -33,7 +33,7 @@ from rollouts import Completion, FinishReason, GenerateRequest, GenerateResult, 
 from rollouts.runner import EpisodeLimits, Runner, Task
 from rollouts.testing import tiny_qwen3_vl
 
-SAMPLING = SamplingParams(max_tokens=32)
+SAMPLING = SamplingParams(max_tokens=64)
 GROUP_SIZE = 8
 QUESTION = "What do you see at this position of the maze, and where do you go? Step"
 

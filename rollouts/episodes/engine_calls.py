@@ -6,7 +6,15 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from renderers import RendererError
-from rollouts.engines.protocol import Completion, Engine, FinishReason, GenerateRequest, check_result
+from rollouts.engines.protocol import (
+    Completion,
+    Engine,
+    FinishReason,
+    GenerateRequest,
+    StreamingEngine,
+    TokenListener,
+    check_result,
+)
 from rollouts.episodes.errors import wrap_exceptions
 from rollouts.error_texts import describe_exception
 from rollouts.errors import EngineFailedError, GenerationInterruptedError, RolloutsError
@@ -22,8 +30,10 @@ async def generate_completion(engine: Engine, request: GenerateRequest, vocab_si
     return completion
 
 
-async def generate_completions(engine: Engine, request: GenerateRequest, vocab_size: int | None) -> list[Completion]:
-    """The completions of a request, by index.
+async def generate_completions(
+    engine: Engine, request: GenerateRequest, vocab_size: int | None, listen: TokenListener | None = None
+) -> list[Completion]:
+    """The completions of a request, by index. `listen` receives their tokens earlier, if the engine streams them.
 
     Raises `EngineError`; `EngineFailedError` if the engine raises an exception that is not of this distribution.
     """
@@ -33,7 +43,10 @@ async def generate_completions(engine: Engine, request: GenerateRequest, vocab_s
         ),
         unchanged=(RolloutsError, RendererError),
     ):
-        result = await engine.generate(request)
+        if listen is not None and isinstance(engine, StreamingEngine):
+            result = await engine.generate_streamed(request, listen)
+        else:
+            result = await engine.generate(request)
         check_result(request, result, vocab_size=vocab_size)
     for completion in result.completions:
         if completion.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):

@@ -261,21 +261,31 @@ async def _play(
 
 
 async def _wait_for_end(playing: asyncio.Task[Any], recorder: TurnRecorder) -> None:
-    """Wait for the task of an episode that has ended or is cancelled, for at most `END_SECONDS`."""
+    """Wait for the task of an episode that has ended or is cancelled, for at most `END_SECONDS`.
+
+    A cancellation of the caller meanwhile does not shorten the time that the environment has to close.
+    """
     recorder.refuse_turns()
     playing.add_done_callback(lambda task: task.cancelled() or task.exception())  # it is reported already, or late
-    try:
-        await asyncio.wait([playing], timeout=END_SECONDS)
-    finally:
-        if not playing.done():
-            log.error(
-                "episode %s is left: its environment had not ended %s seconds after it was cancelled, or after its "
-                "close was; last it waited for %s in turn %d",
-                recorder.trajectory.episode_id,
-                END_SECONDS,
-                recorder.activity.part,
-                recorder.activity.turn,
-            )
+    loop = asyncio.get_running_loop()
+    until = loop.time() + END_SECONDS
+    cancellation: asyncio.CancelledError | None = None
+    while not playing.done() and (left := until - loop.time()) > 0:
+        try:
+            await asyncio.wait([playing], timeout=left)
+        except asyncio.CancelledError as error:
+            cancellation = error
+    if not playing.done():
+        log.error(
+            "episode %s is left: its environment had not ended %s seconds after it was cancelled, or after its close "
+            "was; last it waited for %s in turn %d",
+            recorder.trajectory.episode_id,
+            END_SECONDS,
+            recorder.activity.part,
+            recorder.activity.turn,
+        )
+    if cancellation is not None:
+        raise cancellation
 
 
 async def play_environment(

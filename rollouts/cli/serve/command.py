@@ -66,6 +66,7 @@ def serve(
     every request needs the key of --api-key-file.
     """
     from renderers import load_renderer
+    from rollouts.engines.vllm.http.server_address import redacted
     from rollouts.serve.app import create_app
     from rollouts.serve.gateway.limits import GatewayLimits
     from rollouts.serve.gateway.routes import Gateway
@@ -83,7 +84,10 @@ def serve(
             served, description = _local(model, renderer, name), "transformers"
         else:
             upstream_key = api_key_from_environment(upstream_api_key_env)
-            served, description = _upstream(model, renderer, name, base_url, upstream_key), f"vLLM at {base_url}"
+            served, description = (
+                _upstream(model, renderer, name, base_url, upstream_key),
+                f"vLLM at {redacted(base_url)}",
+            )
         with ExitStack() as at_end:
             on_session_end = None if record is None else at_end.enter_context(RecordWriter(record)).append
             gateway = Gateway(

@@ -3,5 +3,6 @@
 from rollouts.engines.fleet.fleet import EngineFleet
 from rollouts.engines.fleet.limits import FleetLimits
 from rollouts.engines.fleet.members import MemberStatus
+from rollouts.engines.fleet.routed import RoutedEngine
 
-__all__ = ["EngineFleet", "FleetLimits", "MemberStatus"]
+__all__ = ["EngineFleet", "FleetLimits", "MemberStatus", "RoutedEngine"]

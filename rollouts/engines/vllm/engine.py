@@ -374,7 +374,7 @@ class VLLMEngine:
         pause = self._resume.first_poll_seconds
         try:
             async with asyncio.timeout(self._resume.wait_seconds):
-                while request_id not in self._aborted and await self.control.is_paused():
+                while request_id not in self._aborted and await self._is_paused():
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, self._resume.longest_poll_seconds)
         except TimeoutError as error:
@@ -415,13 +415,14 @@ class VLLMEngine:
             payload = media_payload(request, self._media, capabilities)
             # The last attempts carry all data: with a server that evicts media at once (a small or disabled cache,
             # another client that clears it), a request that relies on the data of others could fail for ever.
-            reservation = await self._media_cache.reserve(payload.names, include_all=resends >= _MAX_RESENDS - 1)
+            media_cache = self._media_cache_of(request)
+            reservation = await media_cache.reserve(payload.names, include_all=resends >= _MAX_RESENDS - 1)
             generation = Generation(request.request_id, request.sampling.n)
             if root_id in self._aborted:
-                self._media_cache.release(reservation)
+                media_cache.release(reservation)
                 return Generation.aborted(request.request_id, request.sampling.n)
             try:
-                await self._send(request, payload, reservation, capabilities, generation, listen)
+                await self._send(request, payload, media_cache, reservation, capabilities, generation, listen)
             except ServerUnreachableError:
                 # A response that breaks off after its first token is not retried by the connection. It cannot be
                 # retried here either where a listener has received that token.
@@ -431,7 +432,7 @@ class VLLMEngine:
             except ServerError as error:
                 if generation.has_tokens:  # so the server had the media and was not paused
                     raise
-                if error.status == 503 and capabilities.control and await self.control.is_paused():
+                if error.status == 503 and capabilities.control and await self._is_paused():
                     await self._wait_until_resumed(root_id)
                     continue
                 if error.status == 404 and request.adapter is not None:
@@ -441,7 +442,8 @@ class VLLMEngine:
                     raise
                 resends += 1
                 log.info("request %s: sent again, the server has evicted media", request.request_id)
-                self._media_cache.evict(reservation)
+                media_cache.evict(reservation)
+                self._record_cache_miss(request)
             else:
                 payload.check(generation)
                 # The connection retries with the same body after it broke; by then another server may have started.
@@ -454,6 +456,7 @@ class VLLMEngine:
         self,
         request: GenerateRequest,
         payload: MediaPayload,
+        media_cache: ServerMediaCache,
         reservation: MediaReservation,
         capabilities: ServerCapabilities,
         generation: Generation,
@@ -497,7 +500,7 @@ class VLLMEngine:
                 else:
                     generation.add_response(response.body)
                 if generation.has_tokens:
-                    self._media_cache.commit(reservation)
+                    media_cache.commit(reservation)
                 return
             async with self._connection.stream(
                 _GENERATE, name=request.request_id, body=body, headers=headers
@@ -505,12 +508,12 @@ class VLLMEngine:
                 async for data in events:
                     deltas = generation.add_response(data)
                     if generation.has_tokens:  # a request aborted in the queue does not show that its media arrived
-                        self._media_cache.commit(reservation)
+                        media_cache.commit(reservation)
                     if listen is not None:
                         for delta in deltas:
                             listen(delta)
         finally:
-            self._media_cache.release(reservation)  # of what has not been committed
+            media_cache.release(reservation)  # of what has not been committed
 
     async def _abort_on_server(self, request_ids: Iterable[str]) -> None:
         """Abort requests on the server. A failure is only logged, because the caller ends with another error."""
@@ -521,6 +524,16 @@ class VLLMEngine:
             log.warning("could not abort %s on the server: %r", request_ids, error)
 
     # The state of the server.
+
+    async def _is_paused(self) -> bool:
+        return await self.control.is_paused()
+
+    def _media_cache_of(self, request: GenerateRequest) -> ServerMediaCache:
+        """The record of the media that the server of a request holds."""
+        return self._media_cache
+
+    def _record_cache_miss(self, request: GenerateRequest) -> None:
+        """The server did not hold media that it was sent before."""
 
     async def _server_start_time(self) -> float | None:
         """When the server process started, in seconds since 1970; None where its metrics do not contain it."""

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from renderers import ParsedResponse
 from renderers.errors import MediaError, MessageError
-from rollouts.engines.protocol import Completion, FinishReason
+from rollouts.engines.protocol import Completion, FinishReason, TokenListener
 from rollouts.episodes.engine_calls import generate_completions
 from rollouts.episodes.turns import Prompt, SampledTurn
 from rollouts.serve.gateway.chat_request import ChatRequest
@@ -48,12 +48,23 @@ class ChatCompletion:
     choices: list[Choice]
 
 
+#: Makes a listener for the tokens of a prompt.
+ListenerFactory = Callable[[Prompt], TokenListener]
+
+
 async def complete_chat(
-    session: Session, chat: ChatRequest, store: SessionStore, *, model: str, request_seconds: float
+    session: Session,
+    chat: ChatRequest,
+    store: SessionStore,
+    *,
+    model: str,
+    request_seconds: float,
+    make_listener: ListenerFactory | None = None,
 ) -> ChatCompletion:
     """Sample the completions of a request and record them as turns of the session.
 
-    A cancelled call aborts the request of the engine, and records nothing. Raises `GatewayError`, and what renderer and
+    `make_listener` is called with the prompt; an engine that streams reports tokens to what it returns. A
+    cancelled call aborts the request of the engine, and records nothing. Raises `GatewayError`, and what renderer and
     engine raise.
     """
     recorder = session.recorder
@@ -67,7 +78,8 @@ async def complete_chat(
     began = time.perf_counter()
     try:
         async with asyncio.timeout(request_seconds):
-            completions = await generate_completions(recorder.engine, request, recorder.vocab_size)
+            listen = None if make_listener is None else make_listener(prompt)
+            completions = await generate_completions(recorder.engine, request, recorder.vocab_size, listen)
     except TimeoutError:
         raise GenerationTimeoutError(request_seconds) from None
     seconds = time.perf_counter() - began

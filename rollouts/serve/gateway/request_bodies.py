@@ -52,7 +52,7 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, T], sessi
     Raises `ClientDisconnectedError`, and what `work` raises.
     """
     working = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(request))
+    gone = asyncio.ensure_future(disconnected(request))
     try:
         await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -64,6 +64,7 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, T], sessi
         await asyncio.gather(working, gone, return_exceptions=True)
 
 
-async def _disconnected(request: Request) -> None:
+async def disconnected(request: Request) -> None:
+    """Return when the client has closed the connection. The body must have been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -36,17 +38,34 @@ def completion_object(completion: ChatCompletion, chat: ChatRequest, decode: Dec
     }
 
 
-def completion_events(completion: ChatCompletion, chat: ChatRequest, decode: Decode) -> Iterator[str]:
-    """The `chat.completion.chunk` objects as server-sent events.
+@dataclass(slots=True)
+class SentText:
+    """What a client has of a choice whose completion is not finished: the text of its reasoning and its content."""
 
-    Engines return whole completions, so that each part of a message is one chunk: role, reasoning, content, and the
-    name and the arguments of each tool call. Log-probabilities and token ids are in the last chunk of their choice.
+    reasoning: str = ""
+    content: str = ""
+
+
+def text_event(completion: ChatCompletion, chat: ChatRequest, index: int, delta: dict[str, Any]) -> str:
+    """The event of text of choice `index` of a completion that is not finished."""
+    usage = {"usage": None} if chat.include_usage else {}
+    entry = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+    return _event({**_head(completion, "chat.completion.chunk"), "choices": [entry], **usage})
+
+
+def completion_events(
+    completion: ChatCompletion, chat: ChatRequest, decode: Decode, sent: Mapping[int, SentText] = MappingProxyType({})
+) -> Iterator[str]:
+    """The `chat.completion.chunk` objects as server-sent events, without the text that was `sent`, by choice.
+
+    Each part of a message is one chunk: role, reasoning, content, and the name and the arguments of each tool call.
+    Log-probabilities and token ids are in the last chunk of their choice.
     """
     head = _head(completion, "chat.completion.chunk")
     usage = {"usage": None} if chat.include_usage else {}
     first = {"prompt_token_ids": completion.prompt_ids} if chat.return_token_ids else {}
     for choice in completion.choices:
-        for delta in _deltas(choice.message):
+        for delta in _deltas(choice.message, sent.get(choice.index)):
             entry = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
             yield _event({**head, "choices": [entry], **usage, **first})
             first = {}
@@ -58,7 +77,8 @@ def completion_events(completion: ChatCompletion, chat: ChatRequest, decode: Dec
             "turn": choice.turn,
             **({"token_ids": choice.token_ids} if chat.return_token_ids else {}),
         }
-        yield _event({**head, "choices": [last], **usage})
+        yield _event({**head, "choices": [last], **usage, **first})
+        first = {}
     if chat.include_usage:
         yield _event({**head, "choices": [], "usage": _usage(completion)})
     yield "data: [DONE]\n\n"
@@ -84,12 +104,14 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": content, "refusal": None}
 
 
-def _deltas(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield {"role": "assistant", "content": ""}
-    if message.get("reasoning_content"):
-        yield {"reasoning_content": message["reasoning_content"]}
-    if message["content"]:
-        yield {"content": message["content"]}
+def _deltas(message: dict[str, Any], sent: SentText | None) -> Iterator[dict[str, Any]]:
+    if sent is None:
+        yield {"role": "assistant", "content": ""}
+        sent = SentText()
+    if reasoning := (message.get("reasoning_content") or "")[len(sent.reasoning) :]:
+        yield {"reasoning_content": reasoning}
+    if content := message["content"][len(sent.content) :]:
+        yield {"content": content}
     for index, call in enumerate(message.get("tool_calls") or ()):
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         begun = {"index": index, "id": call["id"], "type": "function", "function": {"name": name, "arguments": ""}}

@@ -13,13 +13,13 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from renderers import Renderer, RendererPool
-from rollouts.engines.protocol import Engine, SamplingParams
+from rollouts.engines.protocol import Engine, SamplingParams, StreamingEngine
 from rollouts.episodes.episode import check_settings
 from rollouts.episodes.limits import EpisodeLimits
 from rollouts.episodes.turns import EpisodeSettings
 from rollouts.numbers import finite_number
 from rollouts.serve.gateway.chat_request import ChatRequest, read_chat_request, read_json_object
-from rollouts.serve.gateway.completions import complete_chat
+from rollouts.serve.gateway.completions import ChatCompletion, ListenerFactory, complete_chat
 from rollouts.serve.gateway.error_responses import answering_errors
 from rollouts.serve.gateway.errors import (
     InvalidChatRequestError,
@@ -31,6 +31,7 @@ from rollouts.serve.gateway.request_bodies import read_body, until_disconnect
 from rollouts.serve.gateway.responses import completion_events, completion_object
 from rollouts.serve.gateway.session import Session
 from rollouts.serve.gateway.session_store import OnSessionEnd, SessionStore
+from rollouts.serve.gateway.token_stream import TokenStream, streamed_response
 from rollouts.serve.gateway.trajectories import record_file, session_object, snapshot, trajectory_object
 from rollouts.trajectory.tree import Trajectory
 
@@ -129,16 +130,36 @@ class Gateway:
         del body
         model = self._checked_model(chat)
         session = self._sessions.for_request(session_id, chat.history)
-        with self._sessions.request(session):
-            seconds = self._limits.request_seconds
-            work = complete_chat(session, chat, self._sessions, model=model, request_seconds=seconds)
-            completion = await until_disconnect(request, work, session.id)
         headers = {_SESSION_HEADER: session.id}
         decode = self._decode or (lambda ids: "")
+        complete = partial(self._complete, session, chat, model)
+        if chat.stream and self._streams(chat):
+            stream = TokenStream(complete, chat, session.recorder.renderer.renderer, decode, model, session.id)
+            return await streamed_response(request, stream, headers)
+        completion = await until_disconnect(request, complete(None), session.id)
         if chat.stream:
             events = completion_events(completion, chat, decode)
             return StreamingResponse(events, media_type="text/event-stream", headers=headers)
         return JSONResponse(completion_object(completion, chat, decode), headers=headers)
+
+    async def _complete(
+        self, session: Session, chat: ChatRequest, model: str, make_listener: ListenerFactory | None
+    ) -> ChatCompletion:
+        with self._sessions.request(session):
+            return await complete_chat(
+                session,
+                chat,
+                self._sessions,
+                model=model,
+                request_seconds=self._limits.request_seconds,
+                make_listener=make_listener,
+            )
+
+    def _streams(self, chat: ChatRequest) -> bool:
+        """Whether text is sent while it is sampled. Stop strings are looked for in finished completions."""
+        pool = self._settings.renderer
+        parses = pool.shares_one_renderer and hasattr(pool.renderer, "response_parser")
+        return not chat.stop and parses and isinstance(self._settings.engine, StreamingEngine)
 
     def _checked_model(self, chat: ChatRequest) -> str:
         if chat.logprobs and self._decode is None:

@@ -145,7 +145,9 @@ class SessionStore:
             yield
         finally:
             session.in_flight -= 1
-            if session.id in self._sessions:
+            if session.is_anonymous and not session.in_flight and not session.trajectory.num_turns:
+                self._sessions.pop(session.id, None)  # nobody knows its id
+            elif session.id in self._sessions:
                 self._touch(session)
 
     def recorded(self, session: Session, digests: list[bytes], nbytes: int) -> None:

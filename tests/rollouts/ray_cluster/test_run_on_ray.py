@@ -6,10 +6,12 @@ import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -75,18 +77,21 @@ def test_two_places_for_the_episodes_are_refused(tmp_path):
     assert "use one of them" in ended.stderr
 
 
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as opened:
+        probes = [opened.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
 @pytest.fixture
 def head(tmp_path: Path) -> Iterator[str]:
     """A head node with the server for jobs, on the loopback address; the address of that server."""
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        dashboard = probe.getsockname()[1]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port, dashboard, agent = free_ports(3)
     options = [f"--dashboard-port={dashboard}", f"--port={port}", "--num-cpus=2", f"--object-store-memory={128 << 20}"]
+    # The agent takes the jobs; its usual port is that of the cluster of the other tests.
+    options += [f"--dashboard-agent-listen-port={agent}"]
     options += ["--dashboard-host=127.0.0.1", "--node-ip-address=127.0.0.1", "--include-dashboard=true", "--block"]
     command = [*RAY, "start", "--head", *options]
     with (tmp_path / "head.log").open("wb") as log:
@@ -104,9 +109,10 @@ def test_a_run_can_be_submitted_as_a_job_with_its_directory(tmp_path, head):
     write_run(directory, config + TABLE)
     submit = [*RAY, "job", "submit", f"--address={head}", "--working-dir", str(directory), "--"]
     ended = None
-    for _ in range(30):  # until the server for jobs answers
+    for _ in range(60):  # until the server for jobs answers, and has an agent that takes them
         ended = called([*submit, *ROLLOUTS, "run", "--ray", "run.toml"], tmp_path)
-        if "Failed to connect to Ray" not in ended.stdout + ended.stderr:
+        printed = ended.stdout + ended.stderr
+        if "Failed to connect to Ray" not in printed and "No available agent" not in printed:
             break
     assert ended is not None
     assert ended.returncode == 0, ended.stdout + ended.stderr

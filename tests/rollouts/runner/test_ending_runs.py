@@ -125,3 +125,28 @@ def test_an_environment_that_does_not_end_its_close_gives_its_place_to_other_epi
 
     run_with_stubborn(monkeypatch, world)
     assert "episode t1/0.0 is left" in caplog.text
+
+
+def test_an_environment_has_its_time_to_close_whoever_cancels_meanwhile(renderer, caplog):
+    closing, closed = asyncio.Event(), []
+
+    class ClosesSlowly(Counting):
+        async def close(self):
+            closing.set()
+            await asyncio.sleep(0.3)
+            closed.append(self.task.task_id)
+
+    async def world():
+        async with make_runner(renderer, ClosesSlowly) as runner:
+            consumer = asyncio.create_task(groups_of(runner, tasks(2)))
+            await closing.wait()
+            consumer.cancel()
+            await asyncio.sleep(0.05)
+            await runner.close()
+            assert sorted(closed) == ["t0", "t1"]
+            with pytest.raises(asyncio.CancelledError):
+                await consumer
+        assert_no_task_is_left()
+
+    asyncio.run(world())
+    assert "is left" not in caplog.text

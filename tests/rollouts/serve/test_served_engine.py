@@ -14,6 +14,9 @@ from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.local import LocalEngine
 from rollouts.engines.protocol import FinishReason
 from rollouts.engines.vllm import VLLMEngine
+from rollouts.serve.app import create_app
+from rollouts.serve.pausable_engine import PausableEngine
+from rollouts.serve.served_model import served_model
 
 TEXT = [{"role": "user", "content": "Say something."}]
 
@@ -77,3 +80,20 @@ async def test_an_aborted_request_returns_the_tokens_that_it_has(tiny_server, re
         (completion,) = (await asyncio.wait_for(task, 30)).completions
     assert completion.finish_reason is FinishReason.ABORT
     assert 0 < len(completion.token_ids) < 3000
+
+
+@pytest.mark.parametrize("messages", [TEXT, image_messages(0)], ids=["text", "image"])
+async def test_a_server_before_a_server_samples_what_that_one_samples(
+    tiny_server, tiny_model_dir, renderer, serve_app, messages
+):
+    inner = VLLMEngine(tiny_server.base_url)
+    length = (await inner.capabilities()).max_model_len
+    model = served_model(tiny_model_dir, renderer, name="tiny", max_model_len=length)
+    outer = serve_app(create_app(PausableEngine(inner, max_model_len=length), renderer, model))
+    request = request_of(renderer, messages)
+    async with VLLMEngine(tiny_server.base_url) as direct, VLLMEngine(outer.base_url) as through:
+        (expected,) = (await direct.generate(request)).completions
+        (completion,) = (await through.generate(request)).completions
+        assert await through.control.health()
+    np.testing.assert_array_equal(completion.token_ids, expected.token_ids)
+    np.testing.assert_allclose(completion.logprobs, expected.logprobs, atol=1e-5)

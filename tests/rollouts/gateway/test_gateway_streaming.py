@@ -1,0 +1,119 @@
+"""Text is sent while the engine samples it; what is recorded is the same as without a stream."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import openai
+import pytest
+from gateway_server import CALL, TOOLS, plain_tree, served, serving, user
+
+from rollouts.engines.protocol import TokenDelta
+from rollouts.errors import ServerUnreachableError
+from rollouts.testing import ScriptedEngine
+
+
+class SteppedEngine(ScriptedEngine):
+    """Reports one token at a time, and waits for `continued` after so many."""
+
+    def __init__(self, script, renderer, *, pause_after=10**9, error=None):
+        super().__init__(script, renderer=renderer)
+        self.pause_after, self.error = pause_after, error
+        self.continued, self.cancelled = asyncio.Event(), asyncio.Event()
+
+    async def generate_streamed(self, request, listen):
+        result = await self.generate(request)
+        try:
+            for completion in result.completions:
+                for position, token in enumerate(completion.token_ids):
+                    if position == self.pause_after:
+                        await self.continued.wait()
+                        if self.error is not None:
+                            raise self.error
+                    listen(TokenDelta(completion.index, completion.token_ids[position : position + 1], token))
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        return replace(result)
+
+
+SCRIPT = ["<think>\nhm\n</think>\n\nI look.\n" + CALL, "Ends é 🙂."]
+
+
+def test_the_chunks_of_a_live_stream_joined_are_the_message(renderer):
+    with served(ScriptedEngine(SCRIPT, renderer=renderer), renderer) as server:
+        client = server.client("s")
+        whole = client.chat.completions.create(model="m", messages=[user("a")], tools=TOOLS, n=2)
+        expected = server.trajectory("s")
+    with served(SteppedEngine(SCRIPT, renderer), renderer) as server:
+        client = server.client("s")
+        chunks = list(client.chat.completions.create(model="m", messages=[user("a")], tools=TOOLS, n=2, stream=True))
+        assert plain_tree(server.trajectory("s")) == plain_tree(expected)
+    assert len({chunk.id for chunk in chunks}) == 1
+    for index, choice in enumerate(whole.choices):
+        parts = [one for chunk in chunks for one in chunk.choices if one.index == index]
+        deltas = [part.delta for part in parts]
+        assert [delta.role for delta in deltas if delta.role] == ["assistant"]
+        assert "".join(delta.content or "" for delta in deltas) == (choice.message.content or "")
+        reasoning = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
+        assert reasoning == (getattr(choice.message, "reasoning_content", None) or "")
+        calls = [call for delta in deltas for call in delta.tool_calls or ()]
+        arguments = "".join(call.function.arguments or "" for call in calls)
+        assert arguments == "".join(call.function.arguments for call in choice.message.tool_calls or ())
+        assert [part.finish_reason for part in parts if part.finish_reason] == [choice.finish_reason]
+        assert len(deltas) > 5
+
+
+def test_text_arrives_before_the_completion_is_finished(renderer):
+    async def play():
+        engine = SteppedEngine(["one two three"], renderer, pause_after=4)
+        async with serving(engine, renderer) as server, server.async_client("s") as client:
+            stream = await client.chat.completions.create(model="m", messages=[user("a")], stream=True)
+            texts = []
+            async for chunk in stream:
+                texts.append(chunk.choices[0].delta.content or "")
+                if "".join(texts) == "one ":
+                    assert server.trajectory("s").num_turns == 0
+                    engine.continued.set()
+            assert "".join(texts) == "one two three"
+            assert server.trajectory("s").num_turns == 1
+
+    asyncio.run(play())
+
+
+def test_an_error_before_the_first_text_has_its_status_and_a_later_one_ends_the_stream(renderer):
+    async def play(pause_after):
+        engine = SteppedEngine(
+            ["one two"], renderer, pause_after=pause_after, error=ServerUnreachableError("r", "it is gone")
+        )
+        engine.continued.set()
+        async with serving(engine, renderer) as server, server.async_client("s") as client:
+            try:
+                stream = await client.chat.completions.create(model="m", messages=[user("a")], stream=True)
+                async for chunk in stream:
+                    assert chunk.choices[0].delta.content in "one two"
+            finally:
+                assert server.trajectory("s").num_turns == 0
+
+    with pytest.raises(openai.InternalServerError, match="it is gone") as early:
+        asyncio.run(play(0))
+    assert early.value.status_code == 503
+    with pytest.raises(openai.APIError, match="it is gone"):
+        asyncio.run(play(3))
+
+
+def test_a_client_that_leaves_a_live_stream_aborts_its_request(renderer):
+    async def play():
+        engine = SteppedEngine(["one two"], renderer, pause_after=3)
+        async with serving(engine, renderer) as server:
+            async with server.async_client("s") as client:
+                stream = await client.chat.completions.create(model="m", messages=[user("a")], stream=True)
+                async for chunk in stream:
+                    if chunk.choices[0].delta.content:
+                        break
+                await stream.close()
+            await asyncio.wait_for(engine.cancelled.wait(), 30)
+            assert server.trajectory("s").num_turns == 0
+
+    asyncio.run(play())
