@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 from renderers import RendererError
 from rollouts.engines.protocol import InFlight
@@ -57,7 +58,8 @@ class WorkerPool:
     """`Workers` that are added and removed while episodes run, of any kind that has the methods of `RemoteWorker`.
 
     A job runs on the worker with the largest free share of its slots; jobs wait in the order in which they came. A job
-    whose worker is removed is the first to run on another one. After `max_losses` lost workers a job is given up with
+    whose worker is removed is the first to run on another one. Jobs of one episode id, of two streams of the same tasks
+    for example, run one after the other, because an episode id is all that names a job at its worker. After `max_losses` lost workers a job is given up with
     `WorkerLostError`, so that an environment that ends its process does not end all workers. Raises `ArgumentError`.
     """
 
@@ -67,6 +69,7 @@ class WorkerPool:
         self._max_losses = max_losses
         self._members: dict[str, _Member] = {}
         self._waiting: deque[asyncio.Future[_Member]] = deque()
+        self._id_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # kept by the jobs of an id
         self._listeners: list[Callable[[], object]] = []
         self._update: InFlight | None = None
         self._lost = 0
@@ -124,7 +127,11 @@ class WorkerPool:
     # Jobs.
 
     async def run(self, job: EpisodeJob, observer: JobObserver) -> Trajectory:
-        """Run a job as `Workers.run` describes."""
+        """Run a job as `Workers.run` describes, when no other job of its episode id runs."""
+        async with self._id_locks.setdefault(job.episode_id, asyncio.Lock()):
+            return await self._run(job, observer)
+
+    async def _run(self, job: EpisodeJob, observer: JobObserver) -> Trajectory:
         losses: list[str] = []
         while True:
             member = await self._take_slot(first=bool(losses))
