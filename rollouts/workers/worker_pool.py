@@ -59,8 +59,9 @@ class WorkerPool:
 
     A job runs on the worker with the largest free share of its slots; jobs wait in the order in which they came. A job
     whose worker is removed is the first to run on another one. Jobs of one episode id, of two streams of the same tasks
-    for example, run one after the other, because an episode id is all that names a job at its worker. After `max_losses` lost workers a job is given up with
-    `WorkerLostError`, so that an environment that ends its process does not end all workers. Raises `ArgumentError`.
+    for example, run one after the other, because an episode id is all that names a job at its worker. After
+    `max_losses` lost workers a job is given up with `WorkerLostError`, so that an environment that ends its process
+    does not end all workers. Raises `ArgumentError`.
     """
 
     def __init__(self, *, max_losses: int = 3) -> None:
