@@ -89,8 +89,13 @@ class WorkerPool:
         """How many episodes can run at once."""
         return sum(member.slots for member in self._members.values())
 
+    @property
+    def is_closed(self) -> bool:
+        """As `Workers.is_closed`."""
+        return self._is_closed
+
     def on_slots_changed(self, listener: Callable[[], object]) -> Callable[[], None]:
-        """Call `listener` whenever `num_slots` has changed. Returns the function that ends this."""
+        """As `Workers.on_slots_changed`."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
@@ -177,6 +182,7 @@ class WorkerPool:
             if not waiting.done():
                 waiting.set_exception(WorkersClosedError())
         self._waiting.clear()
+        self._slots_changed()  # what waits for workers learns that none comes, also where there was none
         if calls:
             await asyncio.wait(calls)
 
