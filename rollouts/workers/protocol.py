@@ -52,7 +52,8 @@ class Workers(Protocol):
     def set_update(self, in_flight: InFlight | None) -> None:
         """An update of the weights begins (what happens to running requests), or has ended (None).
 
-        The time for which requests wait for an update does not count for the deadlines of episodes.
+        The time for which requests wait for an update does not count for the deadlines of episodes. Each runner that
+        shares the workers calls this for its own updates, one None for each update that began.
         """
         ...
 

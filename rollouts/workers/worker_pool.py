@@ -37,7 +37,7 @@ class RemoteWorker(Protocol):
         ...
 
     def set_update(self, in_flight: InFlight | None) -> None:
-        """As `Workers.set_update`. A worker that is gone ignores it."""
+        """As `Workers.set_update`, except that one None ends all updates. A worker that is gone ignores it."""
         ...
 
 
@@ -72,7 +72,8 @@ class WorkerPool:
         self._waiting: deque[asyncio.Future[_Member]] = deque()
         self._id_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # kept by the jobs of an id
         self._listeners: list[Callable[[], object]] = []
-        self._update: InFlight | None = None
+        self._updates = 0  # in progress, each of another runner
+        self._update: InFlight | None = None  # the one that began last; None while there is none
         self._lost = 0
         self._jobs_moved = 0
         self._is_closed = False
@@ -156,7 +157,13 @@ class WorkerPool:
                 raise _failed(job, WorkerLostError(job.episode_id, losses))
 
     def set_update(self, in_flight: InFlight | None) -> None:
-        """As `Workers.set_update`, at all workers, also at those that come before it ends."""
+        """As `Workers.set_update`, at all workers, also at those that come before it ends.
+
+        Runners that share the workers may update at one time: for the workers an update ends when the last one has.
+        """
+        self._updates = max(0, self._updates + (-1 if in_flight is None else 1))
+        if in_flight is None and self._updates:
+            return
         self._update = in_flight
         for member in list(self._members.values()):
             member.remote.set_update(in_flight)

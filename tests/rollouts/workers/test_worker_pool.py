@@ -6,7 +6,7 @@ import asyncio
 import gc
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -267,6 +267,22 @@ def test_a_worker_that_comes_during_an_update_learns_of_it():
     pool.add("late", 1, late)
     pool.set_update(None)
     assert early.updates == late.updates == ["wait", None]
+
+
+@given(st.lists(st.sampled_from(["abort", "wait", "keep", None]), max_size=12))
+def test_an_update_ends_for_workers_when_the_last_of_those_in_progress_has_ended(calls):
+    pool, worker = WorkerPool(), HeldWorker()
+    pool.add("worker", 1, worker)
+    in_progress = 0
+    for number, call in enumerate(calls):
+        if call is None and not in_progress:
+            continue
+        in_progress += -1 if call is None else 1
+        pool.set_update(call)
+        late = HeldWorker()
+        pool.add(f"late-{number}", 1, late)
+        assert (worker.updates[-1] is not None) == bool(in_progress)
+        assert late.updates == worker.updates[-1:] * bool(in_progress)
 
 
 def test_wrong_arguments_are_refused():
