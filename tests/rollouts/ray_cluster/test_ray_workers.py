@@ -12,6 +12,7 @@ from ray_world import Deadly, Failing, runner_of, tasks, workers_of
 
 from rollouts import Group, Runner
 from rollouts.ray import RayWorkers, RayWorkerStartError
+from rollouts.workers import WorkersClosedError
 
 
 def run(coroutine):
@@ -20,6 +21,10 @@ def run(coroutine):
 
 async def groups_of(runner: Runner, source) -> list[Group]:
     return [group async for group in runner.stream(source)]
+
+
+async def rest_of(stream) -> list[Group]:
+    return [group async for group in stream]
 
 
 async def wait_until(condition) -> None:
@@ -77,6 +82,19 @@ def test_a_killed_actor_or_node_loses_and_doubles_no_episode(cluster, tiny_model
     assert ids == Counter(f"t{task}/{index}.0" for task in range(5) for index in range(4))
     assert all(episode.done for group in groups for episode in group.episodes)
     assert metrics["worker_jobs_moved"] == 4 + 1  # one of them had to wait in the worker
+
+
+def test_a_stream_of_workers_that_are_closed_raises_each_time(cluster, tiny_model_dir):
+    async def main():
+        async with workers_of(tiny_model_dir) as workers, runner_of(workers) as runner:
+            stream = runner.stream(tasks(200))
+            await anext(stream)
+            await workers.close()
+            for _ in range(3):
+                with pytest.raises(WorkersClosedError):
+                    await asyncio.wait_for(rest_of(stream), 20)  # groups that had finished are delivered first
+
+    run(main())
 
 
 def test_an_episode_that_kills_its_workers_is_given_up(cluster, tiny_model_dir):
