@@ -150,6 +150,11 @@ class RayWorkers:
         """
         return self._pool.num_slots if self._failure is None else 1
 
+    @property
+    def is_closed(self) -> bool:
+        """As `Workers.is_closed`."""
+        return self._is_closed
+
     def on_slots_changed(self, listener: Callable[[], object]) -> Callable[[], None]:
         """As `Workers.on_slots_changed`."""
         return self._pool.on_slots_changed(listener)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from renderers import MediaPolicy, TemplateRenderer, load_renderer
 from rollouts.run_config.config_file import ConfigFile
 from rollouts.run_config.sections import MediaSection
+
+#: Variables of a chat template that the renderer passes itself.
+_OWN_VARIABLES: Final = ("messages", "tools", "add_generation_prompt")
 
 
 def make_renderer(file: ConfigFile, *, offline: bool) -> TemplateRenderer:
@@ -16,6 +20,10 @@ def make_renderer(file: ConfigFile, *, offline: bool) -> TemplateRenderer:
     files must be in the local cache, and no connection is opened. Raises `RunConfigError`.
     """
     section = file.config.renderer
+    for name in section.chat_template_kwargs:
+        if name in _OWN_VARIABLES:
+            reason = "the renderer passes this variable to the chat template itself; remove the key"
+            raise file.error(("renderer", "chat_template_kwargs", name), reason)
     template: Path | None = None
     if section.chat_template is not None:
         template = file.resolve(section.chat_template)

@@ -154,7 +154,8 @@ class Runner:
 
         Several streams share the capacity of the runner. Iterating raises `TaskSourceError`, after the groups of all
         earlier tasks, if `tasks` raises or yields something else or an id twice; `GroupFailedError`; `RunnerBusyError`
-        while another call waits for the same stream; `RunnerClosedError`.
+        while another call waits for the same stream; `RunnerClosedError`; `WorkersClosedError`, each time, once the
+        workers are closed and no finished group is left (`collect`: fewer than `count`).
         """
         self._check_open()
         return GroupStream(self, self._new_schedule(tasks))

@@ -19,6 +19,8 @@ from rollouts.runner.group_run import GroupRun, GroupSettings
 from rollouts.runner.modes import Demand, Mode, is_dropped, is_too_old, sample_weight
 from rollouts.runner.task_source import TaskSource
 from rollouts.runner.version_history import oldest_place, staleness
+from rollouts.workers.episode_worker import EpisodeWorker
+from rollouts.workers.errors import WorkersClosedError
 
 #: Whether a finished group is skipped; text is the reason, under which it is counted.
 SkipGroup: TypeAlias = Callable[[Group], bool | str]
@@ -53,6 +55,7 @@ class Schedule:
         self._finished: deque[FinishedGroup | Exception] = deque()
         self._source_error: TaskSourceError | None = None
         self._starting: asyncio.Task[None] | None = None
+        self._lacks_workers = False  # whether groups are left that cannot be started: the workers are closed
         self._progress = asyncio.Event()  # set when `next_groups` may have something to return
 
     # The consumer.
@@ -191,7 +194,10 @@ class Schedule:
         self._settings.capacity.changed.set()
 
     async def _next(self) -> FinishedGroup | None:
-        """The next finished group; None after the last, and in a schedule that is closed."""
+        """The next finished group; None after the last, and in a schedule that is closed.
+
+        Raises what a group failed with, and `WorkersClosedError` where none can be started.
+        """
         while not self._is_closed:
             if self._stored and self._journal is not None:
                 group = await self._journal.group(self._stored[0])
@@ -210,6 +216,8 @@ class Schedule:
                 self._starting = asyncio.create_task(self._start_groups())
             elif self._starting.done() and not self._running:
                 self._starting.result()
+                if self._lacks_workers:
+                    raise WorkersClosedError
                 return None
             self._progress.clear()
             await self._progress.wait()
@@ -218,7 +226,7 @@ class Schedule:
     # Groups.
 
     async def _start_groups(self) -> None:
-        """Start groups until there are no more tasks."""
+        """Start groups until there are no more tasks, or the workers are closed."""
         changed = self._settings.capacity.changed
         try:
             while True:
@@ -233,6 +241,9 @@ class Schedule:
                         break
                     self._start(run)
                     await asyncio.sleep(0)  # what else is due on the event loop does not wait for all groups to begin
+                if self._workers_are_closed():
+                    self._lacks_workers = True
+                    return
                 changed.clear()
                 await changed.wait()
         except StopAsyncIteration:
@@ -260,6 +271,10 @@ class Schedule:
             and len(self._finished) < max_finished
             and (limit is None or self.num_undelivered < limit)
         )
+
+    def _workers_are_closed(self) -> bool:
+        place = self._settings.place
+        return not isinstance(place, EpisodeWorker) and place.is_closed
 
     async def _next_run(self) -> GroupRun:
         """The next group to be started. Raises `StopAsyncIteration` and `TaskSourceError`."""

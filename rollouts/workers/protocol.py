@@ -31,8 +31,13 @@ class Workers(Protocol):
         """How many episodes can run at once; 0 while there is no worker. It may change at any time."""
         ...
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the workers are closed, by `close` or because they cannot be reached any more: none ever comes."""
+        ...
+
     def on_slots_changed(self, listener: Callable[[], object]) -> Callable[[], None]:
-        """Call `listener` whenever `num_slots` has changed. Returns the function that ends this."""
+        """Call `listener` whenever `num_slots` or `is_closed` has changed. Returns the function that ends this."""
         ...
 
     async def run(self, job: EpisodeJob, observer: JobObserver) -> Trajectory:
@@ -47,7 +52,8 @@ class Workers(Protocol):
     def set_update(self, in_flight: InFlight | None) -> None:
         """An update of the weights begins (what happens to running requests), or has ended (None).
 
-        The time for which requests wait for an update does not count for the deadlines of episodes.
+        The time for which requests wait for an update does not count for the deadlines of episodes. Each runner that
+        shares the workers calls this for its own updates, one None for each update that began.
         """
         ...
 

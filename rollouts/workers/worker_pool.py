@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 from renderers import RendererError
 from rollouts.engines.protocol import InFlight
@@ -36,7 +37,7 @@ class RemoteWorker(Protocol):
         ...
 
     def set_update(self, in_flight: InFlight | None) -> None:
-        """As `Workers.set_update`. A worker that is gone ignores it."""
+        """As `Workers.set_update`, except that one None ends all updates. A worker that is gone ignores it."""
         ...
 
 
@@ -57,8 +58,10 @@ class WorkerPool:
     """`Workers` that are added and removed while episodes run, of any kind that has the methods of `RemoteWorker`.
 
     A job runs on the worker with the largest free share of its slots; jobs wait in the order in which they came. A job
-    whose worker is removed is the first to run on another one. After `max_losses` lost workers a job is given up with
-    `WorkerLostError`, so that an environment that ends its process does not end all workers. Raises `ArgumentError`.
+    whose worker is removed is the first to run on another one. Jobs of one episode id, of two streams of the same tasks
+    for example, run one after the other, because an episode id is all that names a job at its worker. After
+    `max_losses` lost workers a job is given up with `WorkerLostError`, so that an environment that ends its process
+    does not end all workers. Raises `ArgumentError`.
     """
 
     def __init__(self, *, max_losses: int = 3) -> None:
@@ -67,8 +70,10 @@ class WorkerPool:
         self._max_losses = max_losses
         self._members: dict[str, _Member] = {}
         self._waiting: deque[asyncio.Future[_Member]] = deque()
+        self._id_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # kept by the jobs of an id
         self._listeners: list[Callable[[], object]] = []
-        self._update: InFlight | None = None
+        self._updates = 0  # in progress, each of another runner
+        self._update: InFlight | None = None  # the one that began last; None while there is none
         self._lost = 0
         self._jobs_moved = 0
         self._is_closed = False
@@ -85,8 +90,13 @@ class WorkerPool:
         """How many episodes can run at once."""
         return sum(member.slots for member in self._members.values())
 
+    @property
+    def is_closed(self) -> bool:
+        """As `Workers.is_closed`."""
+        return self._is_closed
+
     def on_slots_changed(self, listener: Callable[[], object]) -> Callable[[], None]:
-        """Call `listener` whenever `num_slots` has changed. Returns the function that ends this."""
+        """As `Workers.on_slots_changed`."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener) if listener in self._listeners else None
 
@@ -124,7 +134,11 @@ class WorkerPool:
     # Jobs.
 
     async def run(self, job: EpisodeJob, observer: JobObserver) -> Trajectory:
-        """Run a job as `Workers.run` describes."""
+        """Run a job as `Workers.run` describes, when no other job of its episode id runs."""
+        async with self._id_locks.setdefault(job.episode_id, asyncio.Lock()):
+            return await self._run(job, observer)
+
+    async def _run(self, job: EpisodeJob, observer: JobObserver) -> Trajectory:
         losses: list[str] = []
         while True:
             member = await self._take_slot(first=bool(losses))
@@ -143,7 +157,13 @@ class WorkerPool:
                 raise _failed(job, WorkerLostError(job.episode_id, losses))
 
     def set_update(self, in_flight: InFlight | None) -> None:
-        """As `Workers.set_update`, at all workers, also at those that come before it ends."""
+        """As `Workers.set_update`, at all workers, also at those that come before it ends.
+
+        Runners that share the workers may update at one time: for the workers an update ends when the last one has.
+        """
+        self._updates = max(0, self._updates + (-1 if in_flight is None else 1))
+        if in_flight is None and self._updates:
+            return
         self._update = in_flight
         for member in list(self._members.values()):
             member.remote.set_update(in_flight)
@@ -169,6 +189,7 @@ class WorkerPool:
             if not waiting.done():
                 waiting.set_exception(WorkersClosedError())
         self._waiting.clear()
+        self._slots_changed()  # what waits for workers learns that none comes, also where there was none
         if calls:
             await asyncio.wait(calls)
 

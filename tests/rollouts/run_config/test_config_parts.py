@@ -69,6 +69,18 @@ WRONG: dict[str, tuple[str, str, str, list[str]]] = {
     ),
     "revision of a directory": ('"model"', '"model"\nrevision = "x"', "renderer.revision", ["remove the key"]),
     "no template": ('"model"', '"model"\nchat_template = "x.jinja"', "renderer.chat_template", ["there is no file"]),
+    "template variable of the renderer": (
+        '"model"',
+        '"model"\nchat_template_kwargs.tools = []',
+        "renderer.chat_template_kwargs.tools",
+        ["the renderer passes", "remove the key"],
+    ),
+    "template variable of the renderer in a table": (
+        '"model"',
+        '"model"\nchat_template_kwargs = { date = "x", messages = 1 }',
+        "renderer.chat_template_kwargs.messages",
+        ["the renderer passes", "remove the key"],
+    ),
     "no host": (
         '"model"',
         '"model"\nmedia.allowed_hosts = ["http://h"]',

@@ -85,6 +85,23 @@ def test_groups_of_linked_workers_are_those_of_a_runner_alone(renderer):
     assert [remote.metrics()[name] for name in counted] == [local.metrics()[name] for name in counted]
 
 
+def test_streams_of_the_same_tasks_at_one_time_receive_the_groups_of_a_runner_alone(renderer):
+    alone, _ = run_groups(renderer, tasks(3), group_size=2, seed=5)
+
+    async def run():
+        async with (
+            linked(renderer) as (workers, _),
+            new_runner(workers, group_size=2, seed=5) as runner,
+            new_runner(workers, group_size=2, seed=5) as other,
+        ):
+            return await asyncio.gather(*(groups_of(one, tasks(3)) for one in (runner, runner, other)))
+
+    for groups in finish(run):
+        assert {group.task.task_id: content(group) for group in groups} == {
+            name: content(group) for name, group in alone.items()
+        }
+
+
 class Picture(Counting):
     """Shows one of two pictures in each turn."""
 

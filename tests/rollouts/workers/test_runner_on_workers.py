@@ -141,6 +141,24 @@ def test_groups_of_workers_are_those_of_a_runner_alone(renderer):
     assert [remote.metrics()[name] for name in counted] == [local.metrics()[name] for name in counted]
 
 
+def test_streams_of_the_same_tasks_at_one_time_receive_the_groups_of_a_runner_alone(renderer):
+    alone, _ = run_groups(renderer, tasks(3), group_size=2, seed=5)
+
+    async def run():
+        engine = ScriptedEngine(lambda request: "yes", renderer=renderer)
+        pool, _ = local_pool(lambda: EpisodeWorker(Counting, engine, renderer))
+        options = {"sampling": SamplingParams(max_tokens=8), "group_size": 2, "seed": 5, "workers": pool}
+        async with Runner(None, engine, None, **options) as runner, Runner(None, engine, None, **options) as other:
+            received = await asyncio.gather(*(groups_of(one, tasks(3)) for one in (runner, runner, other)))
+        await pool.close()
+        return received
+
+    for groups in finish(run):
+        assert {group.task.task_id: content(group) for group in groups} == {
+            name: content(group) for name, group in alone.items()
+        }
+
+
 class Failing(Counting):
     """Raises in the step of every first attempt."""
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -268,6 +269,22 @@ def test_a_worker_that_comes_during_an_update_learns_of_it():
     assert early.updates == late.updates == ["wait", None]
 
 
+@given(st.lists(st.sampled_from(["abort", "wait", "keep", None]), max_size=12))
+def test_an_update_ends_for_workers_when_the_last_of_those_in_progress_has_ended(calls):
+    pool, worker = WorkerPool(), HeldWorker()
+    pool.add("worker", 1, worker)
+    in_progress = 0
+    for number, call in enumerate(calls):
+        if call is None and not in_progress:
+            continue
+        in_progress += -1 if call is None else 1
+        pool.set_update(call)
+        late = HeldWorker()
+        pool.add(f"late-{number}", 1, late)
+        assert (worker.updates[-1] is not None) == bool(in_progress)
+        assert late.updates == worker.updates[-1:] * bool(in_progress)
+
+
 def test_wrong_arguments_are_refused():
     pool = WorkerPool()
     pool.add("a", 1, HeldWorker())
@@ -298,5 +315,51 @@ def test_a_job_that_is_cancelled_when_a_slot_becomes_free_keeps_no_slot(rounds):
         assert second.cancelled()
         assert pool.metrics()["worker_slots_used"] == 0
         await pool.close()
+
+    asyncio.run(run())
+
+
+def test_jobs_of_one_episode_id_run_one_after_the_other():
+    async def run():
+        pool, worker, other = WorkerPool(), HeldWorker(), HeldWorker()
+        pool.add("worker", 2, worker)
+        calls = [asyncio.ensure_future(pool.run(job("a"), Observer())) for _ in range(4)]
+        await settled()
+        assert pool.metrics()["worker_slots_used"] == 1
+        calls[1].cancel()  # it waits, and neither keeps a slot nor lets the third begin
+        await settled()
+        assert calls[1].cancelled()
+        assert pool.metrics()["worker_slots_used"] == 1
+        calls[0].cancel()
+        await settled()
+        assert worker.cancelled == ["a"]
+        assert list(worker.held) == ["a"]
+        pool.remove("worker", "killed")  # the third job runs again on another worker, and the fourth still waits
+        pool.add("other", 2, other)
+        await settled()
+        other.finish("a")
+        await settled()
+        assert (calls[2].done(), calls[3].done()) == (True, False)
+        other.finish("a")
+        await settled()
+        assert calls[3].result().episode_id == "a"
+        assert pool.metrics()["worker_slots_used"] == 0
+        calls.clear()
+        gc.collect()  # the error of the cancelled call refers to its frames
+        assert not pool._id_locks, "nothing is kept of an id whose jobs have ended"
+        await pool.close()
+
+    asyncio.run(run())
+
+
+def test_a_job_that_waits_for_another_of_its_id_ends_when_the_pool_is_closed():
+    async def run():
+        pool = WorkerPool()
+        pool.add("worker", 2, HeldWorker())
+        calls = [asyncio.ensure_future(pool.run(job("a"), Observer())) for _ in range(3)]
+        await settled()
+        await pool.close()
+        await settled()
+        assert all(isinstance(call.exception(), WorkersClosedError) for call in calls)
 
     asyncio.run(run())
