@@ -13,6 +13,7 @@ for package in (renderers, transport, rollouts):
     place = Path(package.__file__).parent
     assert "site-packages" in place.parts, f"{package.__name__} comes from {place}, not from the wheel"
     assert (place / "py.typed").is_file(), f"{package.__name__} has no py.typed"
+assert (Path(rollouts.__file__).parent / "view" / "static" / "viewer.js").is_file(), "the wheel has no built viewer"
 for heavy in ("torch", "transformers", "sklearn", "matplotlib"):
     assert heavy not in sys.modules, f"importing the packages loaded {heavy}"
     assert importlib.util.find_spec(heavy) is None, f"the core dependencies brought {heavy}"

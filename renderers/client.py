@@ -163,7 +163,7 @@ async def _longest_prompt(client: Any, model: str) -> int | None:
         return None
     try:
         listed = await get("/models", cast_to=dict[str, Any])
-    except _client_error() as error:
+    except _client_errors() as error:
         if getattr(error, "status_code", None) != 404:
             return None
         listed = {}
@@ -181,11 +181,10 @@ def _published_length(listed: Any, model: str) -> int | None:
     return None
 
 
-def _client_error() -> type[Exception]:
-    """The root of the errors of the `openai` client; it is installed if the caller has one."""
+def _client_errors() -> tuple[type[Exception], ...]:
+    """The errors of clients: of the connection, and the root of those of `openai`, where the caller has loaded it."""
     openai = sys.modules.get("openai")
-    error: type[Exception] = OSError if openai is None else openai.OpenAIError
-    return error
+    return (OSError,) if openai is None else (OSError, openai.OpenAIError)
 
 
 def _client_media(client: Any, base_url: str) -> Any:

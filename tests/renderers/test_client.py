@@ -142,7 +142,7 @@ def test_a_prompt_longer_than_the_limit_is_refused_before_it_is_sent(
 
 
 class UnreachableError(OSError):
-    """What `Client.get` raises in place of an error of the `openai` client."""
+    """What the `get` of a client raises, whether `openai` is loaded in this process or not."""
 
     def __init__(self, status_code: int | None = None) -> None:
         self.status_code = status_code

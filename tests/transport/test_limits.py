@@ -21,8 +21,8 @@ from transport import (
     encode_frames,
     repair_record_file,
 )
+from transport.link import LinkServer
 from transport.link.limits import LinkLimits
-from transport.link.shared_state import Deadline
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1.5, "5", None, True, -1, np.float64(3)], ids=repr)
@@ -41,8 +41,8 @@ def test_integers_of_numpy_are_limits() -> None:
 
 
 def test_waiting_for_not_a_number_of_seconds_is_refused_and_does_not_hang() -> None:
-    with pytest.raises(ValueError, match="timeout is nan"):
-        Deadline(math.nan)
+    with LinkServer("tcp://127.0.0.1:*") as server, pytest.raises(ValueError, match="timeout is nan"):
+        server.recv(timeout=math.nan)
 
 
 def test_limits_of_another_type_are_an_error_that_names_them(tmp_path: Path) -> None:

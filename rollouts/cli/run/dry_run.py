@@ -15,7 +15,7 @@ from rollouts.cli.render.token_view import By, View, legend, print_counts, token
 from rollouts.cli.run.errors import DryRunError
 from rollouts.cli.run.parts import RunParts
 from rollouts.engines.protocol import GenerateRequest, GenerateResult
-from rollouts.errors import InvalidRequestError
+from rollouts.episodes.errors import EpisodeLimitError
 from rollouts.run_config.tasks import first_tasks
 from rollouts.runner.group import Group
 from rollouts.runner.retries import RetryPolicy
@@ -43,14 +43,14 @@ def print_first_prompt(parts: RunParts, console: Console) -> None:
 
 
 class _NoEngine:
-    """Refuses every request, and keeps the first."""
+    """Ends the episode at every request, and keeps the first."""
 
     def __init__(self) -> None:
         self.request: GenerateRequest | None = None
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         self.request = self.request or request
-        raise InvalidRequestError(request.request_id, "--dry-run has no engine")
+        raise EpisodeLimitError("dry_run", "a dry run has no engine")
 
     async def close(self) -> None:
         pass

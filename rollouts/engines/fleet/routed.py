@@ -87,8 +87,13 @@ class RoutedEngine(VLLMEngine):
         """
         check_update_arguments(version, in_flight)
         await self._servers.check()  # so that servers that failed the last time are asked again
-        results = await self.control.update_weights(weights, version, in_flight=in_flight)
+        membership = self._servers._membership
+        await membership.caught_up()
+        updated = await self.control.update_weights(weights, version, in_flight=in_flight)
         self._set_weight_version(version)
+        # A server that the fleet has ejected was not asked, and the router goes on using it.
+        results = {name: updated.get(name, member.reason) for name, member in membership.members.items()}
+        results |= updated
         if failed := {name: error for name, error in results.items() if error is not None}:
             listed = "; ".join(f"{name}: {error}" for name, error in failed.items())
             raise WeightUpdateError(

@@ -104,7 +104,7 @@ def write_image_run(directory: Path, name: str) -> Path:
 
 
 def test_a_dry_run_prints_the_first_prompt_and_opens_no_connection(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("a connection was opened")
@@ -121,6 +121,7 @@ def test_a_dry_run_prints_the_first_prompt_and_opens_no_connection(
     assert "[image 1: 8 tokens]" in result.stdout
     assert "D¦a¦r¦k¦?" in result.stdout
     assert "sk-secret" not in result.output
+    assert not caplog.records, "a dry run whose episode ends at its first request is no failure"
     assert (tmp_path / "closed").exists()  # the environment's `close`
     assert not (tmp_path / "out").exists()
 

@@ -199,6 +199,16 @@ async def test_a_server_that_refuses_new_weights_is_an_error_because_the_router_
         assert [server.weight_version for server in servers] == ["v1", "v1"]
 
 
+async def test_a_server_that_is_out_of_the_fleet_is_an_error_of_the_next_update_too(servers, tmp_path, checkpoint):
+    async with routed(servers, tmp_path) as engine:
+        servers[1].script["/collective_rpc"] = [answer({"error": "it broke"}, status=500)] * 9
+        for version in ("v1", "v2"):
+            with pytest.raises(WeightUpdateError, match="take these servers out of it") as caught:
+                await engine.update_weights(checkpoint, version)
+            assert servers[1].base_url in str(caught.value)
+        assert servers[0].weight_version == "v2"
+
+
 async def test_servers_that_differ_are_an_error_at_the_first_request(checkpoint, tmp_path):
     async with AsyncExitStack() as stack:
         root = checkpoint
