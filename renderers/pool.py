@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
 import queue
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeGuard, TypeVar
 
+from renderers.available_cores import available_cores
 from renderers.daemon_threads import DaemonThreads
 from renderers.errors import ConfigError, PoolClosedError
 from renderers.parsing.response import ParsedResponse
@@ -72,7 +72,7 @@ class RendererPool:
             for one in reversed(made):
                 self._free.put(one)
         if threads is None:
-            threads = min(_MAX_THREADS, size or os.cpu_count() or 1)
+            threads = min(_MAX_THREADS, size or available_cores())
         self.size = threads if size is None else size
         self._executor = DaemonThreads(threads, "renderer-pool")
 

@@ -7,12 +7,12 @@ resizing and hashing release the interpreter's lock); two callers with the same 
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, NamedTuple
 
+from renderers.available_cores import available_cores
 from renderers.daemon_threads import DaemonThreads
 from renderers.errors import BlockingFetchError, MediaError, UnsupportedModalityError
 from renderers.fork_reset import register_fork_reset
@@ -193,7 +193,7 @@ class MediaLoader:
     def _pool(self) -> DaemonThreads:
         with self._lock:
             if self._threads is None:
-                self._threads = DaemonThreads(min(8, os.cpu_count() or 1), "media")
+                self._threads = DaemonThreads(min(8, available_cores()), "media")
             return self._threads
 
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import multiprocessing
-import os
 import signal
 import traceback
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from renderers.available_cores import available_cores
 from rollouts.demo.errors import TrainerDiedError
 from rollouts.demo.recipe import Recipe
 from rollouts.terminal.interrupts import defer_interrupts
@@ -37,7 +37,7 @@ class TrainerProcess:
     """The training process. All messages on its pipe are bytes of `transport.encode`."""
 
     def __init__(self, model_directory: Path, recipe: Recipe, seed: int) -> None:
-        self.threads = min(2, os.cpu_count() or 1)
+        self.threads = min(2, available_cores())
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from renderers import Message, ParsedResponse
+from renderers.available_cores import available_cores
 from renderers.daemon_threads import DaemonThreads
 from rollouts.thread_calls import result_of
 
@@ -100,7 +100,7 @@ class ThreadedEnvironment:
 @functools.cache
 def environment_threads() -> DaemonThreads:
     """The threads of this process for blocking methods of environments, in place of those of `asyncio.to_thread`."""
-    return DaemonThreads(min(32, (os.cpu_count() or 1) + 4), "environment")
+    return DaemonThreads(min(32, available_cores() + 4), "environment")
 
 
 def environment_name(environment: Any) -> str:
