@@ -131,8 +131,8 @@ class SessionStore:
         # Conversations that are equal in every message differ in the ids of their tool calls.
         for call_id in history.call_ids():
             if call_id in self._anonymous_calls:
-                session = self._sessions[self._anonymous_calls[call_id]]
-                return session if session.find(history) is not None else None
+                maker = self._sessions[self._anonymous_calls[call_id]]
+                return maker if maker.find(history) is not None else None
         for end in history.turn_ends:
             session = self._sessions.get(self._anonymous.get(history.digests[end], ""))
             if session is not None and session.find(history) is not None:
