@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import isqrt, prod
 from typing import Any
 
 import numpy as np
@@ -132,9 +133,12 @@ def _check_length(name: str, item: MediaItem, place: PlaceholderRange, images: I
     """Raise `RequestError` unless the placeholder has as many tokens as the image has rows of features."""
     example = images.example
     if "image_grid_thw" in example.tensors:
-        rows, grid = len(item["pixel_values"]), int(np.prod(item["image_grid_thw"]))
-        if rows != grid:
-            raise _wrong(name, f"pixel_values has {rows} rows, and image_grid_thw {item['image_grid_thw'].tolist()}")
+        rows, grid = len(item["pixel_values"]), item["image_grid_thw"].tolist()
+        # Patches of as many rows and columns are merged into one feature. Python's integers do not wrap around.
+        merged = isqrt(len(example["pixel_values"]) // images.example_features)
+        is_grid = item["image_grid_thw"].dtype.kind in "iu" and min(grid) > 0 and not any(n % merged for n in grid[1:])
+        if not is_grid or prod(grid) != rows:
+            raise _wrong(name, f"pixel_values has {rows} rows, and image_grid_thw is {grid}")
         expected = rows * images.example_features / len(example["pixel_values"])
     elif all(_is_like(key, item[key], example[key]) for key in example):
         expected = images.example_features

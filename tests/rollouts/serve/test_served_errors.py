@@ -172,6 +172,18 @@ def other_grid(item):
     item["image_grid_thw"]["data"][2] = msgpack.ExtType(3, grid.tobytes())
 
 
+def with_grid(change, dtype="int64"):
+    """The image with `change(height, width)` as its grid; its number of patches is height x width."""
+
+    def change_item(item):
+        _, height, width = np.frombuffer(item["image_grid_thw"]["data"][2].data, np.int64).tolist()
+        grid = np.array(change(height, width), dtype)
+        item["image_grid_thw"]["data"][0] = dtype
+        item["image_grid_thw"]["data"][2] = msgpack.ExtType(3, grid.tobytes())
+
+    return change_item
+
+
 def no_pixels(item):
     del item["pixel_values"]
 
@@ -181,6 +193,10 @@ def no_pixels(item):
     [
         (as_floats, (0, 0), "takes uint8 pixels"),
         (other_grid, (0, 0), "image_grid_thw"),
+        (with_grid(lambda height, width: (1, -height, -width)), (0, 0), "image_grid_thw"),
+        (with_grid(lambda height, width: (1, 1, height * width)), (0, 0), "image_grid_thw"),
+        (with_grid(lambda height, width: (1, 2**62 + height, 4 * width)), (0, 0), "image_grid_thw"),
+        (with_grid(lambda height, width: (1, float("nan"), width), "float32"), (0, 0), "image_grid_thw"),
         (no_pixels, (0, 0), "this model takes image_grid_thw, pixel_values"),
         (lambda item: None, (0, -1), "its tensors make"),
         (lambda item: None, (1, 0), "which stands for features"),
