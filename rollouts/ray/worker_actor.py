@@ -178,7 +178,7 @@ class WorkerActor:
             log.events.append(event)
             self._has_progress.set()
 
-        task = self._jobs[call] = asyncio.ensure_future(worker.run(job, ProgressObserver(job.episode_id, note)))
+        task = self._jobs[call] = asyncio.ensure_future(worker.run(job, ProgressObserver(call, note)))
         try:
             outcome = await task
         except asyncio.CancelledError:
