@@ -333,6 +333,10 @@ class EngineFleet:
         while True:
             with self._membership.lock:
                 self._refuse_if_closed(request.request_id)
+                last = self._membership.members.get(self._sessions.last_member(request.session_id))
+                if last is not None and last.state is MemberState.READY and last.name not in failures:
+                    self._membership.start_monitor()
+                    return last
                 others = [member for name, member in self._membership.members.items() if name not in failures]
                 loads = {member.name: member.in_flight for member in others if member.state is MemberState.READY}
                 is_new = any(member.state is MemberState.NEW for member in others)

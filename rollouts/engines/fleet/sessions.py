@@ -20,6 +20,13 @@ class SessionTable:
     def __len__(self) -> int:
         return len(self._members)
 
+    def last_member(self, session: str | None) -> str:
+        """The member that a session is with, available or not; empty for a new session, and for None."""
+        if session is None or session not in self._members:
+            return ""
+        self._members.move_to_end(session)
+        return self._members[session]
+
     def member_of(self, session: str | None, request_id: str, loads: Mapping[str, int]) -> str:
         """The member for the next request of a session; `loads` has the requests in flight at each available member.
 
