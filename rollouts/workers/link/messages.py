@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import get_args
+from typing import Final, get_args
 
 from rollouts.engines.protocol import InFlight
 from rollouts.errors import ArgumentError
 from rollouts.numbers import whole_number
 from rollouts.workers.episode_outcome import EpisodeFailure
 from transport import wire_type
+
+#: Slots of a worker. An integer of any size could not be added to metrics, which are floats.
+_MOST_SLOTS: Final = 1_000_000
 
 
 @wire_type("rollouts.WorkerHello")
@@ -34,8 +37,8 @@ class WorkerHello:
         for name in ("version", "configuration"):
             if not isinstance(getattr(self, name), str):
                 raise ArgumentError(f"WorkerHello.{name}", getattr(self, name), "pass text")
-        if (whole_number(self.slots) or 0) < 1:
-            raise ArgumentError("WorkerHello.slots", self.slots, "pass an integer of at least 1")
+        if not 1 <= (whole_number(self.slots) or 0) <= _MOST_SLOTS:
+            raise ArgumentError("WorkerHello.slots", self.slots, f"pass an integer from 1 to {_MOST_SLOTS:,}")
 
 
 @wire_type("rollouts.Announced")

@@ -12,6 +12,7 @@ from test_runner_on_workers import finish
 
 import rollouts.workers.link.link_worker as link_worker
 from rollouts import EpisodeError, EpisodeLimits, SamplingParams, Task
+from rollouts.errors import ArgumentError
 from rollouts.testing import ScriptedEngine
 from rollouts.workers import EpisodeFailure, EpisodeJob, EpisodeOutcome, EpisodeWorker, JobWaiting
 from rollouts.workers.link import LinkWorkers
@@ -127,18 +128,28 @@ class UnknownGreeting:
             raise ValueError("this cannot be decoded")
 
 
-def test_a_worker_whose_greeting_cannot_be_decoded_is_refused():
+@pytest.mark.parametrize(
+    ("greeting", "name", "value"),
+    [(UnknownGreeting("same"), "version", "other"), (WorkerHello(own_version(), 1), "slots", 10**400)],
+)
+def test_a_worker_whose_greeting_cannot_be_decoded_is_refused(greeting, name, value):
+    object.__setattr__(greeting, name, value)
+
     async def run():
         async with LinkWorkers(**TIMES) as workers:
             client = LinkClient(workers.address, **TIMES)
-            greeting = UnknownGreeting("same")
-            object.__setattr__(greeting, "version", "other")
             await client.send_async(greeting)
             with pytest.raises(LinkRefusedError, match="install one version of mmrollouts on both sides"):
                 await client.recv_async()
             await asyncio.to_thread(client.close)
 
     finish(run)
+
+
+@pytest.mark.parametrize("name", ["n" * 181, "two\nlines"])
+def test_a_name_that_no_connection_can_have_is_refused_before_the_first(name):
+    with pytest.raises(ArgumentError, match="printable text of at most 180 bytes"):
+        asyncio.run(link_worker.run_link_worker(None, "tcp://127.0.0.1:9", name=name))
 
 
 def test_progress_waits_in_one_message_while_the_orchestrator_does_not_read(renderer, monkeypatch):
