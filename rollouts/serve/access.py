@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Collection
 from ipaddress import ip_address
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -51,9 +51,9 @@ class BrowserMiddleware:
             headers = Headers(scope=scope)
             host, origin = headers.get("host", ""), headers.get("origin")
             reason = None
-            if not self._is_known(urlsplit(f"//{host}").hostname):
+            if not self._is_known(_split(f"//{host}").hostname):
                 reason = f"the Host header {host[:100]!r} is no name of this server; use its address"
-            elif origin is not None and urlsplit(origin).netloc != host:
+            elif origin is not None and _split(origin).netloc != host:
                 reason = f"requests of web pages of {origin[:100]!r} are not answered"
             if reason is not None:
                 await error_response(403, reason, "PermissionDeniedError")(scope, receive, send)
@@ -93,6 +93,14 @@ class BodyLimitMiddleware:
             return message
 
         await self._app(scope, limited_receive, send)
+
+
+def _split(url: str) -> SplitResult:
+    """The parts of a URL, all empty where it is none."""
+    try:
+        return urlsplit(url)
+    except ValueError:  # a bracket that no other one closes
+        return urlsplit("")
 
 
 def is_loopback(host: str) -> bool:

@@ -120,7 +120,7 @@ class PausableEngine:
         self._open = False
         if mode == "abort":
             await self.abort_all()
-        while not self._idle.is_set():
+        while self.is_paused and not self._idle.is_set():  # `resume` may be called meanwhile
             if mode == "keep":
                 for exchange in self._exchanges().values():
                     exchange.is_kept = True

@@ -146,7 +146,8 @@ async def _record(
         message = _without_stop(message, stop)
     nbytes = session.nbytes
     digests = session.add(turn, chat.history, match, choice=index, message=message, variants=variants)
-    store.recorded(session, digests, session.nbytes - nbytes)
+    call_ids = [call["id"] for call in message.get("tool_calls") or ()]
+    store.recorded(session, digests, call_ids, session.nbytes - nbytes)
     return Choice(
         index=index,
         turn=turn.index,

@@ -17,6 +17,7 @@ from rollouts.engines.protocol import Engine, SamplingParams, StreamingEngine
 from rollouts.episodes.episode import check_settings
 from rollouts.episodes.limits import EpisodeLimits
 from rollouts.episodes.turns import EpisodeSettings
+from rollouts.error_texts import is_unicode
 from rollouts.numbers import finite_number
 from rollouts.serve.gateway.chat_request import ChatRequest, read_chat_request, read_json_object
 from rollouts.serve.gateway.completions import ChatCompletion, ListenerFactory, complete_chat
@@ -276,6 +277,8 @@ async def _by_size(body: bytes, read: Callable[[bytes], T]) -> T:
 
 def _metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
     for name, value in metrics.items():
+        if not is_unicode(name):
+            raise InvalidChatRequestError(f"metrics has the name {name[:80]!r}, half of a surrogate pair", "metrics")
         if isinstance(value, bool) or finite_number(value) is None:
             raise InvalidChatRequestError(f"metrics[{name[:80]!r}] is not a finite number", "metrics")
     return dict(metrics)

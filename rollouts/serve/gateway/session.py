@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import ChainMap, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -67,6 +67,11 @@ class Session:
     @property
     def id(self) -> str:
         return self.trajectory.episode_id
+
+    @property
+    def call_ids(self) -> Collection[str]:
+        """The ids of tool calls that clients received."""
+        return self._internal_ids.keys()
 
     # Which turn a request continues.
 

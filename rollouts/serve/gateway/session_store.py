@@ -51,6 +51,7 @@ class SessionStore:
         self._sessions: OrderedDict[str, Session] = OrderedDict()  # the one that was used last is the last
         self._gone: OrderedDict[str, str] = OrderedDict()
         self._anonymous: dict[bytes, str] = {}  # from the digest of a conversation to the session that recorded it
+        self._anonymous_calls: dict[str, str] = {}  # from the id of a tool call to the session that made it
         self._nbytes = 0
 
     def __len__(self) -> int:
@@ -127,6 +128,11 @@ class SessionStore:
         return session
 
     def _continued(self, history: History) -> Session | None:
+        # Conversations that are equal in every message differ in the ids of their tool calls.
+        for call_id in history.call_ids():
+            if call_id in self._anonymous_calls:
+                maker = self._sessions[self._anonymous_calls[call_id]]
+                return maker if maker.find(history) is not None else None
         for end in history.turn_ends:
             session = self._sessions.get(self._anonymous.get(history.digests[end], ""))
             if session is not None and session.find(history) is not None:
@@ -137,7 +143,9 @@ class SessionStore:
 
     @contextmanager
     def request(self, session: Session) -> Iterator[None]:
-        """A request of a session, during which it is not evicted."""
+        """A request of a session, during which it is not evicted. Raises `EvictedSessionError`."""
+        if session.id not in self._sessions:  # deleted since the session was found
+            raise EvictedSessionError(session.id, self._gone.get(session.id, "it was deleted"))
         session.in_flight += 1
         session.num_requests += 1
         self._touch(session)
@@ -150,12 +158,13 @@ class SessionStore:
             elif session.id in self._sessions:
                 self._touch(session)
 
-    def recorded(self, session: Session, digests: list[bytes], nbytes: int) -> None:
-        """A turn of the session is recorded: the digests that find it, and by how many bytes the session grew."""
+    def recorded(self, session: Session, digests: list[bytes], call_ids: list[str], nbytes: int) -> None:
+        """A turn of the session is recorded: the digests that find it, the ids of its tool calls, its bytes."""
         if session.id in self._sessions:
             self._nbytes += nbytes
             if session.is_anonymous:
                 self._anonymous.update(dict.fromkeys(digests, session.id))
+                self._anonymous_calls.update(dict.fromkeys(call_ids, session.id))
 
     def _touch(self, session: Session) -> None:
         session.last_used = time.monotonic()
@@ -176,9 +185,11 @@ class SessionStore:
         self._remove(session, "it was deleted")
 
     async def close(self) -> None:
-        """End all sessions."""
+        """End all sessions. An error of `on_session_end` is logged, and the other sessions end nevertheless."""
         for session in self:
-            await self.end(session)
+            if not session.trajectory.finished:
+                await session.recorder.close()
+                self._finish_logged(session)
 
     def _finish(self, session: Session) -> None:
         session.trajectory.seconds = time.monotonic() - session.began
@@ -186,8 +197,20 @@ class SessionStore:
         if self._on_session_end is not None:
             self._on_session_end(session.trajectory)
 
+    def _finish_logged(self, session: Session) -> bool:
+        """As `_finish`; False where `on_session_end` failed, whose error is logged: no client is the reason."""
+        try:
+            self._finish(session)
+        except Exception:  # noqa: BLE001 - it is the code of a user
+            _log.exception("session %s: on_session_end failed, its trajectory was not delivered", session.id)
+            return False
+        return True
+
     def _evict_idle(self) -> None:
-        """Remove sessions without a request for `idle_seconds`."""
+        """Remove sessions without a request for `idle_seconds`.
+
+        A session whose trajectory `on_session_end` does not accept stays readable for as long again.
+        """
         before = time.monotonic() - self._limits.idle_seconds
         while self._sessions:
             session = next(iter(self._sessions.values()))
@@ -201,7 +224,9 @@ class SessionStore:
                 _log.warning("session %s: %s, with %d turns", session.id, reason, session.trajectory.num_turns)
                 session.trajectory.truncated = True
                 session.trajectory.truncation_reason = reason
-                self._finish(session)
+                if not self._finish_logged(session):
+                    self._touch(session)
+                    continue
             self._remove(session, reason)
 
     def _remove(self, session: Session, reason: str) -> None:
@@ -212,6 +237,8 @@ class SessionStore:
             for digest in session.turns:
                 if self._anonymous.get(digest) == session.id:
                     del self._anonymous[digest]
+            for call_id in session.call_ids:
+                self._anonymous_calls.pop(call_id, None)
         self._gone[session.id] = reason
         if len(self._gone) > _REMEMBERED_IDS:
             self._gone.popitem(last=False)

@@ -65,7 +65,7 @@ class GenerationRoutes:
         session_id = request.headers.get("x-session-id")
         prompt = await asyncio.to_thread(self._prompt, body, f"{REQUEST_ID_PREFIX}{request_id}", session_id)
         if body.stream:
-            return await self._streamed(body, prompt)
+            return await self._streamed(request, body, prompt)
         try:
             result = await unless_disconnected(request, self._state.engine.generate(prompt.request))
         except ClientDisconnect:
@@ -114,13 +114,16 @@ class GenerationRoutes:
         eos_id = model.eos_id if model.eos_id in model_stops(sampling, model) else None
         return _Prompt(request, media, eos_id)
 
-    async def _streamed(self, body: GenerateBody, prompt: _Prompt) -> Response:
+    async def _streamed(self, request: Request, body: GenerateBody, prompt: _Prompt) -> Response:
         """A streamed response, once there is a token; an error before that is a response with its status."""
         if prompt.request.prompt_logprobs:
             raise RequestError(400, "prompt_logprobs are not available when stream=true.", param="prompt_logprobs")
         stream = TokenStream(self._state.engine, prompt.request)
         try:
-            await stream.begin()
+            await unless_disconnected(request, stream.begin())
+        except ClientDisconnect:
+            stream.cancel()
+            return Response(status_code=_CLIENT_GONE)
         except BaseException:
             stream.cancel()
             raise

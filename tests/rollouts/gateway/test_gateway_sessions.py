@@ -7,7 +7,7 @@ import asyncio
 import httpx
 import openai
 import pytest
-from gateway_server import served, user
+from gateway_server import CALL, TOOLS, served, user
 from starlette.applications import Starlette
 
 from rollouts.serve.gateway.errors import EvictedSessionError
@@ -61,6 +61,20 @@ def test_without_an_id_every_conversation_is_a_session(renderer):
         assert ask(client, "a", "b", answers=["0"]).session_id == first.session_id
         assert ask(client, "a", "b", answers=["other"]).session_id not in (first.session_id, second.session_id)
         assert server.trajectory(second.session_id).num_turns == 3
+
+
+def test_conversations_that_differ_in_the_ids_of_tool_calls_alone_are_sessions_of_their_own(renderer):
+    with served(ScriptedEngine(lambda request: CALL, renderer=renderer), renderer) as server:
+        client = server.client()
+
+        def complete(messages):
+            return client.chat.completions.create(model="m", messages=messages, tools=TOOLS)
+
+        for first in [complete([user("a")]) for _ in range(3)]:
+            message = first.choices[0].message.to_dict()
+            result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "empty"}
+            assert complete([user("a"), message, result]).session_id == first.session_id
+            assert [node.parent for node in server.trajectory(first.session_id).nodes] == [-1, 0, 1, 2]
 
 
 def test_the_response_names_the_session_in_a_header(renderer):
@@ -186,6 +200,35 @@ def test_a_deleted_session_is_gone_and_says_so(renderer):
     assert [one.episode_id for one in ended] == ["s"]
 
 
+def test_a_session_that_is_deleted_as_a_request_begins_is_gone(renderer):
+    async def play():
+        gateway = Gateway(echo(renderer), renderer)
+        transport = httpx.ASGITransport(Starlette(routes=gateway.routes()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            await client.post("/sessions", json={"session_id": "s"})
+            body = {"messages": [user("a")]}
+            asked = asyncio.create_task(client.post("/sessions/s/v1/chat/completions", json=body))
+            deleted = asyncio.create_task(client.delete("/sessions/s"))
+            assert (await deleted).status_code == 204
+            # The order of the two decides whether the session had ended or was gone.
+            assert (await asked).status_code in (409, 410)
+        await gateway.close()
+
+    asyncio.run(play())
+
+
+def test_a_name_of_a_metric_that_cannot_be_stored_is_refused(renderer):
+    with served(echo(renderer), renderer) as server:
+        ask(server.client("s"), "a")
+        response = httpx.post(
+            f"{server.root}/sessions/s/end",
+            content=b'{"metrics": {"\\ud800": 1}}',
+            headers={"Content-Type": "application/json"},
+        )
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "metrics")
+        assert httpx.get(f"{server.root}/sessions/s/trajectory").status_code == 200
+
+
 def test_a_session_may_be_begun_with_its_group(renderer):
     with served(echo(renderer), renderer) as server:
         body = {"session_id": "s", "group_id": "task-7", "seed": 3}
@@ -277,6 +320,52 @@ def test_an_idle_session_is_evicted_with_its_trajectory_delivered(renderer, monk
     assert ended[0].episode_id == "idle"
     assert (ended[0].truncated, ended[0].num_turns) == (True, 1)
     assert "session idle: it had no request for 60 s and was evicted, with 1 turns" in caplog.text
+
+
+def test_a_trajectory_that_is_not_accepted_stays_readable_and_disturbs_no_other_session(renderer, monkeypatch, caplog):
+    from rollouts.serve.gateway import session, session_store
+
+    now, delivered = [1000.0], []
+
+    class Clock:
+        @staticmethod
+        def monotonic():
+            return now[0]
+
+        time = staticmethod(session_store.time.time)
+
+    for module in (session, session_store):
+        monkeypatch.setattr(module, "time", Clock)
+
+    def deliver(trajectory):
+        if trajectory.episode_id.startswith("bad"):
+            raise OSError("the disk is full")
+        delivered.append(trajectory.episode_id)
+
+    async def play():
+        limits = GatewayLimits(idle_seconds=60)
+        gateway = Gateway(echo(renderer), renderer, limits=limits, on_session_end=deliver)
+        transport = httpx.ASGITransport(Starlette(routes=gateway.routes()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+
+            async def ask_session(name):
+                path = f"/sessions/{name}/v1/chat/completions"
+                return (await client.post(path, json={"messages": [user("a")]})).status_code
+
+            assert await ask_session("bad-1") == 200
+            now[0] += 61
+            assert await ask_session("bad-2") == 200
+            assert gateway.trajectory("bad-1").num_turns == 1
+            assert await ask_session("good") == 200
+            await gateway.close()
+            assert delivered == ["good"]
+            now[0] += 61
+            with pytest.raises(EvictedSessionError):
+                gateway.trajectory("bad-1")
+
+    asyncio.run(play())
+    assert caplog.text.count("on_session_end failed") == 2
+    assert "the disk is full" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["a/b", "a b", "ü", "x" * 129, "..%2f"])

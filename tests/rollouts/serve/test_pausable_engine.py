@@ -149,6 +149,31 @@ async def test_a_pause_that_aborts_ends_running_and_waiting_requests_with_what_t
         assert least <= len(completion.token_ids) < LENGTH
 
 
+async def test_a_pause_ends_no_request_after_the_engine_is_resumed():
+    released, ends = asyncio.Event(), []
+
+    class SlowEngine(PlainEngine):
+        """Ends no request before it is released."""
+
+        async def generate(self, request):
+            await released.wait()
+            return await super().generate(request)
+
+        async def abort(self, request_ids):
+            ends.append(list(request_ids))
+
+    engine = PausableEngine(SlowEngine(), max_model_len=100)
+    running = asyncio.ensure_future(engine.generate(request(1)))
+    await rounds(2)
+    pause = asyncio.ensure_future(engine.pause("keep"))
+    await rounds(2)
+    engine.resume()
+    await asyncio.wait_for(pause, 30)
+    assert ends == [["r1"]]
+    released.set()
+    assert (await running).completions[0].token_ids.tolist() == whole([1, 3])
+
+
 async def test_two_running_requests_may_have_one_id():
     engine = PausableEngine(AbortableEngine(), max_model_len=100)
     results = await asyncio.gather(engine.generate(request(1)), engine.generate(request(1)))

@@ -66,9 +66,10 @@ def test_without_a_key_web_pages_of_other_origins_are_refused(tiny_server):
     assert tiny_server.get("/version").status == 200
     assert tiny_server.post("/resume", {}, {"Origin": "https://example.org"}).status == 403
     assert tiny_server.post("/resume", {}, {"Origin": "null"}).status == 403
+    assert tiny_server.post("/resume", {}, {"Origin": "http://["}).status == 403
     own = tiny_server.base_url.removeprefix("http://")
     assert tiny_server.post("/resume", {}, {"Origin": f"http://{own}"}).status == 200
-    for host in ("example.org", "example.org:80", "127.0.0.1.example.org", ""):
+    for host in ("example.org", "example.org:80", "127.0.0.1.example.org", "[", "[::1", ""):
         assert tiny_server.get("/version", {"Host": host}).status == 403
     for host in ("localhost", "127.0.0.1:1234", "[::1]:80"):
         assert tiny_server.get("/version", {"Host": host}).status == 200
