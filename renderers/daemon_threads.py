@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import functools
+import os
 import threading
 import time
 from collections import deque
@@ -182,6 +183,7 @@ class _Workers:
 
     def reset_after_fork(self) -> None:
         """A forked process has none of the threads, and their calls belong to its parent."""
+        self._process = os.getpid()
         self._changed = threading.Condition()  # its lock is reentrant: `close` may be called by the garbage collector
         self._waiting: deque[_AnyCall] = deque()
         self._threads: set[threading.Thread] = set()  # without those of abandoned calls
@@ -206,6 +208,9 @@ class _Workers:
 
     def close(self, cancel_waiting: bool = False) -> list[threading.Thread]:
         """Let the threads end when no call waits; return them."""
+        if self._process != os.getpid():  # forked, and not reset yet: there is no thread, and the lock may be held
+            self._closed = True
+            return []
         with self._changed:
             self._closed = True
             if cancel_waiting:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from itertools import count
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ray.exceptions import RayError, RayTaskError
@@ -23,14 +22,15 @@ from transport import decode_frames, encode_frames
 class ActorWorker:
     """A `RemoteWorker` over a handle of a `WorkerActor` that has started.
 
-    `media` are those of this process; of an outcome only the media that are not among them are fetched.
+    `media` are those of this process; of an outcome only the media that are not among them are fetched. `calls` has the
+    numbers of the calls: an actor that could not be reached for a while must receive no number a second time.
     """
 
-    def __init__(self, name: str, actor: Any, media: ObjectMedia) -> None:
+    def __init__(self, name: str, actor: Any, media: ObjectMedia, calls: Iterator[int]) -> None:
         self._name = name
         self._actor = actor
         self._media = media
-        self._calls = count()
+        self._calls = calls
         self._readers: dict[int, ProgressReader] = {}
         self._released: list[int] = []
         self._loss: asyncio.Future[str] = asyncio.get_running_loop().create_future()

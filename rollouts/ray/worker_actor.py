@@ -88,7 +88,10 @@ class WorkerActor:
         self._has_progress = asyncio.Event()
 
     async def start(self) -> StartedActor:
-        """Make the parts, where they are not there; cancel jobs of which the caller has lost the calls."""
+        """Make the parts, where they are not there; cancel jobs of which the caller has lost the calls.
+
+        An update of the weights whose end the caller could not report is over.
+        """
         if self._starting is None:
             self._starting = asyncio.ensure_future(self._make_parts())
         error = ""
@@ -99,6 +102,7 @@ class WorkerActor:
             error = describe_exception(failure)
         if self._worker is not None:
             await self._worker.cancel_all()
+            self._worker.set_update(None)  # the caller tells of an update that is in progress when this has returned
         self._media.clear()
         return StartedActor(ray.get_runtime_context().get_node_id(), os.getpid(), version("mmrollouts"), error)
 
@@ -178,7 +182,7 @@ class WorkerActor:
             log.events.append(event)
             self._has_progress.set()
 
-        task = self._jobs[call] = asyncio.ensure_future(worker.run(job, ProgressObserver(job.episode_id, note)))
+        task = self._jobs[call] = asyncio.ensure_future(worker.run(job, ProgressObserver(call, note)))
         try:
             outcome = await task
         except asyncio.CancelledError:

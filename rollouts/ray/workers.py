@@ -91,6 +91,7 @@ class RayWorkers:
         self._num_workers = num_workers
         self._pool = WorkerPool(max_losses=max_losses)
         self._numbers = count()
+        self._calls = count()
         self._keepers: dict[str, asyncio.Task[None]] = {}  # by the name of the worker that each keeps running
         self._places: dict[str, StartedActor] = {}
         self._ending: set[asyncio.Task[None]] = set()  # keepers of workers that are no longer wanted
@@ -243,10 +244,10 @@ class RayWorkers:
 
     async def _serve(self, name: str, actor: Any, place: StartedActor) -> None:
         """Let a worker that has started run episodes until it is lost."""
-        worker = ActorWorker(name, actor, self.media)
+        worker = ActorWorker(name, actor, self.media, self._calls)
         self._places[name] = place
         # Jobs that wait in the worker begin at once when an episode ends, before its result has arrived here.
-        self._pool.add(name, self._slots + max(1, self._slots // _QUEUED_SHARE), worker)
+        self._pool.add(name, self._slots + _num_queued(self._slots), worker)
         self._has_started = True
         self._changed.set()
         try:
@@ -311,6 +312,10 @@ def _check_count(name: str, value: object) -> None:
         raise ArgumentError(name, value, "pass an integer of at least 1")
 
 
+def _num_queued(episodes_per_worker: int) -> int:
+    return max(1, episodes_per_worker // _QUEUED_SHARE)
+
+
 def _actor_options(options: Mapping[str, Any], episodes_per_worker: int) -> dict[str, Any]:
     fixed = sorted(_FIXED_OPTIONS & set(options))
     if fixed:
@@ -321,5 +326,5 @@ def _actor_options(options: Mapping[str, Any], episodes_per_worker: int) -> dict
         "scheduling_strategy": "SPREAD",
         **options,
         "max_task_retries": 0,  # the pool repeats jobs, and counts the losses
-        "max_concurrency": episodes_per_worker + _EXTRA_CALLS,
+        "max_concurrency": episodes_per_worker + _num_queued(episodes_per_worker) + _EXTRA_CALLS,
     }

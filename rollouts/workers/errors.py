@@ -32,12 +32,12 @@ class WorkerLostError(RolloutsError):
 
 
 class UnreadableOutcomeError(RolloutsError):
-    """What a worker sent as the outcome of an episode cannot be decoded."""
+    """What a worker sent as the outcome of an episode cannot be decoded, or is the outcome of another episode."""
 
     def __init__(self, worker: str, reason: str) -> None:
         self.worker = worker
         self.reason = reason
-        super().__init__(f"worker {worker:.80} sent an outcome that cannot be decoded: {reason}")
+        super().__init__(f"worker {worker:.80} sent an outcome that cannot be used: {reason}")
 
 
 class WorkersClosedError(RolloutsError):

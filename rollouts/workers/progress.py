@@ -1,4 +1,8 @@
-"""What an episode reports while it runs, as values that cross processes."""
+"""What an episode reports while it runs, as values that cross processes.
+
+`job` is the number that names the job between a worker and the process that gave it the job. The id of the episode does
+not: an episode that was cancelled may begin again at the same worker, as another job.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +21,12 @@ from transport import wire_type
 class JobWaiting:
     """An episode began to wait for `part`. Raises `ArgumentError` for values of other types, also when decoded."""
 
-    episode_id: str
+    job: int
     turn: int
     part: Part
 
     def __post_init__(self) -> None:
-        _check_turn(self.episode_id, self.turn)
+        _check_numbers(self.job, self.turn)
         if self.part not in get_args(Part):
             raise ArgumentError("part", self.part, f"pass one of {', '.join(get_args(Part))}")
 
@@ -39,7 +43,7 @@ class JobTurn:
     Raises `ArgumentError` for values of other types, also when decoded.
     """
 
-    episode_id: str
+    job: int
     turn: int
     prompt_tokens: int
     completion_tokens: int
@@ -49,7 +53,7 @@ class JobTurn:
     environment_seconds: float
 
     def __post_init__(self) -> None:
-        _check_turn(self.episode_id, self.turn)
+        _check_numbers(self.job, self.turn)
         for name in ("prompt_tokens", "completion_tokens", "images"):
             if whole_number(getattr(self, name)) is None:
                 raise ArgumentError(name, getattr(self, name), "pass an integer")
@@ -70,19 +74,19 @@ Progress: TypeAlias = JobWaiting | JobTurn
 class ProgressObserver:
     """An `EpisodeObserver` in a worker: passes what the episode reports to `send`, as `Progress`."""
 
-    def __init__(self, episode_id: str, send: Callable[[Progress], object]) -> None:
-        self._episode_id = episode_id
+    def __init__(self, job: int, send: Callable[[Progress], object]) -> None:
+        self._job = job
         self._send = send
 
     def waiting(self, turn: int, part: Part) -> None:
-        self._send(JobWaiting(self._episode_id, turn, part))
+        self._send(JobWaiting(self._job, turn, part))
 
     def turn_finished(
         self, turn: int, prompt_tokens: int, completion_tokens: int, images: int, seconds: TurnSeconds
     ) -> None:
         self._send(
             JobTurn(
-                self._episode_id,
+                self._job,
                 turn,
                 prompt_tokens,
                 completion_tokens,
@@ -94,8 +98,7 @@ class ProgressObserver:
         )
 
 
-def _check_turn(episode_id: object, turn: object) -> None:
-    if not isinstance(episode_id, str):
-        raise ArgumentError("episode_id", episode_id, "pass text")
-    if whole_number(turn) is None:
-        raise ArgumentError("turn", turn, "pass an integer")
+def _check_numbers(job: object, turn: object) -> None:
+    for name, value in (("job", job), ("turn", turn)):
+        if whole_number(value) is None:
+            raise ArgumentError(name, value, "pass an integer")

@@ -59,7 +59,7 @@ class WorkerPool:
 
     A job runs on the worker with the largest free share of its slots; jobs wait in the order in which they came. A job
     whose worker is removed is the first to run on another one. Jobs of one episode id, of two streams of the same tasks
-    for example, run one after the other, because an episode id is all that names a job at its worker. After
+    for example, run one after the other, because a worker runs one job of an episode id at a time. After
     `max_losses` lost workers a job is given up with `WorkerLostError`, so that an environment that ends its process
     does not end all workers. Raises `ArgumentError`.
     """

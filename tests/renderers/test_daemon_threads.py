@@ -6,14 +6,18 @@ import asyncio
 import contextvars
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
+import warnings
+from contextlib import ExitStack
 
 import pytest
 
 from renderers.daemon_threads import DaemonThreads
+from renderers.fork_reset import register_fork_reset
 
 NAME = contextvars.ContextVar("NAME", default="")
 
@@ -147,6 +151,7 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
 PROGRAM = """
 import sys, threading, time
 from renderers.daemon_threads import DaemonThreads
+from renderers.fork_reset import register_fork_reset
 threads = DaemonThreads(2, "test")
 began = threading.Event()
 def short():
@@ -165,3 +170,45 @@ began.wait()
 def test_a_hanging_call_does_not_keep_the_process_alive_and_a_short_one_is_completed() -> None:
     ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "short call ended\n", "")
+
+
+class HoldsThreads:
+    """Drops its threads in a forked process, as the loader of media does."""
+
+    def __init__(self):
+        self.threads = DaemonThreads(1, "held")
+        register_fork_reset(self)
+
+    def reset_after_fork(self):
+        self.threads = None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
+def test_threads_that_a_forked_process_drops_do_not_wait_for_locks_that_its_parent_held():
+    holders = [HoldsThreads() for _ in range(16)]  # some are reset before their threads are
+    held, release = threading.Event(), threading.Event()
+
+    def hold_locks():
+        with ExitStack() as locks:
+            for holder in holders:
+                locks.enter_context(holder.threads._workers._changed)
+            held.set()
+            release.wait()
+
+    holding = threading.Thread(target=hold_locks)
+    holding.start()
+    held.wait()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # this process has threads, which is the point
+        child = os.fork()
+    if child == 0:
+        os._exit(0)
+    release.set()
+    holding.join()
+    deadline = time.monotonic() + 30
+    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if ended[0] == 0:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert ended == (child, 0)

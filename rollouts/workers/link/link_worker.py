@@ -13,17 +13,17 @@ from contextlib import suppress
 from typing import Final
 
 from rollouts.episodes.error_kinds import error_kind
-from rollouts.error_texts import describe_exception
+from rollouts.error_texts import exception_text
 from rollouts.errors import ArgumentError
 from rollouts.numbers import finite_number
-from rollouts.trajectory.tree import Trajectory
 from rollouts.workers.episode_job import EpisodeJob
-from rollouts.workers.episode_outcome import EpisodeFailure, EpisodeOutcome
+from rollouts.workers.episode_outcome import EpisodeFailure
 from rollouts.workers.episode_worker import EpisodeWorker
 from rollouts.workers.link.errors import OrchestratorLostError
 from rollouts.workers.link.messages import (
     Announced,
     CancelJob,
+    JobFailed,
     RunEnded,
     SetUpdate,
     WorkerHello,
@@ -45,8 +45,14 @@ log = logging.getLogger("rollouts.workers")
 
 #: Progress is sent at most so often, because a turn of an episode reports several times.
 _PROGRESS_SECONDS: Final = 0.05
+#: For how long a worker that ends tries to tell its orchestrator.
+_LEAVE_SECONDS: Final = 1.0
 _FIRST_DELAY: Final = 0.2
 _LONGEST_DELAY: Final = 10.0
+
+
+#: Less than a link allows: the number of the connection follows.
+_MAX_NAME_BYTES: Final = 180
 
 
 def worker_name() -> str:
@@ -79,6 +85,8 @@ async def run_link_worker(
     if seconds is None or seconds < 0:
         raise ArgumentError("wait_seconds", wait_seconds, "pass a number of seconds, 0 or more")
     name = name or worker_name()
+    if not name.isprintable() or len(name.encode("utf-8", "replace")) > _MAX_NAME_BYTES:
+        raise ArgumentError("name", name, f"pass printable text of at most {_MAX_NAME_BYTES} bytes")
     lost_since, delay, connections = time.monotonic(), _FIRST_DELAY, 0
     while True:
         connections += 1
@@ -119,8 +127,8 @@ class _Connection:
         self._client = client
         self._hello = WorkerHello(own_version(), worker.slots, configuration)
         self.is_connected = False  # whether it was connected
-        self._announced = ""  # the episode whose job comes next
-        self._jobs: dict[str, asyncio.Task[None]] = {}
+        self._announced: int | None = None  # the number of the job that comes next
+        self._jobs: dict[int, asyncio.Task[None]] = {}  # by number
         self._progress: list[Progress] = []
         self._flushing: asyncio.TimerHandle | None = None
 
@@ -134,7 +142,8 @@ class _Connection:
             await self._receive()
         except asyncio.CancelledError:
             self._outbox.put(WorkerLeaves())
-            await self._outbox.flush()
+            with suppress(TimeoutError):  # an orchestrator that does not read notices the end of the connection
+                await asyncio.wait_for(self._outbox.flush(), _LEAVE_SECONDS)
             raise
         finally:
             if self._flushing is not None:
@@ -151,16 +160,21 @@ class _Connection:
             try:
                 message = (await self._client.recv_async()).obj
             except UndecodableMessageError as error:
-                self._send_failure(self._announced, error)
+                if self._announced is None:
+                    log.warning("a message of the orchestrator is ignored: %s", error)
+                else:
+                    self._send_failure(self._announced, error)
+                self._announced = None
                 continue
+            number, self._announced = self._announced, None
             match message:
-                case Announced(episode_id):
-                    self._announced = episode_id
-                case EpisodeJob():
-                    self._begin(message)
-                case CancelJob(episode_id):
-                    if episode_id in self._jobs:
-                        self._jobs[episode_id].cancel()
+                case Announced(job):
+                    self._announced = job
+                case EpisodeJob() if number is not None:
+                    self._begin(number, message)
+                case CancelJob(job):
+                    if job in self._jobs:
+                        self._jobs[job].cancel()
                 case SetUpdate(in_flight):
                     self._worker.set_update(in_flight)
                 case RunEnded():
@@ -168,36 +182,36 @@ class _Connection:
                 case _:
                     log.warning("a message of the orchestrator is ignored: it is a %s", type(message).__name__)
 
-    def _begin(self, job: EpisodeJob) -> None:
-        task = asyncio.ensure_future(self._run_job(job))
-        self._jobs[job.episode_id] = task
-        task.add_done_callback(lambda _: self._forget(job.episode_id, task))
+    def _begin(self, number: int, job: EpisodeJob) -> None:
+        task = self._jobs[number] = asyncio.ensure_future(self._run_job(number, job))
+        task.add_done_callback(lambda _: self._jobs.pop(number, None))
 
-    def _forget(self, episode_id: str, task: asyncio.Task[None]) -> None:
-        if self._jobs.get(episode_id) is task:
-            del self._jobs[episode_id]
-
-    async def _run_job(self, job: EpisodeJob) -> None:
-        outcome = await self._worker.run(job, ProgressObserver(job.episode_id, self._report))
+    async def _run_job(self, number: int, job: EpisodeJob) -> None:
+        outcome = await self._worker.run(job, ProgressObserver(number, self._report))
         self._send_progress()
-        self._outbox.put(Announced(job.episode_id))
-        self._outbox.put(outcome, on_error=lambda error: self._send_failure(job.episode_id, error))
+        self._outbox.put(Announced(number))
+        self._outbox.put(outcome, on_error=lambda error: self._send_failure(number, error))
 
-    def _send_failure(self, episode_id: str, error: Exception) -> None:
-        """Send that an episode failed, whose job could not be read, or whose outcome could not be sent."""
-        log.warning("episode %.80s: %s", episode_id, error)
-        episode = Trajectory(episode_id)
-        episode.error = describe_exception(error)
-        episode.finish()
-        failure = EpisodeFailure(type(error).__name__, str(error), error_kind(error))
-        self._outbox.put(EpisodeOutcome(episode, failure))
+    def _send_failure(self, number: int, error: Exception) -> None:
+        """Send that a job failed, which could not be decoded, or whose outcome could not be sent."""
+        log.warning("job %d: %s", number, error)
+        failure = EpisodeFailure(type(error).__name__, exception_text(error), error_kind(error))
+        self._outbox.put(JobFailed(number, failure))
 
     # Progress.
 
     def _report(self, progress: Progress) -> None:
         self._progress.append(progress)
         if self._flushing is None:
-            self._flushing = asyncio.get_running_loop().call_later(_PROGRESS_SECONDS, self._send_progress)
+            self._flushing = asyncio.get_running_loop().call_later(_PROGRESS_SECONDS, self._send_due_progress)
+
+    def _send_due_progress(self) -> None:
+        """Send the progress, unless the orchestrator reads slowly: then all of it is one message, when it has read."""
+        self._flushing = None
+        if self._outbox.is_empty:
+            self._send_progress()
+        else:
+            self._flushing = asyncio.get_running_loop().call_later(_PROGRESS_SECONDS, self._send_due_progress)
 
     def _send_progress(self) -> None:
         if self._flushing is not None:

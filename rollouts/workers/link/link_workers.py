@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
 from types import TracebackType
 from typing import Final, Self
 
@@ -17,6 +19,7 @@ from rollouts.workers.link.errors import WorkersNotStartedError
 from rollouts.workers.link.messages import (
     Announced,
     CancelJob,
+    JobFailed,
     RunEnded,
     SetUpdate,
     WorkerHello,
@@ -86,6 +89,7 @@ class LinkWorkers(WorkerPool):
             linger=_LINGER,
         )
         self._linked: dict[str, _LinkedWorker] = {}
+        self._numbers = count()  # of jobs; none is used twice, so that no message can name another job
         self._receiving: asyncio.Task[None] | None = None
         self._is_over = False
 
@@ -140,13 +144,13 @@ class LinkWorkers(WorkerPool):
             try:
                 match await self._server.recv_async():
                     case PeerConnected(peer):
-                        self._linked[peer] = _LinkedWorker(self._server, peer)
+                        self._linked[peer] = _LinkedWorker(self._server, peer, self._numbers)
                     case PeerLost(peer, reason):
                         await self._disconnected(peer, reason)
                     case Delivery(peer, message):
                         self._delivered(self._linked[peer], message)
             except UndecodableMessageError as error:
-                self._linked[error.peer].cannot_decode(error)
+                self._cannot_decode(self._linked[error.peer], error)
             except LinkClosedError:
                 return
 
@@ -157,18 +161,29 @@ class LinkWorkers(WorkerPool):
             self._ending = asyncio.ensure_future(super().close())
 
     async def _disconnected(self, peer: str, reason: str) -> None:
+        await asyncio.sleep(0)  # outcomes that came before are returned by their calls, which are cancelled below
         worker = self._linked.pop(peer)
         worker.lose(reason)
         self.remove(peer, reason, is_lost=not worker.leaves)
         await worker.outbox.close()
 
+    def _cannot_decode(self, worker: _LinkedWorker, error: UndecodableMessageError) -> None:
+        number, worker.announced = worker.announced, None
+        if number is None:
+            self._refuse(worker.name, f"{error}; install one version of mmrollouts on both sides")
+        else:
+            worker.fail(number, UnreadableOutcomeError(worker.name, str(error)))
+
     def _delivered(self, worker: _LinkedWorker, message: object) -> None:
+        number, worker.announced = worker.announced, None
         if isinstance(message, WorkerHello):
             self._greet(worker, message)
-        elif isinstance(message, EpisodeOutcome):
-            worker.end(message)
+        elif isinstance(message, EpisodeOutcome) and number is not None:
+            worker.end(number, message)
         elif isinstance(message, Announced):
-            worker.announced = message.episode_id
+            worker.announced = message.job
+        elif isinstance(message, JobFailed):
+            worker.end_without_outcome(message)
         elif isinstance(message, list) and all(isinstance(one, JobWaiting | JobTurn) for one in message):
             worker.report(message)
         elif isinstance(message, WorkerLeaves):
@@ -195,61 +210,82 @@ class LinkWorkers(WorkerPool):
         self._server.refuse_peer(peer, reason)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _SentJob:
+    """A job that a worker has, or is sent."""
+
+    job: EpisodeJob
+    observer: JobObserver
+    outcome: asyncio.Future[EpisodeOutcome]
+
+
 class _LinkedWorker:
     """A `RemoteWorker` over a connection of the link."""
 
-    def __init__(self, server: LinkServer, name: str) -> None:
+    def __init__(self, server: LinkServer, name: str, numbers: Iterator[int]) -> None:
         self.name = name
         self.leaves = False  # whether it has said that it ends
-        self.announced = ""  # the episode whose outcome comes next
+        self.announced: int | None = None  # the number of the job whose outcome comes next
         self.outbox = Outbox(lambda message: server.send_async(name, message))
-        self._jobs: dict[str, tuple[asyncio.Future[EpisodeOutcome], JobObserver]] = {}
+        self._numbers = numbers
+        self._jobs: dict[int, _SentJob] = {}  # by number
         self._gone = ""
 
     async def run(self, job: EpisodeJob, observer: JobObserver) -> EpisodeOutcome:
         if self._gone:
             raise WorkerGoneError(self.name, self._gone)
-        outcome: asyncio.Future[EpisodeOutcome] = asyncio.get_running_loop().create_future()
-        self._jobs[job.episode_id] = (outcome, observer)
+        number = next(self._numbers)
+        sent = self._jobs[number] = _SentJob(job, observer, asyncio.get_running_loop().create_future())
         try:
-            self.outbox.put(Announced(job.episode_id))
-            self.outbox.put(job, on_error=lambda error: self._fail(job.episode_id, error))
-            return await outcome
+            self.outbox.put(Announced(number))
+            self.outbox.put(job, on_error=lambda error: self.fail(number, error))
+            return await sent.outcome
         except asyncio.CancelledError:
-            self.outbox.put(CancelJob(job.episode_id))
+            self.outbox.put(CancelJob(number))
             raise
         finally:
-            del self._jobs[job.episode_id]
+            del self._jobs[number]
 
     def set_update(self, in_flight: InFlight | None) -> None:
         self.outbox.put(SetUpdate(in_flight))
 
     def report(self, progress: list[JobWaiting | JobTurn]) -> None:
-        """Pass on what episodes report that are still waited for."""
+        """Pass on what jobs report that are still waited for."""
         for one in progress:
-            if one.episode_id in self._jobs:
-                one.report(self._jobs[one.episode_id][1])
+            if one.job in self._jobs:
+                one.report(self._jobs[one.job].observer)
 
-    def end(self, outcome: EpisodeOutcome) -> None:
-        """An episode has ended. One that is not waited for was cancelled meanwhile."""
-        waiting = self._jobs.get(outcome.episode.episode_id)
-        if waiting is not None and not waiting[0].done():
-            waiting[0].set_result(outcome)
+    def end(self, number: int, outcome: EpisodeOutcome) -> None:
+        """A job has ended. One that is not waited for was cancelled meanwhile."""
+        sent = self._jobs.get(number)
+        if sent is None or sent.outcome.done():
+            return
+        if outcome.episode.episode_id == sent.job.episode_id:
+            sent.outcome.set_result(outcome)
+        else:
+            reason = f"it is of episode {outcome.episode.episode_id:.80}, not of {sent.job.episode_id:.80}"
+            self.fail(number, UnreadableOutcomeError(self.name, reason))
 
-    def cannot_decode(self, error: UndecodableMessageError) -> None:
-        """The outcome that was announced last cannot be decoded."""
-        self._fail(self.announced, UnreadableOutcomeError(self.name, str(error)))
+    def end_without_outcome(self, message: JobFailed) -> None:
+        """A job could not be decoded at the worker, or its outcome could not be sent."""
+        sent = self._jobs.get(message.job)
+        if sent is not None:
+            episode = sent.job.new_trajectory()
+            episode.error = f"{message.failure.error_type}: {message.failure.reason}"
+            episode.finish()
+            self.end(message.job, EpisodeOutcome(episode, message.failure))
 
     def lose(self, reason: str) -> None:
         """The connection has ended."""
         self._gone = reason
-        for episode_id in list(self._jobs):
-            self._fail(episode_id, WorkerGoneError(self.name, reason))
+        for number in list(self._jobs):
+            self.fail(number, WorkerGoneError(self.name, reason))
 
-    def _fail(self, episode_id: str, error: Exception) -> None:
-        waiting = self._jobs.get(episode_id)
-        if waiting is not None and not waiting[0].done():
-            waiting[0].set_exception(error)
+    def fail(self, number: int, error: Exception) -> None:
+        """The call of a job raises `error`, where it still waits."""
+        sent = self._jobs.get(number)
+        if sent is not None and not sent.outcome.done():
+            sent.outcome.set_exception(error)
 
 
 def _close_link(server: LinkServer) -> None:

@@ -1,19 +1,24 @@
 """Messages between an orchestrator and its workers, besides `EpisodeJob`, `EpisodeOutcome` and `Progress`.
 
 A worker sends `WorkerHello` first. Then it sends lists of `Progress`, and for each job an `Announced` and its
-`EpisodeOutcome`. The orchestrator sends for each job an `Announced` and the `EpisodeJob`, and the other messages.
+`EpisodeOutcome`, or a `JobFailed`. The orchestrator sends for each job an `Announced` and the `EpisodeJob`, and the
+other messages. Each job has a number of its own, by which all messages name it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import get_args
+from typing import Final, get_args
 
 from rollouts.engines.protocol import InFlight
 from rollouts.errors import ArgumentError
 from rollouts.numbers import whole_number
+from rollouts.workers.episode_outcome import EpisodeFailure
 from transport import wire_type
+
+#: Slots of a worker. An integer of any size could not be added to metrics, which are floats.
+_MOST_SLOTS: Final = 1_000_000
 
 
 @wire_type("rollouts.WorkerHello")
@@ -32,28 +37,44 @@ class WorkerHello:
         for name in ("version", "configuration"):
             if not isinstance(getattr(self, name), str):
                 raise ArgumentError(f"WorkerHello.{name}", getattr(self, name), "pass text")
-        if (whole_number(self.slots) or 0) < 1:
-            raise ArgumentError("WorkerHello.slots", self.slots, "pass an integer of at least 1")
+        if not 1 <= (whole_number(self.slots) or 0) <= _MOST_SLOTS:
+            raise ArgumentError("WorkerHello.slots", self.slots, f"pass an integer from 1 to {_MOST_SLOTS:,}")
 
 
 @wire_type("rollouts.Announced")
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """The next message is the job or the outcome of this episode: a receiver that cannot decode it knows its id."""
+    """The next message is this job or its outcome: a receiver that cannot decode it knows the number."""
 
-    episode_id: str
+    job: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.episode_id, str):
-            raise ArgumentError("Announced.episode_id", self.episode_id, "pass text")
+        _check_job(self)
 
 
 @wire_type("rollouts.CancelJob")
 @dataclass(frozen=True, slots=True)
 class CancelJob:
-    """The orchestrator does not wait for an episode any more."""
+    """The orchestrator does not wait for a job any more."""
 
-    episode_id: str
+    job: int
+
+    def __post_init__(self) -> None:
+        _check_job(self)
+
+
+@wire_type("rollouts.JobFailed")
+@dataclass(frozen=True, slots=True)
+class JobFailed:
+    """A job could not be decoded by the worker, or its outcome could not be sent."""
+
+    job: int
+    failure: EpisodeFailure
+
+    def __post_init__(self) -> None:
+        _check_job(self)
+        if not isinstance(self.failure, EpisodeFailure):
+            raise ArgumentError("JobFailed.failure", self.failure, "pass an EpisodeFailure")
 
 
 @wire_type("rollouts.SetUpdate")
@@ -78,6 +99,11 @@ class RunEnded:
 @dataclass(frozen=True, slots=True)
 class WorkerLeaves:
     """The worker ends on request, not by a failure: its jobs run again on others, and are not counted as lost."""
+
+
+def _check_job(message: Announced | CancelJob | JobFailed) -> None:
+    if whole_number(message.job) is None:
+        raise ArgumentError(f"{type(message).__name__}.job", message.job, "pass an integer")
 
 
 def own_version() -> str:

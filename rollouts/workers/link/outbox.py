@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 
 from transport import EncodeError
 from transport.link import LinkClosedError, LinkRefusedError, MessageTooLargeError, PeerLostError
+
+log = logging.getLogger("rollouts.workers")
 
 #: Called with the error of a message that cannot be sent; the link stays usable.
 OnError = Callable[[Exception], object]
@@ -22,8 +25,16 @@ class Outbox:
         self._messages: asyncio.Queue[tuple[object, OnError | None]] = asyncio.Queue()
         self._sending = asyncio.ensure_future(self._run())
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no message waits. One that was put before may be waiting for room in the queue of the link."""
+        return self._messages.empty()
+
     def put(self, message: object, on_error: OnError | None = None) -> None:
-        """Send a message after those before it. `on_error` is called if it cannot be encoded or is too large."""
+        """Send a message after those before it. One that cannot be encoded, or is too large, is dropped.
+
+        `on_error` is then called; without it the error is logged.
+        """
         self._messages.put_nowait((message, on_error))
 
     async def flush(self) -> None:
@@ -46,9 +57,10 @@ class Outbox:
                 await self._send(message)
             except (PeerLostError, LinkRefusedError, LinkClosedError):
                 return
-            except (EncodeError, MessageTooLargeError) as error:
+            except (EncodeError, MessageTooLargeError, MemoryError) as error:
                 if on_error is None:
-                    raise
-                on_error(error)
+                    log.warning("a %s is not sent: %s", type(message).__name__, error)
+                else:
+                    on_error(error)
             finally:
                 self._messages.task_done()

@@ -59,7 +59,7 @@ def test_each_event_is_reported_once_whatever_batches_arrive(steps):
     arrived = True
     for step in steps:
         if step == "event":
-            log.events.append(JobWaiting("e", number, "engine"))
+            log.events.append(JobWaiting(0, number, "engine"))
             number += 1
         elif step == "confirm":
             if arrived:
@@ -80,7 +80,7 @@ def test_each_event_is_reported_once_whatever_batches_arrive(steps):
 def test_a_batch_that_arrives_twice_is_reported_once():
     seen = Seen()
     reader = ProgressReader(seen)
-    batch = ProgressBatch(0, ObjectFrames(encode_frames([JobWaiting("e", 0, "engine")])))
+    batch = ProgressBatch(0, ObjectFrames(encode_frames([JobWaiting(0, 0, "engine")])))
     reader.read(batch)
     reader.read(batch)
     assert seen.turns == [0]

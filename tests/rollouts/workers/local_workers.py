@@ -24,7 +24,7 @@ class EncodedWorker:
             if not self.killed.is_set():
                 decode(encode(progress)).report(observer)
 
-        running = asyncio.ensure_future(self.worker.run(received, ProgressObserver(job.episode_id, send)))
+        running = asyncio.ensure_future(self.worker.run(received, ProgressObserver(job.index, send)))
         killing = asyncio.ensure_future(self.killed.wait())
         try:
             await asyncio.wait([running, killing], return_when=asyncio.FIRST_COMPLETED)
