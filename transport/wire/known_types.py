@@ -36,6 +36,7 @@ DECLARED_IN: Final[Mapping[str, str]] = MappingProxyType(
         "rollouts.EpisodeOutcome": "rollouts.workers.episode_outcome",
         "rollouts.FinishReason": "rollouts.engines.protocol",
         "rollouts.Group": "rollouts.runner.group",
+        "rollouts.JobFailed": "rollouts.workers.link.messages",
         "rollouts.JobTurn": "rollouts.workers.progress",
         "rollouts.JobWaiting": "rollouts.workers.progress",
         "rollouts.JournalAttempted": "rollouts.runner.journal.entries",
