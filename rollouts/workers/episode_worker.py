@@ -52,7 +52,7 @@ class EpisodeWorker:
         self._settings = EpisodeSettings(engine, pool, SamplingParams(), EpisodeLimits())
         self.slots = slots
         self._free = asyncio.Semaphore(slots)
-        self._running: dict[str, asyncio.Task[Any]] = {}
+        self._running: dict[str, set[asyncio.Task[Any]]] = {}  # by episode id; all but the newest are cancelled
 
     @property
     def running(self) -> tuple[str, ...]:
@@ -66,17 +66,22 @@ class EpisodeWorker:
         """
         task = asyncio.current_task()
         assert task is not None
-        earlier, self._running[job.episode_id] = self._running.get(job.episode_id), task
+        runs = self._running.setdefault(job.episode_id, set())
+        earlier = list(runs)
+        runs.add(task)
         try:
-            if earlier is not None:
-                earlier.cancel()
-                await asyncio.wait([earlier])
+            for run in earlier:
+                if not run.cancelling():  # a second cancellation would interrupt its cleanup
+                    run.cancel()
+            if earlier:
+                await asyncio.wait(earlier)
             async with self._free:
                 return EpisodeOutcome(await self.record(job, job.new_trajectory(), observer))
         except EpisodeError as error:
             return EpisodeOutcome.of_error(error)
         finally:
-            if self._running.get(job.episode_id) is task:
+            runs.discard(task)
+            if not runs:
                 del self._running[job.episode_id]
 
     async def record(
@@ -100,7 +105,7 @@ class EpisodeWorker:
 
     async def cancel_all(self) -> None:
         """Cancel what runs, and wait for it."""
-        tasks = list(self._running.values())
+        tasks = [task for runs in self._running.values() for task in runs]
         for task in tasks:
             task.cancel()
         if tasks:

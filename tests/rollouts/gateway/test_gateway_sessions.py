@@ -77,6 +77,20 @@ def test_conversations_that_differ_in_the_ids_of_tool_calls_alone_are_sessions_o
             assert [node.parent for node in server.trajectory(first.session_id).nodes] == [-1, 0, 1, 2]
 
 
+@pytest.mark.parametrize("removed", [False, True])
+def test_the_end_of_a_session_leaves_an_equal_conversation_its_own(renderer, removed):
+    with served(ScriptedEngine(lambda request: "b", renderer=renderer), renderer) as server:
+        client = server.client()
+        first, second = ask(client, "a").session_id, ask(client, "a").session_id
+        httpx.post(f"{server.root}/sessions/{second}/end")
+        if removed:
+            httpx.delete(f"{server.root}/sessions/{second}")
+        assert ask(client, "a", "c", answers=["b"]).session_id == first
+        httpx.post(f"{server.root}/sessions/{first}/end")
+        with pytest.raises(openai.ConflictError, match="has ended"):
+            ask(client, "a", "c", answers=["b"])
+
+
 def test_the_response_names_the_session_in_a_header(renderer):
     with served(echo(renderer), renderer) as server:
         raw = server.client().chat.completions.with_raw_response.create(model="m", messages=[user("a")])

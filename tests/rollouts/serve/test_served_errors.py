@@ -44,6 +44,7 @@ REFUSED = {
     "21 log-probabilities": (sampling(logprobs=21), 400, "BadRequestError", "logprobs"),
     "top_p 0": (sampling(top_p=0), 400, "BadRequestError", "top_p"),
     "a stop token beyond the vocabulary": (sampling(stop_token_ids=[9_999]), 400, "BadRequestError", None),
+    "more samples than any engine takes": (sampling(n=2**40, temperature=1), 400, "BadRequestError", "n"),
     "several greedy samples": (sampling(n=2), 400, "BadRequestError", None),
     "features without hashes": (body(features={"mm_placeholders": {}}), 400, "Bad Request", "body.features"),
     "features of different lengths": (
