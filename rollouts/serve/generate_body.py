@@ -117,6 +117,7 @@ _PASSED: Mapping[str, Any] = {
 }
 
 _MAX_TEMPERATURE = 2.0
+_MAX_COMPLETIONS = 16384  # vLLM's default; engines may take fewer
 _NO_ALTERNATIVES = "must be 0 or 1: this server reports no tokens beside the sampled one"
 
 
@@ -175,7 +176,7 @@ def _check_values(given: Mapping[str, Any]) -> None:
             raise _refusal(name, f"{name} must be a finite number, got {value!r:.100}.")
     temperature = _value(given, "temperature", 1.0)
     rules = {
-        "n": (_value(given, "n", 1) >= 1, "n must be at least 1"),
+        "n": (1 <= _value(given, "n", 1) <= _MAX_COMPLETIONS, f"n must be between 1 and {_MAX_COMPLETIONS}"),
         "max_tokens": (_value(given, "max_tokens", 1) >= 1, "max_tokens must be at least 1"),
         "temperature": (
             0 <= temperature <= _MAX_TEMPERATURE,

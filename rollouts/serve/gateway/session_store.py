@@ -50,7 +50,8 @@ class SessionStore:
         self._provenance = Provenance.of(settings.renderer, settings.engine)
         self._sessions: OrderedDict[str, Session] = OrderedDict()  # the one that was used last is the last
         self._gone: OrderedDict[str, str] = OrderedDict()
-        self._anonymous: dict[bytes, str] = {}  # from the digest of a conversation to the session that recorded it
+        # From the digest of a conversation to the sessions that recorded it, the last one last.
+        self._anonymous: dict[bytes, dict[str, Session]] = {}
         self._anonymous_calls: dict[str, str] = {}  # from the id of a tool call to the session that made it
         self._nbytes = 0
 
@@ -134,9 +135,15 @@ class SessionStore:
                 maker = self._sessions[self._anonymous_calls[call_id]]
                 return maker if maker.find(history) is not None else None
         for end in history.turn_ends:
-            session = self._sessions.get(self._anonymous.get(history.digests[end], ""))
-            if session is not None and session.find(history) is not None:
-                return session
+            ended = None
+            for session in reversed(self._anonymous.get(history.digests[end], {}).values()):
+                if session.find(history) is None:
+                    continue
+                if not session.trajectory.finished:
+                    return session
+                ended = ended or session
+            if ended is not None:
+                return ended
         return None
 
     # Using.
@@ -163,7 +170,10 @@ class SessionStore:
         if session.id in self._sessions:
             self._nbytes += nbytes
             if session.is_anonymous:
-                self._anonymous.update(dict.fromkeys(digests, session.id))
+                for digest in digests:
+                    recorded = self._anonymous.setdefault(digest, {})
+                    recorded.pop(session.id, None)
+                    recorded[session.id] = session
                 self._anonymous_calls.update(dict.fromkeys(call_ids, session.id))
 
     def _touch(self, session: Session) -> None:
@@ -235,7 +245,9 @@ class SessionStore:
         self._nbytes -= session.nbytes
         if session.is_anonymous:
             for digest in session.turns:
-                if self._anonymous.get(digest) == session.id:
+                recorded = self._anonymous[digest]
+                del recorded[session.id]
+                if not recorded:
                     del self._anonymous[digest]
             for call_id in session.call_ids:
                 self._anonymous_calls.pop(call_id, None)
