@@ -238,9 +238,8 @@ async def _play_in_own_task(factory: EnvironmentFactory, recorder: TurnRecorder)
         raise EnvironmentProtocolError(text)
     error = playing.exception()
     if error is not None and not isinstance(error, Exception) and not _ends_process(error):
-        raise EnvironmentFailedError(
-            "", "code of the environment", error
-        ) from error  # not a GeneratorExit of this task
+        # Raised further, a GeneratorExit would count as one of this task.
+        raise EnvironmentFailedError("", "code of the environment", error) from error
     return playing.result()
 
 

@@ -92,8 +92,7 @@ class RoutedEngine(VLLMEngine):
         updated = await self.control.update_weights(weights, version, in_flight=in_flight)
         self._set_weight_version(version)
         # A server that the fleet has ejected was not asked, and the router goes on using it.
-        results = {name: updated.get(name, member.reason) for name, member in membership.members.items()}
-        results |= updated
+        results = {name: member.reason for name, member in membership.members.items()} | updated
         if failed := {name: error for name, error in results.items() if error is not None}:
             listed = "; ".join(f"{name}: {error}" for name, error in failed.items())
             raise WeightUpdateError(
