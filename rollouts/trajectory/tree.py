@@ -199,10 +199,10 @@ class Trajectory:
         several completions with the same tokens, the turn attaches to that one. It is of no effect where the path to
         that node is not a prefix of the prompt, as after a bridge that was refused.
 
-        Raises `TrajectoryFinishedError`, `NodeIndexError` for an `after` that is no node, and `InvalidTurnError` where token ids are invalid, log-probabilities are
-        missing, not finite or positive, lengths do not agree, ranges lie outside, an extra is given twice, something
-        cannot be stored (the error names its place), or `prompt` or `completion` is of another type. After an error the
-        trajectory is unchanged.
+        Raises `TrajectoryFinishedError`, `NodeIndexError` for an `after` that is no node, and `InvalidTurnError` where
+        token ids are invalid, log-probabilities are missing, not finite or positive, lengths do not agree, ranges lie
+        outside, an extra is given twice, something cannot be stored (the error names its place), or `prompt` or
+        `completion` is of another type. After an error the trajectory is unchanged.
         """
         nodes, turns = self._growing()
         for name, value, kind in (("prompt", prompt, RenderedTokens), ("completion", completion, Completion)):

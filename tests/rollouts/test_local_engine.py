@@ -375,7 +375,7 @@ def test_a_failing_batch_fails_its_callers_and_not_the_engine(engine, renderer, 
 
     with monkeypatch.context() as patch:
         patch.setattr(engine, "_run", broken)
-        with pytest.raises(EngineFailedError, match="MemoryError.*no room") as raised:
+        with pytest.raises(EngineFailedError, match=r"MemoryError.*no room") as raised:
             generate(engine, request(prompt(renderer)))
         assert isinstance(raised.value.__cause__, MemoryError)
     (result,) = generate(engine, request(prompt(renderer)))
