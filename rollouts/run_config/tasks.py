@@ -76,7 +76,7 @@ class FileTaskSource:
         return self._section.id_key is not None
 
     def is_empty(self) -> bool:
-        """Whether the file has no row. One whose first row cannot be read has rows: reading the tasks names that row."""
+        """Whether the file has no row. A first row that cannot be read is one: reading the tasks names it."""
         try:
             rows, _, _ = _rows(self._path, self._section)
             return next(iter(rows), None) is None
