@@ -10,6 +10,7 @@ from rollouts.cli.command_group import APP_SETTINGS, Command, CommandGroup
 from rollouts.cli.demo_command import demo
 from rollouts.cli.doctor.command import doctor
 from rollouts.cli.env_command import env, installed_version
+from rollouts.cli.init.command import init
 from rollouts.cli.media.commands import media_commands
 from rollouts.cli.render.command import render
 from rollouts.cli.report.command import report
@@ -26,6 +27,7 @@ app.add_typer(traj_commands, name="traj")
 app.command(cls=Command)(doctor)
 app.command(cls=Command)(demo)
 app.command(cls=Command)(env)
+app.command(cls=Command)(init)
 app.command(cls=Command)(render)
 app.command(cls=Command)(run)
 app.command(cls=Command)(report)

@@ -39,7 +39,7 @@ class Prompt:
     """A prompt of an agent. `messages` are those that the message indices of `rendered` refer to, `conversation` all.
 
     `sampled` are the half-open ranges of the prompt that earlier completions sampled, `seconds` is how long the
-    renderer took.
+    renderer took. `previous_turn` is the index of the turn that it continues, None for the first of a conversation.
     """
 
     rendered: RenderedTokens
@@ -48,6 +48,7 @@ class Prompt:
     tools: Any
     sampled: Sequence[tuple[int, int]]
     seconds: float
+    previous_turn: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +110,11 @@ class TurnRecorder:
                 start = len(previous.rendered)
                 sampled = [*previous.sampled, (start, start + len(turn.completion_ids))]
                 seconds = time.perf_counter() - began
-                return Prompt(bridged, messages, conversation, previous.tools, sampled, seconds)
+                return Prompt(bridged, messages, conversation, previous.tools, sampled, seconds, turn.index)
             with naming_origin(f"the conversation after {origin} of turn {turn.index}"):
                 rendered = await self._calls.render(conversation, previous.tools)
-        seconds = time.perf_counter() - began
-        return Prompt(rendered, conversation, conversation, previous.tools, _sampled_ranges(rendered), seconds)
+        seconds, sampled = time.perf_counter() - began, _sampled_ranges(rendered)
+        return Prompt(rendered, conversation, conversation, previous.tools, sampled, seconds, turn.index)
 
     async def sample(
         self, prompt: Prompt, *, agent: str, path: tuple[int, ...], sampling: SamplingParams | None = None
@@ -150,8 +151,15 @@ class TurnRecorder:
         with expecting_request(self.engine):
             message, parsed = await self._calls.parse(ids, prompt.tools, prompt.rendered)
         renderer_seconds = prompt.seconds + time.perf_counter() - received_at
+        previous = prompt.previous_turn
         self.trajectory.add_turn(
-            prompt.rendered, completion, message, messages=prompt.messages, seconds=engine_seconds, agent=agent
+            prompt.rendered,
+            completion,
+            message,
+            messages=prompt.messages,
+            seconds=engine_seconds,
+            agent=agent,
+            after=None if previous is None else self.trajectory.turns[previous].node,
         )
         index = self.trajectory.num_turns - 1
         return SampledTurn(prompt, ids, message, parsed, index, engine_seconds, renderer_seconds)

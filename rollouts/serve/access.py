@@ -16,10 +16,16 @@ from rollouts.serve.errors import RequestError
 
 #: Paths that need no key: a load balancer asks for them.
 _OPEN_PATHS = ("/health", "/ping")
+#: Paths of OpenAI's API, whose clients read errors in its form.
+_OPENAI_PATHS = ("/v1/", "/sessions/")
+_NO_KEY = "this server needs its API key: send the header Authorization: Bearer KEY (api_key of an OpenAI client)"
 
 
 class ApiKeyMiddleware:
-    """Refuses requests without `Authorization: Bearer KEY` with status 401; `/health` and `/ping` need no key."""
+    """Refuses requests without `Authorization: Bearer KEY` with status 401; `/health` and `/ping` need no key.
+
+    The error has OpenAI's form for paths of its API, else vLLM's.
+    """
 
     def __init__(self, app: ASGIApp, api_key: str) -> None:
         self._app = app
@@ -29,7 +35,11 @@ class ApiKeyMiddleware:
         if scope["type"] == "http" and scope["path"] not in _OPEN_PATHS:
             received = Headers(scope=scope).get("authorization", "").encode("latin-1")
             if not hmac.compare_digest(received, self._expected):
-                response = JSONResponse({"error": "Unauthorized"}, 401, headers={"WWW-Authenticate": "Bearer"})
+                error: object = "Unauthorized"
+                if f"{scope['path']}/".startswith(_OPENAI_PATHS):
+                    fields = {"type": "invalid_request_error", "param": None, "code": "invalid_api_key"}
+                    error = {"message": _NO_KEY, **fields}
+                response = JSONResponse({"error": error}, 401, headers={"WWW-Authenticate": "Bearer"})
                 await response(scope, receive, send)
                 return
         await self._app(scope, receive, send)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -17,6 +19,7 @@ _LARGE_BODY = 256 * 2**10
 _MAX_LISTED_ERRORS = 10
 _MAX_ERROR_CHARACTERS = 1000
 
+T = TypeVar("T")
 Body = TypeVar("Body", bound=BaseModel)
 
 
@@ -25,18 +28,19 @@ async def read_body(request: Request, kind: type[Body]) -> Body:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise RequestError(400, _listed(["Unsupported Media Type: Only 'application/json' is allowed"]), "Bad Request")
-    data = await request.body()
-    if len(data) > _LARGE_BODY:
-        return await asyncio.to_thread(_parse, data, kind)
-    return _parse(data, kind)
+    return await _by_size(await request.body(), partial(_parse, kind=kind))
 
 
 async def read_object(request: Request) -> dict[str, Any]:
     """The JSON object in the body of a request of any media type. Raises `RequestError` (400)."""
-    content = _loads(await request.body())
+    content = await _by_size(await request.body(), _loads)
     if not isinstance(content, dict):
         raise RequestError(400, "Request body must be a JSON object", "Bad Request")
     return content
+
+
+async def _by_size(data: bytes, read: Callable[[bytes], T]) -> T:
+    return await asyncio.to_thread(read, data) if len(data) > _LARGE_BODY else read(data)
 
 
 def _parse(data: bytes, kind: type[Body]) -> Body:

@@ -188,27 +188,32 @@ class Trajectory:
         extras: Mapping[str, np.ndarray] | None = None,
         seconds: float = 0.0,
         agent: str = "",
+        after: int | None = None,
     ) -> int:
         """Attach a prompt and its completion; return the index of the completion's node.
 
         `message` is the parsed completion. `messages` are the messages that the prompt's message indices refer to; for
         a bridge these are the new messages. `extras` are arrays with one row for each sampled token, in addition to
         the routed experts and sampling masks of a completion that has them (`reported_extras`). Arrays and messages
-        are copied.
+        are copied. `after` is the node of the completion that the prompt continues, where the caller knows it: of
+        several completions with the same tokens, the turn attaches to that one. It is of no effect where the path to
+        that node is not a prefix of the prompt, as after a bridge that was refused.
 
-        Raises `TrajectoryFinishedError`, and `InvalidTurnError` where token ids are invalid, log-probabilities are
-        missing, not finite or positive, lengths do not agree, ranges lie outside, an extra is given twice, something
-        cannot be stored (the error names its place), or `prompt` or `completion` is of another type. After an error the
-        trajectory is unchanged.
+        Raises `TrajectoryFinishedError`, `NodeIndexError` for an `after` that is no node, and `InvalidTurnError` where
+        token ids are invalid, log-probabilities are missing, not finite or positive, lengths do not agree, ranges lie
+        outside, an extra is given twice, something cannot be stored (the error names its place), or `prompt` or
+        `completion` is of another type. After an error the trajectory is unchanged.
         """
         nodes, turns = self._growing()
         for name, value, kind in (("prompt", prompt, RenderedTokens), ("completion", completion, Completion)):
             if not isinstance(value, kind):
                 given = f"{short_repr(value)} ({type(value).__name__})"
                 raise InvalidTurnError(f"the {name} of turn {len(turns)} is {given}; pass the {kind.__name__} itself")
+        if after is not None and not 0 <= after < len(nodes):
+            raise NodeIndexError(self.episode_id, after, len(nodes))
         ids = token_array(prompt.token_ids, "prompt")
         references = media_of(prompt)
-        parent, shared = self._longest_prefix(ids, references, agent)
+        parent, shared = self._longest_prefix(ids, references, agent, after)
         reported = reported_extras(completion, len(ids), shared)
         duplicates = reported.completion.keys() & (extras or {}).keys()
         if duplicates:
@@ -377,10 +382,13 @@ class Trajectory:
         """Every image and video of the episode, once per node that introduced it."""
         return (reference for node in self.nodes for reference in node.media)
 
-    def _longest_prefix(self, prompt: np.ndarray, references: Sequence[MediaReference], agent: str) -> tuple[int, int]:
+    def _longest_prefix(
+        self, prompt: np.ndarray, references: Sequence[MediaReference], agent: str, after: int | None
+    ) -> tuple[int, int]:
         """(node, tokens): the deepest node whose whole path is a prefix of the prompt, and that path's length.
 
-        Of completions with the same tokens, it is the last one of `agent`, or the first one where none is the agent's.
+        Where the path to `after` is such a prefix, only `after` and the nodes below it are considered. Of completions
+        with the same tokens, it is the last one of `agent`, or the first one where none is the agent's.
         """
         offsets = [reference.placeholder.offset for reference in references]
         if (length := self._chain_length(prompt, references, offsets)) is not None:
@@ -398,7 +406,10 @@ class Trajectory:
                 and same_media(node.media, start, references[bisect_left(offsets, start) : bisect_left(offsets, end)])
             ):
                 lengths[index] = end
-                if end > best_length or (end == best_length and not self._is_other_agent(index, agent)):
+                if index == after:
+                    lengths = {index: end}  # the nodes of other paths are considered no more
+                    best, best_length = index, end
+                elif end > best_length or (end == best_length and not self._is_other_agent(index, agent)):
                     best, best_length = index, end
         return best, best_length
 

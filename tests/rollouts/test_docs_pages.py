@@ -28,6 +28,12 @@ def empty_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+def test_the_first_page():
+    trajectory = run_page("index.md")["trajectory"]
+    assert (trajectory.num_turns, trajectory.done) == (1, True)
+    assert Path("episode.html").is_file()
+
+
 def test_the_page_on_environments():
     names = run_page("environments.md")
     trajectory = names["trajectory"]

@@ -3,6 +3,7 @@
 import asyncio
 import time
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from rollouts.engines.limits import EngineLimits
 from rollouts.engines.local import LocalEngine
 from rollouts.errors import (
     EngineClosedError,
+    EngineFailedError,
     InvalidRequestError,
     OverlongPromptError,
     UnsupportedModelError,
@@ -373,9 +375,58 @@ def test_a_failing_batch_fails_its_callers_and_not_the_engine(engine, renderer, 
 
     with monkeypatch.context() as patch:
         patch.setattr(engine, "_run", broken)
-        with pytest.raises(MemoryError, match="no room"):
+        with pytest.raises(EngineFailedError, match=r"MemoryError.*no room") as raised:
             generate(engine, request(prompt(renderer)))
+        assert isinstance(raised.value.__cause__, MemoryError)
     (result,) = generate(engine, request(prompt(renderer)))
+    assert result.completions
+
+
+@pytest.mark.parametrize("step", [0, 3])
+def test_a_model_that_fails_on_one_request_of_a_batch_fails_that_request_alone(engine, renderer, monkeypatch, step):
+    """At its prompt, or after its third token, when the others have tokens too, which their listeners have received."""
+    forward = engine._forward
+    culprit = replace(request(prompt(renderer, "two"), seed=2), request_id="culprit")
+    bad, streamed = len(culprit.prompt_ids), []
+
+    def fail_on_the_culprit(lengths):
+        if bad + step in lengths:
+            raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    prefill, next_hidden_states = forward.prefill, forward.next_hidden_states
+
+    def checked_prefill(rows, *arguments):
+        fail_on_the_culprit(rows.attention_mask.sum(1).tolist())
+        return prefill(rows, *arguments)
+
+    def checked_step(ids, positions, mask, cache):
+        fail_on_the_culprit(mask.sum(1).tolist())
+        return next_hidden_states(ids, positions, mask, cache)
+
+    monkeypatch.setattr(forward, "prefill", checked_prefill)
+    monkeypatch.setattr(forward, "next_hidden_states", checked_step)
+
+    async def together():
+        others = [request(prompt(renderer, text * 40), seed=3) for text in ("a ", "b c ")]
+        return await asyncio.gather(
+            engine.generate_streamed(others[0], streamed.append),
+            engine.generate(culprit),
+            engine.generate(others[1]),
+            return_exceptions=True,
+        )
+
+    first, failed, last = asyncio.run(together())
+    assert isinstance(failed, EngineFailedError)
+    assert failed.request_id.startswith("culprit")
+    assert "shapes cannot be multiplied" in str(failed)
+    for result in (first, last):
+        (completion,) = result.completions
+        assert completion.finish_reason is not FinishReason.ABORT
+        assert len(completion.token_ids) > step
+    reported = np.concatenate([delta.token_ids for delta in streamed])
+    np.testing.assert_array_equal(reported, first.completions[0].token_ids)
+    monkeypatch.undo()
+    (result,) = generate(engine, culprit)
     assert result.completions
 
 

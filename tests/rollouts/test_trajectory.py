@@ -1,12 +1,14 @@
 """The token tree: what the engine saw, shared prefixes once, images on the node that introduced them."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange, RenderedTokens
 from renderers.media.item import PixelScale
 from rollouts import Completion, FinishReason, Trajectory, WeightSpan
+from rollouts.errors import NodeIndexError
 from transport import decode, encode
 
 
@@ -119,6 +121,27 @@ def test_a_program_that_is_run_again_from_its_start_repeats_no_prompt():
         (1, 2, 3, 4),
         (1, 2, 3, 4, 5, 6),
     }
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_of_completions_with_equal_tokens_the_turn_attaches_to_the_one_that_it_continues(number):
+    trajectory = Trajectory("e")
+    nodes = [trajectory.add_turn(prompted([1, 2]), completion(3), say("a")) for _ in range(3)]
+    last = trajectory.add_turn(prompted([1, 2, 3, 4]), completion(5), say("b"), after=nodes[number])
+    assert trajectory.nodes[last - 1].parent == nodes[number]
+    again = trajectory.add_turn(prompted([1, 2, 3, 4]), completion(6), say("b"), after=nodes[number])
+    assert trajectory.nodes[again].parent == last - 1  # the prompt below that completion exists once
+
+
+def test_a_continued_completion_that_the_prompt_does_not_extend_is_ignored():
+    trajectory = Trajectory("e")
+    first = trajectory.add_turn(prompted([1, 2]), completion(3), say("a"))
+    other = trajectory.add_turn(prompted([1, 2]), completion(4), say("b"))
+    last = trajectory.add_turn(prompted([1, 2, 4, 5]), completion(6), say("c"), after=first)
+    assert trajectory.nodes[last - 1].parent == other
+    with pytest.raises(NodeIndexError):
+        trajectory.add_turn(prompted([1, 2]), completion(3), say("a"), after=99)
+    assert trajectory.num_turns == 3
 
 
 def test_an_image_lives_on_the_node_that_introduced_it_and_keeps_its_absolute_place():

@@ -50,8 +50,9 @@ class Batch:
     """The requests of one batch. `encode_images` returns the features of media items; `max_length` is the model's.
 
     `is_interrupted` is asked after every token. Once it returns True, the unfinished completions end with
-    `FinishReason.ABORT`; each has at least one token. So do those of a request that is aborted. Tokens of requests with
-    a listener are reported after every step.
+    `FinishReason.ABORT`; each has at least one token. So do those of a request that is aborted. So do all unfinished
+    ones where the model fails after the first token of a batch of several requests, which then get `runs_alone`; any
+    other error is raised. Tokens of requests with a listener are reported after every step.
     """
 
     def __init__(
@@ -172,7 +173,14 @@ class Batch:
                 sampler.keep(rows)
                 cache.reorder_cache(rows)  # selects rows of every kind of layer
             mask = torch.cat([mask, mask.new_ones((len(mask), 1))], dim=1)
-            logits = self._forward.head.logits(self._forward.next_hidden_states(ids, positions, mask, cache))
+            try:
+                logits = self._forward.head.logits(self._forward.next_hidden_states(ids, positions, mask, cache))
+            except Exception:  # of the model, whatever it is
+                if len(self._running) == 1:
+                    raise
+                for each in self._running:
+                    each.runs_alone = True
+                break
             positions = positions + 1
 
         samples, sampled_ids, sampled_logprobs = (

@@ -54,7 +54,8 @@ class LocalEngine:
     """`Engine` over a model of transformers in this process: a text model, or one that reads images.
 
     Requests that arrive while the model is busy, or in the same round of the event loop, run as one batch. Identical
-    prompts are prefilled once; for Qwen3-VL an image is encoded once per weight version.
+    prompts are prefilled once; for Qwen3-VL an image is encoded once per weight version. Where the model fails on a
+    batch, each of its requests runs alone, and only the one that fails again has an error.
 
     `max_batch_rows` bounds how many completions are sampled at once, `max_feature_bytes` the cache of encoded images,
     `request_limits` the size of one request. Raises `UnsupportedModelError` for a model whose hidden states or output
@@ -129,7 +130,11 @@ class LocalEngine:
         return str(self._forward.model.dtype).removeprefix("torch.")
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """Sample `n` completions. Raises `InvalidRequestError`, `OverlongPromptError` or `EngineClosedError`."""
+        """Sample `n` completions.
+
+        Raises `InvalidRequestError`, `OverlongPromptError`, `EngineClosedError`; `EngineFailedError` for a request on
+        which the model fails.
+        """
         return await self._generate(request, None)
 
     async def generate_streamed(self, request: GenerateRequest, listen: TokenListener) -> GenerateResult:
@@ -221,14 +226,18 @@ class LocalEngine:
             return replace(result, completions=[task.result() for task in tasks])
 
     async def _complete(self, cut_off: RunningRequest, partial: Completion, listen: TokenListener | None) -> Completion:
-        """A completion, continued as often as updates of the weights cut it off, until its request is aborted."""
+        """A completion, continued as often as it is cut off, until its request is aborted.
+
+        Updates of the weights cut completions off, and failures of the model on another request of their batch.
+        """
         request, rounds = cut_off.request, 0
         while partial.finish_reason is FinishReason.ABORT and not cut_off.is_aborted:
             rounds += 1
             rest_request = continuation(request, partial, rounds, self._max_length)
             if rest_request is None:
                 return replace(partial, finish_reason=FinishReason.LENGTH)
-            running = RunningRequest(rest_request, _on_loop(_with_index(listen, partial.index)))
+            listen_to_rest = _on_loop(_with_index(listen, partial.index))
+            running = RunningRequest(rest_request, listen_to_rest, runs_alone=cut_off.runs_alone)
             with self._registered(request.request_id, running):
                 (rest,) = (await self._queue().generate(running)).completions
             partial = join_completions(partial, rest)

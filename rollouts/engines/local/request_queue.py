@@ -16,7 +16,8 @@ import numpy as np
 
 from rollouts.engines.local.running_request import RunningRequest, without_tokens
 from rollouts.engines.protocol import GenerateResult
-from rollouts.errors import EngineClosedError
+from rollouts.error_texts import describe_exception
+from rollouts.errors import EngineClosedError, EngineFailedError, RolloutsError
 
 # How many rounds of the event loop must pass without a new request before a batch starts: enough for the task of a
 # finished episode to wake, step its environment and request again, so that a batch does not depend on timing.
@@ -102,9 +103,8 @@ class RequestQueue:
                     continue
                 running = loop.run_in_executor(self._worker, self._run, [entry.running for entry in batch])
                 await asyncio.wait([running])
-                # Whatever stopped the batch is raised in the waiting calls; it would not be seen anywhere else.
                 if (error := running.exception()) is not None:
-                    _fail(batch, error)
+                    self._retry_or_fail(batch, error)
                     continue
                 for entry, result in zip(batch, running.result(), strict=True):
                     if not entry.result.done():
@@ -142,13 +142,31 @@ class RequestQueue:
                     return False
         return True
 
+    def _retry_or_fail(self, batch: list[_Waiting], error: BaseException) -> None:
+        """After an error of a batch: run each of its requests alone, so that only the one at fault fails.
+
+        The error of a request that ran alone is raised in its call; it would not be seen anywhere else.
+        """
+        if len(batch) > 1 and isinstance(error, Exception):
+            for entry in batch:
+                entry.running.runs_alone = True
+            self._collected[:0] = batch
+        elif isinstance(error, Exception) and not isinstance(error, RolloutsError):
+            request_id = batch[0].running.request.request_id
+            failure = EngineFailedError(request_id, f"the model failed on this request: {describe_exception(error)}")
+            failure.__cause__ = error
+            _fail(batch, failure)
+        else:
+            _fail(batch, error)
+
     def _take_batch(self) -> list[_Waiting]:
         batch: list[_Waiting] = []
         rows = 0
         while self._collected:
             entry = self._collected[0]
             count = entry.running.request.sampling.n
-            if batch and rows + count > self._max_rows:
+            is_alone = entry.running.runs_alone or (batch and batch[0].running.runs_alone)
+            if batch and (is_alone or rows + count > self._max_rows):
                 break
             self._collected.pop(0)
             if not entry.result.done():  # aborted, or its caller was cancelled

@@ -11,11 +11,15 @@ from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest,
 
 @dataclass(slots=True, eq=False)
 class RunningRequest:
-    """`listen` is called on the worker thread with each new token. `is_aborted` may be set by any thread."""
+    """`listen` is called on the worker thread with each new token. `is_aborted` may be set by any thread.
+
+    `runs_alone`: the model has failed in a batch with this request and others, one of which is the reason.
+    """
 
     request: GenerateRequest
     listen: TokenListener | None = None
     is_aborted: bool = False
+    runs_alone: bool = False
 
 
 def without_tokens(request: GenerateRequest) -> GenerateResult:

@@ -106,12 +106,16 @@ class RenderingRoutes:
         else:
             body = await read_body(request, TokenizeTextBody)
         check_model(body.model, self._state.model)
-        tokens = await asyncio.to_thread(self._tokens, body)
-        strings = None
+        content = await asyncio.to_thread(self._tokenize_response, body)
+        return Response(content, media_type="application/json")
+
+    def _tokenize_response(self, body: TokenizeChatBody | TokenizeTextBody) -> bytes:
+        tokens, strings = self._tokens(body), None
         if body.return_token_strs:
             strings = [self._state.renderer.tokenizer.decode([token]) for token in tokens]
         length = self._state.model.max_model_len
-        return JSONResponse({"count": len(tokens), "max_model_len": length, "tokens": tokens, "token_strs": strings})
+        fields = {"count": len(tokens), "max_model_len": length, "tokens": tokens, "token_strs": strings}
+        return json.dumps(fields, ensure_ascii=False).encode()
 
     def _tokens(self, body: MessagesBody | TokenizeTextBody) -> list[int]:
         if isinstance(body, MessagesBody):

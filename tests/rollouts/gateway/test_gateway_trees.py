@@ -203,6 +203,19 @@ def test_equal_answers_with_other_calls_ids_are_told_apart(renderer):
     assert trajectory.nodes[trajectory.turns[2].node - 1].parent == trajectory.turns[1].node
 
 
+@pytest.mark.parametrize("taken", [0, 1, 2])
+def test_of_choices_with_equal_tokens_the_next_turn_continues_the_one_that_the_client_took(renderer, taken):
+    engine = ScriptedEngine([CALL, CALL, CALL, "done"], renderer=renderer)
+    with served(engine, renderer) as server:
+        client = server.client("s")
+        response = client.chat.completions.create(model="m", messages=[user("a")], tools=TOOLS, n=3)
+        message = response.choices[taken].message
+        result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "red"}
+        client.chat.completions.create(model="m", messages=[user("a"), message, result], tools=TOOLS)
+        trajectory = server.trajectory("s")
+    assert trajectory.nodes[trajectory.turns[3].node - 1].parent == trajectory.turns[taken].node
+
+
 def test_other_tools_are_another_prompt(renderer):
     engine = ScriptedEngine(["one", "two"], renderer=renderer)
     with served(engine, renderer) as server:

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 from urllib.parse import urlsplit
 
+import openai
 import pytest
 from served_in_thread import ServedInThread, local_app
 
@@ -31,7 +32,21 @@ def test_every_route_but_that_of_health_needs_the_key(guarded):
         answer = guarded.get(path) if is_get else guarded.post(path, {})
         assert (answer.status == 200) == (path in ("/health", "/ping"))
         if answer.status != 200:
-            assert (answer.status, answer.json) == (401, {"error": "Unauthorized"})
+            assert answer.status == 401
+            if path.startswith("/v1/"):
+                assert answer.json["error"]["code"] == "invalid_api_key"
+            else:
+                assert answer.json == {"error": "Unauthorized"}
+
+
+@pytest.mark.parametrize("base", ["/v1", "/sessions/s/v1"])
+def test_an_openai_client_with_another_key_reads_what_is_wrong(guarded, base):
+    with (
+        openai.OpenAI(base_url=guarded.base_url + base, api_key="other", max_retries=0) as client,
+        pytest.raises(openai.AuthenticationError, match="needs its API key") as raised,
+    ):
+        client.chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}])
+    assert (raised.value.code, raised.value.type) == ("invalid_api_key", "invalid_request_error")
 
 
 @pytest.mark.parametrize("value", ["", "Bearer", "Bearer other", "bearer secret", "Basic secret", "Bearer sécret"])

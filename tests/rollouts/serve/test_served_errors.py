@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
 
 import msgpack
 import numpy as np
@@ -13,6 +14,7 @@ from test_served_engine import image_messages, request_of
 from rollouts.engines.vllm import VLLMEngine
 from rollouts.engines.vllm.wire.feature_encoding import encode_features
 from rollouts.errors import OverlongPromptError
+from rollouts.serve import json_bodies
 
 GENERATE = "/inference/v1/generate"
 SAMPLING = {"max_tokens": 2, "temperature": 0}
@@ -238,3 +240,18 @@ def test_the_server_opens_no_address_that_a_request_names(tiny_server, renderer,
         answer = tiny_server.post(GENERATE, body(token_ids=[5, marker], content_parts=[part]))
         assert answer.status == 400
         assert "policy" in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/abort_requests"])
+def test_a_large_body_is_parsed_on_a_thread_and_not_on_the_loop(tiny_server, monkeypatch, path):
+    threads, loads = [], json_bodies._loads
+
+    def recorded(data):
+        threads.append(threading.current_thread().name)
+        return loads(data)
+
+    monkeypatch.setattr(json_bodies, "_loads", recorded)
+    body = {"prompt": "a" * 300_000, "tokens": [5], "request_ids": []}
+    assert tiny_server.post(path, body).status == 200
+    assert threads
+    assert all(name.startswith("asyncio_") for name in threads)

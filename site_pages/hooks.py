@@ -1,0 +1,16 @@
+"""What `mkdocs` calls while it builds the documentation site (`hooks` of mkdocs.yml)."""
+
+from __future__ import annotations
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from nav_patterns import expanded
+from python_reference import python_reference_pages
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages, then put every page that the navigation does not name at the place of its pattern."""
+    for path, text in python_reference_pages().items():
+        files.append(File.generated(config, path, content=text))
+    config.nav = expanded(config.nav, [file.src_uri for file in files.documentation_pages()])
+    return files
