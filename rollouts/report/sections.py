@@ -17,6 +17,7 @@ from rollouts.report.episode_figures import EpisodeFigures
 from rollouts.report.html_text import escaped, number_text
 from rollouts.report.mismatch_figures import BINS, MAX_LAG, Counted
 from rollouts.report.viewer_page import ViewerPage
+from rollouts.terminal.text import counted
 
 _SHOWN: Final = 6
 _MAX_PROBLEMS: Final = 20
@@ -34,11 +35,22 @@ _QUEUES: Final = {
 
 
 def best_and_worst(episodes: Sequence[EpisodeFigures]) -> tuple[list[EpisodeFigures], list[EpisodeFigures]]:
-    """Of the episodes without an error the 6 with the largest rewards, and the 6 others with the smallest."""
+    """The 6 episodes with the largest rewards, and 6 others with the smallest; of different groups where possible."""
     ordered = sorted(episodes, key=lambda episode: episode.reward)
-    worst = ordered[: min(_SHOWN, len(ordered) // 2)]
-    best = ordered[len(worst) :][-_SHOWN:][::-1]
-    return best, worst
+    best = _of_different_groups(ordered[::-1][: (len(ordered) + 1) // 2])
+    chosen = {episode.number for episode in best}
+    return best, _of_different_groups([episode for episode in ordered if episode.number not in chosen])
+
+
+def _of_different_groups(ordered: Sequence[EpisodeFigures]) -> list[EpisodeFigures]:
+    """The first 6. Of equal rewards, those whose groups have no earlier episode precede the others."""
+    seen: Counter[str] = Counter()
+    ranked: list[tuple[float, int, EpisodeFigures]] = []
+    sign = 1 if ordered and ordered[0].reward <= ordered[-1].reward else -1
+    for episode in ordered:
+        ranked.append((sign * episode.reward, seen[episode.group_id], episode))
+        seen[episode.group_id] += 1
+    return [episode for _, _, episode in sorted(ranked, key=lambda each: each[:2])[:_SHOWN]]
 
 
 def summary_section(collected: Collected) -> str:
@@ -161,8 +173,8 @@ def errors_section(collected: Collected, viewer: ViewerPage) -> str:
     )
     if limits:
         parts.append("<h3>Truncated episodes</h3>")
-        counted = [[reason, f"{count:,}"] for reason, count in limits.most_common(20)]
-        parts.append(table(["limit", "episodes"], counted, "truncated episodes"))
+        limit_rows = [[reason, f"{count:,}"] for reason, count in limits.most_common(20)]
+        parts.append(table(["limit", "episodes"], limit_rows, "truncated episodes"))
     return "".join(parts)
 
 
@@ -219,8 +231,8 @@ def _card(episode: EpisodeFigures, viewer: ViewerPage) -> str:
     picture = viewer.thumbnails.get(episode.number)
     image = f'<img src="{picture}" alt="first image of episode {episode.number}">' if picture else ""
     facts = (
-        f"reward {number_text(episode.reward)} · {episode.turns:,} turns · {episode.sampled:,} sampled tokens · "
-        f"{episode.ending}"
+        f"reward {number_text(episode.reward)} · {counted(episode.turns, 'turn')} · "
+        f"{counted(episode.sampled, 'sampled token')} · {episode.ending}"
     )
     return f"<li>{image}<div>{_link(episode, viewer)}<p>{escaped(facts)}</p></div></li>"
 
