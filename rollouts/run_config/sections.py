@@ -306,10 +306,29 @@ class RaySection(Section):
     start_seconds: Seconds = 600.0
 
 
+class WandbSection(Section):
+    """The metrics are logged as a run of Weights & Biases (extra `wandb`; `WandbSink`).
+
+    `mode` is "online" or "offline"; by default what WANDB_MODE says.
+    """
+
+    project: Text
+    entity: Text | None = None
+    name: Text | None = None
+    mode: Literal["online", "offline"] | None = None
+
+
 class OutputSection(Section):
-    """The directory for the journal, the trajectories, the metrics and the summary."""
+    """The directory for the journal, the trajectories, the metrics, the summary and the report.
+
+    `report`: whether a report is written at the end. `tensorboard`: whether the metrics are also written into the
+    directory's folder `tensorboard` (extra `tensorboard`); `wandb`: to where of Weights & Biases.
+    """
 
     directory: Text
+    report: bool = True
+    tensorboard: bool = False
+    wandb: WandbSection | None = None
 
 
 class RunConfig(Section):
