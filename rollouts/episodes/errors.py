@@ -140,12 +140,26 @@ def ends_task(error: BaseException) -> bool:
     A `CancelledError` is for the task if the task is being cancelled. Otherwise the call waited for something that was
     cancelled, which is a failure like any other; so is a `BaseException` of a library, as that of a panic in Rust.
     """
-    if isinstance(error, asyncio.CancelledError):
-        task = asyncio.current_task()
-        return task is None or task.cancelling() > 0
+    if any(isinstance(single, KeyboardInterrupt | SystemExit | GeneratorExit) for single in _single_errors(error)):
+        return True
+    if not any(isinstance(single, asyncio.CancelledError) for single in _single_errors(error)):
+        return False
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def ends_process(error: BaseException) -> bool:
+    """Whether an exception, or one of its group, is for the process."""
+    return any(isinstance(single, KeyboardInterrupt | SystemExit) for single in _single_errors(error))
+
+
+def _single_errors(error: BaseException) -> Iterator[BaseException]:
+    """The exceptions of a group and of the groups in it; any other exception itself."""
     if isinstance(error, BaseExceptionGroup):
-        return any(map(ends_task, error.exceptions))
-    return isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
+        for part in error.exceptions:
+            yield from _single_errors(part)
+    else:
+        yield error
 
 
 class wrap_exceptions:  # noqa: N801  a context manager, entered five times a turn: a class takes half the time
