@@ -8,7 +8,10 @@ from rollouts.errors import RolloutsError
 
 
 class ReportDirectoryError(RolloutsError):
-    """A path is no directory of a run. `path` is the path."""
+    """A path is no directory of a run. `path` is the path.
+
+    Cure: pass the output directory of `rollouts run` or `rollouts demo`.
+    """
 
     def __init__(self, path: Path, reason: str) -> None:
         self.path = path
