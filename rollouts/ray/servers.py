@@ -6,8 +6,7 @@ import asyncio
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import aiohttp
 import ray
@@ -19,12 +18,13 @@ from rollouts.numbers import whole_number
 from rollouts.ray.actor_worker import loss_reason
 from rollouts.ray.cluster import require_connection
 from rollouts.ray.errors import RayServerStartError
+from rollouts.ray.start_and_close import StartAndClose
 
 _HEALTH_SECONDS: Final = 2.0
 _STOP_SECONDS: Final = 30.0
 
 
-class RayServers:
+class RayServers(StartAndClose):
     """Starts a server in each of `num_servers` actors; Ray chooses their nodes, and starts those of lost nodes again.
 
         command = ["vllm", "serve", model, "--host", "{host}", "--port", "{port}", "--enable-scale-out"]
@@ -87,19 +87,6 @@ class RayServers:
         actors, self._actors = self._actors, []
         if ray.is_initialized():
             await asyncio.gather(*map(_end, actors))
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self.start()
-        except BaseException:
-            await self.close()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
 
 class ServerActor:

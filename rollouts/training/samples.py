@@ -9,7 +9,7 @@ from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
-from renderers import MediaItem, PlaceholderRange, RenderedTokens
+from renderers import MediaItem, PlaceholderRange, RenderedTokens, RenderedTrainingSample
 from renderers.media.item import Modality
 from renderers.placement import item_placement_error
 from renderers.vision.processor import MediaProcessor
@@ -135,10 +135,21 @@ def _are_placed_items(media: object) -> bool:
 
 
 def sample_from_rendered(
-    rendered: RenderedTokens, *, trained_messages: Collection[int] | None = None, name: str = ""
+    rendered: RenderedTokens | RenderedTrainingSample,
+    *,
+    trained_messages: Collection[int] | None = None,
+    name: str = "",
 ) -> TrainingSample:
-    """A supervised sample: it trains the tokens that the model would sample, if given only of `trained_messages`."""
-    loss_mask = np.array(rendered.sampled_mask, dtype=bool)
+    """A supervised sample of a rendered conversation, with advantages of 1.
+
+    Of `RenderedTokens` it trains the tokens that the model would sample, of a `RenderedTrainingSample`
+    (`build_training_samples`) those of its `loss_mask`; if given, only tokens of `trained_messages`.
+    """
+    if isinstance(rendered, RenderedTrainingSample):
+        loss_mask = np.array(rendered.loss_mask, dtype=bool)
+        rendered = rendered.rendered
+    else:
+        loss_mask = np.array(rendered.sampled_mask, dtype=bool)
     if trained_messages is not None:
         loss_mask &= np.isin(rendered.message_indices, list(trained_messages))
     media = rendered.multi_modal_data.items_with_ranges() if rendered.multi_modal_data is not None else []

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForImageTextToText
 
-from renderers import PlaceholderRange, RenderedTokens, load_renderer
+from renderers import PlaceholderRange, RenderedTokens, build_training_samples, load_renderer
 from renderers.vision.qwen_vl import QwenVLProcessor
 from rollouts import SamplingParams, StepResult, run_episode
 from rollouts.engines.local import LocalEngine
@@ -66,6 +66,20 @@ def test_trained_messages_can_be_chosen(renderer):
     messages = [*conversation("a", answer="wrong"), *conversation("b", answer="right")]
     drawn = sample_from_rendered(renderer.render(messages), trained_messages={3})
     assert renderer.tokenizer.decode(drawn.token_ids[drawn.loss_mask].tolist()) == "right<|im_end|>"
+
+
+def test_a_supervised_sample_has_the_loss_mask_of_a_training_sample_of_the_renderer(renderer):
+    grey = np.full((32, 32, 3), 90, np.uint8)
+    messages = [*conversation("a", [grey], answer="wrong"), *conversation("b", answer="right")]
+    (built,) = build_training_samples(renderer, messages, message_loss_mask=[True, False, True, True])
+    drawn = sample_from_rendered(built, name="row 1")
+    assert drawn.token_ids.tolist() == built.token_ids
+    assert drawn.loss_mask.tolist() == built.loss_mask
+    assert renderer.tokenizer.decode(drawn.token_ids[drawn.loss_mask].tolist()) == "right<|im_end|>"
+    assert [(item.mm_hash, at.offset) for item, at in drawn.media] == [
+        (item.mm_hash, at.offset) for item, at in built.multi_modal_data.items_with_ranges()
+    ]
+    assert drawn.name == "row 1"
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,12 @@ import typer
 from rollouts.cli.command_group import APP_SETTINGS, Command, CommandGroup
 from rollouts.cli.traj.new_file import new_file
 from rollouts.cli.traj.printing import describe_episode, ending, print_episodes, tree_lines
-from rollouts.cli.trajectory_file.episodes import Episode, open_reader, read_episodes
+from rollouts.cli.trajectory_reader import open_reader
 from rollouts.errors import NoJsonFormError
 from rollouts.terminal.text import counted, exit_with_error, print_error, print_line, printable_line
 from rollouts.trajectory.packed_episodes import AbsentSource
 from rollouts.trajectory.step_lists import is_step_source
+from rollouts.trajectory_file.episodes import Episode, read_episodes
 from transport import RecordReader
 from transport.records.file_lock import locked
 from transport.records.rewriting import merge_record_files, repair_record_file

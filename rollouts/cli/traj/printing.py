@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from rollouts.cli.trajectory_file.episodes import Episode
 from rollouts.terminal.table import Column, print_table
 from rollouts.terminal.text import counted, printable_line
 from rollouts.trajectory.token_node import TokenNode
 from rollouts.trajectory.tree import Trajectory, Turn
+from rollouts.trajectory_file.episodes import Episode
 
 _SNIPPET = 72
 _DIGITS = 16

@@ -1,0 +1,78 @@
+"""The code of the guides in docs/how-to, and the values that its comments state."""
+
+from pathlib import Path
+
+import pytest
+from test_docs_pages import DOCS, run_page
+
+
+@pytest.fixture(autouse=True)
+def empty_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_guide_to_an_own_model(capsys):
+    names = run_page("how-to/own-model.md")
+    assert names["report"].max_abs < 1e-4
+    assert names["report"].tokens == len(names["trajectory"].nodes[-1])
+    assert Path("episode.html").read_text("utf-8").startswith("<!doctype html>")
+
+
+def test_the_guide_to_an_own_environment():
+    names = run_page("how-to/own-environment.md")
+    assert names["rewards"] == {"2 squares": [0.0] * 4, "3 squares": [1.0] * 4}
+
+
+def test_the_guide_to_tools():
+    names = run_page("how-to/tools.md")
+    trajectory = names["trajectory"]
+    assert trajectory.reward == 1.0
+    assert [turn.info["tool_calls"][0]["outcome"] for turn in trajectory.turns[:2]] == ["failed", "ok"]
+    assert len(list(trajectory.all_media())) == 1
+
+
+def test_the_guide_to_the_flags_of_vllm():
+    names = run_page("how-to/vllm-flags.md")
+    trajectory = names["trajectory"]
+    assert not trajectory.error
+    assert (trajectory.num_turns, trajectory.nodes[-1].weight_spans[0].version) == (1, "default")
+
+
+def test_the_guide_to_supervised_training():
+    names = run_page("how-to/supervised-fine-tuning.md")
+    assert names["losses"][-1] < names["losses"][0]
+    assert [int(sample.loss_mask.sum()) for sample in names["several"]] == [11]
+    assert Path("trained/model.safetensors").is_file()
+
+
+def test_the_guide_to_a_loop():
+    names = run_page("how-to/rl-loop.md")
+    assert len(names["history"]) == 3
+    assert max(mismatch for _, mismatch in names["history"]) < 1e-4
+
+
+def test_the_guide_to_several_servers():
+    names = run_page("how-to/fleet-and-ray.md")
+    assert names["rewards"] == {"Ada": [1.0] * 3, "Grace": [0.0] * 3}
+    assert names["states"] == ["ready"] * 3
+
+
+def test_the_guide_to_the_gateway():
+    names = run_page("how-to/gateway.md")
+    assert (names["trajectory"].num_turns, len(names["trajectory"].leaves()), len(names["samples"])) == (2, 1, 1)
+
+
+def test_the_guide_for_users_of_verifiers():
+    """Its block that needs verifiers is run by tests/environments."""
+    names = run_page("how-to/migrate-from-verifiers.md")
+    rewards = {name: group.rewards.tolist() for name, group in names["groups"].items()}
+    assert rewards == {"1": [1.1, 1.1], "2": [0.1, 0.1]}
+    assert names["groups"]["1"].reward_parts["length"].tolist() == [1.0, 1.0]
+
+
+def test_every_guide_is_run_here_or_with_the_packages_of_other_trainers():
+    tests = [Path(__file__), Path(__file__).parent / "adapters" / "test_migration_guides.py"]
+    source = "".join(test.read_text("utf-8") for test in tests)
+    guides = sorted(page.name for page in (DOCS / "how-to").glob("*.md"))
+    assert guides
+    assert [name for name in guides if f'"how-to/{name}"' not in source] == []

@@ -1,0 +1,147 @@
+"""`rollouts init`: a project whose test passes and whose run runs, and directories that it must not change."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from rollouts.cli.init.project import Template
+from rollouts.cli.main import app
+
+
+@pytest.fixture(autouse=True)
+def _environment_of_each_project() -> Iterator[None]:
+    """Each project has a module of its own named `environment`."""
+    path = list(sys.path)
+    yield
+    sys.modules.pop("environment", None)
+    sys.path[:] = path
+
+
+def rollouts(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.mark.parametrize("template", list(Template))
+def test_the_test_of_a_new_project_passes_and_its_run_runs(
+    template: Template, tmp_path: Path, tiny_model_dir: Path
+) -> None:
+    project = tmp_path / "a project"
+    result = rollouts("init", project, "--template", template.value)
+    assert result.exit_code == 0, result.output
+    pytest_run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    tests = subprocess.run(pytest_run, cwd=project, capture_output=True, text=True)
+    assert tests.returncode == 0, tests.stdout + tests.stderr
+    (project / "model").symlink_to(tiny_model_dir)
+    dry = rollouts("run", project / "run.toml", "--dry-run")
+    assert dry.exit_code == 0, dry.output
+    assert "1 image of " in dry.output
+    run = rollouts("run", project / "run.toml", "--limit", "2")
+    assert run.exit_code == 0, run.output
+    summary = json.loads((project / "out/summary.json").read_text())
+    assert (summary["groups"], summary["failed"]) == (2, 0)
+
+
+def test_the_program_of_a_new_project_writes_the_model_that_its_run_names(tmp_path: Path) -> None:
+    assert rollouts("init", tmp_path).exit_code == 0
+    runpy.run_path(str(tmp_path / "tiny_model.py"), run_name="__main__")
+    config = tomllib.loads((tmp_path / "run.toml").read_text())
+    assert config["engine"]["directory"] == config["renderer"]["model"] == "model"
+    assert (tmp_path / "model/model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("template", list(Template))
+def test_the_code_of_a_new_project_is_formatted_and_linted(template: Template, tmp_path: Path) -> None:
+    rollouts("init", tmp_path, "--template", template.value)
+    settings = ["--isolated", "--config", "line-length=120"]
+    for command in (["check", "--select", "E,F,W,I,UP,B,SIM"], ["format", "--check"]):
+        ruff = subprocess.run(["ruff", *command, *settings, "."], cwd=tmp_path, capture_output=True, text=True)
+        assert ruff.returncode == 0, ruff.stdout + ruff.stderr
+
+
+@pytest.mark.parametrize("existing", ["run.toml", "README.md", ".gitignore"])
+def test_no_file_is_replaced_and_none_is_added_beside_it(existing: str, tmp_path: Path) -> None:
+    (tmp_path / existing).write_text("mine")
+    result = rollouts("init", tmp_path)
+    assert result.exit_code == 2
+    assert f"{existing}: it exists, and no file is replaced" in result.output
+    assert [path.name for path in tmp_path.iterdir()] == [existing]
+    assert (tmp_path / existing).read_text() == "mine"
+
+
+def test_a_link_without_a_target_is_not_written_through(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").symlink_to(tmp_path / "elsewhere")
+    assert rollouts("init", tmp_path).exit_code == 2
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_after_a_failed_write_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_path = Path.open
+
+    def full_disk(path: Path, *arguments: object, **options: object) -> object:
+        if path.name == "test_environment.py":
+            raise OSError(28, "No space left on device", str(path))
+        return open_path(path, *arguments, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(Path, "open", full_disk)
+    result = rollouts("init", tmp_path / "new/project")
+    assert result.exit_code == 2
+    assert "test_environment.py: No space left on device; nothing was written" in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_in_place_of_the_directory_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "project").write_text("")
+    result = rollouts("init", tmp_path / "project")
+    assert result.exit_code == 2
+    assert "nothing was written" in result.output
+
+
+def test_a_served_model_is_named_in_the_configuration(tmp_path: Path) -> None:
+    name = 'organisation/a "model"'
+    result = rollouts("init", tmp_path, "--model", name, "--base-url", "http://127.0.0.1:8000")
+    assert result.exit_code == 0, result.output
+    config = tomllib.loads((tmp_path / "run.toml").read_text())
+    assert config["engine"] == {"kind": "vllm", "base_url": "http://127.0.0.1:8000"}
+    assert config["renderer"] == {"model": name}
+    assert not (tmp_path / "tiny_model.py").exists()
+    assert "tiny_model" not in (tmp_path / "README.md").read_text()
+
+
+def test_a_model_directory_is_run_in_process(
+    tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tiny_model_dir.parent)
+    result = rollouts("init", tmp_path / "project", "--model", tiny_model_dir.name)
+    assert result.exit_code == 0, result.output
+    config = tomllib.loads((tmp_path / "project/run.toml").read_text())
+    assert config["engine"] == {"kind": "local", "directory": str(tiny_model_dir)}
+    assert rollouts("run", tmp_path / "project/run.toml", "--dry-run").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--base-url", "http://127.0.0.1:8000"], "--base-url needs --model"),
+        (["--model", "Qwen/Qwen3-VL-4B-Instruct"], "add --base-url"),
+        (["--model", "m", "--base-url", "http://user:secret@host"], "api_key_env"),
+        (["--model", "m", "--base-url", "host:8000"], "--base-url"),
+    ],
+)
+def test_a_model_that_cannot_be_used_is_an_error_before_anything_is_written(
+    options: list[str], message: str, tmp_path: Path
+) -> None:
+    result = rollouts("init", tmp_path / "project", *options)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert "secret" not in result.output
+    assert not (tmp_path / "project").exists()

@@ -1,0 +1,98 @@
+"""README: its code runs, and the commands, extras and files that it and the documentation name exist."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from test_docs_pages import DOCS, run_page
+from typer.main import get_command
+
+from rollouts.cli.main import app
+
+ROOT = DOCS.parent
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+INSTALL = re.compile(r"""pip install (?:-e )?["']?(?:\.|mmrollouts)\[([\w,]+)\]""")
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+PROGRAM = re.compile(r"\b((?:benchmarks|examples|tests)/[\w/.-]+\.(?:py|sh))\b")
+
+
+def unknown_extras(text):
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    return {extra for names in INSTALL.findall(text) for extra in names.split(",")} - known.keys()
+
+
+def broken_links(page, text):
+    targets = [target for target in LINK.findall(text) if not target.startswith(("http://", "https://"))]
+    return [target for target in targets if not (page.parent / target).exists()]
+
+
+def unknown_commands(text):
+    """Names behind `rollouts` in lines of a console that are no commands."""
+    used = re.findall(r"^ {4}(?:[A-Z_]+=\S+ )*rollouts ([a-z][\w-]*)", text, re.MULTILINE)
+    return set(used) - get_command(app).commands.keys()
+
+
+def missing_programs(text):
+    return [name for name in PROGRAM.findall(text) if not (ROOT / name).is_file()]
+
+
+def test_the_code_of_the_readme(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = run_page("../README.md")
+    assert (names["trajectory"].num_turns, names["batch"].input_ids.shape[0]) == (1, 1)
+    assert Path("episode.html").read_text("utf-8").startswith("<!doctype html>")
+
+
+def test_the_two_commands_of_the_readme_are_what_the_checks_of_a_change_run():
+    readme, checks = README.read_text("utf-8"), (ROOT / ".ci" / "run").read_text("utf-8")
+    assert 'pip install -e ".[dev]" && pytest ' in readme
+    assert re.search(r'^pip install --quiet -e "\.\[dev\]"$', checks, re.MULTILINE)
+    assert re.search(r"^pytest$", checks, re.MULTILINE)
+    assert 'pip install -e ".[demo]" && rollouts demo ' in readme
+    assert re.search(r"^rollouts demo --quick --check ", checks, re.MULTILINE)
+
+
+def test_the_readme_fits_two_screens():
+    assert len(README.read_text("utf-8").splitlines()) <= 120
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_a_page_names_exists(page):
+    text = page.read_text("utf-8")
+    assert unknown_extras(text) == set()
+    assert broken_links(page, text) == []
+    assert unknown_commands(text) == set()
+    assert missing_programs(text) == []
+
+
+def test_names_that_do_not_exist_are_found():
+    assert unknown_extras('pip install -e ".[demo,magic]"') == {"magic"}
+    assert broken_links(README, "[a](docs/absent.md#b) and [c](docs/run.md)") == ["docs/absent.md"]
+    assert unknown_commands("    rollouts demo\n    KEY=1 rollouts enchant --now") == {"enchant"}
+    assert missing_programs("`python benchmarks/absent.py`, `python benchmarks/fleet.py`") == ["benchmarks/absent.py"]
+
+
+def missing_places(text):
+    """Files and folders in the first column of CONTRIBUTING's tables of a package that the package does not have."""
+    layout = text[text.index("## Layout") : text.index("## Names")]
+    sections = re.split(r"^`(renderers|transport|rollouts)/`:", layout, flags=re.MULTILINE)[1:]
+    missing = []
+    for package, table in zip(sections[::2], sections[1::2], strict=True):
+        for first in re.findall(r"^\| (`[^|]+) \| [^|]+ \|$", table, re.MULTILINE):
+            folder = ROOT / package
+            for name in re.findall(r"`([^`]+)`", first):
+                # `episodes/turns.py`, `context.py`: the second one is in the folder of the first.
+                places = [ROOT / package / name, folder / name]
+                if not any(place.exists() for place in places):
+                    missing.append(f"{package}/{name}")
+                if "/" in name:
+                    folder = (ROOT / package / name).parent
+    return missing
+
+
+def test_the_layout_of_the_contributing_page_is_that_of_the_packages():
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    assert missing_places(text) == []
+    assert missing_places(text.replace("| `wire/` |", "| `wires/` |")) == ["transport/wires/"]
