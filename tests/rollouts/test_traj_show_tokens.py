@@ -118,16 +118,14 @@ HOSTILE = "\x1b[31mred\x1b]0;title\x07\r\u202e[bold]"
 @pytest.mark.parametrize("by", list(By))
 def test_tokens_with_control_characters_are_shown_and_not_executed(renderer, by: By) -> None:
     ids = renderer.tokenizer.encode_scaffold(HOSTILE)
-    message = {
-        "role": HOSTILE,
-        "content": HOSTILE,
-        "tool_calls": [{"function": {"name": HOSTILE, "arguments": HOSTILE}}],
-    }
-    node = TokenNode(
+    call = {"function": {"name": HOSTILE, "arguments": HOSTILE}}
+    message = {"role": HOSTILE, "content": HOSTILE, "tool_calls": [call]}
+    prompt = TokenNode(
         -1, np.array(ids, np.int32), np.zeros(len(ids), bool), np.empty(0, np.float32), messages=(message,)
     )
-    details = NodeDetails(Trajectory("one", nodes=[node]), Shown(by, colours=True, width=40), renderer)
-    console = Console(force_terminal=True, color_system=None, width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    answer = TokenNode(0, np.array(ids, np.int32), np.ones(len(ids), bool), np.zeros(len(ids), np.float32))
+    trajectory = Trajectory("one", nodes=[prompt, answer], turns=[Turn(1, FinishReason.STOP, message)])
+    console = Console(force_terminal=True, color_system=None, width=200, record=True, file=io.StringIO())
     for model in (renderer, None):
         details = NodeDetails(trajectory, Shown(by, colours=True, width=40), model)
         for line in (*details.lines(0, 0), *details.lines(1, 0)):
