@@ -6,7 +6,10 @@ from rollouts.errors import RolloutsError
 
 
 class EndpointError(RolloutsError):
-    """An HTTP endpoint cannot listen on its address: the port is in use, needs privileges, or the host is not local."""
+    """An HTTP endpoint cannot listen on its address: the port is in use, needs privileges, or the host is not local.
+
+    Cure: pass another port, or `port=0` for any that is free.
+    """
 
     def __init__(self, host: str, port: int, reason: str) -> None:
         self.host = host

@@ -167,6 +167,17 @@ class FleetEngineSection(VLLMOptions):
     servers: list[ServerSection] = Field(default_factory=list)
 
 
+class RouterEngineSection(VLLMOptions):
+    """vLLM servers behind a router (`RoutedEngine`), such as vllm-router.
+
+    Requests go to the router at `base_url`; `urls` are the addresses of all servers behind it, for control calls.
+    """
+
+    kind: Literal["router"]
+    base_url: Text
+    urls: list[Text] = Field(min_length=1)
+
+
 class LocalEngineSection(Section):
     """A model directory, run by transformers in this process (extra `torch`)."""
 
@@ -182,7 +193,8 @@ class ScriptedEngineSection(Section):
 
 
 EngineSection: TypeAlias = Annotated[
-    VLLMEngineSection | FleetEngineSection | LocalEngineSection | ScriptedEngineSection, Field(discriminator="kind")
+    VLLMEngineSection | FleetEngineSection | RouterEngineSection | LocalEngineSection | ScriptedEngineSection,
+    Field(discriminator="kind"),
 ]
 
 

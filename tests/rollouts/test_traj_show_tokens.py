@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from rich.console import Console
 from trajectory_files import file_of, png, prompt_node, run, short
 
-from rollouts import TokenNode, Trajectory, WeightSpan
+from rollouts import FinishReason, TokenNode, Trajectory, Turn, WeightSpan
 from rollouts.cli.traj.node_details import NodeDetails, Shown
 from rollouts.cli.traj.token_colours import By, legend
 
