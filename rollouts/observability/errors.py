@@ -23,7 +23,7 @@ class EndpointError(RolloutsError):
 class SinkStartError(RolloutsError):
     """A service that metrics are written to refuses them at the start. `service` is its name.
 
-    Cure: do what the text says, such as logging in to the service; the run itself needs no such service.
+    Cure: for Weights & Biases run `wandb login`, or choose the mode offline.
     """
 
     def __init__(self, service: str, reason: str, cure: str) -> None:
