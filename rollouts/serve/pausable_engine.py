@@ -6,7 +6,7 @@ All routes that sample use one `PausableEngine`, so that a pause and an abort co
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -71,6 +71,12 @@ class PausableEngine:
         """The limit of token ids, where the engine knows it."""
         size: int | None = getattr(self.engine, "vocab_size", None)
         return size
+
+    @property
+    def adapters(self) -> Callable[[], Awaitable[Mapping[str, str]]] | None:
+        """The method of the engine that lists its LoRA adapters; None for an engine without any."""
+        listing: Callable[[], Awaitable[Mapping[str, str]]] | None = getattr(self.engine, "adapters", None)
+        return listing
 
     @property
     def is_paused(self) -> bool:
