@@ -21,8 +21,9 @@ def run_with_deadline(main: Coroutine[Any, Any, T], seconds: float, message: str
     """Run a coroutine as `asyncio.run` does. Called in the main thread.
 
     The first SIGINT or SIGTERM (of a scheduler or container) cancels it; when it has ended, `KeyboardInterrupt` is
-    raised. A process that still runs `seconds` after the signal, or receives a second one, prints `message` to standard error and exits with code 130, whatever its
-    threads and its event loop are doing: files must be readable at every moment.
+    raised. A process that still runs `seconds` after the signal, or receives a second one, prints `message` to standard
+    error and exits with code 130, whatever its threads and its event loop are doing: files must be readable at every
+    moment.
     """
 
     def exit_now() -> None:
