@@ -28,8 +28,10 @@ def cluster(monkeypatch) -> Iterator[None]:
 
 
 def processes_of(model_dir) -> list[int]:
-    """The processes of servers of this checkpoint."""
-    listed = subprocess.run(["pgrep", "-f", f"vllm serve {model_dir} "], capture_output=True, text=True, check=False)
+    """The processes of servers of this checkpoint, without those that supervise them."""
+    listed = subprocess.run(
+        ["pgrep", "-f", rf"^\S+ \S+/vllm serve {model_dir} "], capture_output=True, text=True, check=False
+    )
     return [int(pid) for pid in listed.stdout.split()]
 
 
