@@ -55,6 +55,10 @@ async def test_a_server_in_an_actor_samples_restarts_after_a_kill_and_ends_with_
         killed = processes_of(checkpoints["float32"])
         for pid in killed:
             os.kill(pid, signal.SIGKILL)
+        async with asyncio.timeout(LONGEST_SECONDS):
+            while any(member.state == "ready" for member in fleet.members):
+                await fleet.check()
+        # It waits until the actor has started the server again, and goes to the new address.
         (second,) = (await asyncio.wait_for(fleet.generate(request), LONGEST_SECONDS)).completions
         started = processes_of(checkpoints["float32"])
     assert len(first.token_ids) == 8
