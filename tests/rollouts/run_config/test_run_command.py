@@ -143,12 +143,15 @@ def test_a_dry_run_whose_first_prompt_is_over_a_limit_says_so(tmp_path: Path) ->
     assert "the limit is 8" in result.stderr
 
 
-def test_a_dry_run_without_tasks_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("arguments", [("--dry-run",), ()])
+def test_a_file_without_tasks_is_an_error_before_the_run(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     path = write_run(tmp_path)
     (tmp_path / "tasks.jsonl").write_text("\n")
-    result = run(path, "--dry-run")
+    files = sorted(tmp_path.iterdir())
+    result = run(path, *arguments)
     assert result.exit_code == 2
     assert "run.toml, line 6: tasks: there is no task" in result.stderr
+    assert sorted(tmp_path.iterdir()) == files
 
 
 # Errors.
