@@ -129,6 +129,7 @@ class Gateway:
                 defaults=self._sampling,
                 allow_urls=self._allow_media_urls,
                 max_choices=self._limits.max_choices,
+                max_parts=self._limits.max_parts,
             ),
         )
         del body

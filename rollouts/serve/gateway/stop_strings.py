@@ -23,7 +23,7 @@ from rollouts.engines.protocol import (
     TokenListener,
 )
 from rollouts.errors import EngineError
-from rollouts.serve.pausable_engine import PausableEngine
+from rollouts.serve.pausable_engine import ContinuingEngine, PausableEngine
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -108,7 +108,9 @@ class EarlyStop:
 
 
 def _returns_aborted_tokens(engine: Any) -> bool:
-    return isinstance(engine.engine if isinstance(engine, PausableEngine) else engine, AbortableEngine)
+    return isinstance(
+        engine.engine if isinstance(engine, PausableEngine | ContinuingEngine) else engine, AbortableEngine
+    )
 
 
 class _StopDetector:
