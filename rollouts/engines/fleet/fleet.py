@@ -346,7 +346,8 @@ class EngineFleet:
                     return self._membership.members[name]
             if not others or (not is_new and loop.time() >= deadline):
                 reasons = {member.name: member.reason for member in others}
-                raise NoServerError(request.request_id, {**reasons, **failures})
+                error = NoServerError(request.request_id, {**reasons, **failures})
+                raise error.concern(*(server for member in others for server in member.servers))
             if not is_new:
                 await asyncio.sleep(min(self._limits.check_seconds, max(0.0, deadline - loop.time())))
             await self.check()
