@@ -43,7 +43,7 @@ class RendererOptions:
     body_policies: role -> `text`, `parse` or `error`: what a control token written in content becomes.
     image_backend: which of transformers' two image processors the pixels of Qwen-VL equal: `torchvision` or `pillow`;
         None follows preprocessor_config.json.
-    cache_bytes: memory limit of each of the two caches (encoded text, rendered layouts).
+    cache_bytes: memory limit of each of the two caches (encoded text; layouts of prompts and of what bridges add).
 
     A dataclass and not a pydantic model, because importing pydantic would take a third of the time of
     `import renderers`.

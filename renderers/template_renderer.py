@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import marshal
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from types import NoneType
 from typing import Any
@@ -17,8 +17,8 @@ from renderers.bridging.probe_messages import ProbeMessages
 from renderers.bridging.refusals import BridgeRefusal, BridgeStats, HistoryPolicy, ThinkingRetention
 from renderers.bridging.turn_printer import TurnPrinter
 from renderers.byte_lru import ByteLRU
-from renderers.cache_key import cache_key
 from renderers.errors import MessageError, TokenizerError, short_repr
+from renderers.layout_cache import LayoutCache
 from renderers.media.item import MediaItem, Modality
 from renderers.messages import (
     IMAGE_PART_TYPES,
@@ -87,7 +87,7 @@ class TemplateRenderer:
         self.thinking_retention = thinking_retention
         self.bridge_stats = BridgeStats()
         # A template that prints the time may print different texts for the same messages, so nothing is cached.
-        self._layouts: ByteLRU[bytes, TokenLayout] = ByteLRU(0 if "strftime_now" in template.source else cache_bytes)
+        self._layouts = LayoutCache(0 if "strftime_now" in template.source else cache_bytes)
         self._turn_summaries: ByteLRU[bytes, TurnSummary] = ByteLRU(2**20)
         smallest = smallest_conversation(template)
         forms = ContentForms(template)
@@ -101,6 +101,7 @@ class TemplateRenderer:
             retention=thinking_retention,
             history=history,
             stats=self.bridge_stats,
+            layouts=self._layouts,
             markers=self._markers,
             embed_ids={tokenizer.require_control_id(token, "the processor") for token in embed_tokens},
         )
@@ -146,7 +147,8 @@ class TemplateRenderer:
             )
 
         layout_keys = [slot.layout_key for slot in slots]
-        layout = self._cached_layout((text_messages, tools, add_generation_prompt, layout_keys), build_layout)
+        inputs = (text_messages, tools, add_generation_prompt, layout_keys)
+        layout = self._layouts.get_or_make("prompt", inputs, build_layout)
         items = [entry.item for entry in media] if process_multimodal else None
         return layout.with_media(items, message_tool_names(checked), self._markers)
 
@@ -185,25 +187,17 @@ class TemplateRenderer:
         if token_ids and min(token_ids) < 0:
             index = next(index for index, token_id in enumerate(token_ids) if token_id < 0)
             raise TokenizerError(f"token {index} has id {token_ids[index]}; pass the sampled ids, which are 0 or more")
-        parsed = parse_response(
-            token_ids,
-            self.format,
-            self.tokenizer,
-            reasoning_open=self._reasoning_open(prompt_ids, token_ids),
-            tools=tools,
-        )
-        key = self._turn_key(token_ids, tools, prompt_ids)
+        reasoning_open = self._reasoning_open(prompt_ids, token_ids)
+        parsed = parse_response(token_ids, self.format, self.tokenizer, reasoning_open=reasoning_open, tools=tools)
+        key = _turn_key(token_ids, tools, reasoning_open=reasoning_open)
         self._turn_summaries.put(key, TurnSummary.of(parsed), 2 * len(key) + 500)
         return parsed
 
     def _turn_summary(self, token_ids: Sequence[int], tools: Tools | None, prompt_ids: Sequence[int]) -> TurnSummary:
         """What a bridge must know of a completion; cached, because callers parse a completion before they bridge it."""
-        cached = self._turn_summaries.get(self._turn_key(token_ids, tools, prompt_ids))
+        reasoning_open = self._reasoning_open(prompt_ids, token_ids)
+        cached = self._turn_summaries.get(_turn_key(token_ids, tools, reasoning_open=reasoning_open))
         return cached or TurnSummary.of(self.parse_response(token_ids, tools=tools, prompt_ids=prompt_ids))
-
-    def _turn_key(self, token_ids: Sequence[int], tools: Tools | None, prompt_ids: Sequence[int] | None) -> bytes:
-        names = None if tools is None else [str(tool.get("function", tool).get("name")) for tool in tools]
-        return marshal.dumps((list(token_ids), names, self._reasoning_open(prompt_ids, token_ids)), 2)
 
     def response_parser(self, *, tools: Tools | None = None, prompt_ids: Sequence[int] | None = None) -> ResponseParser:
         """A streaming parser, fed with sampled ids as they arrive; arguments as for `parse_response`."""
@@ -373,18 +367,11 @@ class TemplateRenderer:
         known = modality in self._markers.values()
         return modality if known else self._media.modality(part, index, part_index)  # raises
 
-    # Layouts.
 
-    def _cached_layout(self, inputs: tuple[Any, ...], build_layout: Callable[[], TokenLayout]) -> TokenLayout:
-        """The cached layout of equal inputs (text, and how many tokens each item takes), or a new one."""
-        key = cache_key(inputs)
-        if key is None:  # the messages hold something other than plain data; the template may still print it
-            return build_layout()
-        layout = self._layouts.get(key)
-        if layout is None:
-            layout = build_layout()
-            self._layouts.put(key, layout, len(key) + layout.nbytes)
-        return layout
+def _turn_key(token_ids: Sequence[int], tools: Tools | None, *, reasoning_open: bool) -> bytes:
+    """Equal for completions of equal ids that are parsed alike."""
+    names = None if tools is None else [str(tool.get("function", tool).get("name")) for tool in tools]
+    return marshal.dumps((list(token_ids), names, reasoning_open), 2)
 
 
 def _plain_ids(token_ids: Sequence[int]) -> list[int]:

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from renderers.attribution import attribute
+from renderers.attribution import TokenLayout, attribute
 from renderers.bridging.continuation import Continuation, Continuations, TurnSummary, shape_of
 from renderers.bridging.probe_messages import ProbeMessages, unused_call_ids
 from renderers.bridging.refusals import BridgeRefusal, BridgeStats, HistoryPolicy, ThinkingRetention
 from renderers.bridging.turn_printer import TurnPrinter
 from renderers.errors import PlaceholderCountError, TemplateError
+from renderers.layout_cache import LayoutCache
 from renderers.media.item import ExpansionPiece, MediaItem, Modality
 from renderers.messages import check_messages, message_tool_names, without_media
 from renderers.parsing.format import Format
@@ -52,12 +53,28 @@ class BridgeRequest(NamedTuple):
     prompt_media: MultiModalData | None
 
 
+class _Extension(NamedTuple):
+    """The tokens of what a template prints behind a turn; `end` is the token that ends the turn."""
+
+    end: TurnEnd
+    layout: TokenLayout
+
+    @property
+    def nbytes(self) -> int:
+        return self.layout.nbytes
+
+
+class _NoExtension(NamedTuple):
+    refusal: BridgeRefusal
+    nbytes: int = 0
+
+
 @dataclass(frozen=True)
 class Bridge:
     """Extends a sampled turn to the next prompt. Safe to share between threads.
 
     `markers` are the tokens that the template prints for media, `embed_ids` those that stand for features. `stats`
-    counts each bridge that `retention` or `history` allowed.
+    counts each bridge that `retention` or `history` allowed. `layouts` caches extensions.
     """
 
     printer: TurnPrinter
@@ -66,6 +83,7 @@ class Bridge:
     retention: ThinkingRetention
     history: HistoryPolicy
     stats: BridgeStats
+    layouts: LayoutCache
     markers: Mapping[int, Modality]
     embed_ids: Collection[int]
 
@@ -98,25 +116,51 @@ class Bridge:
             return refusal
 
         history, names_are_real = self._history(continuation, turn, request)
-        messages = without_media([*history, *new_messages])
         try:
-            continued = self.printer.print_continued(
-                messages, len(history) - 1, tools if continuation.needs_tools else None
-            )
+            extension = self._extension(continuation, request, history, new_slots, names_are_real=names_are_real)
         except TemplateError as error:
             _log.info("bridge: %s", error)
             return BridgeRefusal.TEMPLATE_REFUSES
-        if continued is None:
-            return BridgeRefusal.NO_TURN_END
-        self.printer.warn_of_unread_content(new_messages)
-        end = continued.end
-        end_is_sampled = list(request.completion_ids[-1:]) == [end.control.token_id]
-        start = end.control.end if end_is_sampled else continued.extension_start
-        if not names_are_real and _copies_from_history(continued.printed, start, len(history)):
-            return BridgeRefusal.NEEDS_HISTORY
+        except PlaceholderCountError as error:  # name the message by its index in `new_messages`
+            raise error.relative_to(len(history)) from None
+        if isinstance(extension, _NoExtension):
+            return extension.refusal
         named = [*history, *new_messages] if names_are_real else new_messages
         tool_names = message_tool_names(named)[-len(new_messages) :]
-        try:
+        new_tokens = extension.layout.with_media(
+            new_items,
+            [*itertools.repeat(None, len(history)), *tool_names],
+            self.markers,
+        )
+        self.stats.count_overridden(obstacles)
+        return _join(request, self._closing_ids(turn, extension.end), new_tokens, len(history))
+
+    def _extension(
+        self,
+        continuation: Continuation,
+        request: BridgeRequest,
+        history: Sequence[Mapping[str, Any]],
+        new_slots: Sequence[MediaSlot],
+        *,
+        names_are_real: bool,
+    ) -> _Extension | _NoExtension:
+        """What the template prints behind the turn at the end of `history`, cached for equal inputs.
+
+        Observations of an environment are often equal, or differ in an image of the same size alone.
+        """
+        messages = without_media([*history, *request.new_messages])
+        tools = request.tools if continuation.needs_tools else None
+        last_ids = list(request.completion_ids[-1:])
+
+        def print_extension() -> _Extension | _NoExtension:
+            continued = self.printer.print_continued(messages, len(history) - 1, tools)
+            if continued is None:
+                return _NoExtension(BridgeRefusal.NO_TURN_END)
+            self.printer.warn_of_unread_content(request.new_messages)
+            end = continued.end
+            start = end.control.end if last_ids == [end.control.token_id] else continued.extension_start
+            if not names_are_real and _copies_from_history(continued.printed, start, len(history)):
+                return _NoExtension(BridgeRefusal.NEEDS_HISTORY)
             layout = attribute(
                 continued.printed,
                 continued.controls,
@@ -127,15 +171,11 @@ class Bridge:
                 markers=self.markers,
                 begin=start,
             )
-        except PlaceholderCountError as error:  # name the message by its index in `new_messages`
-            raise error.relative_to(len(history)) from None
-        extension = layout.with_media(
-            new_items,
-            [*itertools.repeat(None, len(history)), *tool_names],
-            self.markers,
-        )
-        self.stats.count_overridden(obstacles)
-        return _join(request, self._closing_ids(turn, end), extension, len(history))
+            return _Extension(end, layout)
+
+        layout_keys = [slot.layout_key for slot in new_slots]
+        inputs = (messages, len(history), names_are_real, tools, last_ids, layout_keys)
+        return self.layouts.get_or_make("extension", inputs, print_extension)
 
     def check_prompt_media(self, prompt_ids: Sequence[int], media: MultiModalData | None) -> BridgeRefusal | None:
         """Check that the prompt's placeholders have their media, and that every range covers placeholders of its item.

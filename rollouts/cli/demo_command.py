@@ -24,6 +24,10 @@ from rollouts.terminal.text import exit_with_error
 if TYPE_CHECKING:
     from rollouts.demo.run import Results
 
+#: The time for the report at the end, and after Ctrl-C.
+REPORT_SECONDS = 30.0
+INTERRUPTED_REPORT_SECONDS = 5.0
+
 
 class EngineKind(StrEnum):
     """The engine that samples in the demonstration."""
@@ -71,12 +75,21 @@ def demo(
     results.save(out / "results.json")
     plot_curves(results, out / "curves.png")
     print_results(results, console)
-    console.print(f"in {out}: curves.png, trajectories.mmr, results.json, model/")
+    console.print(f"in {out}: curves.png, trajectories.mmr, results.json, model/", markup=False, soft_wrap=True)
+    _write_report(out, seconds=REPORT_SECONDS)
     missed = results.missed_targets()
     for target in missed:
         console.print(f"[red]missed:[/red] {target}")
     if check and missed:
         raise typer.Exit(1)
+
+
+def _write_report(out: Path, seconds: float) -> None:
+    """Write the report, with the model's texts in the viewer."""
+    from renderers import load_renderer
+    from rollouts.cli.report.command import write_report_at_the_end
+
+    write_report_at_the_end(out, renderer=load_renderer(out / "model"), seconds=seconds)
 
 
 def _check_address(engine: EngineKind, base_url: str) -> None:
@@ -93,7 +106,7 @@ def _check_address(engine: EngineKind, base_url: str) -> None:
 
 def _run(console: Console, recipe: Recipe, *, seed: int, out: Path, base_url: str, api_key_env: str | None) -> Results:
     """Run the demonstration; without `base_url`, completions are sampled in this process."""
-    from rollouts.demo.output_directory import interrupted_message, prepare_output
+    from rollouts.demo.output_directory import has_episodes, interrupted_message, prepare_output
     from rollouts.demo.trainer_process import TrainerProcess, collect_garbage_rarely
 
     api_key = api_key_from_environment(api_key_env)
@@ -129,4 +142,6 @@ def _run(console: Console, recipe: Recipe, *, seed: int, out: Path, base_url: st
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         console.print(interrupted_message(out, started_at), markup=False, soft_wrap=True)
+        if has_episodes(out, started_at):
+            _write_report(out, seconds=INTERRUPTED_REPORT_SECONDS)
         raise typer.Exit(INTERRUPTED) from None

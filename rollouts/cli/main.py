@@ -13,6 +13,7 @@ from rollouts.cli.env_command import env, installed_version
 from rollouts.cli.init.command import init
 from rollouts.cli.media.commands import media_commands
 from rollouts.cli.render.command import render
+from rollouts.cli.report.command import report
 from rollouts.cli.run.command import run
 from rollouts.cli.serve.command import serve
 from rollouts.cli.traj.commands import traj_commands
@@ -29,6 +30,7 @@ app.command(cls=Command)(env)
 app.command(cls=Command)(init)
 app.command(cls=Command)(render)
 app.command(cls=Command)(run)
+app.command(cls=Command)(report)
 app.command(cls=Command)(worker)
 app.command(cls=Command)(keys)
 app.command(cls=Command)(serve)

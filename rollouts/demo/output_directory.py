@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rollouts.observability.training_log import MISMATCH_FILE, TRAINING_FILE
 from transport.records.file_lock import check_unlocked, locked
 
 
@@ -22,16 +23,22 @@ def prepare_output(out: Path) -> None:
 
 
 def remove_earlier_episodes(out: Path) -> None:
-    """Delete the file of an earlier run. Raises the errors of `prepare_output`."""
-    episodes = episodes_file(out)
-    if episodes.exists():
-        with locked(episodes):
-            episodes.unlink()
+    """Delete the episodes and the training log of an earlier run. Raises the errors of `prepare_output`."""
+    for records in (episodes_file(out), out / MISMATCH_FILE):
+        if records.exists():
+            with locked(records):
+                records.unlink()
+    (out / TRAINING_FILE).unlink(missing_ok=True)
 
 
 def interrupted_message(out: Path, started_at: float) -> str:
     """Return the message after Ctrl-C. It names the file only if this run (started at `started_at`, epoch) wrote it."""
-    episodes = episodes_file(out)
-    if episodes.exists() and episodes.stat().st_mtime >= started_at:
-        return f"interrupted; the episodes so far are in {episodes}"
+    if has_episodes(out, started_at):
+        return f"interrupted; the episodes so far are in {episodes_file(out)}"
     return "interrupted before the first episode"
+
+
+def has_episodes(out: Path, started_at: float) -> bool:
+    """Whether this run (started at `started_at`, epoch) wrote the file of episodes."""
+    episodes = episodes_file(out)
+    return episodes.exists() and episodes.stat().st_mtime >= started_at

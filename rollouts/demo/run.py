@@ -8,7 +8,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Protocol
@@ -33,6 +33,7 @@ from rollouts.engines.vllm import VLLMEngine
 from rollouts.episodes.episode import EpisodeSpec
 from rollouts.episodes.runner import run_episodes
 from rollouts.episodes.turns import derived_seed
+from rollouts.observability import TrainingLog
 from rollouts.testing import tiny_qwen3_vl
 from rollouts.trajectory.tree import Trajectory
 from transport import RecordWriter
@@ -151,7 +152,9 @@ class Demo:
         torch.set_num_threads(trainer.threads)
         model_directory = tiny_qwen3_vl(out / "model", seed)
         self._recipe, self._seed, self._trainer, self._progress = recipe, seed, trainer, progress
+        self._out = out
         self._episodes_file = episodes_file(out)
+        self._version = ""  # of the weights that sample
         self._engine = make_policy(model_directory)
         self._renderer = load_renderer(model_directory)
         self._train_digits, held_out = load_digit_sets()
@@ -163,8 +166,8 @@ class Demo:
     def run(self) -> Results:
         """Run it. After Ctrl-C it raises `KeyboardInterrupt`; the file then holds all finished episodes."""
         results = self._results
-        with RecordWriter(self._episodes_file) as writer:
-            asyncio.run(self._run(writer))
+        with RecordWriter(self._episodes_file) as writer, TrainingLog(self._out) as log:
+            asyncio.run(self._run(writer, log))
         self._trainer.stop()
         bridging = self._renderer.bridge_stats
         results.bridged, results.bridge_refused = bridging.bridged, bridging.refused.total()
@@ -172,7 +175,7 @@ class Demo:
         results.peak_memory_gb = _peak_memory_gb()
         return results
 
-    async def _run(self, writer: RecordWriter) -> None:
+    async def _run(self, writer: RecordWriter, log: TrainingLog) -> None:
         results, recipe = self._results, self._recipe
         try:
             if isinstance(self._engine, VLLMEngine):  # a minute of training would precede the first request
@@ -180,11 +183,13 @@ class Demo:
             await self._warm_start()
             results.before = await self._score(self._held_out_digits)
             for step in range(1, recipe.rl_steps + 1):
-                await self._learn(step, writer)
+                await self._learn(step, writer, log)
                 if step == recipe.rl_steps or step % recipe.evaluate_every == 0:
                     results.after = await self._score(self._held_out_digits)
                     results.held_out[step] = results.after.accuracy
                     self._progress.print_evaluation(step, results.after.accuracy)
+                    held_out = {"held_out_accuracy": results.after.accuracy, "held_out_reward": results.after.reward}
+                    log.write(step, held_out)
             results.blank = await self._score(self._held_out_digits, blank=True)
         finally:
             await self._engine.close()
@@ -197,13 +202,13 @@ class Demo:
             steps = self._recipe.sft_chunk if self._results.warm_steps else self._recipe.sft_first_check
             learned, _ = await self._trainer.request(WarmStart(steps))
             self._results.warm_steps += steps
-            await self._engine.update_weights(learned.weights, f"warm-{self._results.warm_steps}")
+            await self._update_weights(learned.weights, f"warm-{self._results.warm_steps}")
             score = await self._score(probe, max_turns=1)
             self._progress.update_warm_start(self._results.warm_steps, learned.loss, score.accuracy)
             if score.accuracy >= self._recipe.sft_target:
                 return
 
-    async def _learn(self, step: int, writer: RecordWriter) -> None:
+    async def _learn(self, step: int, writer: RecordWriter, log: TrainingLog) -> None:
         """Make RL step `step`, from 1."""
         started = time.perf_counter()
         digits = self._curriculum.next(self._recipe.groups)
@@ -227,9 +232,9 @@ class Demo:
         for trajectory in trajectories:
             writer.append(trajectory)
         learned, sent = await learning
-        await self._engine.update_weights(learned.weights, f"rl-{step}")
+        mismatch = replace(learned.mismatch, trainer_version=self._version)
+        await self._update_weights(learned.weights, f"rl-{step}")
         self._count(trajectories, sent)
-        mismatch = learned.mismatch
         row = Step(
             step=step,
             train_accuracy=float(right.mean()),
@@ -242,7 +247,13 @@ class Demo:
             stale_mismatch=learned.mismatch_after.max_abs if learned.mismatch_after.tokens else None,
         )
         self._results.steps.append(row)
+        figures = {"accuracy": row.train_accuracy, "reward": row.train_reward, "loss": row.loss, "seconds": row.seconds}
+        log.write(step, figures, mismatch=mismatch)
         self._progress.update_rl(row.step, row.train_accuracy, row.train_reward, row.max_mismatch, row.seconds)
+
+    async def _update_weights(self, weights: Mapping[str, np.ndarray], version: str) -> None:
+        await self._engine.update_weights(weights, version)
+        self._version = version
 
     async def _score(self, digits: DigitSet, *, max_turns: int = 2, blank: bool = False) -> Score:
         specs = [EpisodeSpec(index, derived_seed(self._seed, "score", index)) for index in range(len(digits))]

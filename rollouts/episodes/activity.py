@@ -26,9 +26,12 @@ class EpisodeObserver(Protocol):
         ...
 
     def turn_finished(
-        self, turn: int, prompt_tokens: int, completion_tokens: int, images: int, seconds: TurnSeconds
+        self, turn: int, prompt_tokens: int, completion_tokens: int, images: int, seconds: TurnSeconds, failed: bool
     ) -> None:
-        """A turn is part of the trajectory, with its reward. `images` counts the images and videos of its prompt."""
+        """A turn is part of the trajectory, with its reward unless its step in the environment `failed`.
+
+        `images` counts the images and videos of its prompt.
+        """
         ...
 
 
@@ -48,7 +51,7 @@ class EpisodeActivity:
             self._observer.waiting(turn, part)
 
     def turn_finished(
-        self, turn: int, prompt_tokens: int, completion_tokens: int, images: int, seconds: TurnSeconds
+        self, turn: int, prompt_tokens: int, completion_tokens: int, images: int, seconds: TurnSeconds, failed: bool
     ) -> None:
         if self._observer is not None:
-            self._observer.turn_finished(turn, prompt_tokens, completion_tokens, images, seconds)
+            self._observer.turn_finished(turn, prompt_tokens, completion_tokens, images, seconds, failed)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from weakref import WeakKeyDictionary
 
 from rollouts.engines.protocol import InFlight
 from rollouts.episodes.activity import EpisodeActivity
@@ -13,24 +14,45 @@ from rollouts.episodes.limits import EpisodeLimits
 
 
 class UpdatePauses:
-    """Says when the weights of an engine are updated: the time that a request waits for an update does not count."""
+    """Says when the weights of an engine are updated: the time that a request waits for an update does not count.
+
+    Runners with one engine share it. They may have event loops of their own: each episode is held and released on its
+    loop.
+    """
 
     def __init__(self) -> None:
-        self.is_updating = False
         self.requesting: set[EpisodeDeadlines] = set()
+        self._updating: set[object] = set()  # who updates
 
-    def begin(self, in_flight: InFlight) -> None:
-        """An update of the weights begins. With "wait" requests that run are not stopped, and their time counts."""
-        self.is_updating = True
+    @classmethod
+    def of(cls, engine: object) -> UpdatePauses:
+        """Those of an engine: the same for one object. An engine that cannot be referred to weakly gets new ones."""
+        try:
+            return _pauses_of_engines.setdefault(engine, cls())
+        except TypeError:  # it has `__slots__`, or compares by value and has no hash
+            return cls()
+
+    @property
+    def is_updating(self) -> bool:
+        return bool(self._updating)
+
+    def begin(self, updater: object, in_flight: InFlight) -> None:
+        """An update by `updater` begins. With "wait" requests that run are not stopped, and their time counts."""
+        self._updating.add(updater)
         if in_flight != "wait":
             for deadlines in list(self.requesting):
-                deadlines.hold()
+                deadlines.on_loop(deadlines.hold)
 
-    def end(self) -> None:
-        """The update has ended. Has no effect where none was begun."""
-        self.is_updating = False
-        for deadlines in list(self.requesting):
-            deadlines.release()
+    def end(self, updater: object) -> None:
+        """The update by `updater` has ended. Has no effect where none was begun."""
+        self._updating.discard(updater)
+        if not self._updating:
+            for deadlines in list(self.requesting):
+                deadlines.on_loop(deadlines.release)
+
+
+#: An engine is passed to each of its runners by itself, and has no place for what they share.
+_pauses_of_engines: WeakKeyDictionary[object, UpdatePauses] = WeakKeyDictionary()
 
 
 class EpisodeDeadlines:
@@ -74,6 +96,14 @@ class EpisodeDeadlines:
                 self._pauses.requesting.discard(self)
                 self.release()
 
+    def on_loop(self, call: Callable[[], None]) -> None:
+        """Make a call on the event loop of the episode: now, or soon where this is another loop or thread."""
+        if self._loop is _running_loop():
+            call()
+            return
+        with suppress(RuntimeError):  # the loop is closed, and the episode has ended with it
+            self._loop.call_soon_threadsafe(call)
+
     def hold(self) -> None:
         """Let the time stand still until `release`."""
         if self._held_since is None:
@@ -108,6 +138,13 @@ class EpisodeDeadlines:
         return EpisodeLimitError(
             name, f"{seconds:g} s passed in turn {activity.turn}, which waited for {activity.part}"
         )
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _later(now: float, seconds: float | None) -> float | None:

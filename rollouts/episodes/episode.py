@@ -34,6 +34,7 @@ from rollouts.episodes.errors import (
     EpisodeArgumentError,
     EpisodeError,
     EpisodeLimitError,
+    ends_process,
     ends_task,
 )
 from rollouts.episodes.limits import OVERLONG_ERRORS, EpisodeLimits, overlong_limit
@@ -237,16 +238,10 @@ async def _play_in_own_task(factory: EnvironmentFactory, recorder: TurnRecorder)
         text = "code of the environment cancelled the task of its episode; cancel only tasks that it has made"
         raise EnvironmentProtocolError(text)
     error = playing.exception()
-    if error is not None and not isinstance(error, Exception) and not _ends_process(error):
+    if error is not None and not isinstance(error, Exception) and not ends_process(error):
         # Raised further, a GeneratorExit would count as one of this task.
         raise EnvironmentFailedError("", "code of the environment", error) from error
     return playing.result()
-
-
-def _ends_process(error: BaseException) -> bool:
-    if isinstance(error, BaseExceptionGroup):
-        return any(map(_ends_process, error.exceptions))
-    return isinstance(error, KeyboardInterrupt | SystemExit)
 
 
 async def _play(
@@ -321,9 +316,13 @@ async def play_environment(
         played.message = turn.message
         began = time.perf_counter()
         recorder.activity.waits_for("environment.step", turn.index)
-        step = await step_environment(environment, turn.message, turn.parsed)
-        recorder.trajectory.record_reward(step.reward, step.info, turn=turn.index)
-        recorder.finish_turn(turn, environment_seconds + time.perf_counter() - began)
+        failed = True
+        try:
+            step = await step_environment(environment, turn.message, turn.parsed)
+            recorder.trajectory.record_reward(step.reward, step.info, turn=turn.index)
+            failed = False
+        finally:  # the turn is in the trajectory, also if the step fails
+            recorder.finish_turn(turn, environment_seconds + time.perf_counter() - began, failed=failed)
         environment_seconds = 0.0
         played.reward += float(step.reward)
         played.done, played.truncation_reason = step.done, step.truncation_reason

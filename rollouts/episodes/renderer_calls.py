@@ -56,8 +56,15 @@ class RendererCalls:
 
     async def render(self, messages: Sequence[Message], tools: Any) -> RenderedTokens:
         """The prompt for the next assistant turn."""
+        options = {"tools": tools, "add_generation_prompt": True}
         with self._wrap_exceptions("render"):
-            return await self._pool.render_async(messages, tools=tools, add_generation_prompt=True)
+            text_size, has_media = _text_size(messages)
+            # The cost grows with the tools, too, whose size is not known.
+            if self._short_calls is None or tools or (has_media and not self._has_processed(messages)):
+                return await self._pool.render_async(messages, **options)
+            kind = "render with media" if has_media else "render"
+            render = partial(self._pool.render, messages, **options)
+            return await self._short_calls.run(self._pool, kind, text_size, render)
 
     async def bridge(
         self,

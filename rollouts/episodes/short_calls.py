@@ -1,10 +1,10 @@
 """Calls of a renderer that are so short that a thread would cost more than the call.
 
 A thread takes a tenth of a millisecond to begin a call and hand over its result, and several times that while other
-threads hold the interpreter's lock. Parsing a short completion, or adding a short message, takes about as long or
-less, and a thread that computes in Python keeps the event loop waiting, too: for up to 5 ms, after which it has to
-release the lock. So such calls are made on the event loop itself if they take a millisecond at most on average. Of many
-that are due at once, a few are made at a time; then the loop looks at what else is due.
+threads hold the interpreter's lock. Parsing a short completion, adding a short message, or rendering a short first
+prompt takes about as long or less, and a thread that computes in Python keeps the event loop waiting, too: for up to
+5 ms, after which it has to release the lock. So such calls are made on the event loop itself if they take a millisecond
+at most on average. Of many that are due at once, a few are made at a time; then the loop looks at what else is due.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ from renderers import RendererPool, TemplateRenderer
 T = TypeVar("T")
 
 _LONGEST_CALL_SECONDS: Final = 0.001
+
+#: Larger calls are made on threads: calls whose result the renderer has cached say little about one that is not cached.
+_LARGEST_SIZE: Final = 4096
+
 _CALLS_AT_ONCE: Final = 16
 
 #: The fixed part of a call's cost, as if it had so many tokens or characters more.
@@ -58,7 +62,9 @@ class ShortCalls:
 
     def _is_short(self, pool: RendererPool, kind: str, size: int) -> bool:
         rate = self._seconds_per_size.get(kind, inf)
-        if rate == inf or not pool.shares_one_renderer or not isinstance(pool.renderer, TemplateRenderer):
+        if rate == inf or size > _LARGEST_SIZE:
+            return False
+        if not pool.shares_one_renderer or not isinstance(pool.renderer, TemplateRenderer):
             return False
         return rate * (size + _FIXED_SIZE) <= _LONGEST_CALL_SECONDS
 

@@ -169,13 +169,18 @@ class TurnRecorder:
         if self._closed:
             raise TrajectoryFinishedError(self.trajectory.episode_id, "turns")
 
-    def finish_turn(self, turn: SampledTurn, environment_seconds: float) -> None:
-        """Report a turn whose reward is recorded."""
+    def finish_turn(self, turn: SampledTurn, environment_seconds: float, *, failed: bool = False) -> None:
+        """Report a turn of the trajectory, whose reward is recorded unless its step `failed`.
+
+        Nothing is reported of an episode that was left: it has been reported as ended.
+        """
+        if self.trajectory.finished:
+            return
         seconds = TurnSeconds(turn.engine_seconds, turn.renderer_seconds, environment_seconds)
         rendered = turn.prompt.rendered
         media = rendered.multi_modal_data
         images = 0 if media is None else sum(map(len, media.mm_hashes.values()))
-        self.activity.turn_finished(turn.index, len(rendered), len(turn.completion_ids), images, seconds)
+        self.activity.turn_finished(turn.index, len(rendered), len(turn.completion_ids), images, seconds, failed)
 
     def limit_reached(self) -> EpisodeLimitError | None:
         """The limit that allows no further turn, those that are being sampled included."""

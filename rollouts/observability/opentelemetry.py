@@ -165,11 +165,9 @@ class EpisodeSpans:
 
     def _turn_finished(self, event: TurnFinished) -> None:
         episode = self._running.get(event.episode_id)
-        turn = None if episode is None else episode.turns.pop(event.turn, None)
-        if turn is None:
+        turn = None if episode is None else episode.turns.get(event.turn)
+        if episode is None or turn is None:
             return
-        if turn.wait is not None:
-            turn.wait.span.end()
         turn.span.set_attributes(
             {
                 "gen_ai.usage.input_tokens": event.prompt_tokens,
@@ -177,6 +175,11 @@ class EpisodeSpans:
                 "mmrollouts.images": event.images,
             }
         )
+        if event.failed:
+            return  # its spans end with the episode, with the error
+        del episode.turns[event.turn]
+        if turn.wait is not None:
+            turn.wait.span.end()
         turn.span.end()
         _scope.set(turn.scope)
         self._make_current(turn.scope)

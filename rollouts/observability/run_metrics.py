@@ -107,6 +107,7 @@ class RunMetrics:
         values: dict[str, float] = {
             "episodes_started": 0,
             "episodes_retried": 0,
+            "forks": 0,
             "groups_finished": 0,
             "groups_delivered": 0,
             "weight_updates": 0,
@@ -192,6 +193,7 @@ class RunMetrics:
     def _episode_ended(self, event: EpisodeEnded) -> None:
         self._running.pop(event.episode_id, None)
         self._counts[f"episodes_ended/{event.outcome}"] += 1
+        self._counts["forks"] += event.forks
         self.histograms["episode_seconds"].add(event.seconds)
 
     def _episode_retried(self, event: EpisodeRetried) -> None:

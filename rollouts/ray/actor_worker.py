@@ -16,7 +16,7 @@ from rollouts.ray.object_media import ObjectMedia
 from rollouts.ray.progress_log import ProgressReader
 from rollouts.ray.worker_actor import CallResult
 from rollouts.workers import EpisodeJob, EpisodeOutcome, JobObserver, WorkerGoneError
-from transport import decode_frames, encode_frames
+from transport import TransportError, decode_frames, encode_frames
 
 
 class ActorWorker:
@@ -56,7 +56,10 @@ class ActorWorker:
             self._released.append(call)
 
     async def watch(self) -> str:
-        """Report the progress of the jobs until the actor is lost; why it was lost."""
+        """Report the progress of the jobs until the actor is lost; why it was lost.
+
+        An actor whose progress cannot be decoded counts as lost, because what its jobs do is not known any more.
+        """
         reporting = asyncio.ensure_future(self._report())
         try:
             await asyncio.wait([reporting, self._loss], return_when=asyncio.FIRST_COMPLETED)
@@ -71,10 +74,13 @@ class ActorWorker:
                 batches = await self._actor.progress.remote(released)
             except RayError as error:
                 return loss_reason(error)
-            for call, batch in batches.items():
-                reader = self._readers.get(call)
-                if reader is not None:
-                    reader.read(batch)
+            try:
+                for call, batch in batches.items():
+                    reader = self._readers.get(call)
+                    if reader is not None:
+                        reader.read(batch)
+            except TransportError as error:
+                return f"the progress that it reports cannot be decoded: {error}"
 
     def set_update(self, in_flight: InFlight | None) -> None:
         """As `RemoteWorker.set_update`."""

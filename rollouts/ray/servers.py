@@ -6,8 +6,7 @@ import asyncio
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import aiohttp
 import ray
@@ -19,12 +18,13 @@ from rollouts.numbers import whole_number
 from rollouts.ray.actor_worker import loss_reason
 from rollouts.ray.cluster import require_connection
 from rollouts.ray.errors import RayServerStartError
+from rollouts.ray.start_and_close import StartAndClose
 
 _HEALTH_SECONDS: Final = 2.0
 _STOP_SECONDS: Final = 30.0
 
 
-class RayServers:
+class RayServers(StartAndClose):
     """Starts a server in each of `num_servers` actors; Ray chooses their nodes, and starts those of lost nodes again.
 
         command = ["vllm", "serve", model, "--host", "{host}", "--port", "{port}", "--enable-scale-out"]
@@ -88,19 +88,6 @@ class RayServers:
         if ray.is_initialized():
             await asyncio.gather(*map(_end, actors))
 
-    async def __aenter__(self) -> Self:
-        try:
-            await self.start()
-        except BaseException:
-            await self.close()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
 
 class ServerActor:
     """What runs in an actor of `RayServers`: the process of a server, which ends with the actor."""
@@ -109,7 +96,7 @@ class ServerActor:
         self._command = command
         self._environment = environment
         self._start_seconds = start_seconds
-        self._host = ray.util.get_node_ip_address()
+        self._host = _node_address()
         self._process: ServerProcess | None = None
         self._url = ""
         self._starting = asyncio.Lock()
@@ -142,6 +129,15 @@ async def _is_healthy(url: str) -> bool:
             return response.status == 200
     except (aiohttp.ClientError, TimeoutError):
         return False
+
+
+def _node_address() -> str:
+    """The address by which the cluster knows the node of this actor.
+
+    `ray.util.get_node_ip_address` has that of the machine, also where the cluster is on the loopback address alone.
+    """
+    own = ray.get_runtime_context().get_node_id()
+    return next(str(node["NodeManagerAddress"]) for node in ray.nodes() if node["NodeID"] == own)
 
 
 def _free_port(host: str) -> int:

@@ -6,21 +6,23 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import version
 from itertools import count
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayError
 
 from rollouts.engines.protocol import InFlight
+from rollouts.error_texts import describe_exception
 from rollouts.errors import ArgumentError
 from rollouts.numbers import finite_number, whole_number
 from rollouts.ray.actor_worker import ActorWorker, loss_reason
 from rollouts.ray.cluster import require_connection
 from rollouts.ray.errors import RayWorkerStartError
 from rollouts.ray.object_media import ObjectMedia
+from rollouts.ray.start_and_close import StartAndClose
 from rollouts.ray.worker_actor import MakeEngine, MakeRenderer, StartedActor, WorkerActor, WorkerParts
 from rollouts.task import MakeEnvironment
 from rollouts.trajectory.tree import Trajectory
@@ -36,7 +38,7 @@ _QUEUED_SHARE: Final = 8  # one job waits in a worker for so many that run
 _FIXED_OPTIONS: Final = frozenset({"max_concurrency", "max_task_retries", "concurrency_groups", "name", "lifetime"})
 
 
-class RayWorkers:
+class RayWorkers(StartAndClose):
     """`Workers` whose processes are actors: Ray places them, and starts them again when they or their node are lost.
 
         rollouts.ray.connect()
@@ -95,7 +97,7 @@ class RayWorkers:
         self._keepers: dict[str, asyncio.Task[None]] = {}  # by the name of the worker that each keeps running
         self._places: dict[str, StartedActor] = {}
         self._ending: set[asyncio.Task[None]] = set()  # keepers of workers that are no longer wanted
-        self._has_started = False
+        self._last_failure: RayWorkerStartError | None = None  # of a worker that was given up
         self._failure: RayWorkerStartError | None = None
         self._changed = asyncio.Event()  # a worker has started, or none can
         self._is_closed = False
@@ -116,6 +118,8 @@ class RayWorkers:
             async with asyncio.timeout(self._start_seconds):
                 await self._changed.wait()
         except TimeoutError:
+            if self._last_failure is not None:
+                raise self._last_failure from None
             free = {name: amount for name, amount in ray.available_resources().items() if ":" not in name}
             raise RayWorkerStartError(
                 next(iter(self._keepers), "0"),
@@ -187,26 +191,21 @@ class RayWorkers:
         if self._ending:
             await asyncio.wait(self._ending)
 
-    async def __aenter__(self) -> Self:
-        try:
-            await self.start()
-        except BaseException:
-            await self.close()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
     # Each worker is kept running by a task of its own.
 
     def _keep_number(self) -> None:
         while len(self._keepers) < self._num_workers:
             name = f"ray-{next(self._numbers)}"
-            self._keepers[name] = asyncio.ensure_future(self._keep(name, self._new_actor(name)))
+            keeper = self._keepers[name] = asyncio.ensure_future(self._keep(name, self._new_actor(name)))
+            keeper.add_done_callback(partial(self._has_kept, name))
         self._end(list(self._keepers)[self._num_workers :])
+
+    def _has_kept(self, name: str, keeper: asyncio.Task[None]) -> None:
+        """The task of a worker has ended. One that failed is reported, and its worker is given up."""
+        if not keeper.cancelled() and (error := keeper.exception()) is not None:
+            log.error("worker %s is no longer kept running", name, exc_info=error)
+            if name in self._keepers:
+                self._give_up(name, describe_exception(error))
 
     def _end(self, names: Iterable[str]) -> None:
         for name in names:
@@ -248,7 +247,6 @@ class RayWorkers:
         self._places[name] = place
         # Jobs that wait in the worker begin at once when an episode ends, before its result has arrived here.
         self._pool.add(name, self._slots + _num_queued(self._slots), worker)
-        self._has_started = True
         self._changed.set()
         try:
             self._pool.remove(name, await worker.watch())
@@ -274,11 +272,11 @@ class RayWorkers:
                 return place, place.error
 
     def _give_up(self, name: str, reason: str) -> None:
-        """A worker cannot be started. Without any other, no episode can run."""
-        error = RayWorkerStartError(name, reason, _cure(reason))
+        """A worker cannot be started: the others go on without it. Where it was the last one, no episode can run."""
+        error = self._last_failure = RayWorkerStartError(name, reason, _cure(reason))
         log.error("%s", error)
         self._keepers.pop(name, None)
-        if not self._has_started or not self._keepers:
+        if not self._keepers:
             self._failure = error
             self._changed.set()
             closing = asyncio.ensure_future(self._pool.close())  # for the episodes that wait for a worker

@@ -24,6 +24,7 @@ from rollouts.run_config.key_lines import KeyPath
 from rollouts.run_config.sections import (
     FleetEngineSection,
     LocalEngineSection,
+    RouterEngineSection,
     ScriptedEngineSection,
     ServerSection,
     VLLMEngineSection,
@@ -46,6 +47,8 @@ def engine_factory(file: ConfigFile, renderer: Any) -> Callable[[], Engine]:
         return _vllm_engine(file, section)
     if isinstance(section, FleetEngineSection):
         return _fleet_engine(file, section)
+    if isinstance(section, RouterEngineSection):
+        return _router_engine(file, section)
     if isinstance(section, LocalEngineSection):
         return _local_engine(file, section)
     return _scripted_engine(section, renderer)
@@ -113,11 +116,34 @@ def _fleet_addresses(file: ConfigFile, section: FleetEngineSection) -> Mapping[K
     addresses: dict[KeyPath, str] = {("engine", "urls", index): url for index, url in enumerate(section.urls)}
     for index, server in enumerate(section.servers):
         addresses["engine", "servers", index, "base_url"] = server.base_url
+    _check_different(file, addresses)
+    return addresses
+
+
+def _check_different(file: ConfigFile, addresses: Mapping[KeyPath, str]) -> None:
     known: dict[str, KeyPath] = {}
     for path, url in addresses.items():
         if known.setdefault(url.rstrip("/"), path) != path:
             raise file.error(path, f"{url} is named twice; name each server once")
-    return addresses
+
+
+def _router_engine(file: ConfigFile, section: RouterEngineSection) -> Callable[[], Engine]:
+    api_key = _api_key(file, section.api_key_env)
+    servers: dict[KeyPath, str] = {("engine", "urls", index): url for index, url in enumerate(section.urls)}
+    addresses = {("engine", "base_url"): section.base_url, **servers}
+    for path, url in addresses.items():
+        _check_address(file, path, url)
+    _check_different(file, addresses)  # the address of the router among the servers is a mistake too
+
+    def make() -> Engine:
+        from rollouts.engines.fleet import RoutedEngine
+        from rollouts.engines.vllm.http.limits import HttpLimits
+
+        limits = HttpLimits(concurrency=file.config.concurrency)
+        with file.naming("engine"):
+            return RoutedEngine(section.base_url, section.urls, limits=limits, **_vllm_options(section, api_key))
+
+    return make
 
 
 def _check_address(file: ConfigFile, key: KeyPath, url: str) -> None:
@@ -195,7 +221,8 @@ async def connect(file: ConfigFile, engine: Engine) -> None:
     """Start the servers that the run is to start, and ask every server what it is.
 
     A server that cannot be used is then an error before the run begins. In a fleet, one server that can be used is
-    enough: the others serve as soon as their checks pass. Raises `RunConfigError`.
+    enough: the others serve as soon as their checks pass. Behind a router all must be usable, because the router
+    chooses. Raises `RunConfigError`.
     """
     section = file.config.engine
     if isinstance(section, VLLMEngineSection):
@@ -203,6 +230,8 @@ async def connect(file: ConfigFile, engine: Engine) -> None:
             await _probe(engine)
     elif isinstance(section, FleetEngineSection):
         await _connect_fleet(file, section, engine)
+    elif isinstance(section, RouterEngineSection):
+        await _connect_router(file, section, engine)
 
 
 async def _connect_fleet(file: ConfigFile, section: FleetEngineSection, engine: Any) -> None:
@@ -219,6 +248,19 @@ async def _connect_fleet(file: ConfigFile, section: FleetEngineSection, engine: 
         await engine.check()
     except FleetMismatchError as error:
         raise file.error(("engine", key), text_with_notes(error, str(error))) from error
+
+
+async def _connect_router(file: ConfigFile, section: RouterEngineSection, engine: Any) -> None:
+    probes = await asyncio.gather(*map(_probe_error, engine.servers.values()))
+    for error in probes:
+        if error is not None:
+            with _naming_server(file, section, ("engine",), "urls"):
+                raise error
+    try:
+        with _naming_server(file, section, ("engine",)):
+            await _probe(engine)
+    except FleetMismatchError as error:
+        raise file.error(("engine", "urls"), str(error)) from error
 
 
 async def _probe(engine: Any) -> None:

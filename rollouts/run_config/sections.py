@@ -167,6 +167,17 @@ class FleetEngineSection(VLLMOptions):
     servers: list[ServerSection] = Field(default_factory=list)
 
 
+class RouterEngineSection(VLLMOptions):
+    """vLLM servers behind a router (`RoutedEngine`), such as vllm-router.
+
+    Requests go to the router at `base_url`; `urls` are the addresses of all servers behind it, for control calls.
+    """
+
+    kind: Literal["router"]
+    base_url: Text
+    urls: list[Text] = Field(min_length=1)
+
+
 class LocalEngineSection(Section):
     """A model directory, run by transformers in this process (extra `torch`)."""
 
@@ -182,7 +193,8 @@ class ScriptedEngineSection(Section):
 
 
 EngineSection: TypeAlias = Annotated[
-    VLLMEngineSection | FleetEngineSection | LocalEngineSection | ScriptedEngineSection, Field(discriminator="kind")
+    VLLMEngineSection | FleetEngineSection | RouterEngineSection | LocalEngineSection | ScriptedEngineSection,
+    Field(discriminator="kind"),
 ]
 
 
@@ -294,10 +306,29 @@ class RaySection(Section):
     start_seconds: Seconds = 600.0
 
 
+class WandbSection(Section):
+    """The metrics are logged as a run of Weights & Biases (extra `wandb`; `WandbSink`).
+
+    `mode` is "online" or "offline"; by default what WANDB_MODE says.
+    """
+
+    project: Text
+    entity: Text | None = None
+    name: Text | None = None
+    mode: Literal["online", "offline"] | None = None
+
+
 class OutputSection(Section):
-    """The directory for the journal, the trajectories, the metrics and the summary."""
+    """The directory for the journal, the trajectories, the metrics, the summary and the report.
+
+    `report`: whether a report is written at the end. `tensorboard`: whether the metrics are also written into the
+    directory's folder `tensorboard` (extra `tensorboard`); `wandb`: to where of Weights & Biases.
+    """
 
     directory: Text
+    report: bool = True
+    tensorboard: bool = False
+    wandb: WandbSection | None = None
 
 
 class RunConfig(Section):

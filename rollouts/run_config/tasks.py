@@ -43,7 +43,10 @@ def make_tasks(file: ConfigFile) -> TaskSource:
         raise file.error(("tasks", "path"), f"there is no file {path}; a path is relative to {file.directory}")
     if isinstance(section, ParquetTasks) and find_spec("pyarrow") is None:
         raise MissingExtraError("tasks in a Parquet file", "parquet", "pyarrow")
-    return FileTaskSource(path, section)
+    source = FileTaskSource(path, section)
+    if source.is_empty():
+        raise file.error(("tasks",), f"there is no task in {path}; add at least one")
+    return source
 
 
 def first_tasks(tasks: TaskSource, count: int) -> TaskSource:
@@ -71,6 +74,14 @@ class FileTaskSource:
     def has_ids(self) -> bool:
         """Whether the rows have the ids of their tasks; else these are the numbers of the rows."""
         return self._section.id_key is not None
+
+    def is_empty(self) -> bool:
+        """Whether the file has no row. A first row that cannot be read is one: reading the tasks names it."""
+        try:
+            rows, _, _ = _rows(self._path, self._section)
+            return next(iter(rows), None) is None
+        except (TaskFileError, OSError):
+            return False
 
     def digest(self) -> str:
         """The SHA-256 digest of the file, in hexadecimal."""

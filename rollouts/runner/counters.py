@@ -13,6 +13,7 @@ class RunnerCounters:
     episodes_started: int = 0
     episodes_retried: int = 0
     episodes_ended: Counter[str] = field(default_factory=Counter)
+    forks: int = 0
     turns: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -34,6 +35,7 @@ class RunnerCounters:
             for name in (
                 "episodes_started",
                 "episodes_retried",
+                "forks",
                 "turns",
                 "prompt_tokens",
                 "completion_tokens",

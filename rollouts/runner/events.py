@@ -40,10 +40,11 @@ class EpisodeWaiting:
 
 @dataclass(frozen=True, slots=True)
 class TurnFinished:
-    """A turn is part of the trajectory, with its reward.
+    """A turn is part of the trajectory, with its reward unless its step in the environment `failed`.
 
-    `prompt_tokens` is the length of the whole prompt, `images` the number of images and videos in it. The seconds
-    include the time for which the call waited for a thread or for the event loop.
+    A step also failed if it was cancelled, by a deadline for example. `prompt_tokens` is the length of the whole
+    prompt, `images` the number of images and videos in it. The seconds include the time for which the call waited for a
+    thread or for the event loop.
     """
 
     episode_id: str
@@ -54,17 +55,22 @@ class TurnFinished:
     engine_seconds: float
     renderer_seconds: float
     environment_seconds: float
+    failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeEnded:
-    """An attempt at an episode ended; one event for each attempt."""
+    """An attempt at an episode ended; one event for each attempt.
+
+    `forks` is how often a turn did not extend the turn before it, which makes a training sample more.
+    """
 
     episode_id: str
     outcome: Outcome
     reward: float
     error: str
     seconds: float
+    forks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

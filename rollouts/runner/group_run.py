@@ -201,7 +201,10 @@ class GroupRun:
         finally:
             self._running[index] = self._requested[index] = self._assigned[index] = None
             reporter.counters.episodes_ended[outcome] += 1
-            reporter.emit(EpisodeEnded, job.episode_id, outcome, episode.reward, episode.error, episode.seconds)
+            reporter.counters.forks += episode.forks
+            reporter.emit(
+                EpisodeEnded, job.episode_id, outcome, episode.reward, episode.error, episode.seconds, episode.forks
+            )
         return episode, failure
 
     def _job(self, index: int, attempt: int) -> EpisodeJob:

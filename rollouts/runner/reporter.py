@@ -110,7 +110,7 @@ class EpisodeReporter:
         self._reporter.emit(EpisodeWaiting, self._episode_id, turn, part)
 
     def turn_finished(
-        self, turn: int, prompt_tokens: int, completion_tokens: int, images: int, seconds: TurnSeconds
+        self, turn: int, prompt_tokens: int, completion_tokens: int, images: int, seconds: TurnSeconds, failed: bool
     ) -> None:
         counters = self._reporter.counters
         counters.turns += 1
@@ -131,4 +131,5 @@ class EpisodeReporter:
             seconds.engine,
             seconds.renderer,
             seconds.environment,
+            failed,
         )

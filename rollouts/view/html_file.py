@@ -16,7 +16,7 @@ from rollouts.view.episode_data import episode_payload, summary
 from rollouts.view.errors import ComparedNamesError
 from rollouts.view.media_frames import DEFAULT_IMAGE_SIDE, display_medium
 from rollouts.view.page import PAGE_END, binary_block, json_block, page_start, script_block
-from rollouts.view.trainer_logprobs import TrainerLogprobs
+from rollouts.view.trainer_logprobs import TrainerLogprobs, TrainerTokens
 
 if TYPE_CHECKING:
     from rollouts.training.mismatch.compared import ComparedTokens
@@ -28,10 +28,11 @@ def write_html(
     *,
     renderer: TemplateRenderer | None = None,
     tools: Sequence[Mapping[str, Any]] | None = None,
-    compared: ComparedTokens | None = None,
+    compared: ComparedTokens | TrainerTokens | None = None,
     title: str = "",
     problems: Sequence[str] = (),
     image_side: int = DEFAULT_IMAGE_SIDE,
+    allow_unused: bool = False,
 ) -> int:
     """Write the episodes to one HTML file, which replaces a file of that name; return how many there are.
 
@@ -41,7 +42,8 @@ def write_html(
     `trainer_logprobs`. Images are reduced to `image_side` pixels on their longer side. `problems` are lines that the
     page shows about the whole file. Memory holds one episode at a time, as far as `trajectories` does.
 
-    Raises `ComparedNamesError` where `compared` has a sample that is no branch of these episodes, and `OSError`.
+    Raises `OSError`, and `ComparedNamesError` where `compared` has a sample that is no branch of these episodes, unless
+    `allow_unused`.
     """
     path = Path(path)
     trainer = None if compared is None else TrainerLogprobs(compared)
@@ -54,7 +56,7 @@ def write_html(
             _write_media(trajectory, written, data, image_side)
             payload = episode_payload(trajectory, number, renderer=renderer, tools=tools, trainer_logprobs=logprobs)
             data.write(binary_block(f"episode-{number}", payload))
-        if trainer is not None and trainer.unused:
+        if trainer is not None and trainer.unused and not allow_unused:
             raise ComparedNamesError(min(trainer.unused))
         title = title or (rows[0]["id"] if len(rows) == 1 else f"{len(rows)} episodes")
         index = {"title": title, "episodes": rows, "problems": list(problems), "live": False}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,10 +14,24 @@ if TYPE_CHECKING:
     from rollouts.training.mismatch.compared import ComparedTokens
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainerTokens:
+    """The n tokens of a comparison, as far as a page needs them; `ComparedTokens` has these columns, too.
+
+    `names` are those of samples; `sample` int32 (n,) is an index into them, `position` int32 (n,) a position in the
+    sample, `trainer` float32 (n,) the trainer's log-probability.
+    """
+
+    names: tuple[str, ...]
+    sample: np.ndarray
+    position: np.ndarray
+    trainer: np.ndarray
+
+
 class TrainerLogprobs:
     """The tokens of a comparison, found by the names that `samples_from_trajectory` gives to samples: EPISODE/LEAF."""
 
-    def __init__(self, compared: ComparedTokens) -> None:
+    def __init__(self, compared: ComparedTokens | TrainerTokens) -> None:
         self._compared = compared
         self._sample_of = {name: index for index, name in enumerate(compared.names)}
         #: The names that no episode has asked for.

@@ -10,6 +10,7 @@ from typing import Any
 from renderers import Renderer, RendererPool
 from rollouts.engines.protocol import Engine, InFlight, SamplingParams
 from rollouts.episodes.activity import EpisodeObserver
+from rollouts.episodes.deadlines import UpdatePauses
 from rollouts.episodes.episode import check_engine, check_renderer, record_episode
 from rollouts.episodes.errors import EpisodeError
 from rollouts.episodes.limits import EpisodeLimits
@@ -49,7 +50,8 @@ class EpisodeWorker:
         self._make_environment = make_environment
         self._resources = ExitStack()
         pool = self._resources.enter_context(renderer_pool(renderer))
-        self._settings = EpisodeSettings(engine, pool, SamplingParams(), EpisodeLimits())
+        pauses = UpdatePauses.of(engine)
+        self._settings = EpisodeSettings(engine, pool, SamplingParams(), EpisodeLimits(), pauses=pauses)
         self.slots = slots
         self._free = asyncio.Semaphore(slots)
         self._running: dict[str, set[asyncio.Task[Any]]] = {}  # by episode id; all but the newest are cancelled
@@ -99,9 +101,9 @@ class EpisodeWorker:
         The time for which requests wait for an update does not count for the deadlines of episodes.
         """
         if in_flight is None:
-            self._settings.pauses.end()
+            self._settings.pauses.end(self)
         else:
-            self._settings.pauses.begin(in_flight)
+            self._settings.pauses.begin(self, in_flight)
 
     async def cancel_all(self) -> None:
         """Cancel what runs, and wait for it."""

@@ -51,6 +51,7 @@ class JobTurn:
     engine_seconds: float
     renderer_seconds: float
     environment_seconds: float
+    failed: bool = False
 
     def __post_init__(self) -> None:
         _check_numbers(self.job, self.turn)
@@ -60,11 +61,13 @@ class JobTurn:
         for name in ("engine_seconds", "renderer_seconds", "environment_seconds"):
             if finite_number(getattr(self, name)) is None:
                 raise ArgumentError(name, getattr(self, name), "pass a number of seconds")
+        if type(self.failed) is not bool:
+            raise ArgumentError("failed", self.failed, "pass True or False")
 
     def report(self, observer: EpisodeObserver) -> None:
         """Call the observer's method for it."""
         seconds = TurnSeconds(self.engine_seconds, self.renderer_seconds, self.environment_seconds)
-        observer.turn_finished(self.turn, self.prompt_tokens, self.completion_tokens, self.images, seconds)
+        observer.turn_finished(self.turn, self.prompt_tokens, self.completion_tokens, self.images, seconds, self.failed)
 
 
 #: What a worker reports of an episode while it runs.
@@ -82,7 +85,7 @@ class ProgressObserver:
         self._send(JobWaiting(self._job, turn, part))
 
     def turn_finished(
-        self, turn: int, prompt_tokens: int, completion_tokens: int, images: int, seconds: TurnSeconds
+        self, turn: int, prompt_tokens: int, completion_tokens: int, images: int, seconds: TurnSeconds, failed: bool
     ) -> None:
         self._send(
             JobTurn(
@@ -94,6 +97,7 @@ class ProgressObserver:
                 seconds.engine,
                 seconds.renderer,
                 seconds.environment,
+                failed,
             )
         )
 

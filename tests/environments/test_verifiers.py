@@ -389,16 +389,34 @@ def test_verifiers_eval_runner_takes_the_client(renderer, tmp_path):
     ]
 
 
+def run_blocks(page, names):
+    """The blocks of a page of the docs that need verifiers, run in order as one program."""
+    text = (Path(__file__).parents[2] / "docs" / page).read_text("utf-8")
+    for number, block in enumerate(re.findall(r"^```py\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)):
+        exec(compile(block, f"{page}, block {number}", "exec"), names)
+    return names
+
+
 def test_the_section_of_the_docs(renderer):
-    page = Path(__file__).parents[2] / "docs" / "environments.md"
-    blocks = re.findall(r"^```py\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     given = {"asyncio": asyncio, "EpisodeSpec": EpisodeSpec, "SamplingParams": SamplingParams}
     names = {"TASKSET": "colours-v1", "ScriptedEngine": ScriptedEngine, "renderer": renderer, **given}
-    for number, block in enumerate(blocks):
-        exec(compile(block, f"block {number}", "exec"), names)
+    run_blocks("environments.md", names)
     assert len(names["trajectories"]) == 4
     assert [trajectory.reward for trajectory in names["trajectories"]] == [pytest.approx(2 / 3)] * 4
     same_tree(names["exact"][0], names["recorded"])
+
+
+def test_the_guide_for_users_of_verifiers(renderer):
+    engine = ScriptedEngine(lambda request: "red", renderer=renderer)
+    given = {"TASKSET": "colours-v1", "engine": engine, "renderer": renderer}
+    names = run_blocks("how-to/migrate-from-verifiers.md", given)
+    assert [sample.name for sample in names["samples"]] == [
+        f"{trajectory.episode_id}/{trajectory.leaves()[0]}" for trajectory in names["trajectories"]
+    ]
+    for sample, trajectory in zip(names["samples"], names["trajectories"], strict=True):
+        assert sample.advantages[sample.loss_mask].tolist() == pytest.approx(
+            [trajectory.reward] * int(sample.loss_mask.sum())
+        )
 
 
 def test_sampling_options_of_verifiers_replace_those_of_the_client(renderer):

@@ -160,6 +160,16 @@ def test_a_turn_of_glm_cut_off_by_a_length_limit_is_closed_by_the_next_role() ->
     assert not any(outcome.sampled_mask[len(prompt) + len(words) :])
 
 
+def test_equal_messages_of_glm_are_continued_in_two_ways_after_a_stop_token_and_after_a_cut_off_turn() -> None:
+    """Both extensions are cached, by the last token of the turn too."""
+    renderer, prompt, words = glm()
+    user_id = renderer.tokenizer.require_control_id("<|user|>", "a test")
+    for completion in ([*words, user_id], words, [*words, user_id], words):
+        outcome = renderer.try_bridge(prompt, completion, [corpus.user("c")])
+        assert isinstance(outcome, RenderedTokens)
+        assert outcome.token_ids[len(prompt) :].count(user_id) == 1
+
+
 def test_the_stop_token_of_glm_belongs_to_the_assistant_that_samples_it() -> None:
     renderer, _, _ = glm()
     rendered = renderer.render([corpus.user("a"), corpus.says("b"), corpus.user("c")])

@@ -62,8 +62,17 @@ def test_the_guide_to_the_gateway():
     assert (names["trajectory"].num_turns, len(names["trajectory"].leaves()), len(names["samples"])) == (2, 1, 1)
 
 
-def test_every_guide_is_run_here():
-    source = Path(__file__).read_text("utf-8")
+def test_the_guide_for_users_of_verifiers():
+    """Its block that needs verifiers is run by tests/environments."""
+    names = run_page("how-to/migrate-from-verifiers.md")
+    rewards = {name: group.rewards.tolist() for name, group in names["groups"].items()}
+    assert rewards == {"1": [1.1, 1.1], "2": [0.1, 0.1]}
+    assert names["groups"]["1"].reward_parts["length"].tolist() == [1.0, 1.0]
+
+
+def test_every_guide_is_run_here_or_with_the_packages_of_other_trainers():
+    tests = [Path(__file__), Path(__file__).parent / "adapters" / "test_migration_guides.py"]
+    source = "".join(test.read_text("utf-8") for test in tests)
     guides = sorted(page.name for page in (DOCS / "how-to").glob("*.md"))
     assert guides
     assert [name for name in guides if f'"how-to/{name}"' not in source] == []

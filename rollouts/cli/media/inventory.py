@@ -16,8 +16,9 @@ from renderers import MediaSource
 from renderers.file_reading import open_readable, read_bytes
 from renderers.media.source_directory import source_files, stray_files
 from rollouts.cli.errors import CommandFileError
-from rollouts.cli.trajectory_file.episodes import open_reader, read_episodes
+from rollouts.cli.trajectory_reader import open_reader
 from rollouts.trajectory.packed_episodes import AbsentSource
+from rollouts.trajectory_file.episodes import read_episodes
 from transport import RecordReader, TransportError
 
 

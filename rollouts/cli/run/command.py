@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from rollouts.cli.run.output_directory import OutputDirectory
     from rollouts.cli.run.parts import RunParts
 
+#: The time for the report at the end of a run, and after Ctrl-C, where a run must end soon.
+REPORT_SECONDS = 30.0
+INTERRUPTED_REPORT_SECONDS = 0.5
+
 
 def run(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file; docs/run.md describes its keys.")],
@@ -70,6 +74,7 @@ def run(
 
 def _run(parts: RunParts, output: OutputDirectory, limit: int | None, make_workers: MakeWorkers | None) -> None:
     """Run, then write and print the summary, also after Ctrl-C and an error of the run."""
+    from rollouts.cli.report.command import write_report_at_the_end
     from rollouts.cli.run.execution import Execution
     from rollouts.cli.run.group_files import read_group_rows
     from rollouts.cli.run.summary import print_summary, summarise, write_summary
@@ -80,20 +85,22 @@ def _run(parts: RunParts, output: OutputDirectory, limit: int | None, make_worke
     started = time.monotonic()
     execution = Execution(parts, output, limit=limit, console=console, make_workers=make_workers)
 
-    def report(*, complete: bool) -> dict[str, Any]:
+    def report(*, complete: bool, report_seconds: float = REPORT_SECONDS) -> dict[str, Any]:
         rows = read_group_rows(output.metrics)
         seconds = time.monotonic() - started
         summary = summarise(rows, complete=complete, seconds=seconds, metrics=execution.metrics())
         print_summary(summary, console)
         write_summary(output.summary, summary)
         print_line(f"in {output.path}: trajectories.mmr, metrics.jsonl, summary.json")
+        if parts.file.config.output.report:
+            write_report_at_the_end(output.path, renderer=parts.renderer, seconds=report_seconds)
         return summary
 
     try:
         execution.run()
     except KeyboardInterrupt:
         if execution.has_begun:
-            report(complete=False)
+            report(complete=False, report_seconds=INTERRUPTED_REPORT_SECONDS)
             print_line(f"interrupted; to continue: rollouts run {parts.file.path} --resume")
         else:
             print_line("interrupted before the first episode")

@@ -14,7 +14,19 @@ from rollouts.cli.run.group_files import GroupFiles
 from rollouts.cli.run.output_directory import OutputDirectory
 from rollouts.cli.run.parts import RunParts
 from rollouts.engines.protocol import Engine
-from rollouts.observability import EngineMonitor, ProgressDisplay, RendererStats, RunMetrics, WaitWatcher
+from rollouts.observability import (
+    EngineMonitor,
+    JsonLinesSink,
+    MetricHistory,
+    MetricSink,
+    ProgressDisplay,
+    RendererStats,
+    RunMetrics,
+    TensorBoardSink,
+    WaitWatcher,
+    WandbSink,
+)
+from rollouts.observability.metric_sinks import last_step
 from rollouts.observability.run_metrics import Source
 from rollouts.run_config.engines import connect
 from rollouts.run_config.tasks import TaskSource, first_tasks
@@ -91,13 +103,26 @@ class Execution:
         journal = Journal.open(self._output.journal, configuration=parts.journal_configuration())
         async with AsyncExitStack() as opened:
             opened.push_async_callback(journal.close)  # the runner closes it, if it comes to that
+            sinks = self._sinks()
             self._metrics = metrics = RunMetrics(sources=sources)
             waits = WaitWatcher(threshold_seconds=_LONG_WAIT_SECONDS)
             runner = parts.make_runner(place, journal=journal, listeners=[metrics, waits])
             progress = ProgressDisplay(metrics, total_groups=limit, console=self._console)
-            with GroupFiles(self._output) as files, waits, progress:
+            history = MetricHistory(metrics, sinks, first_step=last_step(self._output.runner_metrics))
+            with GroupFiles(self._output) as files, waits, history, progress:
                 async with runner:
                     await _write_groups(runner, tasks, files)
+
+    def _sinks(self) -> list[MetricSink]:
+        """Where the metrics of the runner are written. Raises `MissingExtraError` and `RunConfigError`."""
+        output = self._parts.file.config.output
+        sinks: list[MetricSink] = []
+        if output.tensorboard:
+            sinks.append(TensorBoardSink(self._output.tensorboard))
+        if output.wandb is not None:
+            with self._parts.file.naming("output", "wandb"):
+                sinks.append(WandbSink(**output.wandb.model_dump(), directory=self._output.path))
+        return [JsonLinesSink(self._output.runner_metrics), *sinks]
 
 
 async def _write_groups(runner: Runner, tasks: TaskSource, files: GroupFiles) -> None:

@@ -28,6 +28,14 @@ class OutputDirectory:
         return self.path / "metrics.jsonl"
 
     @property
+    def runner_metrics(self) -> Path:
+        return self.path / "runner_metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
     def summary(self) -> Path:
         return self.path / "summary.json"
 

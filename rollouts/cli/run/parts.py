@@ -91,7 +91,7 @@ class RunParts:
         """
         values = self.file.config.model_dump(exclude=_CHANGEABLE)
         engine: dict[str, Any] = {key: value for key, value in values["engine"].items() if key not in _PLACE_OF_SERVERS}
-        if engine["kind"] == "fleet":  # a run may go on with one server instead of several, or the other way round
+        if engine["kind"] in ("fleet", "router"):  # a run may go on with one server instead of several, or the reverse
             engine["kind"] = "vllm"
         if isinstance(self.tasks, FileTaskSource) and not self.tasks.has_ids:
             values["tasks"]["content_of_the_file"] = self.tasks.digest()

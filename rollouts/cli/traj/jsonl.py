@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rollouts.cli.traj.media_files import MediaFiles
-from rollouts.cli.trajectory_file.episodes import Episode
 from rollouts.trajectory.json_form import trajectory_json
+from rollouts.trajectory_file.episodes import Episode
 
 
 def write_jsonl(lines: Iterable[str], path: Path) -> int:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rollouts.cli.traj.media_files import MediaFiles
-from rollouts.cli.trajectory_file.episodes import Episode
 from rollouts.errors import MissingExtraError
 from rollouts.trajectory.plain_json import plain
+from rollouts.trajectory_file.episodes import Episode
 from transport.wire.arrays import array_bytes
 
 if TYPE_CHECKING:

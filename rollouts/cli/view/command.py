@@ -14,9 +14,10 @@ import typer
 from renderers import TemplateRenderer, load_renderer
 from rollouts.cli.errors import CommandFileError
 from rollouts.cli.render.conversation_file import read_tools
-from rollouts.cli.trajectory_file.episodes import open_reader, read_episodes
+from rollouts.cli.trajectory_reader import open_reader
 from rollouts.terminal.text import counted, exit_with_error, print_error, print_line
 from rollouts.trajectory.tree import Trajectory
+from rollouts.trajectory_file.episodes import read_episodes
 from rollouts.view import write_html
 from transport import RecordReader
 

@@ -10,8 +10,9 @@ from typing import Any, Final, NamedTuple
 
 from renderers import MediaSource
 from renderers.media.item import Modality
-from rollouts.cli.trajectory_file.episodes import Episode, episodes_of_record, open_reader
+from rollouts.cli.trajectory_reader import open_reader
 from rollouts.trajectory.tree import Trajectory
+from rollouts.trajectory_file.episodes import Episode, episodes_of_record
 from rollouts.view.episode_data import summary
 from rollouts.view.errors import EpisodeReadError
 from transport import TransportError

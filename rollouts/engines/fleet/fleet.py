@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -22,6 +21,7 @@ from rollouts.engines.protocol import Engine, GenerateRequest, GenerateResult, I
 from rollouts.engines.vllm.engine import VLLMEngine
 from rollouts.engines.vllm.http.limits import HttpLimits
 from rollouts.engines.vllm.media.server_media_cache import MediaCacheCounts
+from rollouts.engines.vllm.single_flight import SingleFlight
 from rollouts.errors import (
     ArgumentError,
     EngineClosedError,
@@ -67,6 +67,7 @@ class EngineFleet:
         self._membership = Membership(engines, self._limits)
         self._sessions = SessionTable(self._limits)
         self.control = FleetControl(self._membership)
+        self._waiting_check: SingleFlight[None] = SingleFlight()  # one for all requests that wait for a member
         self._failovers = 0
         self._removals: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -159,24 +160,23 @@ class EngineFleet:
         failures: dict[str, EngineError] = {}
         reloaded: set[str] = set()  # members that were given the adapters of the fleet again
         while True:
-            member = await self._available_member(request, failures)
-            with self._counted(member, request.sampling.n):
+            member = self._reserved_member(request, failures) or await self._available_member(request, failures)
+            try:
+                return await self._generate_on(member, request)
+            except UnknownAdapterError as error:
+                # A server that was restarted since its last check has none of the adapters.
+                if error.adapter not in self._membership.adapters or member.name in reloaded:
+                    raise
+                reloaded.add(member.name)
                 try:
-                    return await self._generate_on(member, request)
-                except UnknownAdapterError as error:
-                    # A server that was restarted since its last check has none of the adapters.
-                    if error.adapter not in self._membership.adapters or member.name in reloaded:
-                        raise
-                    reloaded.add(member.name)
-                    try:
-                        await self._membership.load_adapters(member)
-                    except (EngineError, WeightUpdateError) as reason:
-                        raise error from reason
-                    continue
-                except EngineError as error:
-                    if not _is_failure_of_server(error):
-                        raise
-                    failures[member.name] = error
+                    await self._membership.load_adapters(member)
+                except (EngineError, WeightUpdateError) as reason:
+                    raise error from reason
+                continue
+            except EngineError as error:
+                if not _is_failure_of_server(error):
+                    raise
+                failures[member.name] = error
             await self._membership.check_after_failure(member)
             if len(failures) > self._limits.failovers:
                 raise NoServerError(request.request_id, failures) from failures[member.name]
@@ -312,56 +312,70 @@ class EngineFleet:
 
     # One request.
 
+    def _reserved_member(self, request: GenerateRequest, failures: Mapping[str, EngineError]) -> Member | None:
+        """The member for a request, which counts it as in flight from now on; None while none is available.
+
+        Members that are in `failures` have failed the request, and are left out. Raises `EngineClosedError`.
+        """
+        with self._membership.lock:
+            self._refuse_if_closed(request.request_id)
+            members = self._membership.members
+            member = members.get(self._sessions.last_member(request.session_id))
+            if member is None or member.state is not MemberState.READY or member.name in failures:
+                others = [other for other in members.values() if other.name not in failures]
+                loads = {other.name: other.in_flight for other in others if other.state is MemberState.READY}
+                if not loads or any(other.state is MemberState.NEW for other in others):
+                    return None
+                member = members[self._sessions.member_of(request.session_id, request.request_id, loads)]
+            member.in_flight += request.sampling.n
+            self._membership.start_monitor()
+            return member
+
+    async def _available_member(self, request: GenerateRequest, failures: Mapping[str, EngineError]) -> Member:
+        """As `_reserved_member`, when a member is available. Raises `NoServerError` and `FleetMismatchError`."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._limits.wait_seconds
+        while (member := self._reserved_member(request, failures)) is None:
+            others = [other for other in list(self._membership.members.values()) if other.name not in failures]
+            # One that is READY now has become so meanwhile, on another event loop.
+            may_serve = any(other.state in (MemberState.NEW, MemberState.READY) for other in others)
+            if not others or (not may_serve and loop.time() >= deadline):
+                reasons = {other.name: other.reason for other in others}
+                error = NoServerError(request.request_id, {**reasons, **failures})
+                raise error.concern(*(server for other in others for server in other.servers))
+            if not may_serve:
+                await asyncio.sleep(min(self._limits.check_seconds, max(0.0, deadline - loop.time())))
+            # The monitor has ended if no request is in flight, so that new addresses of servers are read here.
+            await self._waiting_check.run("check", self._membership.follow_and_check)
+        return member
+
     async def _generate_on(self, member: Member, request: GenerateRequest) -> GenerateResult:
-        if isinstance(member.engine, LazyEngine) and not member.is_compared:
-            await member.engine.start()
-            await self._membership.compare(member)
+        """Sample at a member that counts the request as in flight, until this returns."""
+        try:
+            if isinstance(member.engine, LazyEngine) and not member.is_compared:
+                await member.engine.start()
+                await self._membership.compare(member)
+            return await self._generate_unless_interrupted(member, request)
+        finally:
+            with self._membership.lock:
+                member.in_flight -= request.sampling.n
+                member.settle_if_idle()
+
+    async def _generate_unless_interrupted(self, member: Member, request: GenerateRequest) -> GenerateResult:
+        """Raises `ServerUnreachableError` where the member is given up meanwhile."""
         try:
             async with asyncio.timeout(None) as timeout:
-                with member.interruptible(timeout):
+                interrupt = asyncio.get_running_loop(), timeout
+                member.interrupts.add(interrupt)
+                try:
                     return await member.engine.generate(request)
+                finally:
+                    member.interrupts.discard(interrupt)
         except TimeoutError as error:
             if not timeout.expired():
                 raise
             reason = f"{member.name} was given up while the request ran: {member.reason}"
             raise ServerUnreachableError(request.request_id, reason) from error
-
-    async def _available_member(self, request: GenerateRequest, failures: Mapping[str, EngineError]) -> Member:
-        """The member for a request, outside of those that have failed it."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._limits.wait_seconds
-        while True:
-            with self._membership.lock:
-                self._refuse_if_closed(request.request_id)
-                last = self._membership.members.get(self._sessions.last_member(request.session_id))
-                if last is not None and last.state is MemberState.READY and last.name not in failures:
-                    self._membership.start_monitor()
-                    return last
-                others = [member for name, member in self._membership.members.items() if name not in failures]
-                loads = {member.name: member.in_flight for member in others if member.state is MemberState.READY}
-                is_new = any(member.state is MemberState.NEW for member in others)
-                if loads and not is_new:
-                    name = self._sessions.member_of(request.session_id, request.request_id, loads)
-                    self._membership.start_monitor()
-                    return self._membership.members[name]
-            if not others or (not is_new and loop.time() >= deadline):
-                reasons = {member.name: member.reason for member in others}
-                error = NoServerError(request.request_id, {**reasons, **failures})
-                raise error.concern(*(server for member in others for server in member.servers))
-            if not is_new:
-                await asyncio.sleep(min(self._limits.check_seconds, max(0.0, deadline - loop.time())))
-            await self.check()
-
-    @contextmanager
-    def _counted(self, member: Member, samples: int) -> Iterator[None]:
-        with self._membership.lock:
-            member.in_flight += samples
-        try:
-            yield
-        finally:
-            with self._membership.lock:
-                member.in_flight -= samples
-                member.settle_if_idle()
 
     async def _follow(
         self, servers: ServerFile | RayServerNames, make_engines: Callable[[Sequence[str]], Mapping[str, Engine]]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -48,6 +47,7 @@ class Member:
     failed_checks: int = 0
     passed_checks: int = 0
     is_compared: bool = False  # its model with those of the others; an engine that has not started cannot be
+    #: The timeouts around the requests in flight, which `interrupt` lets expire, and their event loops.
     interrupts: set[tuple[asyncio.AbstractEventLoop, asyncio.Timeout]] = field(default_factory=set)
     idle_waits: list[Future[None]] = field(default_factory=list)
 
@@ -81,16 +81,6 @@ class Member:
             for idle in waits:
                 if idle.set_running_or_notify_cancel():
                     idle.set_result(None)
-
-    @contextmanager
-    def interruptible(self, timeout: asyncio.Timeout) -> Iterator[None]:
-        """Let `interrupt` end the block, which stands in the block of this timeout."""
-        entry = asyncio.get_running_loop(), timeout
-        self.interrupts.add(entry)
-        try:
-            yield
-        finally:
-            self.interrupts.discard(entry)
 
     def interrupt(self) -> None:
         """End the requests in flight, on whichever event loops they run."""

@@ -12,7 +12,7 @@ from rollouts.engines.fleet.control import FleetControl
 from rollouts.engines.fleet.fleet import EngineFleet
 from rollouts.engines.fleet.members import Member
 from rollouts.engines.fleet.membership import Membership
-from rollouts.engines.protocol import GenerateRequest, GenerateResult, InFlight, check_update_arguments
+from rollouts.engines.protocol import Engine, GenerateRequest, GenerateResult, InFlight, check_update_arguments
 from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.engine import VLLMEngine
 from rollouts.engines.vllm.media.server_media_cache import MediaCacheCounts, ServerMediaCache
@@ -55,6 +55,11 @@ class RoutedEngine(VLLMEngine):
         self._checking: SingleFlight[None] = SingleFlight()
         self._is_checked = False
         self.control: Any = _RoutedControl(self._servers._membership, self._forget_media)
+
+    @property
+    def servers(self) -> Mapping[str, Engine]:
+        """An engine for each server behind the router, by its address; requests do not go through them."""
+        return self._servers.engines
 
     @property
     def lost_sessions(self) -> int:

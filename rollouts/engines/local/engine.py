@@ -169,8 +169,9 @@ class LocalEngine:
     ) -> None:
         """Replace every parameter with tensors or arrays of the same shapes, or with those of a checkpoint directory.
 
-        Tensors have the names of `state_dict()`. Of names that are one tensor in the model (`lm_head.weight` where it
-        is tied to the embedding) one is enough; several must agree. Buffers may be left out.
+        Tensors have the names of `state_dict()`. They are copied, so that a trainer may change its own once the call
+        has returned. Of names that are one tensor in the model (`lm_head.weight` where it is tied to the embedding) one
+        is enough; several must agree. Buffers may be left out.
 
         With `in_flight="wait"` the running batch finishes first. With "abort" and "keep", which are the same here, it
         stops after the token that it samples now, and its completions continue with the new weights, after their

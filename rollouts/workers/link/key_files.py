@@ -56,8 +56,7 @@ def _write(path: Path, values: dict[str, str]) -> None:
 
 def _read(path: Path, *names: str) -> tuple[str, ...]:
     with open_readable(path) as file:
-        if os.fstat(file.fileno()).st_mode & 0o077:
-            raise KeyFileError(path, f"other users may read it; run `chmod 600 {path}` if none has")
+        _check_privacy(path, os.fstat(file.fileno()))
         try:
             values: dict[str, Any] = tomllib.loads(file.read().decode())
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -68,6 +67,14 @@ def _read(path: Path, *names: str) -> tuple[str, ...]:
         missing = ", ".join(name for name, value in zip(names, found, strict=True) if not isinstance(value, str))
         raise KeyFileError(path, f"it has no {missing}; it is not the file of this side")
     return texts
+
+
+def _check_privacy(path: Path, status: os.stat_result) -> None:
+    if status.st_mode & 0o077:
+        raise KeyFileError(path, f"other users may read it; run `chmod 600 {path}` if none has")
+    if status.st_uid not in (os.geteuid(), 0):  # root can read every file
+        owner = f"user {status.st_uid} owns it, and can read and replace it"
+        raise KeyFileError(path, f"{owner}; run `chown {os.geteuid()} {path}` if that user is trusted")
 
 
 def _checked(path: Path, make: Callable[[], K]) -> K:

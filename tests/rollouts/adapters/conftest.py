@@ -74,3 +74,15 @@ def load_without_init() -> Iterator[Callable[..., ModuleType]]:
     for name in set(sys.modules) - set(before):
         if name.partition(".")[0] in ("skyrl", "openrlhf", "verl", "ray"):
             del sys.modules[name]
+
+
+@pytest.fixture
+def trainer_packages(monkeypatch) -> str:
+    """`DIRECTORY`, whose packages can be imported during the test. It is the last place that is searched.
+
+    The others come first: some trainers bring folders whose names are those of other packages.
+    """
+    if not DIRECTORY:
+        pytest.skip("MMROLLOUTS_TRAINER_PACKAGES is not set (.ci/run sets it)")
+    monkeypatch.setattr(sys, "path", [*sys.path, DIRECTORY])
+    return DIRECTORY

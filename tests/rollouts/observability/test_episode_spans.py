@@ -105,6 +105,22 @@ async def test_a_failed_attempt_has_the_error_on_all_that_it_interrupted(spans, 
     assert episode(exporter, "t-0").status.status_code is StatusCode.UNSET
 
 
+async def test_a_failed_step_and_its_turn_have_the_error_of_the_episode(spans, exporter):
+    async def failing():
+        spans(EpisodeStarted("e", "t", 0, 0))
+        for part in ("engine", "environment.step"):
+            spans(EpisodeWaiting("e", 0, part))
+        spans(TurnFinished("e", 0, 7, 1, 0, 0.0, 0.0, 0.0, failed=True))
+        spans(EpisodeEnded("e", "failed", 0.0, "KeyError: odd", 0.0))
+
+    await asyncio.create_task(failing())
+    failed = episode(exporter, "e")
+    (turn,) = children(exporter, failed)
+    (step,) = [span for span in children(exporter, turn) if span.name == "environment.step"]
+    assert [span.status.description for span in (failed, turn, step)] == ["KeyError: odd"] * 3
+    assert turn.attributes["gen_ai.usage.input_tokens"] == 7
+
+
 async def test_weight_updates_are_spans_with_their_duration(spans, exporter):
     await asyncio.create_task(replayed(spans))
     done, failed = [span for span in exporter.get_finished_spans() if span.name == "weight_update"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -73,6 +75,17 @@ def make_renderer(directory: str) -> object:
 
 def make_engine(directory: str) -> ScriptedEngine:
     return ScriptedEngine(lambda request: "yes", renderer=load_renderer(directory))
+
+
+def make_engine_except_in_one_process(directory: str, marker: str, gate: str) -> ScriptedEngine:
+    """Raises in the process that calls it first, which writes `marker`; in others it returns when `gate` exists."""
+    with suppress(FileExistsError), open(marker, "x") as file:
+        file.write(str(os.getpid()))
+    if Path(marker).read_text() == str(os.getpid()):
+        raise FileNotFoundError("no model on this node")
+    while not os.path.exists(gate):
+        time.sleep(0.02)
+    return make_engine(directory)
 
 
 def workers_of(directory: Path, make_environment: object = Looking, **options: object) -> RayWorkers:

@@ -6,9 +6,19 @@ import asyncio
 import os
 import signal
 from collections import Counter
+from functools import partial
 
 import pytest
-from ray_world import Deadly, Failing, runner_of, tasks, workers_of
+from ray_world import (
+    Deadly,
+    Failing,
+    Looking,
+    make_engine_except_in_one_process,
+    make_renderer,
+    runner_of,
+    tasks,
+    workers_of,
+)
 
 from rollouts import Group, Runner
 from rollouts.ray import RayWorkers, RayWorkerStartError
@@ -129,3 +139,24 @@ def test_workers_whose_engine_cannot_be_made_are_an_error_with_the_reason(cluste
 
     with pytest.raises(RayWorkerStartError, match="FileNotFoundError: no model here"):
         run(main())
+
+
+def test_a_worker_that_cannot_be_started_leaves_the_run_to_the_others(cluster, tiny_model_dir, tmp_path, caplog):
+    make_engine = partial(
+        make_engine_except_in_one_process, str(tiny_model_dir), str(tmp_path / "first"), str(tmp_path / "gate")
+    )
+    make_renderer_of_model = partial(make_renderer, str(tiny_model_dir))
+
+    async def main():
+        workers = RayWorkers(Looking, make_engine, make_renderer_of_model, num_workers=2, episodes_per_worker=2)
+        starting = asyncio.ensure_future(workers.start())
+        await wait_until(lambda: "no model on this node; " in caplog.text)  # it was given up, before any other started
+        (tmp_path / "gate").touch()
+        await starting
+        async with runner_of(workers) as runner:
+            groups = await groups_of(runner, tasks(3))
+        await workers.close()
+        return groups
+
+    groups = run(main())
+    assert [episode.error for group in groups for episode in group.episodes] == [""] * 3

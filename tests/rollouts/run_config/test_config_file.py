@@ -113,7 +113,12 @@ def test_a_wrong_value_is_named_with_its_key_its_line_and_the_cure(path: Path, n
 
 MISSING = {
     "a key": ("max_tokens = 16\n", "sampling.max_tokens", "[sampling]", "add `max_tokens = ...` to [sampling]"),
-    "a kind": ('kind = "scripted"\n', "engine.kind", "[engine]", 'write "vllm" or "fleet" or "local" or "scripted"'),
+    "a kind": (
+        'kind = "scripted"\n',
+        "engine.kind",
+        "[engine]",
+        'write "vllm" or "fleet" or "router" or "local" or "scripted"',
+    ),
     "a key of a kind": ('completions = ["4", "7"]\n', "engine.completions", "[engine]", "add `completions = ...`"),
 }
 

@@ -120,6 +120,18 @@ WRONG: dict[str, tuple[str, str, str, list[str]]] = {
         "engine.urls[0]",
         ["api_key_env"],
     ),
+    "no server behind a router": (
+        ENGINE,
+        'kind = "router"\nbase_url = "http://h"\nurls = ["localhost"]',
+        "engine.urls[0]",
+        ["http://host:8000"],
+    ),
+    "the router among its servers": (
+        ENGINE,
+        'kind = "router"\nbase_url = "http://h:1"\nurls = ["http://h:1/"]',
+        "engine.urls[0]",
+        ["named twice"],
+    ),
     "no file of servers": (ENGINE, 'kind = "fleet"\nfile = "x.txt"', "engine.file", ["x.txt", "No such file"]),
     "no model of the engine": (ENGINE, 'kind = "local"\ndirectory = "x"', "engine.directory", ["no", "config.json"]),
 }

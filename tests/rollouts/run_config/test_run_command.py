@@ -143,12 +143,15 @@ def test_a_dry_run_whose_first_prompt_is_over_a_limit_says_so(tmp_path: Path) ->
     assert "the limit is 8" in result.stderr
 
 
-def test_a_dry_run_without_tasks_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("arguments", [("--dry-run",), ()])
+def test_a_file_without_tasks_is_an_error_before_the_run(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     path = write_run(tmp_path)
     (tmp_path / "tasks.jsonl").write_text("\n")
-    result = run(path, "--dry-run")
+    files = sorted(tmp_path.iterdir())
+    result = run(path, *arguments)
     assert result.exit_code == 2
     assert "run.toml, line 6: tasks: there is no task" in result.stderr
+    assert sorted(tmp_path.iterdir()) == files
 
 
 # Errors.
@@ -179,6 +182,19 @@ def test_a_server_that_does_not_respond_is_an_error_before_the_run(
     assert "start the server, or correct the address" in result.stderr
     assert "sk-secret" not in result.output
     assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_server_behind_a_router_that_does_not_respond_is_an_error_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HttpLimits, "retry_delay", lambda *_: 0.0)
+    router = 'kind = "router"\nbase_url = "http://127.0.0.1:9"\nurls = ["http://127.0.0.1:19"]'
+    text, _ = changed('kind = "scripted"\ncompletions = ["4", "7"]', router)
+    result = run(write_run(tmp_path, text))
+    assert result.exit_code == 2
+    assert "engine.urls: " in result.stderr
+    assert "127.0.0.1', 19)" in result.stderr
+    assert "start the server, or correct the address" in result.stderr
 
 
 def test_an_output_directory_that_is_not_empty_is_refused_and_not_changed(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 import asyncio
 import io
+import threading
 
 import pytest
 from PIL import Image
 from runner_world import Counting, HeldEngine, make_runner, run_groups, tasks
 
 from rollouts import SamplingParams, StepResult, run_episode
+from rollouts.episodes.deadlines import EpisodeDeadlines, UpdatePauses
 from rollouts.errors import OverlongPromptError, RolloutsError
 from rollouts.runner import Asynchronous, EpisodeLimits
 from rollouts.runner.events import EpisodeEnded
@@ -218,19 +220,23 @@ class SlowUpdateEngine(HeldEngine):
         await super().update_weights(weights, version, in_flight=in_flight)
 
 
-async def run_with_an_update_of_an_hour(renderer, in_flight, sent_before):
+async def run_with_an_update_of_an_hour(renderer, in_flight, sent_before, *, by_another_runner=False):
     """The episode whose request is sent before or during an update; another hour passes on the clock of the loop."""
     loop = asyncio.get_running_loop()
     now, hours = loop.time, 0
     loop.time = lambda: now() + 3600 * hours
     engine = SlowUpdateEngine(renderer)
     options = {"limits": EpisodeLimits(turn_seconds=60, episode_seconds=120), "mode": Asynchronous(1)}
-    async with make_runner(renderer, Counting, engine, tasks=tasks(1), **options) as runner:
+    async with (
+        make_runner(renderer, Counting, engine, tasks=tasks(1), **options) as runner,
+        make_runner(renderer, Counting, engine) as another,
+    ):
         collecting = None
         if sent_before:
             collecting = asyncio.ensure_future(runner.collect(1))
             await engine.wait_for_in_flight(1)
-        updating = asyncio.ensure_future(runner.update_weights(None, "1", in_flight))
+        updater = another if by_another_runner else runner
+        updating = asyncio.ensure_future(updater.update_weights(None, "1", in_flight))
         await engine.is_updating.wait()
         if not sent_before:
             collecting = asyncio.ensure_future(runner.collect(1))
@@ -253,6 +259,49 @@ def test_the_time_that_a_request_waits_for_an_update_of_the_weights_counts_for_n
 ):
     episode = asyncio.run(run_with_an_update_of_an_hour(renderer, in_flight, sent_before))
     assert (episode.done, episode.truncation_reason, episode.num_turns) == (True, "", 2)
+
+
+@pytest.mark.parametrize("sent_before", [True, False])
+def test_an_update_by_another_runner_of_the_engine_counts_for_no_limit_either(renderer, sent_before):
+    run = run_with_an_update_of_an_hour(renderer, "abort", sent_before, by_another_runner=True)
+    episode = asyncio.run(run)
+    assert (episode.done, episode.truncation_reason, episode.num_turns) == (True, "", 2)
+
+
+async def test_an_update_holds_and_releases_an_episode_on_the_event_loop_of_the_episode(renderer):
+    """Two runners with one engine may have an event loop each, on threads of their own."""
+    engine = ScriptedEngine(lambda request: "yes", renderer=renderer)
+    assert UpdatePauses.of(engine) is UpdatePauses.of(engine)
+    assert UpdatePauses.of(engine) is not UpdatePauses.of(ScriptedEngine(lambda request: "yes", renderer=renderer))
+    is_requesting, is_held, is_released = threading.Event(), threading.Event(), threading.Event()
+
+    async def request():
+        deadlines = EpisodeDeadlines(EpisodeLimits(episode_seconds=3600), UpdatePauses.of(engine))
+        async with deadlines.scope:
+            deadlines.begin_turn()
+            end = deadlines.scope.when()
+            with deadlines.request():
+                is_requesting.set()
+                while deadlines.scope.when() is not None:  # noqa: ASYNC110  another thread changes it
+                    await asyncio.sleep(0)
+                is_held.set()
+                while deadlines.scope.when() is None:  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+                is_released.set()
+        return deadlines.scope.when() >= end
+
+    other = asyncio.create_task(asyncio.to_thread(asyncio.run, request()))
+    async with asyncio.timeout(60):
+        await asyncio.to_thread(is_requesting.wait)
+        pauses = UpdatePauses.of(engine)
+        pauses.begin("one", "abort")
+        pauses.begin("two", "abort")
+        await asyncio.to_thread(is_held.wait)
+        pauses.end("one")
+        assert pauses.is_updating
+        pauses.end("two")
+        await asyncio.to_thread(is_released.wait)
+        assert await other
 
 
 def test_a_request_that_runs_to_its_end_before_an_update_keeps_its_deadline(renderer):

@@ -54,12 +54,37 @@ def test_counts_and_events_agree_when_episodes_fail(renderer):
 
     events = []
     engine = ScriptedEngine(lambda request: "yes", renderer=renderer)
-    _, runner = run_groups(renderer, tasks(4), FailsForOddTasks, engine=engine, group_size=2, listeners=[events.append])
+    groups, runner = run_groups(
+        renderer, tasks(4), FailsForOddTasks, engine=engine, group_size=2, listeners=[events.append]
+    )
     counts, metrics = Counter(type(event).__name__ for event in events), runner.metrics()
     assert counts["EpisodeStarted"] == metrics["episodes_started"] == 8
-    assert counts["TurnFinished"] == metrics["turns"] == 8
+    # Of the failed episodes too, whose turn is in their trajectory.
+    turns = [(event.failed, event.turn) for event in events if isinstance(event, TurnFinished)]
+    assert Counter(turns) == {(False, 0): 4, (False, 1): 4, (True, 0): 4}
+    assert metrics["turns"] == 12
     assert counts["GroupFinished"] == metrics["groups_finished"] == metrics["groups_delivered"] == 4
     assert (metrics["episodes_ended/done"], metrics["episodes_ended/failed"]) == (4, 4)
+    recorded = sum(len(node.logprobs) for group in groups.values() for e in group.episodes for node in e.nodes)
     sampled = sum(event.completion_tokens for event in events if isinstance(event, TurnFinished))
-    assert sampled == metrics["completion_tokens"]
+    assert sampled == recorded == metrics["completion_tokens"]
     assert sum(len(event.rewards) for event in events if isinstance(event, GroupFinished)) == 8
+
+
+def test_forks_are_counted(renderer):
+    class Generates(Counting):
+        def attach(self, context):
+            self.context = context
+
+        async def step(self, assistant):
+            first = await self.context.generate_turn([{"role": "user", "content": "Judge."}], agent="judge")
+            for word in ("One.", "Two."):
+                await self.context.generate_turn([{"role": "user", "content": word}], agent="judge", after=first)
+            return super().step(assistant)
+
+    events = []
+    groups, runner = run_groups(renderer, tasks(2), Generates, listeners=[events.append])
+    forks = [episode.forks for group in groups.values() for episode in group.episodes]
+    assert all(forks)
+    assert [event.forks for event in events if isinstance(event, EpisodeEnded)] == forks
+    assert runner.metrics()["forks"] == sum(forks)

@@ -1,30 +1,21 @@
 """A real vllm-router in front of servers: sessions stay with a server, and a router that loses them is reported."""
 
 import asyncio
-import socket
-import subprocess
-import sys
 from contextlib import AsyncExitStack, asynccontextmanager
 
-import httpx
 import numpy as np
 import pytest
 from controlled_server import Controlled
 from engine_inputs import FAST_RETRIES, expected, generate_one, image, request
 from fake_responses import answer, hold
 from fake_server import ABORT, GENERATE
+from router_process import router_process
 from safetensors.numpy import save_file
 
 from rollouts.engines.fleet import RoutedEngine
 from rollouts.errors import ArgumentError, FleetMismatchError, WeightUpdateError
 
 pytest.importorskip("vllm_router")
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 @pytest.fixture
@@ -43,44 +34,16 @@ async def servers(checkpoint):
 
 @asynccontextmanager
 async def routed(servers, tmp_path, policy="consistent_hash"):
-    """An engine through a router of this policy, which does not retry: that would hide what servers lack."""
-    port, urls = free_port(), [server.base_url for server in servers]
-    options = [
-        "--disable-retries",
-        "--policy",
-        policy,
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--prometheus-port",
-        str(free_port()),
-    ]
-    command = [sys.executable, "-m", "vllm_router.launch_router", "--worker-urls", *urls, *options]
-    with (tmp_path / "router.log").open("wb") as log:
-        router = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: ASYNC220  it runs beside the event loop
-    try:
-        await answers(f"http://127.0.0.1:{port}/v1/models", router)
-        async with RoutedEngine(f"http://127.0.0.1:{port}", urls, limits=FAST_RETRIES) as engine:
-            await engine.capabilities()
-            for server in servers:
-                server.requests.clear()
-            yield engine
-    finally:
-        router.kill()
-        await asyncio.to_thread(router.wait)
-
-
-async def answers(url, router):
-    async with asyncio.timeout(60), httpx.AsyncClient() as client:
-        while router.poll() is None:
-            try:
-                if (await client.get(url)).status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
-            await asyncio.sleep(0.05)
-    raise AssertionError(f"the router has ended with status {router.poll()}")
+    """An engine through a router of this policy."""
+    urls = [server.base_url for server in servers]
+    async with (
+        router_process(urls, tmp_path / "router.log", policy) as router_url,
+        RoutedEngine(router_url, urls, limits=FAST_RETRIES) as engine,
+    ):
+        await engine.capabilities()
+        for server in servers:
+            server.requests.clear()
+        yield engine
 
 
 def sessions_of(server):

@@ -351,6 +351,16 @@ def test_key_files_are_private_and_are_not_replaced(tmp_path):
     assert "40 characters" in str(caught.value)
 
 
+def test_a_key_file_that_another_user_owns_is_refused_with_the_cure(tmp_path, monkeypatch):
+    path, _ = write_key_files(tmp_path)
+    if owner := os.geteuid():
+        monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    else:
+        os.chown(path, 54321, -1)
+    with pytest.raises(KeyFileError, match=f"owns it, and can read and replace it; run `chown {os.geteuid()} "):
+        read_orchestrator_keys(path)
+
+
 @pytest.mark.parametrize("options", [{}, {"allow_remote": True}])
 def test_an_address_of_other_machines_needs_keys_and_consent(options):
     with pytest.raises(LinkAddressError, match="keys"):

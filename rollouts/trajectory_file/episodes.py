@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from rollouts.cli.errors import CommandFileError
-from rollouts.cli.trajectory_file.value_limits import limit_violation
 from rollouts.task import Task
 from rollouts.trajectory.packed_episodes import PackedEpisodes
 from rollouts.trajectory.tree import Trajectory
+from rollouts.trajectory_file.value_limits import limit_violation
 from transport import RecordReader, TransportError
 from transport.wire.error_texts import quoted
 
@@ -66,14 +64,6 @@ def episodes_of_record(reader: RecordReader, record: int, number: int, problems:
             number += 1
         else:
             problems.append(f"record {record}: it holds a {type(member).__name__} among its episodes")
-
-
-def open_reader(path: Path, problem: str = "not a trajectory file") -> RecordReader:
-    """Open a record file. Raises `OSError`, and `CommandFileError`, which begins with `problem`, for other files."""
-    try:
-        return RecordReader(path)
-    except TransportError as error:
-        raise CommandFileError(path, f"{problem}: {error}") from error
 
 
 def _members(held: object) -> Iterator[object]:

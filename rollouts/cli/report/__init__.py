@@ -1,0 +1,1 @@
+"""`rollouts report`: the report of a run as an HTML file."""

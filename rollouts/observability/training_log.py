@@ -1,0 +1,152 @@
+"""The figures of training steps and their mismatch, written beside the episodes, for `rollouts report`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import numpy as np
+
+from rollouts.observability.errors import TrainingLogError
+from rollouts.observability.metric_sinks import TRAINING, JsonLinesSink, MetricSink
+from transport import RecordReader, RecordWriter
+
+if TYPE_CHECKING:  # needs torch
+    from rollouts.training.mismatch import MismatchReport
+
+TRAINING_FILE: Final = "training.jsonl"
+MISMATCH_FILE: Final = "mismatch.mmr"
+
+_COLUMNS: Final = {"sampler": "f", "trainer": "f", "sample": "i", "position": "i", "item": "i", "version": "i"}
+_TABLES: Final = ("names", "media_modalities", "versions")
+#: The columns that are indices, and the tables that they are into.
+_TABLE_OF: Final = {"sample": "names", "item": "media_modalities", "version": "versions"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepMismatch:
+    """The n compared tokens of a training step, as in `rollouts.training.mismatch.ComparedTokens`.
+
+    `sampler` and `trainer` float32 (n,), log-probabilities in nats; `sample`, `position`, `item` and `version` int32
+    (n,). `trainer_version` is the version of the trainer's weights, empty where it is not known.
+    """
+
+    step: int
+    trainer_version: str
+    sampler: np.ndarray
+    trainer: np.ndarray
+    sample: np.ndarray
+    position: np.ndarray
+    item: np.ndarray
+    version: np.ndarray
+    names: tuple[str, ...]
+    media_modalities: tuple[str, ...]
+    versions: tuple[str, ...]
+
+    @property
+    def difference(self) -> np.ndarray:
+        """trainer - sampler, float64 (n,); infinite where it is not a number."""
+        with np.errstate(invalid="ignore"):
+            difference = self.trainer.astype(np.float64) - self.sampler.astype(np.float64)
+        return np.where(np.isnan(difference), np.inf, difference)
+
+    @property
+    def modality(self) -> np.ndarray:
+        """Text (n,): "image" or "video" after such an item, "text" before any."""
+        modality: np.ndarray = np.array([*self.media_modalities, "text"])[self.item]
+        return modality
+
+
+class TrainingLog:
+    """Writes a line for each training step to `training.jsonl` of a directory, and its mismatch to `mismatch.mmr`.
+
+        with TrainingLog("run-out", sinks=[TensorBoardSink("logs")]) as log:
+            log.write(step, {"loss": 0.31, "entropy": 1.2}, mismatch=mismatch_report(batch, logprobs))
+
+    `sinks` get the same figures under the section "training", and are closed with the log. A log that the directory
+    has is continued. Raises `OSError`, and `FileLockedError` if another process writes the log.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], *, sinks: Sequence[MetricSink] = ()) -> None:
+        self._directory = Path(directory)
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._sinks: list[MetricSink] = [JsonLinesSink(self._directory / TRAINING_FILE), *sinks]
+        self._mismatch: RecordWriter | None = None
+
+    def write(self, step: int, figures: Mapping[str, float], *, mismatch: MismatchReport | None = None) -> None:
+        """Write the figures of step `step`; steps ascend. The names are yours; the report draws a curve for each.
+
+        `mismatch` adds the figures `mismatch_mean`, `mismatch_max` and `mismatch_kl`, in nats, and keeps the
+        log-probabilities of each token: 24 bytes a token.
+        """
+        values = dict(figures)
+        if mismatch is not None and mismatch.tokens:
+            statistics = mismatch.statistics
+            values |= {
+                "mismatch_mean": statistics.mean_abs,
+                "mismatch_max": statistics.max_abs,
+                "mismatch_kl": statistics.k3,
+            }
+            self._append(step, mismatch)
+        for sink in self._sinks:
+            sink.write(TRAINING, step, values)
+
+    def _append(self, step: int, mismatch: MismatchReport) -> None:
+        if self._mismatch is None:
+            self._mismatch = RecordWriter(self._directory / MISMATCH_FILE)
+        compared = mismatch.compared
+        columns = {name: getattr(compared, name) for name in _COLUMNS}
+        tables = {name: list(getattr(compared, name)) for name in _TABLES}
+        self._mismatch.append({"step": step, "trainer_version": mismatch.trainer_version or "", **columns, **tables})
+
+    def close(self) -> None:
+        """Close the files and the sinks."""
+        for sink in self._sinks:
+            sink.close()
+        if self._mismatch is not None:
+            self._mismatch.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_step_mismatch(reader: RecordReader, record: int, path: Path) -> StepMismatch:
+    """One record of `mismatch.mmr`. Raises `TrainingLogError`, and `TransportError` for a damaged record."""
+    held = reader[record]
+    if not isinstance(held, dict) or set(held) != {"step", "trainer_version", *_COLUMNS, *_TABLES}:
+        raise TrainingLogError(str(path), record, "it does not hold the columns of compared tokens")
+    reason = _violation(held)
+    if reason:
+        raise TrainingLogError(str(path), record, reason)
+    return StepMismatch(**{**held, **{name: tuple(held[name]) for name in _TABLES}})
+
+
+def _violation(held: dict[str, Any]) -> str:
+    """What is wrong with a record that has the names of one; empty where nothing is."""
+    if type(held["step"]) is not int or type(held["trainer_version"]) is not str:
+        return "its step or trainer_version is of another type"
+    for name in _TABLES:
+        table = held[name]
+        if not isinstance(table, list | tuple) or not all(isinstance(entry, str) for entry in table):
+            return f"{name} is no list of texts"
+    for name, kind in _COLUMNS.items():
+        column = held[name]
+        if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind != kind:
+            return f"{name} is no array of numbers"
+        if len(column) != len(held["sampler"]):
+            return f"{name} has another length than sampler"
+    for name, table in _TABLE_OF.items():
+        column = held[name]
+        lowest = 0 if name == "sample" else -1
+        if len(column) and not lowest <= column.min() <= column.max() < len(held[table]):
+            return f"{name} has an index outside {table}"
+    return ""

@@ -1,0 +1,135 @@
+"""The files of a run's directory that a report reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from rollouts.observability.errors import TrainingLogError
+from rollouts.observability.metric_sinks import read_json_lines
+from rollouts.observability.training_log import (
+    MISMATCH_FILE,
+    TRAINING_FILE,
+    StepMismatch,
+    read_step_mismatch,
+)
+from rollouts.report.errors import ReportDirectoryError
+from rollouts.trajectory_file.episodes import Episode, episodes_of_record
+from transport import RecordReader, TransportError
+
+TRAJECTORIES_FILE: Final = "trajectories.mmr"
+GROUPS_FILE: Final = "metrics.jsonl"
+RUNNER_FILE: Final = "runner_metrics.jsonl"
+SUMMARY_FILE: Final = "summary.json"
+_FILES: Final = (TRAJECTORIES_FILE, TRAINING_FILE, RUNNER_FILE)
+_MAX_SUMMARY_BYTES: Final = 1 << 20
+
+
+@dataclass(slots=True)
+class RunFiles:
+    """A run's directory. `problems` gets a line for each thing in it that cannot be read."""
+
+    path: Path
+    problems: list[str] = field(default_factory=list)
+    _first_numbers: dict[int, int] = field(default_factory=dict)  # record -> the number of its first episode
+
+    @property
+    def has_episodes(self) -> bool:
+        return (self.path / TRAJECTORIES_FILE).exists()
+
+    def episodes(self) -> Iterator[Episode]:
+        """The episodes that are written so far and can be read, in order."""
+        with self._reader(TRAJECTORIES_FILE) as reader:
+            number = 0
+            for record in range(len(reader)):
+                self._first_numbers[record] = number
+                try:
+                    for episode in episodes_of_record(reader, record, number, self.problems):
+                        number += 1
+                        if episode.violation is None:
+                            yield episode
+                        else:
+                            self.problems.append(f"{episode.name}: {episode.violation}")
+                except TransportError as error:
+                    self.problems.append(f"{TRAJECTORIES_FILE}, record {record}: {error}")
+            if reader.truncated_bytes:
+                self.problems.append(f"the last {reader.truncated_bytes} bytes of {TRAJECTORIES_FILE} are incomplete")
+
+    def chosen_episodes(self, records: Mapping[int, Collection[int]]) -> Iterator[Episode]:
+        """Episodes that `episodes` has yielded, in order: of each record those with the given numbers."""
+        with self._reader(TRAJECTORIES_FILE) as reader:
+            for record in sorted(records):
+                found = episodes_of_record(reader, record, self._first_numbers[record], [])
+                yield from (episode for episode in found if episode.number in records[record])
+
+    def mismatches(self) -> Iterator[StepMismatch]:
+        """The compared tokens of each training step; none where there is no file."""
+        path = self.path / MISMATCH_FILE
+        if not path.exists():
+            return
+        with self._reader(MISMATCH_FILE) as reader:
+            for record in range(len(reader)):
+                try:
+                    yield read_step_mismatch(reader, record, path)
+                except (TransportError, TrainingLogError) as error:
+                    self.problems.append(f"{MISMATCH_FILE}, record {record}: {error}")
+
+    def training(self) -> list[dict[str, Any]]:
+        """The lines of `training.jsonl`: step, time, metrics."""
+        return list(read_json_lines(self.path / TRAINING_FILE, self.problems))
+
+    def runner(self) -> list[dict[str, Any]]:
+        """The lines of `runner_metrics.jsonl`: step, time, metrics."""
+        return list(read_json_lines(self.path / RUNNER_FILE, self.problems))
+
+    def groups(self) -> list[dict[str, list[float]]]:
+        """The rewards of each group in `metrics.jsonl`: those of its episodes under "", their parts by name."""
+        path = self.path / GROUPS_FILE
+        found: list[dict[str, list[float]]] = []
+        if not path.exists():
+            return found
+        with open(path, encoding="utf-8", errors="replace") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.endswith("\n"):
+                    break  # it is being written
+                try:
+                    row = json.loads(line)
+                    columns = {"": row["rewards"], **row["reward_parts"]}
+                    found.append({name: [float(value) for value in values] for name, values in columns.items()})
+                except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+                    self.problems.append(f"{GROUPS_FILE}, line {number}: no object with rewards and reward_parts")
+        return found
+
+    def is_complete(self) -> bool | None:
+        """What `summary.json` says: whether all tasks were run. None without one, as while the run is going."""
+        try:
+            with open(self.path / SUMMARY_FILE, encoding="utf-8") as file:
+                summary = json.loads(file.read(_MAX_SUMMARY_BYTES))
+        except (OSError, ValueError, RecursionError):
+            return None
+        complete = summary.get("complete") if isinstance(summary, dict) else None
+        return complete if isinstance(complete, bool) else None
+
+    def _reader(self, name: str) -> RecordReader:
+        path = self.path / name
+        try:
+            return RecordReader(path)
+        except TransportError as error:
+            cure = f"`rollouts traj repair {path} --out NEW_FILE` keeps its complete records"
+            raise ReportDirectoryError(path, f"it cannot be read: {error}; {cure}") from error
+
+
+def open_run(path: Path) -> RunFiles:
+    """The files of the directory of a run, a demonstration or a training log. Raises `ReportDirectoryError`."""
+    if not path.exists():
+        raise ReportDirectoryError(path, "there is no such directory; name the output directory of a run")
+    if not path.is_dir():
+        raise ReportDirectoryError(path, f"it is a file; name the directory of the run: {path.parent}")
+    if not any((path / name).exists() for name in _FILES):
+        names = ", ".join(_FILES)
+        cure = "name the output directory of `rollouts run` or `rollouts demo`"
+        raise ReportDirectoryError(path, f"it holds none of {names}; {cure}")
+    return RunFiles(path)

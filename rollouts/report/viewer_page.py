@@ -1,0 +1,137 @@
+"""The page of the viewer beside a report: the episodes that the report links to, and others as far as there is room."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from renderers import TemplateRenderer
+from rollouts.report.collected import Collected
+from rollouts.report.episode_figures import EpisodeFigures
+from rollouts.report.run_files import RunFiles
+from rollouts.trajectory.tree import Trajectory
+from rollouts.view import write_html
+from rollouts.view.media_frames import display_medium
+from rollouts.view.trainer_logprobs import TrainerTokens
+
+#: Bounds of the page, about 25 MB.
+MAX_EPISODES: Final = 500
+MAX_TOKENS: Final = 3_000_000
+
+_THUMBNAIL_SIDE: Final = 96
+
+
+@dataclass(frozen=True, slots=True)
+class ViewerPage:
+    """The written page. `places` maps the number of an episode to its number on the page.
+
+    `thumbnails` maps an episode to the first image of it, a URL of its data, where it could be decoded.
+    """
+
+    name: str = ""
+    places: Mapping[int, int] = field(default_factory=dict)
+    thumbnails: Mapping[int, str] = field(default_factory=dict)
+
+    def link(self, number: int) -> str | None:
+        """The relative address of an episode on the page."""
+        place = self.places.get(number)
+        return None if place is None else f"{self.name}#e={place}"
+
+
+def write_viewer_page(
+    path: Path,
+    files: RunFiles,
+    collected: Collected,
+    linked: Sequence[EpisodeFigures],
+    *,
+    renderer: TemplateRenderer | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    deadline: float | None = None,
+) -> ViewerPage:
+    """Write the page with the episodes `linked` first of all; it has no episodes after `deadline`. Raises `OSError`."""
+    chosen = choose_episodes(collected.episodes, linked)
+    if not chosen:
+        return ViewerPage()
+    places: dict[int, int] = {}
+    thumbnails: dict[int, str] = {}
+    wanted = {episode.number for episode in linked}
+
+    def trajectories() -> Iterator[Trajectory]:
+        for episode in files.chosen_episodes(_by_record(chosen)):
+            if deadline is not None and time.monotonic() > deadline and places:
+                return
+            if episode.number in wanted and (picture := _thumbnail(episode.trajectory)):
+                thumbnails[episode.number] = picture
+            places[episode.number] = len(places)
+            yield episode.trajectory
+
+    total = len(collected.episodes)
+    title = f"{collected.title}: {len(chosen)} of {total} episodes" if len(chosen) < total else collected.title
+    compared = compared_tokens(files, {episode.episode_id for episode in chosen})
+    write_html(trajectories(), path, renderer=renderer, tools=tools, compared=compared, title=title, allow_unused=True)
+    return ViewerPage(path.name, places, thumbnails)
+
+
+def choose_episodes(episodes: Sequence[EpisodeFigures], linked: Sequence[EpisodeFigures]) -> list[EpisodeFigures]:
+    """The linked ones, then their groups, then others at equal distances, within the bounds; in order."""
+    groups = {episode.group_id for episode in linked if episode.group_id}
+    of_groups = [episode for episode in episodes if episode.group_id in groups]
+    count = min(len(episodes), MAX_EPISODES)
+    spread = [episodes[int(at)] for at in np.linspace(0, len(episodes) - 1, count)] if count else []
+    chosen: dict[int, EpisodeFigures] = {}
+    tokens = 0
+    for episode in (*linked, *of_groups, *spread):
+        if episode.number in chosen:
+            continue
+        tokens += episode.tokens
+        if len(chosen) == MAX_EPISODES or (tokens > MAX_TOKENS and chosen):
+            break
+        chosen[episode.number] = episode
+    return [chosen[number] for number in sorted(chosen)]
+
+
+def compared_tokens(files: RunFiles, episode_ids: set[str]) -> TrainerTokens | None:
+    """The trainer's log-probabilities of these episodes in `mismatch.mmr`; None where there are none."""
+    names: list[str] = []
+    samples: list[np.ndarray] = []
+    positions: list[np.ndarray] = []
+    trainer: list[np.ndarray] = []
+    for step in files.mismatches():
+        kept = [index for index, name in enumerate(step.names) if name.rpartition("/")[0] in episode_ids]
+        if not kept:
+            continue
+        number = np.full(len(step.names), -1, np.int32)
+        number[kept] = np.arange(len(names), len(names) + len(kept))
+        names += [step.names[index] for index in kept]
+        tokens = number[step.sample] >= 0
+        samples.append(number[step.sample][tokens])
+        positions.append(step.position[tokens])
+        trainer.append(step.trainer[tokens])
+    if not names:
+        return None
+    return TrainerTokens(
+        tuple(names), np.concatenate(samples), np.concatenate(positions), np.concatenate(trainer).astype(np.float32)
+    )
+
+
+def _by_record(chosen: Sequence[EpisodeFigures]) -> dict[int, set[int]]:
+    records: defaultdict[int, set[int]] = defaultdict(set)
+    for episode in chosen:
+        records[episode.record].add(episode.number)
+    return records
+
+
+def _thumbnail(trajectory: Trajectory) -> str:
+    """The first image or frame, decoded and encoded again, as a data URL; empty where there is none."""
+    for reference in trajectory.all_media():
+        frames = display_medium(reference.source, reference.modality, _THUMBNAIL_SIDE)["frames"]
+        if frames:
+            return f"data:{frames[0]['type']};base64,{frames[0]['data']}"
+        return ""
+    return ""

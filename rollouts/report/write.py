@@ -1,0 +1,75 @@
+"""Writes the report of a run's directory, and the page of the viewer beside it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from renderers import TemplateRenderer
+from rollouts.report.collected import collect
+from rollouts.report.page import report_page
+from rollouts.report.run_files import open_run
+from rollouts.report.sections import best_and_worst
+from rollouts.report.viewer_page import write_viewer_page
+
+REPORT_FILE: Final = "report.html"
+VIEWER_FILE: Final = "viewer.html"
+
+#: Of a bounded time, the share for the first reading of the episodes; the rest is for the page of the viewer.
+_SHARE_OF_READING: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenReport:
+    """What was written. `viewer` is None for a directory without episodes; `problems` name what cannot be read."""
+
+    path: Path
+    viewer: Path | None
+    episodes: int
+    problems: tuple[str, ...]
+
+
+def write_report(
+    directory: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None = None,
+    *,
+    renderer: TemplateRenderer | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    seconds: float | None = None,
+) -> WrittenReport:
+    """Write the report of the directory of a run to `out`, by default `report.html` in it, and the viewer beside it.
+
+    The directory may be that of a run which goes on, was interrupted or was killed: the report has what is written. The
+    viewer is `viewer.html`, and `NAME-viewer.html` beside another NAME.html; `renderer` and `tools` are for it, as for
+    `rollouts.view.write_html`. `seconds` bounds the time for reading: a report that reached it covers the first
+    episodes, and says so. Files of earlier reports are replaced.
+
+    Raises `ReportDirectoryError` for a path that is no such directory, and `OSError`.
+    """
+    started = time.monotonic()
+    files = open_run(Path(directory))
+    path = files.path / REPORT_FILE if out is None else Path(out)
+    reading = None if seconds is None else started + seconds * _SHARE_OF_READING
+    collected = collect(files, reading)
+    best, worst = best_and_worst(collected.succeeded)
+    linked = [*best, *worst, *(found.example for found in collected.error_kinds())]
+    viewer_path = path.with_name(VIEWER_FILE if path.name == REPORT_FILE else f"{path.stem}-viewer.html")
+    deadline = None if seconds is None else started + seconds
+    viewer = write_viewer_page(viewer_path, files, collected, linked, renderer=renderer, tools=tools, deadline=deadline)
+    _replace(path, report_page(collected, viewer))
+    written = viewer_path if viewer.places else None
+    return WrittenReport(path, written, len(collected.episodes), tuple(collected.problems))
+
+
+def _replace(path: Path, content: bytes) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_bytes(content)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,101 @@
+"""A bridge prints and encodes an extension once; equal inputs get the same tokens later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_bridge import COLOURS, QUESTION, image_part
+
+from renderers import BridgeRefusal, RenderedTokens, RendererOptions, TemplateRenderer, load_renderer
+
+texts = st.sampled_from(["R", "Go on.", "<|im_end|>"])
+images = st.sampled_from(list(COLOURS)).map(image_part)
+contents = texts | st.lists(texts.map(lambda text: {"type": "text", "text": text}) | images, min_size=1, max_size=2)
+messages = st.lists(
+    st.fixed_dictionaries({"role": st.sampled_from(["user", "tool"]), "content": contents}), min_size=1, max_size=2
+)
+
+
+@pytest.fixture(scope="module")
+def uncached(tiny_model_dir: Path) -> TemplateRenderer:
+    """The renderer of the same model that caches nothing."""
+    return load_renderer(tiny_model_dir, config=RendererOptions(cache_bytes=0))
+
+
+def outcome(renderer: TemplateRenderer, completion: list[int], new: Any, told: bool) -> Any:
+    prompt = renderer.render(QUESTION, add_generation_prompt=True)
+    result = renderer.try_bridge(
+        prompt.token_ids,
+        completion,
+        new,
+        previous_messages=QUESTION if told else None,
+        previous_multi_modal_data=prompt.multi_modal_data,
+    )
+    if isinstance(result, BridgeRefusal):
+        return result
+    assert isinstance(result, RenderedTokens)
+    media = result.multi_modal_data
+    items = [] if media is None else [(item.mm_hash, placed) for item, placed in media.items_with_ranges()]
+    return result.token_ids, result.spans, result.message_roles, result.message_tool_names, items
+
+
+@settings(max_examples=100)
+@given(sampled=st.sampled_from([[], [70, 71]]), stopped=st.booleans(), new=messages, told=st.booleans())
+def test_a_cached_extension_is_what_a_renderer_without_caches_prints(
+    renderer: TemplateRenderer, uncached: TemplateRenderer, sampled: list[int], stopped: bool, new: Any, told: bool
+) -> None:
+    completion = sampled + renderer.get_stop_token_ids()[:1] * stopped
+    expected = outcome(uncached, completion, new, told)
+    for _ in range(2):
+        assert outcome(renderer, completion, new, told) == expected
+
+
+def prints(renderer: TemplateRenderer, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The conversations that the template prints from now on."""
+    printed: list[Any] = []
+    whole = renderer.template.print
+
+    def counted(conversation: Any, **options: Any) -> Any:
+        printed.append(conversation)
+        return whole(conversation, **options)
+
+    monkeypatch.setattr(renderer.template, "print", counted)
+    return printed
+
+
+def test_an_equal_observation_with_another_image_of_the_same_size_is_not_printed_again(
+    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renderer = load_renderer(tiny_model_dir)
+    same_size = {"type": "image", "image": COLOURS[0].transpose(0).point(lambda value: 255 - value)}
+    stop = renderer.get_stop_token_ids()[:1]
+
+    def bridge(part: Any, text: str) -> None:
+        new = [{"role": "user", "content": [part, {"type": "text", "text": text}]}]
+        assert not isinstance(outcome(renderer, stop, new, told=True), BridgeRefusal)
+
+    bridge(image_part(0), "Look.")
+    printed = prints(renderer, monkeypatch)
+    bridge(same_size, "Look.")
+    assert printed == []
+    bridge(image_part(2), "Look.")  # of another size
+    bridge(image_part(0), "Look again.")
+    assert len(printed) == 2
+
+
+def test_a_caller_that_changes_the_result_of_a_bridge_does_not_change_the_next(renderer: TemplateRenderer) -> None:
+    prompt = renderer.render(QUESTION, add_generation_prompt=True).token_ids
+    stop = renderer.get_stop_token_ids()[:1]
+    new = [{"role": "user", "content": "Once more."}]
+    first = renderer.bridge_to_next_turn(prompt, stop, new)
+    assert first is not None
+    expected = list(first.token_ids)
+    first.token_ids.clear()
+    first.message_roles.clear()
+    second = renderer.bridge_to_next_turn(prompt, stop, new)
+    assert second is not None
+    assert (second.token_ids, second.message_roles) == (expected, ["user"])

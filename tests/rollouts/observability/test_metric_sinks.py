@@ -1,0 +1,226 @@
+"""Where metrics are written: JSON lines, TensorBoard's event files, Weights & Biases' offline files, training logs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rollouts.errors import ArgumentError, MissingExtraError
+from rollouts.observability import JsonLinesSink, MetricHistory, RunMetrics, TensorBoardSink, TrainingLog, WandbSink
+from rollouts.observability.errors import TrainingLogError
+from rollouts.observability.metric_sinks import last_step, read_json_lines
+from rollouts.observability.training_log import read_step_mismatch
+from rollouts.training.mismatch import ComparedTokens, MismatchReport
+from transport import RecordReader, RecordWriter
+
+
+def compared(version: str = "3") -> ComparedTokens:
+    """Two tokens of one sample, the second after an image."""
+    two = np.arange(2, dtype=np.int32)
+    return ComparedTokens(
+        sampler=np.array([-1.0, -2.0], np.float32),
+        trainer=np.array([-1.5, -2.0], np.float32),
+        sample=two * 0,
+        position=two + 4,
+        turn=two * 0,
+        turn_position=two,
+        item=np.array([-1, 0], np.int32),
+        version=two * 0,
+        names=("episode/1",),
+        media_hashes=("hash",),
+        media_modalities=("image",),
+        versions=(version,),
+    )
+
+
+def log_records(content: bytes) -> Iterator[bytes]:
+    """The records of a .wandb file, whose reader is no Python: a log of LevelDB after 7 bytes of wandb's own.
+
+    A block of 32 KiB has parts of records: checksum (4 bytes), length (2), kind (1 whole, 2 first, 3 middle, 4 last).
+    """
+    at, record = 7, b""
+    while at + 7 <= len(content):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+            continue
+        length, kind = struct.unpack_from("<HB", content, at + 4)
+        if not kind:
+            return
+        record += content[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):
+            yield record
+            record = b""
+
+
+class Failing:
+    """A sink of a service that is away."""
+
+    def __init__(self) -> None:
+        self.writes = 0
+
+    def write(self, section: str, step: int, values: object) -> None:
+        self.writes += 1
+        raise ConnectionError("the service is away")
+
+    def close(self) -> None:
+        raise ConnectionError("the service is away")
+
+
+def test_lines_hold_steps_times_and_numbers_that_are_not_finite(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonLinesSink(path)
+    sink.write("training", 3, {"loss": math.nan, "kl": -math.inf, "reward": 1})
+    sink.close()
+    assert json.loads(path.read_text())["metrics"] == {"loss": "NaN", "kl": "-Infinity", "reward": 1.0}
+    (row,) = read_json_lines(path, [])
+    assert (row["step"], row["metrics"]["kl"], row["metrics"]["reward"]) == (3, -math.inf, 1.0)
+    assert math.isnan(row["metrics"]["loss"])
+
+
+def test_an_incomplete_last_line_is_cut_off_and_a_damaged_one_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "time": 1.0, "metrics": {"a": 1, "b": "text"}}\nno JSON\n{"step": 2, "ti')
+    problems: list[str] = []
+    assert [row["metrics"] for row in read_json_lines(path, problems)] == [{"a": 1.0}]
+    assert problems == ["metrics.jsonl, line 2: no object with step, time and metrics"]
+    sink = JsonLinesSink(path)
+    sink.write("runner", 7, {"a": 2})
+    sink.close()
+    assert [row["step"] for row in read_json_lines(path, [])] == [1, 7]
+    assert last_step(path) == 7
+    assert last_step(tmp_path / "none.jsonl") == 0
+
+
+def test_a_history_writes_at_the_start_and_the_end_and_counts_steps_on(tmp_path: Path) -> None:
+    path = tmp_path / "runner_metrics.jsonl"
+    with MetricHistory(RunMetrics(), [JsonLinesSink(path)], first_step=40):
+        pass
+    rows = list(read_json_lines(path, []))
+    assert [row["step"] for row in rows] == [40, 40]
+    assert rows[-1]["metrics"]["groups_finished"] == 0
+
+
+def test_a_sink_that_raises_is_logged_once_and_the_others_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, failing = tmp_path / "runner_metrics.jsonl", Failing()
+    with caplog.at_level(logging.ERROR), MetricHistory(RunMetrics(), [failing, JsonLinesSink(path)]):
+        pass
+    assert failing.writes == 1
+    assert [record.getMessage() for record in caplog.records] == ["Failing failed; it gets no further metrics"]
+    assert len(list(read_json_lines(path, []))) == 2
+
+
+def test_an_interval_of_no_seconds_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="seconds is 0"):
+        MetricHistory(RunMetrics(), [], seconds=0)
+
+
+def test_tensorboards_own_reader_finds_the_scalars(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    sink = TensorBoardSink(tmp_path / "logs")
+    sink.write("training", 1, {"loss": 0.5, "reward/part": 2})
+    sink.write("training", 2, {"loss": 0.25})
+    sink.close()
+    events = EventAccumulator(str(tmp_path / "logs"))
+    events.Reload()
+    assert sorted(events.Tags()["scalars"]) == ["training/loss", "training/reward/part"]
+    assert [(event.step, event.value) for event in events.Scalars("training/loss")] == [(1, 0.5), (2, 0.25)]
+
+
+def test_wandbs_own_record_type_finds_the_metrics_of_an_offline_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    sink = WandbSink("colours", directory=tmp_path, name="first", config={"seed": 3})
+    sink.write("training", 1, {"loss": 0.5})
+    sink.write("runner", 10, {"turns": 8})
+    sink.close()
+    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    logged: list[dict[str, object]] = []
+    for data in log_records(file.read_bytes()):
+        record = Record.FromString(data)
+        if record.HasField("history"):
+            items = record.history.item
+            logged.append({item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items})
+    assert {name: logged[0][name] for name in ("training/loss", "training/step")} == {
+        "training/loss": 0.5,
+        "training/step": 1,
+    }
+    assert {name: logged[1][name] for name in ("runner/turns", "runner/step")} == {"runner/turns": 8, "runner/step": 10}
+    assert ("a" * 40).encode() not in file.read_bytes()  # the key stays out of the file
+
+
+@pytest.mark.parametrize(
+    ("module", "extra", "make"),
+    [
+        ("tensorboardX", "tensorboard", TensorBoardSink),
+        ("wandb", "wandb", lambda directory: WandbSink("project", directory=directory)),
+    ],
+)
+def test_a_library_that_is_missing_is_named_with_its_extra(tmp_path, monkeypatch, module, extra, make) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtraError, match=rf"pip install 'mmrollouts\[{extra}\]'"):
+        make(tmp_path / "logs")
+
+
+def test_a_training_log_keeps_figures_and_the_log_probabilities_of_each_token(tmp_path: Path) -> None:
+    with TrainingLog(tmp_path) as log:
+        log.write(1, {"loss": 0.5}, mismatch=MismatchReport(compared(), trainer_version="4"))
+        log.write(2, {"loss": 0.25}, mismatch=MismatchReport())
+    with TrainingLog(tmp_path) as log:  # continued
+        log.write(3, {"loss": 0.125}, mismatch=MismatchReport(compared()))
+    rows = list(read_json_lines(tmp_path / "training.jsonl", []))
+    assert [row["metrics"]["loss"] for row in rows] == [0.5, 0.25, 0.125]
+    assert rows[0]["metrics"]["mismatch_max"] == 0.5
+    assert "mismatch_max" not in rows[1]["metrics"]
+    path = tmp_path / "mismatch.mmr"
+    with RecordReader(path) as reader:
+        steps = [read_step_mismatch(reader, record, path) for record in range(len(reader))]
+    assert [(step.step, step.trainer_version) for step in steps] == [(1, "4"), (3, "")]
+    assert steps[0].difference.tolist() == [-0.5, 0.0]
+    assert steps[0].modality.tolist() == ["text", "image"]
+
+
+RECORD = {
+    "step": 1,
+    "trainer_version": "",
+    **{name: np.zeros(1, np.float32) for name in ("sampler", "trainer")},
+    **{name: np.zeros(1, np.int32) for name in ("sample", "position", "item", "version")},
+    "names": ["a/0"],
+    "media_modalities": ["image"],
+    "versions": ["0"],
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"step": "1"}, "its step or trainer_version"),
+        ({"names": "text"}, "names is no list of texts"),
+        ({"item": np.zeros(1, np.float32)}, "item is no array of numbers"),
+        ({"trainer": np.zeros(2, np.float32)}, "trainer has another length"),
+        ({"version": np.array([7], np.int32)}, "version has an index outside versions"),
+        ({"sample": np.array([-1], np.int32)}, "sample has an index outside names"),
+        ({"more": 1}, "it does not hold the columns"),
+    ],
+)
+def test_a_record_that_is_no_step_is_refused(tmp_path: Path, changed: dict[str, object], reason: str) -> None:
+    path = tmp_path / "mismatch.mmr"
+    with RecordWriter(path) as writer:
+        writer.append({**RECORD, **changed})
+    with RecordReader(path) as reader, pytest.raises(TrainingLogError, match=reason):
+        read_step_mismatch(reader, 0, path)

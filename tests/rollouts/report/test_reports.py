@@ -1,0 +1,304 @@
+"""Reports of directories: what they show, what they say where something is absent, and directories that are refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from report_runs import HOSTILE, failing_run, hostile_run, trained_run
+from typer.testing import CliRunner, Result
+
+from rollouts import Trajectory
+from rollouts.cli.main import app
+from rollouts.errors import ServerTimeoutError
+from rollouts.observability.training_log import StepMismatch
+from rollouts.report import write_report
+from rollouts.report.charts import Chart, Figures, Line
+from rollouts.report.curves import episode_charts, throughput_charts
+from rollouts.report.errors import ReportDirectoryError
+from rollouts.report.html_text import escaped
+from rollouts.report.mismatch_figures import of_training
+from rollouts.report.viewer_page import MAX_EPISODES, choose_episodes
+from transport import RecordWriter
+
+
+class Reader(HTMLParser):
+    """The elements and the text of a page. `unclosed` has elements that are open at the end."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.unclosed: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in ("meta", "img", "br"):
+            self.unclosed.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.unclosed.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def read(path: Path) -> Reader:
+    page = Reader(path.read_text("utf-8"))
+    assert page.unclosed == []
+    return page
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["report", *map(str, arguments)])
+
+
+def test_a_report_has_curves_mismatch_and_links_into_the_viewer_beside_it(tmp_path: Path) -> None:
+    directory = trained_run(tmp_path / "run")
+    result = run(directory)
+    assert result.exit_code == 0, result.output
+    page = read(directory / "report.html")
+    for title in ("Reward", "Length", "Entropy, estimated", "loss", "mismatch max", "Turns a second", "Staleness"):
+        assert f"values: {title}" in page.text, title
+    assert "tokens after image" in page.text
+    assert "lag 0" in page.text
+    assert "lag 1" in page.text
+    links = [link["href"] for link in page.all("a") if link["href"].startswith("viewer.html#")]
+    assert "viewer.html#e=0" in links
+    assert (directory / "viewer.html").read_text("utf-8").startswith("<!doctype html>")
+    pictures = page.all("img")
+    assert pictures
+    assert all(picture["src"].startswith("data:image/png;base64,") and picture["alt"] for picture in pictures)
+    assert page.all("script") == page.all("link") == page.all("iframe") == []
+    assert (directory / "report.html").stat().st_size < 300_000
+
+
+def test_the_viewer_has_the_mismatch_that_the_trainer_wrote(tmp_path: Path) -> None:
+    directory = trained_run(tmp_path / "run")
+    write_report(directory)
+    index = re.search(r'id="index">(.*?)</script>', (directory / "viewer.html").read_text("utf-8"))
+    assert index is not None
+    assert [round(one["mismatch"], 6) for one in json.loads(index[1])["episodes"][:2]] == [1e-6, 1e-6]
+
+
+def test_another_file_name_has_a_viewer_of_its_own(tmp_path: Path) -> None:
+    directory = trained_run(tmp_path / "run")
+    result = run(directory, "--out", tmp_path / "mine.html")
+    assert result.exit_code == 0, result.output
+    assert "mine.html, mine-viewer.html" in result.output.replace("\n", "")
+    assert any(link["href"].startswith("mine-viewer.html#e=") for link in read(tmp_path / "mine.html").all("a"))
+    assert not (directory / "report.html").exists()
+
+
+def test_errors_are_counted_with_an_example_and_a_cure(tmp_path: Path) -> None:
+    directory = failing_run(tmp_path / "run")
+    write_report(directory)
+    page = read(directory / "report.html")
+    assert "ServerTimeoutError" in page.text
+    cure = (ServerTimeoutError.__doc__ or "").partition("Cure: ")[2]
+    assert len(cure) > 20
+    assert " ".join(cure.split()) in page.text
+    assert "MyError" in page.text
+    assert "The text of the error and the episode show the cause" in page.text
+    assert "3 failed" in page.text
+    assert "max_turns" in page.text
+
+
+def test_what_a_directory_does_not_have_is_said_in_a_sentence(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    with RecordWriter(directory / "trajectories.mmr") as writer:
+        writer.append(Trajectory("empty"))
+    write_report(directory)
+    page = read(directory / "report.html")
+    for sentence in (
+        "The directory has no training.jsonl",
+        "The directory has no log-probabilities of a trainer, so the mismatch is not known.",
+        "No episode has the time at which it began",
+        "The directory has no runner_metrics.jsonl",
+        "No episode failed.",
+        "All episodes have the reward 0",
+        "going on, or ended without a summary",
+    ):
+        assert sentence in page.text, sentence
+
+
+def test_a_directory_of_a_trainer_alone_has_a_report_without_a_viewer(tmp_path: Path) -> None:
+    directory = trained_run(tmp_path / "run")
+    (directory / "trajectories.mmr").unlink()
+    written = write_report(directory)
+    assert (written.viewer, written.episodes) == (None, 0)
+    page = read(directory / "report.html")
+    assert "No episode is written yet" in page.text
+    assert "values: loss" in page.text
+    assert not (directory / "viewer.html").exists()
+
+
+def test_a_killed_run_is_reported_as_far_as_it_is_readable(tmp_path: Path) -> None:
+    directory = trained_run(tmp_path / "run")
+    path = directory / "trajectories.mmr"
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) - 100])
+    with (directory / "training.jsonl").open("a") as lines:
+        lines.write('no JSON\n{"step": 9')
+    (directory / "summary.json").write_text("{")
+    result = run(directory)
+    assert result.exit_code == 0, result.output
+    page = read(directory / "report.html")
+    assert "training.jsonl, line 4: no object with step, time and metrics" in page.text
+    assert re.search(r"the last \d+ bytes of trajectories.mmr are incomplete", page.text)
+    assert "error: not in the report: " in result.output
+    assert "going on" in page.text or "does not say" in page.text
+
+
+def test_a_report_whose_time_is_over_covers_the_first_episodes_and_says_so(tmp_path: Path) -> None:
+    directory = trained_run(tmp_path / "run")
+    assert write_report(directory, seconds=0.0).episodes == 1
+    page = read(directory / "report.html")
+    assert "the report covers the first episodes only" in page.text
+    assert [link["href"] for link in page.all("a") if "#e=" in link["href"]] == ["viewer.html#e=0"]
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda path: None, "there is no such directory"),
+        (lambda path: path.write_text("x"), "it is a file; name the directory of the run"),
+        (lambda path: path.mkdir(), "it holds none of trajectories.mmr"),
+    ],
+)
+def test_a_path_that_is_no_directory_of_a_run_is_one_line_with_the_cure(tmp_path: Path, make, reason: str) -> None:
+    make(tmp_path / "run")
+    result = run(tmp_path / "run")
+    assert result.exit_code == 2
+    assert reason in result.output
+    with pytest.raises(ReportDirectoryError, match=reason):
+        write_report(tmp_path / "run")
+
+
+def test_a_file_of_another_kind_in_place_of_the_episodes_is_named(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    (directory / "trajectories.mmr").write_bytes(b"hello " * 100)
+    with pytest.raises(ReportDirectoryError, match="rollouts traj repair"):
+        write_report(directory)
+    assert not (directory / "report.html").exists()
+
+
+def test_texts_of_episodes_and_errors_are_text(tmp_path: Path) -> None:
+    directory = hostile_run(tmp_path / "run")
+    write_report(directory)
+    page = read(directory / "report.html")
+    assert page.all("script") == page.all("iframe") == page.all("form") == []
+    assert "<script>window.attacked" in page.text
+    assert {link["href"].partition("#")[0] for link in page.all("a")} <= {"", "viewer.html"}
+    assert all(not name.startswith("on") for _, attributes in page.elements for name in attributes)
+    for character in HOSTILE.invisible:
+        assert character not in page.text, ascii(character)
+
+
+@given(st.text())
+def test_escaped_text_has_no_markup_and_no_invisible_character(text: str) -> None:
+    found = escaped(text)
+    assert not set(found) & set("<>\"'\x00\x1b\u202e\u2066\u200b\u3164")
+    assert found.replace("\n", "").isprintable()
+
+
+@given(st.lists(st.floats(), min_size=1, max_size=30))
+def test_every_list_of_numbers_can_be_drawn(values: list[float]) -> None:
+    drawn = Figures().chart(Chart("title", "x", list(range(len(values))), [Line("line", values)]))
+    assert Reader(drawn).unclosed == []
+    assert not re.search(r'"[^"]*\b(nan|inf)\b', drawn)
+
+
+def figures_of(count: int, **changed: object):
+    from rollouts.report.episode_figures import episode_figures
+
+    one = episode_figures(Trajectory("one"), 0, 0)
+    return [replace(one, number=number, episode_id=str(number), **changed) for number in range(count)]
+
+
+@given(st.integers(1, 300))
+def test_the_points_of_a_curve_cover_every_episode_once(count: int) -> None:
+    episodes = [replace(each, reward=float(each.number)) for each in figures_of(count)]
+    reward = episode_charts(episodes)[0]
+    covered = [int(end) for name in reward.names for end in re.findall(r"\d+", name)]
+    assert (min(covered), max(covered)) == (0, count - 1)
+    assert len(reward.xs) == min(count, 48)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e4), st.floats(0.01, 1e4), st.integers(0, 1000)), min_size=1, max_size=20))
+def test_the_tokens_of_all_intervals_are_the_sampled_tokens(times: list[tuple[float, float, int]]) -> None:
+    episodes = [
+        replace(each, started_at=1e6 + start, seconds=seconds, sampled=sampled)
+        for each, (start, seconds, sampled) in zip(figures_of(len(times)), times, strict=True)
+    ]
+    tokens = throughput_charts(episodes)[1]
+    factor = {"seconds": 1, "minutes": 60, "hours": 3600}[tokens.x_label.split()[0]]
+    begin, end = min(e.started_at for e in episodes), max(e.started_at + e.seconds for e in episodes)
+    interval = (end - begin) / len(tokens.xs)
+    assert sum(tokens.lines[0].ys) * interval == pytest.approx(sum(e.sampled for e in episodes), rel=1e-6, abs=1e-3)
+    assert max(tokens.xs) * factor <= end - begin
+
+
+def test_the_viewer_gets_the_linked_episodes_first_and_no_more_than_it_holds() -> None:
+    episodes = [replace(each, group_id=str(each.number // 4)) for each in figures_of(2000)]
+    linked = [episodes[7], episodes[1999]]
+    chosen = choose_episodes(episodes, linked)
+    numbers = [each.number for each in chosen]
+    assert numbers == sorted(numbers)
+    assert len(chosen) == MAX_EPISODES
+    assert {4, 5, 6, 7, 1996, 1999} <= set(numbers)
+    long = [replace(each, tokens=2_000_000) for each in episodes]
+    assert [each.number for each in choose_episodes(long, [long[7]])] == [7]
+
+
+def step(trainer: str, versions: tuple[str, ...]) -> StepMismatch:
+    count = len(versions)
+    zeros = np.zeros(count, np.int32)
+    return StepMismatch(
+        1, trainer, np.zeros(count, np.float32), np.full(count, 1e-3, np.float32), zeros, zeros, zeros - 1,
+        np.arange(count, dtype=np.int32), ("a/0",), (), versions,
+    )  # fmt: skip
+
+
+def test_lags_are_counted_by_numbers_or_by_the_order_of_the_trainers_versions() -> None:
+    by_number = of_training([step("12", ("12", "11", "2"))])
+    assert {lag: counted.tokens for lag, counted in by_number.by_lag.items()} == {0: 1, 1: 1, 8: 1}
+    by_name = of_training([step("warm", ("warm",)), step("rl-1", ("rl-1", "warm", "other"))])
+    assert {lag: counted.tokens for lag, counted in by_name.by_lag.items()} == {0: 2, 1: 1}
+    assert by_name.unordered == 1
+    newer = of_training([step("3", ("4",))])
+    assert (newer.by_lag, newer.unordered) == ({}, 1)
+
+
+def test_a_log_probability_that_is_no_number_is_counted_as_such() -> None:
+    broken = replace(step("1", ("1", "1")), trainer=np.array([np.nan, 0.0], np.float32))
+    counted = of_training([broken]).by_modality["text"]
+    assert counted.counts.tolist()[-1] == 1
+    assert counted.counts.tolist()[0] == 1
+    assert counted.max_abs == np.inf
+
+
+def test_a_report_replaces_an_earlier_one_and_leaves_nothing_else(tmp_path: Path) -> None:
+    directory = trained_run(tmp_path / "run")
+    before = {path.name for path in directory.iterdir()}
+    write_report(directory)
+    write_report(directory)
+    assert {path.name for path in directory.iterdir()} == before | {"report.html", "viewer.html"}
+    shutil.rmtree(directory)
