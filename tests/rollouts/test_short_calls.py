@@ -111,7 +111,7 @@ async def test_the_loop_looks_at_what_else_is_due_after_a_few_calls(pool, monkey
     order = []
 
     async def other():
-        while len(order) < MANY:
+        while len(order) < 2 * MANY:
             order.append("loop")
             await asyncio.sleep(0)
 
