@@ -129,15 +129,12 @@ class _Turn(NamedTuple):
 
 def _turns(printed: Printed, controls: Sequence[PrintedControl], roles: Sequence[str], shape: TurnShape) -> list[_Turn]:
     printed_regions = regions(printed)
-    return [
-        _Turn(
-            index,
-            sampled_start(printed, controls, printed_regions[index], shape),
-            turn_end(printed, controls, index, printed_regions[index], shape),
-        )
-        for index, role in enumerate(roles)
-        if role == "assistant" and index in printed_regions
-    ]
+    turns: list[_Turn] = []
+    for index, role in enumerate(roles):
+        if role == "assistant" and (region := printed_regions.get(index)) is not None:
+            begin = sampled_start(printed, controls, region, shape)
+            turns.append(_Turn(index, begin, turn_end(printed, controls, index, region, begin, shape)))
+    return turns
 
 
 def _owner(segment: Segment, roles: Sequence[str]) -> int:

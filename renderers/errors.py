@@ -35,6 +35,8 @@ class RendererError(Exception):
     """Root of every error that `renderers` raises on purpose.
 
     Its text can be printed, logged and stored, whatever it quotes: half a surrogate pair is escaped.
+
+    Cure: that of the class that was raised; every class has its own.
     """
 
     def __str__(self) -> str:
@@ -51,7 +53,10 @@ class RendererError(Exception):
 
 
 class ConfigError(RendererError, ValueError):
-    """An option of a renderer has an invalid value."""
+    """An option of a renderer has an invalid value.
+
+    Cure: pass one of the allowed values, which the text lists.
+    """
 
     def __init__(self, option: str, value: object, allowed: Iterable[str]) -> None:
         self.option = option
@@ -61,11 +66,18 @@ class ConfigError(RendererError, ValueError):
 
 
 class LoadError(RendererError):
-    """A renderer could not be built from the files of the directory or repository."""
+    """A renderer could not be built from the files of the directory or repository.
+
+    Cure: complete the model's directory with the files of its repository; the text says what is missing or wrong.
+    """
 
 
 class ModelNotFoundError(LoadError):
-    """The name is neither a directory nor a reachable Hugging Face repository."""
+    """The name is neither a directory nor a reachable Hugging Face repository.
+
+    Cure: pass a directory with tokenizer.json and chat_template.jinja, or a repository that this machine reaches or has
+    in its cache.
+    """
 
     def __init__(self, name: str, reason: str) -> None:
         self.name = name
@@ -77,7 +89,10 @@ class ModelNotFoundError(LoadError):
 
 
 class MissingFileError(LoadError):
-    """The directory has no file of this name, and a renderer needs it."""
+    """The directory has no file of this name, and a renderer needs it.
+
+    Cure: copy the file from the model's repository into the directory, or pass its content as the text says.
+    """
 
     def __init__(self, directory: str, filename: str, cure: str) -> None:
         self.directory = directory
@@ -86,7 +101,10 @@ class MissingFileError(LoadError):
 
 
 class InvalidFileError(LoadError):
-    """A file of the model does not hold valid content."""
+    """A file of the model does not hold valid content.
+
+    Cure: copy the file from the model's repository again, or correct the place that the text names.
+    """
 
     def __init__(self, path: str, reason: str) -> None:
         self.path = path
@@ -95,7 +113,10 @@ class InvalidFileError(LoadError):
 
 
 class MissingExtraError(LoadError, ImportError):
-    """A feature needs packages that are not installed. `extra` is the extra of mmrollouts that installs them."""
+    """A feature needs packages that are not installed. `extra` is the extra of mmrollouts that installs them.
+
+    Cure: run the `pip install` command in the text.
+    """
 
     def __init__(self, feature: str, extra: str, missing: str) -> None:
         self.feature = feature
@@ -105,7 +126,10 @@ class MissingExtraError(LoadError, ImportError):
 
 
 class MixedPackagesError(RendererError, ImportError):
-    """PyPI's `renderers` and mmrollouts are both installed; their files share the folder `directory`."""
+    """PyPI's `renderers` and mmrollouts are both installed; their files share the folder `directory`.
+
+    Cure: uninstall both distributions, then install mmrollouts and the distribution of packaging/renderers.
+    """
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -117,7 +141,11 @@ class MixedPackagesError(RendererError, ImportError):
 
 
 class MissingNameError(RendererError, ImportError):
-    """A program imports a name that this package does not have, though PyPI's `renderers` may have it."""
+    """A program imports a name that this package does not have, though PyPI's `renderers` may have it.
+
+    Cure: install a release of the program that needs no other name, or use it with PyPI's `renderers` in another
+    environment.
+    """
 
     def __init__(self, module: str, name: str, importer: str) -> None:
         self.module = module
@@ -132,7 +160,10 @@ class MissingNameError(RendererError, ImportError):
 
 
 class MissingTokenError(LoadError):
-    """The template, the format or the media processor needs a control token that the tokenizer does not have."""
+    """The template, the format or the media processor needs a control token that the tokenizer does not have.
+
+    Cure: add the token to `added_tokens` in tokenizer.json, or load the tokenizer that belongs to the template.
+    """
 
     def __init__(self, token: str, model: str, needed_by: str) -> None:
         self.token = token
@@ -145,7 +176,10 @@ class MissingTokenError(LoadError):
 
 
 class UnknownFormatError(LoadError):
-    """No family of formats has this name."""
+    """No family of formats has this name.
+
+    Cure: pass one of the listed names, or a `Format` of your own.
+    """
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
         self.name = name
@@ -155,7 +189,10 @@ class UnknownFormatError(LoadError):
 
 
 class MessageError(RendererError, ValueError):
-    """A conversation is malformed. `message_index` and `part_index` name the place."""
+    """A conversation is malformed. `message_index` and `part_index` name the place.
+
+    Cure: correct the message at the place that the text names.
+    """
 
     def __init__(self, reason: str, *, message_index: int | None = None, part_index: int | None = None) -> None:
         self.reason = reason
@@ -168,19 +205,32 @@ class MessageError(RendererError, ValueError):
 
 
 class UnknownRoleError(MessageError):
-    """A message has a role that is not in `messages.ROLES`."""
+    """A message has a role that is not in `messages.ROLES`.
+
+    Cure: use a role of `messages.ROLES`, such as system, user, assistant or tool.
+    """
 
 
 class UnknownPartError(MessageError):
-    """A content part has a type that is not in `messages.PART_TYPES`."""
+    """A content part has a type that is not in `messages.PART_TYPES`.
+
+    Cure: use a part type of `messages.PART_TYPES`, such as text, image or video.
+    """
 
 
 class UnsupportedModalityError(MessageError):
-    """A message holds an image or video that the model cannot read."""
+    """A message holds an image or video that the model cannot read.
+
+    Cure: use a model that reads this modality, or remove the part.
+    """
 
 
 class ControlTokenInContentError(MessageError):
-    """Content holds the text of a control token, and the body policy of its role is `error`."""
+    """Content holds the text of a control token, and the body policy of its role is `error`.
+
+    Cure: remove the control token from the content, or use the body policy `text` for the role, which encodes it as
+    plain text.
+    """
 
 
 class TemplateError(RendererError, ValueError):
@@ -188,6 +238,9 @@ class TemplateError(RendererError, ValueError):
 
     `template_message` is the template's own message; `message_index` is the message that it was printing (None: before
     the first).
+
+    Cure: change the conversation as the template's message says; many templates require alternating roles or a first
+    user message.
     """
 
     def __init__(self, template_message: str, *, model: str, cure: str, message_index: int | None = None) -> None:
@@ -199,7 +252,10 @@ class TemplateError(RendererError, ValueError):
 
 
 class TemplateLimitError(TemplateError):
-    """The chat template was stopped because it would run without end or print more than memory holds."""
+    """The chat template was stopped because it would run without end or print more than memory holds.
+
+    Cure: load the template that the model was published with, and pass deeply nested values as text.
+    """
 
     def __init__(self, reason: str, *, model: str, message_index: int | None = None) -> None:
         super().__init__(
@@ -212,11 +268,17 @@ class TemplateLimitError(TemplateError):
 
 
 class WorkLimitError(RendererError):
-    """One run of a template exceeded its work limit; `ChatTemplate` turns this into a `TemplateLimitError`."""
+    """One run of a template exceeded its work limit; `ChatTemplate` turns this into a `TemplateLimitError`.
+
+    Cure: none here: callers of a renderer receive the `TemplateLimitError` that is made of it.
+    """
 
 
 class PromptRefusedError(RendererError):
-    """A prompt function cannot print the conversation; `PythonTemplate` turns this into a `TemplateError`."""
+    """A prompt function cannot print the conversation; `PythonTemplate` turns this into a `TemplateError`.
+
+    Cure: none here: callers of a renderer receive the `TemplateError` that is made of it.
+    """
 
     def __init__(self, reason: str, *, cure: str, message_index: int | None = None) -> None:
         self.reason = reason
@@ -227,7 +289,10 @@ class PromptRefusedError(RendererError):
 
 
 class TemplateSyntaxError(LoadError):
-    """The chat template is not valid Jinja."""
+    """The chat template is not valid Jinja.
+
+    Cure: correct the line that the text names, or load the template of the model's repository.
+    """
 
     def __init__(self, reason: str, *, model: str, line: int) -> None:
         self.line = line
@@ -235,13 +300,18 @@ class TemplateSyntaxError(LoadError):
 
 
 class TokenizerError(RendererError):
-    """Text could not be encoded."""
+    """Text could not be encoded.
+
+    Cure: pass text that is valid Unicode, and sampled ids, which are whole numbers of 0 or more.
+    """
 
 
 class PlaceholderCountError(RendererError):
     """The template printed more or fewer media placeholders than the message has media parts.
 
     `parts` are (part index, source digest) of the message's parts of that modality; `expected` is their number.
+
+    Cure: move the media to a role in which the template shows them (usually user), or use a template that does.
     """
 
     def __init__(self, message_index: int, parts: Sequence[tuple[int, str]], actual: int, modality: str) -> None:
@@ -263,7 +333,10 @@ class PlaceholderCountError(RendererError):
 
 
 class ColumnLengthError(RendererError, ValueError):
-    """A per-token column does not have one entry per token."""
+    """A per-token column does not have one entry per token.
+
+    Cure: give the column one entry for each token, or leave it out.
+    """
 
     def __init__(self, column: str, length: int, tokens: int) -> None:
         self.column = column
@@ -273,7 +346,10 @@ class ColumnLengthError(RendererError, ValueError):
 
 
 class ForeignMediaError(RendererError, TypeError):
-    """An entry of `MultiModalData.mm_items` was not made by a renderer of this package."""
+    """An entry of `MultiModalData.mm_items` was not made by a renderer of this package.
+
+    Cure: render the messages with this package, and pass the `multi_modal_data` of the result.
+    """
 
     def __init__(self, entry: object) -> None:
         self.entry = entry
@@ -284,7 +360,10 @@ class ForeignMediaError(RendererError, TypeError):
 
 
 class LogicalIdsError(RendererError):
-    """The ids with one marker for each item cannot be computed from the expanded ids."""
+    """The ids with one marker for each item cannot be computed from the expanded ids.
+
+    Cure: let the engine send the features instead of raw media.
+    """
 
     def __init__(self) -> None:
         super().__init__(
@@ -297,6 +376,8 @@ class MediaError(RendererError):
     """An image or a video could not be accepted.
 
     `message_index` and `part_index` name the place, once known; `digest` is that of the source, None before it is read.
+
+    Cure: correct or replace the medium at the place that the text names.
     """
 
     def __init__(self, reason: str, *, digest: str | None = None) -> None:
@@ -316,43 +397,75 @@ class MediaError(RendererError):
 
 
 class MediaPolicyError(MediaError):
-    """The media policy does not allow this reference (a URL, a path) to be followed."""
+    """The media policy does not allow this reference (a URL, a path) to be followed.
+
+    Cure: allow the host or the directory in `MediaPolicy` if the author of the messages may read it, or pass the bytes
+    of the file.
+    """
 
 
 class MediaAddressError(MediaPolicyError):
-    """A host of a URL has an address that is not public: loopback, private, link-local, metadata, multicast."""
+    """A host of a URL has an address that is not public: loopback, private, link-local, metadata, multicast.
+
+    Cure: use a public address, or fetch the file in the program and pass its bytes.
+    """
 
 
 class MediaFetchError(MediaError):
-    """A medium could not be fetched: no such host, no connection, a status other than 200, a body cut short."""
+    """A medium could not be fetched: no such host, no connection, a status other than 200, a body cut short.
+
+    Cure: check that this machine reaches the URL, or pass the bytes of the file.
+    """
 
 
 class MediaTimeoutError(MediaFetchError):
-    """Fetching took longer than the policy allows."""
+    """Fetching took longer than the policy allows.
+
+    Cure: use a faster host, or a longer `timeout` in `MediaPolicy`.
+    """
 
 
 class BlockingFetchError(MediaFetchError):
-    """A URL would have to be fetched on the thread of a running event loop, and would block that loop."""
+    """A URL would have to be fetched on the thread of a running event loop, and would block that loop.
+
+    Cure: use a `RendererPool`, render with `asyncio.to_thread`, or wait for `renderer.prefetch(messages)` before.
+    """
 
 
 class MediaLimitError(MediaError):
-    """A medium is larger than the policy allows, in bytes, pixels, frames or aspect ratio."""
+    """A medium is larger than the policy allows, in bytes, pixels, frames or aspect ratio.
+
+    Cure: make the medium smaller, or raise the limit in `MediaPolicy`.
+    """
 
 
 class MediaDecodeError(MediaError):
-    """The bytes are not an image or a video that can be read."""
+    """The bytes are not an image or a video that can be read.
+
+    Cure: pass a complete image or video file of a supported type, or an array.
+    """
 
 
 class MediaTypeError(MediaDecodeError):
-    """The bytes are of another type than declared or expected: a web page, a vector drawing, an archive."""
+    """The bytes are of another type than declared or expected: a web page, a vector drawing, an archive.
+
+    Cure: convert the file to an image or video type that is supported, and check that the URL leads to the file itself.
+    """
 
 
 class MediaStoreError(MediaError):
-    """The directory of a store cannot be used."""
+    """The directory of a store cannot be used.
+
+    Cure: pass a directory that this user may write to, with free space, and sources made by `MediaSource.of`.
+    """
 
 
 class MediaDigestError(MediaError):
-    """Source bytes, or the pixels made from them, do not match their digest."""
+    """Source bytes, or the pixels made from them, do not match their digest.
+
+    Cure: compare the processor fingerprints of both sides, install the same preprocessor files and Pillow on both, then
+    send the source again.
+    """
 
     def __init__(self, expected: str, actual: str, what: str = "media source") -> None:
         self.expected = expected
@@ -364,11 +477,17 @@ class MediaDigestError(MediaError):
 
 
 class TrainingSampleError(RendererError):
-    """Training samples cannot be built from a conversation with the given options."""
+    """Training samples cannot be built from a conversation with the given options.
+
+    Cure: change the conversation or the options at the place that the text names.
+    """
 
 
 class UnreachableTurnError(TrainingSampleError):
-    """The model could not have sampled a turn as the template prints it. `message_index` names the turn."""
+    """The model could not have sampled a turn as the template prints it. `message_index` names the turn.
+
+    Cure: exclude the turn with `message_loss_mask`, or use `build_training_sample`.
+    """
 
     def __init__(self, message_index: int, reason: str) -> None:
         self.message_index = message_index
@@ -380,22 +499,35 @@ class UnreachableTurnError(TrainingSampleError):
 
 
 class MessageLossMaskError(TrainingSampleError):
-    """`message_loss_mask` is not one bool per message."""
+    """`message_loss_mask` is not one bool per message.
+
+    Cure: pass one bool for each message.
+    """
 
 
 class NoTrainedTokensError(TrainingSampleError):
-    """No token of the conversation would carry loss."""
+    """No token of the conversation would carry loss.
+
+    Cure: let `message_loss_mask` or the roles include an assistant's turn, and check that the template marks it as
+    sampled.
+    """
 
 
 class PoolClosedError(RendererError):
-    """The pool was closed before a thread began the call."""
+    """The pool was closed before a thread began the call.
+
+    Cure: make calls before `close()`, or inside the pool's `with` block.
+    """
 
     def __init__(self) -> None:
         super().__init__("this RendererPool is closed; make calls before close(), or inside its `with` block")
 
 
 class OverlongPromptError(RendererError):
-    """A prompt is longer than the server accepts. Programs look for "maximum context length" in its text."""
+    """A prompt is longer than the server accepts. Programs look for "maximum context length" in its text.
+
+    Cure: shorten the conversation, or serve the model with a longer context.
+    """
 
     def __init__(self, *, prompt_len: int, max_prompt_len: int) -> None:
         self.prompt_len = prompt_len
@@ -407,4 +539,7 @@ class OverlongPromptError(RendererError):
 
 
 class MalformedGenerateResponseError(RendererError, ValueError):
-    """A server returned a completion without a usable log-probability for each token, or without its prompt."""
+    """A server returned a completion without a usable log-probability for each token, or without its prompt.
+
+    Cure: request log-probabilities and the prompt's ids, from a server that returns both (`rollouts doctor` checks it).
+    """

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from renderers.template.chat_template import Printed
@@ -64,6 +66,8 @@ def regions(printed: Printed) -> Mapping[int, Region]:
 def sampled_start(printed: Printed, controls: Sequence[PrintedControl], region: Region, shape: TurnShape) -> int:
     """The character where the sampled text begins: after the longest prefix of the generation prompt printed.
 
+    `controls` are in the order of the text.
+
     A template may print history with another reasoning state than the prompt (`<think>` opened or not), so the printed
     turn may differ from the generation prompt at any character. The start is moved back where it would lie inside a
     control token, and content never counts as generation prompt. Where the template has no generation prompt, the
@@ -76,30 +80,27 @@ def sampled_start(printed: Printed, controls: Sequence[PrintedControl], region: 
         limit = segment.end
     prompt, text = shape.generation_prompt, printed.text
     if not prompt:
-        opening = (
-            control.end
-            for control in controls
-            if region.start <= control.start and control.end <= limit and control.token_id not in shape.sampled_ids
-        )
+        before_content = itertools.takewhile(lambda control: control.end <= limit, _from(controls, region.start))
+        opening = (control.end for control in before_content if control.token_id not in shape.sampled_ids)
         return max(opening, default=region.start)
     common = 0
     while common < len(prompt) and region.start + common < limit and text[region.start + common] == prompt[common]:
         common += 1
     cut = region.start + common
     cut = next((region.start + start for start, end in shape.prompt_controls if start < common < end), cut)
-    return next((control.start for control in controls if control.start < cut < control.end), cut)
+    before = bisect_left(controls, cut, key=_start) - 1
+    return controls[before].start if before >= 0 and cut < controls[before].end else cut
 
 
 def turn_end(
-    printed: Printed, controls: Sequence[PrintedControl], turn: int, region: Region, shape: TurnShape
+    printed: Printed, controls: Sequence[PrintedControl], turn: int, region: Region, begin: int, shape: TurnShape
 ) -> TurnEnd | None:
     """The token that ends the turn of assistant `turn`, or None if the template prints none.
 
-    The first of these that exists: the first stop token that the template prints after the start of the sampled text;
-    the first closing token after the last character of the message's content; the first control token after the
-    region, if it is a stop token.
+    `begin` is the turn's `sampled_start`. The end is the first of these that exists: the first stop token that the
+    template prints after `begin`; the first closing token after the last character of the message's content; the first
+    control token after the region, if it is a stop token.
     """
-    begin = sampled_start(printed, controls, region, shape)
     content_end = max(
         (
             s.end
@@ -108,11 +109,20 @@ def turn_end(
         ),
         default=begin,
     )
-    for control in controls:
-        if control.start < begin or not control.from_template:
+    for control in _from(controls, begin):
+        if not control.from_template:
             continue
         if control.start >= region.end:
             return TurnEnd(control, False) if control.token_id in shape.stop_ids else None
         if control.token_id in shape.stop_ids or (control.token_id in shape.close_ids and control.start >= content_end):
             return TurnEnd(control, True)
     return None
+
+
+def _from(controls: Sequence[PrintedControl], start: int) -> Iterator[PrintedControl]:
+    """The control tokens that begin at character `start` or later; a conversation may have tens of thousands."""
+    return (controls[index] for index in range(bisect_left(controls, start, key=_start), len(controls)))
+
+
+def _start(control: PrintedControl) -> int:
+    return control.start

@@ -13,7 +13,10 @@ from rollouts.error_texts import short_repr
 
 
 class RolloutsError(Exception):
-    """Root of every error that `rollouts` raises on purpose."""
+    """Root of every error that `rollouts` raises on purpose.
+
+    Cure: that of the class that was raised; every class has its own.
+    """
 
     def __reduce__(self) -> tuple[object, ...]:
         # For pickle and copy: from `args` and the fields, because constructors have parameters of their own.
@@ -26,7 +29,11 @@ class RolloutsError(Exception):
 
 
 class ForeignRenderersError(RolloutsError, ImportError):
-    """Another distribution's `renderers` package stands where ours should."""
+    """Another distribution's `renderers` package stands where ours should.
+
+    Cure: uninstall `renderers` and mmrollouts, then install mmrollouts, and the distribution of packaging/renderers if
+    a program requires one.
+    """
 
     def __init__(self, location: str) -> None:
         self.location = location
@@ -40,7 +47,10 @@ class ForeignRenderersError(RolloutsError, ImportError):
 
 
 class MissingExtraError(RolloutsError, ImportError):
-    """A feature needs packages that are not installed. `extra` is the extra of mmrollouts that installs them."""
+    """A feature needs packages that are not installed. `extra` is the extra of mmrollouts that installs them.
+
+    Cure: run the `pip install` command in the text.
+    """
 
     def __init__(self, feature: str, extra: str, missing: str) -> None:
         self.feature = feature
@@ -50,7 +60,10 @@ class MissingExtraError(RolloutsError, ImportError):
 
 
 class UnsupportedVersionError(RolloutsError, ImportError):
-    """A feature needs another version of a package than the installed one. `version` is the installed one."""
+    """A feature needs another version of a package than the installed one. `version` is the installed one.
+
+    Cure: install the version that the text names.
+    """
 
     def __init__(self, feature: str, package: str, version: str, needed: str, reason: str) -> None:
         self.feature = feature
@@ -60,7 +73,10 @@ class UnsupportedVersionError(RolloutsError, ImportError):
 
 
 class ArgumentError(RolloutsError, ValueError):
-    """An argument has a wrong value. `name` is the argument."""
+    """An argument has a wrong value. `name` is the argument.
+
+    Cure: pass a value as the text says.
+    """
 
     def __init__(self, name: str, value: object, rule: str) -> None:
         self.name = name
@@ -71,11 +87,17 @@ class ArgumentError(RolloutsError, ValueError):
 
 
 class TrajectoryError(RolloutsError):
-    """Root of the errors of trajectories."""
+    """Root of the errors of trajectories.
+
+    Cure: that of the class that was raised.
+    """
 
 
 class TrajectoryFinishedError(TrajectoryError):
-    """A finished episode cannot be changed."""
+    """A finished episode cannot be changed.
+
+    Cure: make changes before `finish`, or copy what is needed.
+    """
 
     def __init__(self, episode_id: str, field: str) -> None:
         self.episode_id = episode_id
@@ -84,19 +106,32 @@ class TrajectoryFinishedError(TrajectoryError):
 
 
 class InvalidTrajectoryError(TrajectoryError, ValueError):
-    """Values of a trajectory contradict each other. Decoding reports this error as a `transport.MalformedError`."""
+    """Values of a trajectory contradict each other. Decoding reports this error as a `transport.MalformedError`.
+
+    Cure: make the trajectory of what the engine received and returned; the text names the values that contradict each
+    other.
+    """
 
 
 class InvalidTurnError(InvalidTrajectoryError):
-    """The prompt, the messages and the completion of a turn contradict each other, or have values out of range."""
+    """The prompt, the messages and the completion of a turn contradict each other, or have values out of range.
+
+    Cure: pass the prompt as it was rendered and the completion as the engine returned it.
+    """
 
 
 class InvalidNodeError(InvalidTurnError):
-    """The arrays, weight spans or media of a token node contradict each other, or have values out of range."""
+    """The arrays, weight spans or media of a token node contradict each other, or have values out of range.
+
+    Cure: pass arrays of one length, ids and versions that are in range, and media whose ranges are inside the node.
+    """
 
 
 class NodeIndexError(TrajectoryError, IndexError):
-    """A trajectory has no node of this index."""
+    """A trajectory has no node of this index.
+
+    Cure: pass one of `trajectory.leaves()`.
+    """
 
     def __init__(self, episode_id: str, node: int, count: int) -> None:
         self.episode_id = episode_id
@@ -105,7 +140,10 @@ class NodeIndexError(TrajectoryError, IndexError):
 
 
 class MissingColumnError(TrajectoryError):
-    """A node on the way to a leaf has no extra of that name, or none with rows like those of the root."""
+    """A node on the way to a leaf has no extra of that name, or none with rows like those of the root.
+
+    Cure: let the engine report the extra in every turn, or read those of single nodes from `nodes[i].extras`.
+    """
 
     def __init__(self, episode_id: str, node: int, name: str, root_rows: str) -> None:
         self.episode_id = episode_id
@@ -118,7 +156,10 @@ class MissingColumnError(TrajectoryError):
 
 
 class InvalidStepError(TrajectoryError):
-    """A step cannot become a turn. `step` is its place in the list, `field` where in it the trouble is."""
+    """A step cannot become a turn. `step` is its place in the list, `field` where in it the trouble is.
+
+    Cure: correct the field of the step that the text names.
+    """
 
     def __init__(self, step: int, field: str, reason: str) -> None:
         self.step = step
@@ -128,7 +169,10 @@ class InvalidStepError(TrajectoryError):
 
 
 class InvalidTraceError(TrajectoryError):
-    """A trace of verifiers cannot become a trajectory. `field` is the place in it: "nodes[3].logprobs"."""
+    """A trace of verifiers cannot become a trajectory. `field` is the place in it: "nodes[3].logprobs".
+
+    Cure: correct the field of the trace that the text names, or write it with a supported release of verifiers.
+    """
 
     def __init__(self, trace: str, field: str, reason: str) -> None:
         self.field = field
@@ -137,7 +181,10 @@ class InvalidTraceError(TrajectoryError):
 
 
 class MissingProcessorError(RolloutsError):
-    """Pixels are to be made of a source and nothing here makes them of its modality."""
+    """Pixels are to be made of a source and nothing here makes them of its modality.
+
+    Cure: pass `processors=renderer.processors`.
+    """
 
     def __init__(self, modality: str) -> None:
         self.modality = modality
@@ -145,7 +192,10 @@ class MissingProcessorError(RolloutsError):
 
 
 class PixelFormError(RolloutsError):
-    """Media cannot be packed or used in the form asked for."""
+    """Media cannot be packed or used in the form asked for.
+
+    Cure: pack the episodes with another `pixels`, as the text says.
+    """
 
     def __init__(self, reason: str, cure: str) -> None:
         self.reason = reason
@@ -160,6 +210,8 @@ class EngineError(RolloutsError):
 
     `request_id` names the request or the control call. `server` is the address of the server that it was for, without
     credentials; None where no server is concerned.
+
+    Cure: that of the class that was raised; `rollouts doctor` checks a server.
     """
 
     def __init__(self, request_id: str, reason: str) -> None:
@@ -182,11 +234,17 @@ class EngineError(RolloutsError):
 
 
 class InvalidRequestError(EngineError, ValueError):
-    """A request was refused before it reached the model."""
+    """A request was refused before it reached the model.
+
+    Cure: correct the field of the request or of `SamplingParams` that the text names.
+    """
 
 
 class OverlongPromptError(InvalidRequestError):
-    """The prompt leaves no room for a single new token."""
+    """The prompt leaves no room for a single new token.
+
+    Cure: shorten the conversation, end the episode earlier (`EpisodeLimits`), or serve the model with a longer context.
+    """
 
     def __init__(self, request_id: str, prompt_tokens: int, limit: int) -> None:
         self.prompt_tokens = prompt_tokens
@@ -199,15 +257,24 @@ class OverlongPromptError(InvalidRequestError):
 
 
 class EngineFailedError(EngineError):
-    """An engine raised something of its own, which is chained."""
+    """An engine raised something of its own, which is chained.
+
+    Cure: correct the engine; the chained exception has its traceback.
+    """
 
 
 class GenerationInterruptedError(EngineError):
-    """An engine ended a completion with the finish reason "abort" or "error"."""
+    """An engine ended a completion with the finish reason "abort" or "error".
+
+    Cure: repeat the episode (`RetryPolicy` does); if it happens often, find out who aborts requests at the server.
+    """
 
 
 class EngineStartError(EngineError):
-    """An engine could not be started. `command` started it, `last_lines` is the end of its log, which is at `log`."""
+    """An engine could not be started. `command` started it, `last_lines` is the end of its log, which is at `log`.
+
+    Cure: read the end of the log in the text; usually the command, the model's directory or the memory is the reason.
+    """
 
     def __init__(self, command: str, reason: str, last_lines: str, log: object) -> None:
         self.command = command
@@ -218,7 +285,10 @@ class EngineStartError(EngineError):
 
 
 class UnknownAdapterError(InvalidRequestError):
-    """A server does not have the LoRA adapter of a request. `adapter` is its name, `loaded` has those of the others."""
+    """A server does not have the LoRA adapter of a request. `adapter` is its name, `loaded` has those of the others.
+
+    Cure: load the adapter with `load_adapter(name, directory)`.
+    """
 
     def __init__(self, request_id: str, adapter: str, loaded: Iterable[str]) -> None:
         self.adapter = adapter
@@ -231,7 +301,10 @@ class UnknownAdapterError(InvalidRequestError):
 
 
 class MissingLogProbsError(EngineError):
-    """An engine returned tokens without a usable log-probability for each of them."""
+    """An engine returned tokens without a usable log-probability for each of them.
+
+    Cure: configure the engine to return its own log-probability, before temperature and top-k, for every sampled token.
+    """
 
     def __init__(self, request_id: str, reason: str) -> None:
         super().__init__(
@@ -242,19 +315,31 @@ class MissingLogProbsError(EngineError):
 
 
 class MalformedResultError(EngineError):
-    """An engine returned something other than what was asked for."""
+    """An engine returned something other than what was asked for.
+
+    Cure: correct the engine, or update the server to a supported version (`rollouts doctor` checks it).
+    """
 
 
 class EngineClosedError(EngineError):
-    """The engine was closed before the request was answered."""
+    """The engine was closed before the request was answered.
+
+    Cure: keep the engine open until its requests are answered.
+    """
 
 
 class ServerUnreachableError(EngineError):
-    """No server answered: refused, reset, or gone in the middle of an answer, after all retries."""
+    """No server answered: refused, reset, or gone in the middle of an answer, after all retries.
+
+    Cure: start the server, or correct its address.
+    """
 
 
 class NoServerError(ServerUnreachableError):
-    """No member of a fleet could answer. `reasons` has, by the name of each member, why not."""
+    """No member of a fleet could answer. `reasons` has, by the name of each member, why not.
+
+    Cure: start a server of the fleet, or add one.
+    """
 
     def __init__(self, request_id: str, reasons: Mapping[str, object]) -> None:
         self.reasons = {name: str(reason) for name, reason in reasons.items()}
@@ -268,7 +353,10 @@ class NoServerError(ServerUnreachableError):
 
 
 class FleetMismatchError(EngineError):
-    """A member of a fleet serves something else than the others. `field` names what differs."""
+    """A member of a fleet serves something else than the others. `field` names what differs.
+
+    Cure: start the member's server with the options of the others, or put it into a fleet of its own.
+    """
 
     def __init__(self, member: str, field: str, value: object, other: str, expected: object) -> None:
         self.member = member
@@ -284,6 +372,8 @@ class FleetControlError(EngineError):
     """A control call of a fleet failed at some members. `errors` has what each raised, `results` what others returned.
 
     `undone` names the members at which the call was taken back.
+
+    Cure: repair or remove the members that the text names, then repeat the call.
     """
 
     def __init__(
@@ -303,7 +393,10 @@ class FleetControlError(EngineError):
 
 
 class ServerFileError(RolloutsError):
-    """The file that names the servers of a fleet cannot be used. `path` is the file."""
+    """The file that names the servers of a fleet cannot be used. `path` is the file.
+
+    Cure: write one address a line into the file, and keep it readable while the fleet runs.
+    """
 
     def __init__(self, path: object, reason: str) -> None:
         self.path = path
@@ -311,7 +404,10 @@ class ServerFileError(RolloutsError):
 
 
 class ServerActorError(RolloutsError):
-    """An actor of Ray does not give the address of its server. `name` is the name of the actor."""
+    """An actor of Ray does not give the address of its server. `name` is the name of the actor.
+
+    Cure: pass names of `rollouts.ray.RayServers`, or of actors with a method `base_url`, in this namespace.
+    """
 
     def __init__(self, name: str, reason: str) -> None:
         self.name = name
@@ -322,11 +418,18 @@ class ServerActorError(RolloutsError):
 
 
 class ServerTimeoutError(EngineError):
-    """A deadline passed. Whether the server did what was asked is unknown."""
+    """A deadline passed. Whether the server did what was asked is unknown.
+
+    Cure: raise the deadline in the engine's limits, or send fewer requests at once; read the server's log if it does
+    not answer at all.
+    """
 
 
 class ServerError(EngineError):
-    """A server answered with an error. `status` is the HTTP status, `body` the beginning of what it said."""
+    """A server answered with an error. `status` is the HTTP status, `body` the beginning of what it said.
+
+    Cure: read the body in the text and the server's log; `rollouts doctor` checks the server.
+    """
 
     def __init__(self, request_id: str, reason: str, *, status: int, body: str) -> None:
         self.status = status
@@ -335,23 +438,40 @@ class ServerError(EngineError):
 
 
 class CapabilityError(EngineError):
-    """The server, as it was started, cannot do what is asked, or contradicts the configuration; nothing was sent."""
+    """The server, as it was started, cannot do what is asked, or contradicts the configuration; nothing was sent.
+
+    Cure: start the server with the option that the text names, or correct the configuration here; `rollouts doctor`
+    lists what the server lacks.
+    """
 
 
 class ApiKeyError(CapabilityError):
-    """A server refuses the API key that it was given, or wants one."""
+    """A server refuses the API key that it was given, or wants one.
+
+    Cure: pass the server's key as `api_key`, or to commands with `--api-key-env`.
+    """
 
 
 class UnsafeControlError(EngineError):
-    """A control call was refused because in this state it would take the server down or corrupt what it answers."""
+    """A control call was refused because in this state it would take the server down or corrupt what it answers.
+
+    Cure: bring the engine into the state that the text names first: pause it, or wait for the other update.
+    """
 
 
 class WeightUpdateError(RolloutsError):
-    """New weights could not be taken. Nothing was changed, unless the text says what state was left."""
+    """New weights could not be taken. Nothing was changed, unless the text says what state was left.
+
+    Cure: await the update that runs, or update again with weights of the served model and a new version; the text says
+    what was left.
+    """
 
 
 class NoJsonFormError(RolloutsError):
-    """A value cannot be written as JSON. `type_name` is its class."""
+    """A value cannot be written as JSON. `type_name` is its class.
+
+    Cure: record plain data, an array or a tensor.
+    """
 
     def __init__(self, value: object) -> None:
         self.type_name = f"{type(value).__module__}.{type(value).__qualname__}"
@@ -364,7 +484,10 @@ class NoJsonFormError(RolloutsError):
 
 
 class SampleError(RolloutsError, ValueError):
-    """A training sample contradicts itself. `sample` names it. Decoding reports it as a `transport.MalformedError`."""
+    """A training sample contradicts itself. `sample` names it. Decoding reports it as a `transport.MalformedError`.
+
+    Cure: give each column one value for each token, with ids of the tokenizer and finite numbers.
+    """
 
     def __init__(self, sample: str, reason: str) -> None:
         self.sample = sample
@@ -375,11 +498,16 @@ class SampleError(RolloutsError, ValueError):
 class BatchError(RolloutsError, ValueError):
     """Tensors or rows of a batch contradict each other, or batches cannot be combined. Decoding reports this error as a
     `transport.MalformedError`.
+
+    Cure: make the rows or batches alike in what the text names, or make the batch again from its samples.
     """
 
 
 class RowIndexError(RolloutsError, IndexError):
-    """A batch or a list of tensors has no row of this index."""
+    """A batch or a list of tensors has no row of this index.
+
+    Cure: pass an index in the range that the text gives.
+    """
 
     def __init__(self, index: object, count: int, rule: str) -> None:
         self.index = index
@@ -388,11 +516,17 @@ class RowIndexError(RolloutsError, IndexError):
 
 
 class AdvantageError(RolloutsError, ValueError):
-    """Rewards and groups from which no advantages can be computed."""
+    """Rewards and groups from which no advantages can be computed.
+
+    Cure: pass finite rewards and one group name for each of them.
+    """
 
 
 class MismatchError(RolloutsError):
-    """The mismatch is above a threshold. `exceeded`: name, value and threshold of each figure, in nats."""
+    """The mismatch is above a threshold. `exceeded`: name, value and threshold of each figure, in nats.
+
+    Cure: read `report_text(report)`, or find the cause with `diagnose_mismatch`, before training on these tokens.
+    """
 
     def __init__(
         self, exceeded: Sequence[tuple[str, float, float]], tokens: int, worst: str, causes: Sequence[str]
@@ -409,7 +543,10 @@ class MismatchError(RolloutsError):
 
 
 class PixelMismatchError(RolloutsError):
-    """Pixels derived again from a source are not those that the sampler saw."""
+    """Pixels derived again from a source are not those that the sampler saw.
+
+    Cure: use the same preprocessor_config.json and the same version of Pillow on both sides.
+    """
 
     def __init__(self, expected: str, actual: str) -> None:
         self.expected = expected
@@ -421,7 +558,10 @@ class PixelMismatchError(RolloutsError):
 
 
 class UnsupportedModelError(RolloutsError):
-    """Something that runs a model by itself does not know this architecture. `model_type` names it."""
+    """Something that runs a model by itself does not know this architecture. `model_type` names it.
+
+    Cure: use what the text offers instead, such as `layout="padded"` or a model that transformers supports.
+    """
 
     def __init__(self, model_type: str, reason: str) -> None:
         self.model_type = model_type

@@ -26,6 +26,8 @@ class RewardError(RolloutsError):
     """A reward function raised an exception, which is chained, or returned something other than finite numbers.
 
     `name` is the name of the reward; `place` is the environment, or the group, for which it was called.
+
+    Cure: correct the reward function: it returns finite numbers, and its exception, if any, is chained.
     """
 
     def __init__(self, name: str, place: str, reason: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import command_reference
+import error_page
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from nav_patterns import expanded
@@ -10,7 +12,12 @@ from python_reference import python_reference_pages
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages, then put every page that the navigation does not name at the place of its pattern."""
-    for path, text in python_reference_pages().items():
+    pages = {
+        command_reference.PAGE: command_reference.command_page(),
+        error_page.PAGE: error_page.error_page(),
+        **python_reference_pages(),
+    }
+    for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
     config.nav = expanded(config.nav, [file.src_uri for file in files.documentation_pages()])
     return files

@@ -15,7 +15,7 @@ def expanded(nav: Sequence[Any], pages: Sequence[str]) -> list[Any]:
     in the order of their names. A section without pages is left out.
     """
     named = set(_pages_named(nav))
-    free = sorted(page for page in pages if page not in named)
+    free = sorted((page for page in pages if page not in named), key=lambda page: page.removesuffix(".md"))
     return _expanded_entries(nav, free)
 
 

@@ -7,45 +7,21 @@ import dataclasses
 import importlib
 import inspect
 import pickle
-import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pytest
+from error_classes import error_classes
 
-from renderers.errors import MediaDigestError, RendererError
+from renderers.errors import MediaDigestError
 from rollouts import Trajectory
 from rollouts.errors import OverlongPromptError, RolloutsError
-from transport.errors import DecodeError, TransportError
-
-ROOT = Path(__file__).parent.parent
-ROOTS = (RendererError, TransportError, RolloutsError)
-
-
-def modules_that_declare_errors() -> Iterator[str]:
-    for package in ("renderers", "transport", "rollouts"):
-        for path in sorted((ROOT / package).rglob("*.py")):
-            if re.search(r"^class \w+Error\(", path.read_text(encoding="utf-8"), re.MULTILINE):
-                yield ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-
-
-def subclasses(root: type[Exception]) -> Iterator[type[Exception]]:
-    yield root
-    for each in root.__subclasses__():
-        yield from subclasses(each)
-
-
-def error_classes() -> list[type[Exception]]:
-    for name in modules_that_declare_errors():
-        importlib.import_module(name)
-    found = {each for root in ROOTS for each in subclasses(root)}
-    ours = (each for each in found if each.__module__.partition(".")[0] in ("renderers", "transport", "rollouts"))
-    return sorted(ours, key=lambda each: (each.__module__, each.__name__))
+from transport.errors import DecodeError
 
 
 def argument(annotation: Any, name: str) -> Any:

@@ -10,7 +10,10 @@ from typing import Any
 
 
 class TransportError(Exception):
-    """Root of every error that `transport` raises on purpose."""
+    """Root of every error that `transport` raises on purpose.
+
+    Cure: that of the class that was raised; every class has its own.
+    """
 
     def __reduce__(self) -> tuple[object, ...]:
         # For pickle and copy: from `args` and the fields, because constructors have parameters of their own.
@@ -23,7 +26,10 @@ class TransportError(Exception):
 
 
 class MissingExtraError(TransportError, ImportError):
-    """A feature needs packages that are not installed. `extra` is the extra of mmrollouts that installs them."""
+    """A feature needs packages that are not installed. `extra` is the extra of mmrollouts that installs them.
+
+    Cure: run the `pip install` command in the text.
+    """
 
     def __init__(self, feature: str, extra: str, missing: str) -> None:
         self.feature = feature
@@ -33,7 +39,10 @@ class MissingExtraError(TransportError, ImportError):
 
 
 class RegistrationError(TransportError):
-    """A class cannot be registered under the given wire name."""
+    """A class cannot be registered under the given wire name.
+
+    Cure: register each class once, with a name of its own that is not empty and a version from 1 up.
+    """
 
     def __init__(self, name: str, reason: str, cure: str) -> None:
         self.name = name
@@ -42,7 +51,10 @@ class RegistrationError(TransportError):
 
 
 class EncodeError(TransportError):
-    """A value cannot be encoded; `path` is its path inside the object."""
+    """A value cannot be encoded; `path` is its path inside the object.
+
+    Cure: change the value at the path as the text says.
+    """
 
     def __init__(self, path: str, reason: str, cure: str) -> None:
         self.path = path
@@ -52,7 +64,10 @@ class EncodeError(TransportError):
 
 
 class NotEncodableError(TransportError, ValueError):
-    """A value has no wire format. The encoder raises an `EncodeError` from it, which has the path of the value."""
+    """A value has no wire format. The encoder raises an `EncodeError` from it, which has the path of the value.
+
+    Cure: none here: callers of the encoder receive the `EncodeError` that is made of it.
+    """
 
     def __init__(self, reason: str, cure: str) -> None:
         self.reason = reason
@@ -61,11 +76,17 @@ class NotEncodableError(TransportError, ValueError):
 
 
 class DecodeError(TransportError):
-    """Bytes cannot be decoded."""
+    """Bytes cannot be decoded.
+
+    Cure: that of the class that was raised.
+    """
 
 
 class MalformedError(DecodeError):
-    """The bytes are not a valid message or record file."""
+    """The bytes are not a valid message or record file.
+
+    Cure: ask the sender for the message again, or restore the file from a copy.
+    """
 
     def __init__(self, what: str, cure: str = "Ask the sender for the message again.") -> None:
         self.what = what
@@ -73,7 +94,10 @@ class MalformedError(DecodeError):
 
 
 class TruncatedError(DecodeError):
-    """The bytes are incomplete. `expected` and `actual` are byte counts."""
+    """The bytes are incomplete. `expected` and `actual` are byte counts.
+
+    Cure: ask the sender for the message again; a record file can be repaired with `repair_record_file`.
+    """
 
     def __init__(self, what: str, expected: int, actual: int) -> None:
         self.what = what
@@ -87,6 +111,9 @@ class ChecksumError(DecodeError):
 
     `expected` and `actual` are the two checksums in hex, None if the header that holds the checksum is damaged. For a
     record file, `index` is the record that cannot be read and `offset` the byte at which the damage begins.
+
+    Cure: ask the sender for the message again; for a file, restore it from a copy, or drop the damaged records with
+    `repair_record_file`.
     """
 
     def __init__(
@@ -115,6 +142,8 @@ class UnknownTypeError(DecodeError):
 
     `declared_in` is the module that declares it according to the sender, "" if unknown; `reason` is why that module
     could not be imported. Types of this distribution need no import by the user.
+
+    Cure: import the module that declares the type with `@wire_type` in the process that decodes.
     """
 
     def __init__(self, name: str, declared_in: str = "", reason: str = "") -> None:
@@ -137,7 +166,10 @@ class UnknownTypeError(DecodeError):
 
 
 class VersionError(DecodeError):
-    """The sender writes a newer version than this process reads."""
+    """The sender writes a newer version than this process reads.
+
+    Cure: update mmrollouts in this process.
+    """
 
     def __init__(self, what: str, theirs: int, ours: int) -> None:
         self.what = what
@@ -149,7 +181,10 @@ class VersionError(DecodeError):
 
 
 class MissingFieldError(DecodeError):
-    """The message lacks a field that has no default in this process."""
+    """The message lacks a field that has no default in this process.
+
+    Cure: give the field a default, or install one version on both sides.
+    """
 
     def __init__(self, type_name: str, field: str) -> None:
         self.type_name = type_name
@@ -161,7 +196,10 @@ class MissingFieldError(DecodeError):
 
 
 class MissingMediaError(DecodeError):
-    """A message refers to media that the sender omitted and that this process does not have."""
+    """A message refers to media that the sender omitted and that this process does not have.
+
+    Cure: ask the sender for the media.
+    """
 
     def __init__(self, digest: str) -> None:
         self.digest = digest
@@ -171,7 +209,10 @@ class MissingMediaError(DecodeError):
 
 
 class LimitError(DecodeError):
-    """A message is larger than the receiver accepts. `limit` is the name of the `DecodeLimits` field."""
+    """A message is larger than the receiver accepts. `limit` is the name of the `DecodeLimits` field.
+
+    Cure: if the sender is trusted, raise the field of `DecodeLimits` that the text names.
+    """
 
     def __init__(self, limit: str, allowed: int, actual: int) -> None:
         self.limit = limit
@@ -184,7 +225,10 @@ class LimitError(DecodeError):
 
 
 class FileLockedError(TransportError):
-    """A record file is open in a writer or being repaired. `pid` and `host` name that process; None if unknown."""
+    """A record file is open in a writer or being repaired. `pid` and `host` name that process; None if unknown.
+
+    Cure: wait until the file is closed, or write to another file and merge the two.
+    """
 
     def __init__(self, path: str, pid: int | None = None, host: str | None = None) -> None:
         self.path = path
@@ -200,7 +244,10 @@ class FileLockedError(TransportError):
 
 
 class LockingUnavailableError(TransportError):
-    """The file system of a record file has no locks, so that two writers could open the file at once."""
+    """The file system of a record file has no locks, so that two writers could open the file at once.
+
+    Cure: write to a file system with `flock`, and move the file when it is complete.
+    """
 
     def __init__(self, path: str, reason: str) -> None:
         self.path = path
@@ -212,7 +259,10 @@ class LockingUnavailableError(TransportError):
 
 
 class FileDeletedError(TransportError):
-    """A record file was deleted while its writer had it open; further records would be lost."""
+    """A record file was deleted while its writer had it open; further records would be lost.
+
+    Cure: open a new writer, and let nothing delete the file while it is open.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -220,7 +270,10 @@ class FileDeletedError(TransportError):
 
 
 class WriterClosedError(TransportError):
-    """A writer was used after `close`, or in a process that was forked from the one that opened it."""
+    """A writer was used after `close`, or in a process that was forked from the one that opened it.
+
+    Cure: open a writer on a file of its own.
+    """
 
     def __init__(self, path: str, reason: str) -> None:
         self.path = path
@@ -229,7 +282,10 @@ class WriterClosedError(TransportError):
 
 
 class WriterBusyError(TransportError):
-    """A signal handler called `append` on a writer while it interrupted another `append` of that writer."""
+    """A signal handler called `append` on a writer while it interrupted another `append` of that writer.
+
+    Cure: set a flag in the signal handler, and append after the interrupted call.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -240,7 +296,10 @@ class WriterBusyError(TransportError):
 
 
 class MemoryLimitError(DecodeError):
-    """The system refused the memory for decompression. `nbytes` is the number of bytes requested."""
+    """The system refused the memory for decompression. `nbytes` is the number of bytes requested.
+
+    Cure: read the file on a larger machine, or set `max_total_bytes` of `DecodeLimits` to refuse such records.
+    """
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -251,7 +310,10 @@ class MemoryLimitError(DecodeError):
 
 
 class FileChangedError(TransportError):
-    """Another writer changed a record file. `expected` and `actual` are sizes in bytes."""
+    """Another writer changed a record file. `expected` and `actual` are sizes in bytes.
+
+    Cure: give each writer a file of its own.
+    """
 
     def __init__(self, path: str, expected: int, actual: int) -> None:
         self.path = path
@@ -267,6 +329,8 @@ class MessageOrderError(DecodeError):
     """A message is not the next message of the connection. `expected` and `actual` are message numbers.
 
     They are equal if the message belongs to another connection, whose first message was not received.
+
+    Cure: deliver every message once and in order, or call `restart()` on the encoder.
     """
 
     def __init__(self, expected: int, actual: int) -> None:
@@ -280,7 +344,10 @@ class MessageOrderError(DecodeError):
 
 
 class StepMediaError(TransportError):
-    """The media of a step are inconsistent, or were edited after shortening. `step` is the index of the step."""
+    """The media of a step are inconsistent, or were edited after shortening. `step` is the index of the step.
+
+    Cure: correct the media table of the step as the text says.
+    """
 
     def __init__(self, step: int, reason: str, cure: str) -> None:
         self.step = step

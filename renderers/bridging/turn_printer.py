@@ -12,7 +12,7 @@ from renderers.template.content_forms import ContentForms, has_text
 from renderers.template.probe_conversation import ProbeConversation, content_form_of
 from renderers.tokens.encoding import BodyPolicy, PrintedControl, find_controls
 from renderers.tokens.tokenizer import TemplateTokenizer
-from renderers.turn_boundaries import TurnEnd, TurnShape, regions, turn_end
+from renderers.turn_boundaries import TurnEnd, TurnShape, regions, sampled_start, turn_end
 
 _log = logging.getLogger("renderers")
 
@@ -95,7 +95,10 @@ class TurnPrinter:
         printed = self.template.print(messages, tools=tools, add_generation_prompt=True)
         controls = self.controls(printed, messages)
         region = regions(printed).get(turn)
-        end = None if region is None else turn_end(printed, controls, turn, region, self.shape)
+        if region is None:
+            return None
+        begin = sampled_start(printed, controls, region, self.shape)
+        end = turn_end(printed, controls, turn, region, begin, self.shape)
         return None if end is None else Continued(printed, controls, end)
 
     def print_history(self, messages: Messages, tools: Tools | None) -> str:

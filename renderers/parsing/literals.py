@@ -30,7 +30,10 @@ CONSTANTS: Mapping[str, Any] = {"True": True, "False": False, "None": None, "tru
 
 
 class InvalidJsonError(RendererError, ValueError):
-    """The text is not JSON, or its value cannot be written as JSON again."""
+    """The text is not JSON, or its value cannot be written as JSON again.
+
+    Cure: none here: the parser keeps the text of the tool call, with a status that says what is wrong.
+    """
 
 
 def parse_json(text: str) -> Any:
@@ -69,7 +72,10 @@ def is_deeper_than(value: Any, levels: int) -> bool:
 
 
 class LiteralError(RendererError, ValueError):
-    """The text is not a value of the language."""
+    """The text is not a value of the language.
+
+    Cure: none here: the parser keeps the text of the tool call, with a status that says what is wrong.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ class AsciiEncoder:
         return words if agrees else None
 
     def encode(self, text: str, cuts: Sequence[int] = ()) -> tuple[list[int], dict[int, int]] | None:
-        """The ids of ASCII text, and for each character of `cuts` the first token that starts there or later.
+        """The ids of ASCII text, and for each of `cuts` (ascending characters) the first token from there on.
 
         None where a step drops characters: only the tokenizer itself knows the positions then.
         """
@@ -95,9 +95,11 @@ class AsciiEncoder:
             return None
         tokens = list(itertools.accumulate(map(len, pieces), initial=0))
         token_at: dict[int, int] = {}
+        inside = token = 0
         for cut in cuts:
             word = bisect.bisect_right(starts, cut) - 1
-            inside, token = starts[word], tokens[word]
+            if inside < starts[word]:  # else the cut before lies in the same word
+                inside, token = starts[word], tokens[word]
             while inside < cut:
                 inside += self._token_length[ids[token]]
                 token += 1

@@ -6,7 +6,7 @@ pass, so that scaffold and body merge exactly as if the whole prompt were tokeni
 
 from __future__ import annotations
 
-import itertools
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -105,11 +105,8 @@ def encode_printed(
     position = begin
 
     def add_run(end: int) -> None:
-        cuts: list[int] = []
-        for mark in itertools.islice(marks, len(tokens_at), None):
-            if mark >= end:
-                break
-            cuts.append(max(mark - position, 0))
+        first = len(tokens_at)
+        cuts = [max(mark - position, 0) for mark in marks[first : bisect_left(marks, end, lo=first)]]
         run = tokenizer.encode_run(text[position:end], cuts, first=position == 0)
         tokens_at.extend(len(ids) + run.token_at[cut] for cut in cuts)
         ids.extend(run.ids)

@@ -11,6 +11,8 @@ class CommandFileError(RolloutsError):
     """A path given to a command cannot be read or written, or does not hold what the command needs.
 
     `path` names it, `line` (from 1) the place in it if there is one.
+
+    Cure: pass a path that exists and can be read, or, for an output, one that does not exist yet and can be written.
     """
 
     def __init__(self, path: Path, reason: str, *, line: int | None = None) -> None:
@@ -21,7 +23,10 @@ class CommandFileError(RolloutsError):
 
 
 class ExportError(RolloutsError):
-    """A medium was not exported. `digest` names it."""
+    """A medium was not exported. `digest` names it.
+
+    Cure: choose another `--out`, or restore the damaged medium.
+    """
 
     def __init__(self, digest: str, reason: str) -> None:
         self.digest = digest

@@ -25,7 +25,11 @@ from rollouts.trajectory.tree import Trajectory
 
 
 class UserSimulationError(RolloutsError):
-    """A simulated user wrote a message that the conversation cannot continue with."""
+    """A simulated user wrote a message that the conversation cannot continue with.
+
+    Cure: change the instructions or `max_tokens` of the simulated user as the text says, and run it inside
+    `run_episode`.
+    """
 
 
 class UserSimulation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -33,6 +34,15 @@ async def generate_completion(engine: Engine, request: GenerateRequest, vocab_si
 async def generate_completions(
     engine: Engine, request: GenerateRequest, vocab_size: int | None, listen: TokenListener | None = None
 ) -> list[Completion]:
+    """The completions of a request, by index, none of which was interrupted. Raises as `generated`."""
+    completions = await generated(engine, request, vocab_size, listen)
+    check_uninterrupted(request, completions)
+    return completions
+
+
+async def generated(
+    engine: Engine, request: GenerateRequest, vocab_size: int | None, listen: TokenListener | None = None
+) -> list[Completion]:
     """The completions of a request, by index. `listen` receives their tokens earlier, if the engine streams them.
 
     Raises `EngineError`; `EngineFailedError` if the engine raises an exception that is not of this distribution.
@@ -48,12 +58,16 @@ async def generate_completions(
         else:
             result = await engine.generate(request)
         check_result(request, result, vocab_size=vocab_size)
-    for completion in result.completions:
+    return sorted(result.completions, key=lambda completion: completion.index)
+
+
+def check_uninterrupted(request: GenerateRequest, completions: Iterable[Completion]) -> None:
+    """Raises `GenerationInterruptedError` for a completion that the engine ended before its end."""
+    for completion in completions:
         if completion.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
             raise GenerationInterruptedError(
                 request.request_id, f"generation ended with {completion.finish_reason.value!r}"
             )
-    return sorted(result.completions, key=lambda completion: completion.index)
 
 
 def known_vocab_size(engine: object, renderer: object) -> int | None:

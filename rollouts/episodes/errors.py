@@ -19,7 +19,10 @@ ErrorKind: TypeAlias = Literal["engine", "media", "environment"]
 
 
 class EpisodeError(RolloutsError):
-    """An episode failed. `trajectory` holds the completed turns; the cause is chained."""
+    """An episode failed. `trajectory` holds the completed turns; the cause is chained.
+
+    Cure: that of the chained error; the completed turns are in `trajectory`.
+    """
 
     def __init__(self, reason: str, trajectory: Trajectory) -> None:
         self.reason = reason
@@ -34,6 +37,9 @@ class EpisodesError(RolloutsError):
     `errors` holds the `EpisodeError` of each episode that failed; the first is chained. `trajectories` holds one
     trajectory per spec, in order, with the completed turns; `error` is not empty on the trajectories of episodes that
     failed, were stopped or did not begin.
+
+    Cure: that of each error in `errors`; to keep the other episodes running, use `Runner`, which keeps failed episodes
+    with their error.
     """
 
     def __init__(self, errors: Sequence[EpisodeError], trajectories: Sequence[Trajectory]) -> None:
@@ -44,7 +50,10 @@ class EpisodesError(RolloutsError):
 
 
 class EpisodeArgumentError(ArgumentError):
-    """An argument of `run_episode`, `run_episodes` or `EpisodeSpec` has a wrong value. `name` is the argument."""
+    """An argument of `run_episode`, `run_episodes` or `EpisodeSpec` has a wrong value. `name` is the argument.
+
+    Cure: pass a value as the text says.
+    """
 
 
 class EpisodeLimitError(RolloutsError):
@@ -52,6 +61,8 @@ class EpisodeLimitError(RolloutsError):
 
     `limit` is the name of the limit, `reason` what reached it. An environment that calls the policy through its
     `EpisodeContext` may catch this error, to return a last reward.
+
+    Cure: none is needed: the episode is kept as truncated. Raise the limit if episodes are to be longer.
     """
 
     def __init__(self, limit: str, reason: str) -> None:
@@ -61,13 +72,19 @@ class EpisodeLimitError(RolloutsError):
 
 
 class EnvironmentProtocolError(RolloutsError):
-    """An environment returned a value that its protocol does not allow."""
+    """An environment returned a value that its protocol does not allow.
+
+    Cure: return what `Environment` describes: messages from `reset`, a `StepResult` from `step`, an instance from
+    `make_environment`.
+    """
 
 
 class EnvironmentFailedError(RolloutsError):
     """An environment raised an exception, which is chained.
 
     `method` is "reset", "step", "tools", or "make_environment", for which `environment` is empty.
+
+    Cure: correct the environment; the chained exception has its traceback.
     """
 
     def __init__(self, environment: str, method: str, error: BaseException) -> None:
@@ -76,7 +93,10 @@ class EnvironmentFailedError(RolloutsError):
 
 
 class RendererFailedError(RolloutsError):
-    """A renderer raised an exception other than a `RendererError`; it is chained. `method` is the method called."""
+    """A renderer raised an exception other than a `RendererError`; it is chained. `method` is the method called.
+
+    Cure: correct the renderer class; the chained exception has its traceback.
+    """
 
     def __init__(self, renderer: str, method: str, error: BaseException) -> None:
         self.method = method
@@ -88,6 +108,8 @@ class RemoteFailureError(RolloutsError):
 
     `error_type` is the name of its class, `kind` its kind (None: another attempt would have it, too), `trace` the
     traceback of code of the user; empty where there is none.
+
+    Cure: that of the exception which it names; the log of the other process has the traceback.
     """
 
     def __init__(self, error_type: str, reason: str, kind: ErrorKind | None, trace: str = "") -> None:
@@ -116,9 +138,10 @@ def ends_task(error: BaseException) -> bool:
     """Whether an exception is for the current task or the process, and not a failure of the call that raised it.
 
     A `CancelledError` is for the task if the task is being cancelled. Otherwise the call waited for something that was
-    cancelled, which is a failure like any other; so is a `BaseException` of a library, as that of a panic in Rust.
+    cancelled, which is a failure like any other; so is a `BaseException` of a library, as that of a panic in Rust, and
+    the `SystemExit` of code that is written as a program: one episode must not end all others.
     """
-    if any(isinstance(single, KeyboardInterrupt | SystemExit | GeneratorExit) for single in _single_errors(error)):
+    if any(isinstance(single, KeyboardInterrupt | GeneratorExit) for single in _single_errors(error)):
         return True
     if not any(isinstance(single, asyncio.CancelledError) for single in _single_errors(error)):
         return False

@@ -6,7 +6,10 @@ from rollouts.errors import RolloutsError
 
 
 class EndpointError(RolloutsError):
-    """An HTTP endpoint cannot listen on its address: the port is in use, needs privileges, or the host is not local."""
+    """An HTTP endpoint cannot listen on its address: the port is in use, needs privileges, or the host is not local.
+
+    Cure: pass another port, or `port=0` for any that is free.
+    """
 
     def __init__(self, host: str, port: int, reason: str) -> None:
         self.host = host
@@ -18,7 +21,10 @@ class EndpointError(RolloutsError):
 
 
 class SinkStartError(RolloutsError):
-    """A service that metrics are written to refuses them at the start. `service` is its name."""
+    """A service that metrics are written to refuses them at the start. `service` is its name.
+
+    Cure: for Weights & Biases run `wandb login`, or choose the mode offline.
+    """
 
     def __init__(self, service: str, reason: str, cure: str) -> None:
         self.service = service
@@ -27,7 +33,10 @@ class SinkStartError(RolloutsError):
 
 
 class TrainingLogError(RolloutsError):
-    """A record of a file of mismatches is none of `TrainingLog`. `path` is the file, `record` the number."""
+    """A record of a file of mismatches is none of `TrainingLog`. `path` is the file, `record` the number.
+
+    Cure: delete the file if another program wrote it.
+    """
 
     def __init__(self, path: str, record: int, reason: str) -> None:
         self.path = path

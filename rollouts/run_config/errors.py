@@ -26,7 +26,10 @@ class ConfigProblem:
 
 
 class RunConfigError(RolloutsError, ValueError):
-    """A configuration file of `rollouts run` cannot be used. `problems` has an entry for each thing that is wrong."""
+    """A configuration file of `rollouts run` cannot be used. `problems` has an entry for each thing that is wrong.
+
+    Cure: correct the keys that the text lists; `rollouts run --dry-run` checks the file.
+    """
 
     def __init__(self, path: Path, problems: Sequence[ConfigProblem]) -> None:
         self.path = path
@@ -56,7 +59,10 @@ class ProblemList:
 
 
 class TaskFileError(RolloutsError, ValueError):
-    """A file of tasks cannot be read. `row` is the line of a JSONL file, else the number of the row; both from 1."""
+    """A file of tasks cannot be read. `row` is the line of a JSONL file, else the number of the row; both from 1.
+
+    Cure: correct the line or row that the text names.
+    """
 
     def __init__(self, path: Path, row: int | None, reason: str, *, unit: str = "line") -> None:
         self.path = path

@@ -6,11 +6,17 @@ from rollouts.errors import RolloutsError
 
 
 class ServeError(RolloutsError):
-    """Root of the errors of `rollouts serve`."""
+    """Root of the errors of `rollouts serve`.
+
+    Cure: that of the class that was raised.
+    """
 
 
 class PortUnavailableError(ServeError):
-    """The server cannot listen on this address."""
+    """The server cannot listen on this address.
+
+    Cure: pass another port, or `--port 0` for any that is free.
+    """
 
     def __init__(self, host: str, port: int, reason: str) -> None:
         self.host = host
@@ -19,7 +25,10 @@ class PortUnavailableError(ServeError):
 
 
 class UnprotectedAddressError(ServeError):
-    """Other machines would reach a server without an API key."""
+    """Other machines would reach a server without an API key.
+
+    Cure: pass `--api-key-file`, or `--host 127.0.0.1`.
+    """
 
     def __init__(self, host: str) -> None:
         self.host = host
@@ -30,7 +39,10 @@ class UnprotectedAddressError(ServeError):
 
 
 class ApiKeyFileError(ServeError):
-    """The file with the API key cannot be used. `path` is the file."""
+    """The file with the API key cannot be used. `path` is the file.
+
+    Cure: pass a readable file that holds the key alone.
+    """
 
     def __init__(self, path: object, reason: str) -> None:
         self.path = path
@@ -38,7 +50,10 @@ class ApiKeyFileError(ServeError):
 
 
 class RequestError(ServeError):
-    """The response to a request is an error. `status` is that of HTTP; `kind` and `param` as in vLLM's errors."""
+    """The response to a request is an error. `status` is that of HTTP; `kind` and `param` as in vLLM's errors.
+
+    Cure: correct the field of the request that the response names.
+    """
 
     def __init__(self, status: int, message: str, kind: str = "BadRequestError", param: str | None = None) -> None:
         self.status = status

@@ -6,7 +6,7 @@ All routes that sample use one `PausableEngine`, so that a pause and an abort co
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -42,9 +42,13 @@ class _Exchange:
 
 @dataclass(eq=False)
 class _Running:
-    """A request of a client. `exchanges` are what the engine runs for it, by the id of each."""
+    """A request of a client. `exchanges` are what the engine runs for it, by the id of each.
+
+    `continues`: no pause ends it.
+    """
 
     request_id: str
+    continues: bool = False
     exchanges: dict[str, _Exchange] = field(default_factory=dict)
     is_aborted: bool = False
     is_waiting: bool = False
@@ -73,6 +77,12 @@ class PausableEngine:
         return size
 
     @property
+    def adapters(self) -> Callable[[], Awaitable[Mapping[str, str]]] | None:
+        """The method of the engine that lists its LoRA adapters; None for an engine without any."""
+        listing: Callable[[], Awaitable[Mapping[str, str]]] | None = getattr(self.engine, "adapters", None)
+        return listing
+
+    @property
     def is_paused(self) -> bool:
         return not self._open
 
@@ -93,6 +103,10 @@ class PausableEngine:
     async def generate_streamed(self, request: GenerateRequest, listen: TokenListener) -> GenerateResult:
         """As `generate`; `listen` receives tokens as they are sampled, or at the end where the engine streams none."""
         return await self._generate(request, listen)
+
+    def continuing(self) -> ContinuingEngine:
+        """This engine for requests that no pause ends: those of mode "abort" are for them as those of mode "keep"."""
+        return ContinuingEngine(self)
 
     async def close(self) -> None:
         """Close the engine."""
@@ -115,15 +129,15 @@ class PausableEngine:
         """Hold new requests back, and return once the engine has none.
 
         Requests end with the tokens that they have ("abort"; also those that wait), are finished first ("wait"), or
-        continue with `resume` ("keep").
+        continue with `resume` ("keep"; also with "abort" those of `continuing`).
         """
         self._open = False
         if mode == "abort":
-            await self.abort_all()
+            await self._abort([each for each in self._requests if not each.continues])
         while self.is_paused and not self._idle.is_set():  # `resume` may be called meanwhile
-            if mode == "keep":
-                for exchange in self._exchanges().values():
-                    exchange.is_kept = True
+            for each in self._requests:
+                for exchange in each.exchanges.values():
+                    exchange.is_kept |= mode == "keep" or (mode == "abort" and each.continues)
             if mode != "wait":
                 await self._end(self._exchanges())
             await _wait(self._idle, None if mode == "wait" else _ABORT_AGAIN_SECONDS)
@@ -155,8 +169,10 @@ class PausableEngine:
 
     # One request.
 
-    async def _generate(self, request: GenerateRequest, listen: TokenListener | None) -> GenerateResult:
-        running = _Running(request.request_id)
+    async def _generate(
+        self, request: GenerateRequest, listen: TokenListener | None, *, continues: bool = False
+    ) -> GenerateResult:
+        running = _Running(request.request_id, continues)
         self._requests.add(running)
         try:
             result, is_kept = await self._exchange(running, request, listen)
@@ -244,6 +260,44 @@ class PausableEngine:
             number += 1
             name = f"{request_id}#{number}"
         return name
+
+
+class ContinuingEngine:
+    """A `PausableEngine` whose requests continue after every pause; made by `PausableEngine.continuing`."""
+
+    def __init__(self, pausable: PausableEngine) -> None:
+        self._pausable = pausable
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that samples."""
+        return self._pausable.engine
+
+    @property
+    def vocab_size(self) -> int | None:
+        """The limit of token ids, where the engine knows it."""
+        return self._pausable.vocab_size
+
+    @property
+    def adapters(self) -> Callable[[], Awaitable[Mapping[str, str]]] | None:
+        """As `PausableEngine.adapters`."""
+        return self._pausable.adapters
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """As `PausableEngine.generate`."""
+        return await self._pausable._generate(request, None, continues=True)
+
+    async def generate_streamed(self, request: GenerateRequest, listen: TokenListener) -> GenerateResult:
+        """As `PausableEngine.generate_streamed`."""
+        return await self._pausable._generate(request, listen, continues=True)
+
+    async def abort(self, request_ids: Iterable[str]) -> None:
+        """As `PausableEngine.abort`."""
+        await self._pausable.abort(request_ids)
+
+    async def close(self) -> None:
+        """Close the engine."""
+        await self._pausable.close()
 
 
 async def _wait(event: asyncio.Event, seconds: float | None) -> None:

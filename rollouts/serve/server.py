@@ -78,16 +78,21 @@ def run_server(app: Any, listener: socket.socket, *, on_ready: Callable[[], None
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         server_header=False,
     )
-    server = _Server(config, on_ready)
+    server = _Server(config, on_ready, listener.getsockname()[:2])
     server.run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None], address: tuple[str, int]) -> None:
         super().__init__(config)
+        self._address = address
         self._on_ready = on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except OSError as error:  # another program has bound the same port at the same time, and listens already
+            host, port = self._address
+            raise PortUnavailableError(host, port, error.strerror or str(error)) from error
         if not self.should_exit:
             self._on_ready()

@@ -24,7 +24,10 @@ from rollouts.errors import EngineClosedError, EngineError
 
 
 class ScriptError(EngineError):
-    """A script has no entry for a request, or one that cannot become a completion."""
+    """A script has no entry for a request, or one that cannot become a completion.
+
+    Cure: give the script an entry for each request, or pass a function.
+    """
 
 
 @dataclass(frozen=True, slots=True)

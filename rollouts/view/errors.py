@@ -6,7 +6,10 @@ from rollouts.errors import RolloutsError
 
 
 class ComparedNamesError(RolloutsError):
-    """Compared tokens belong to a sample that no shown episode has. `name` is that of the sample."""
+    """Compared tokens belong to a sample that no shown episode has. `name` is that of the sample.
+
+    Cure: pass the episodes that the batch was made of.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -17,7 +20,10 @@ class ComparedNamesError(RolloutsError):
 
 
 class ViewPortError(RolloutsError):
-    """The viewer cannot listen on a port. `port` is its number."""
+    """The viewer cannot listen on a port. `port` is its number.
+
+    Cure: pass another `--port`, or 0 for a free one.
+    """
 
     def __init__(self, port: int, reason: str) -> None:
         self.port = port
@@ -26,7 +32,10 @@ class ViewPortError(RolloutsError):
 
 
 class EpisodeReadError(RolloutsError):
-    """An episode or a medium of a served file cannot be read. `name` says which one."""
+    """An episode or a medium of a served file cannot be read. `name` says which one.
+
+    Cure: repair the file with `rollouts traj repair`, and open the viewer again.
+    """
 
     def __init__(self, name: str, reason: str) -> None:
         self.name = name

@@ -11,6 +11,8 @@ class WorkerGoneError(RolloutsError):
     """A worker ended, or cannot be reached, while it ran an episode. The episode runs again on another worker.
 
     `worker` is its name.
+
+    Cure: none is needed: the episode runs again on another worker. If it happens often, read the worker's log.
     """
 
     def __init__(self, worker: str, reason: str) -> None:
@@ -20,7 +22,10 @@ class WorkerGoneError(RolloutsError):
 
 
 class WorkerLostError(RolloutsError):
-    """An episode was given up because each worker that ran it was lost. `losses` has a line for each of them."""
+    """An episode was given up because each worker that ran it was lost. `losses` has a line for each of them.
+
+    Cure: read the logs of the workers; the environment may end its process, or use more memory than there is.
+    """
 
     def __init__(self, episode_id: str, losses: Sequence[str]) -> None:
         self.episode_id = episode_id
@@ -32,7 +37,10 @@ class WorkerLostError(RolloutsError):
 
 
 class UnreadableOutcomeError(RolloutsError):
-    """What a worker sent as the outcome of an episode cannot be decoded, or is the outcome of another episode."""
+    """What a worker sent as the outcome of an episode cannot be decoded, or is the outcome of another episode.
+
+    Cure: install the same version of mmrollouts and of the environment on both sides.
+    """
 
     def __init__(self, worker: str, reason: str) -> None:
         self.worker = worker
@@ -41,7 +49,10 @@ class UnreadableOutcomeError(RolloutsError):
 
 
 class WorkersClosedError(RolloutsError):
-    """The workers of a runner were closed."""
+    """The workers of a runner were closed.
+
+    Cure: make new workers, and pass them to a new `Runner`.
+    """
 
     def __init__(self) -> None:
         super().__init__("these workers are closed; make new ones, and pass them to a new Runner")

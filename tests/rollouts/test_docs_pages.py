@@ -190,6 +190,14 @@ def test_the_page_on_the_viewer(tmp_path):
     assert '"mismatch":0.5,' in (tmp_path / "mismatch.html").read_text("utf-8")
 
 
+def test_the_page_on_reports(tmp_path):
+    names = run_page("report.md")
+    assert names["written"].path.read_text("utf-8").startswith("<!doctype html>")
+    assert names["groups"][0].rewards.tolist() == [1.0]
+    assert len((tmp_path / "runner_metrics.jsonl").read_text("utf-8").splitlines()) == 2
+    assert [path.name.startswith("events.out.tfevents") for path in (tmp_path / "logs").iterdir()] == [True]
+
+
 def test_the_page_on_the_gateway():
     names = run_page("gateway.md")
     trajectory = names["trajectory"]

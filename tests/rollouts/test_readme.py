@@ -72,3 +72,27 @@ def test_names_that_do_not_exist_are_found():
     assert broken_links(README, "[a](docs/absent.md#b) and [c](docs/run.md)") == ["docs/absent.md"]
     assert unknown_commands("    rollouts demo\n    KEY=1 rollouts enchant --now") == {"enchant"}
     assert missing_programs("`python benchmarks/absent.py`, `python benchmarks/fleet.py`") == ["benchmarks/absent.py"]
+
+
+def missing_places(text):
+    """Files and folders in the first column of CONTRIBUTING's tables of a package that the package does not have."""
+    layout = text[text.index("## Layout") : text.index("## Names")]
+    sections = re.split(r"^`(renderers|transport|rollouts)/`:", layout, flags=re.MULTILINE)[1:]
+    missing = []
+    for package, table in zip(sections[::2], sections[1::2], strict=True):
+        for first in re.findall(r"^\| (`[^|]+) \| [^|]+ \|$", table, re.MULTILINE):
+            folder = ROOT / package
+            for name in re.findall(r"`([^`]+)`", first):
+                # `episodes/turns.py`, `context.py`: the second one is in the folder of the first.
+                places = [ROOT / package / name, folder / name]
+                if not any(place.exists() for place in places):
+                    missing.append(f"{package}/{name}")
+                if "/" in name:
+                    folder = (ROOT / package / name).parent
+    return missing
+
+
+def test_the_layout_of_the_contributing_page_is_that_of_the_packages():
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    assert missing_places(text) == []
+    assert missing_places(text.replace("| `wire/` |", "| `wires/` |")) == ["transport/wires/"]

@@ -91,7 +91,7 @@ def serve(
         with ExitStack() as at_end:
             on_session_end = None if record is None else at_end.enter_context(RecordWriter(record)).append
             gateway = Gateway(
-                served.engine,
+                served.engine.continuing(),
                 renderer,
                 model=None if any_model else served.model.name,
                 limits=GatewayLimits(max_body_bytes=max_body_mb * 2**20),

@@ -11,10 +11,16 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
+from renderers import load_renderer
 from rollouts.cli.command_group import APP_SETTINGS, Command, CommandGroup
+from rollouts.cli.render.conversation_file import read_tools
 from rollouts.cli.traj.new_file import new_file
+from rollouts.cli.traj.node_details import NodeDetails, Shown
 from rollouts.cli.traj.printing import describe_episode, ending, print_episodes, tree_lines
+from rollouts.cli.traj.token_colours import By, legend
 from rollouts.cli.trajectory_reader import open_reader
 from rollouts.errors import NoJsonFormError
 from rollouts.terminal.text import counted, exit_with_error, print_error, print_line, printable_line
@@ -67,8 +73,36 @@ def show(
         str, typer.Argument(metavar="EPISODE", help="Its id, or else its number in the list of `ls`.")
     ] = "0",
     ids: Annotated[bool, typer.Option("--ids", help="Show each node's token ids.")] = False,
+    by: Annotated[
+        By | None,
+        typer.Option(help="Show the tokens, coloured by this; default: owner with --model, else no tokens."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="The model's directory or repository: adds texts of tokens, status of calls."
+        ),
+    ] = None,
+    tools: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A JSON list of the episode's tools, to parse its calls.")
+    ] = None,
+    images: Annotated[
+        bool, typer.Option("--images/--no-images", help="Draw images, as far as the output is a terminal.")
+    ] = True,
 ) -> None:
-    """Show one episode as a tree of nodes: role, tokens, weights, images, reward, text."""
+    """Show one episode as a tree of nodes: role, tokens, weights, images, reward, text, tool calls."""
+    if tools is not None and model is None:
+        exit_with_error("--tools is used to parse tool calls: pass --model, too")
+    renderer = None if model is None else load_renderer(model)
+    offered = None if tools is None else read_tools(tools)
+    console = Console()
+    colours = console.color_system is not None and not console.no_color
+    shown = Shown(
+        by or (By.OWNER if renderer is not None else None),
+        images and console.is_terminal and colours,
+        colours,
+        console.width if console.is_terminal else None,
+    )
     problems: list[str] = []
     with open_reader(file) as reader:
         found = _find_episode(reader, episode, problems)
@@ -89,8 +123,11 @@ def show(
         )
         if found.trajectory.error:
             print_line(f"error: {printable_line(found.trajectory.error)}")
-        for line in tree_lines(found.trajectory, ids=ids):
-            print_line(line)
+        if shown.by is not None and colours:
+            console.print(Text(" ").join(Text(f" {name} ", style) for name, style in legend(shown.by)), soft_wrap=True)
+        details = NodeDetails(found.trajectory, shown, renderer, offered)
+        for line in tree_lines(found.trajectory, details, ids=ids):
+            console.print(line, soft_wrap=True)
 
 
 @traj_commands.command(cls=Command)

@@ -15,6 +15,9 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
+from rich.text import Text
+
+from rollouts.cli.traj.node_details import NodeDetails
 from rollouts.terminal.table import Column, print_table
 from rollouts.terminal.text import counted, printable_line
 from rollouts.trajectory.token_node import TokenNode
@@ -23,6 +26,7 @@ from rollouts.trajectory_file.episodes import Episode
 
 _SNIPPET = 72
 _DIGITS = 16
+_INDENT = 3
 
 # The columns of counts, each with its place in the order in which a narrow table leaves columns out.
 _COUNTS = {"turns": 4, "branches": 1, "tokens": 6, "sampled": 5, "images": 3}
@@ -83,8 +87,11 @@ def print_episodes(described: Sequence[dict[str, Any]]) -> None:
     print_table(columns, rows)
 
 
-def tree_lines(trajectory: Trajectory, *, ids: bool = False) -> Iterator[str]:
-    """The lines of a valid episode. `ids` adds each node's token ids, runs of one id as `id x count`."""
+def tree_lines(trajectory: Trajectory, details: NodeDetails, *, ids: bool = False) -> Iterator[Text]:
+    """The lines of a valid episode, with the `details` of each node below its line.
+
+    `ids` adds each node's token ids, runs of one id as `id x count`.
+    """
     children: dict[int, list[int]] = {}
     for index, node in enumerate(trajectory.nodes):
         children.setdefault(node.parent, []).append(index)
@@ -94,9 +101,11 @@ def tree_lines(trajectory: Trajectory, *, ids: bool = False) -> Iterator[str]:
     while stack:
         index, first, rest = stack.pop()
         node = trajectory.nodes[index]
-        yield f"{first}{index} {_node_text(node, turns.get(index))}"
+        yield Text(f"{first}{index} {_node_text(node, turns.get(index))}")
         if ids and len(node):
-            yield f"{rest}   {_ids(node)}"
+            yield Text(f"{rest}   {_ids(node)}")
+        for line in details.lines(index, len(rest) + _INDENT):
+            yield Text(f"{rest}{' ' * _INDENT}").append_text(line)
         stack += _siblings(children.get(index, []), rest)
 
 

@@ -343,7 +343,8 @@ class EngineFleet:
                 raise NoServerError(request.request_id, {**{other.name: other.reason for other in others}, **failures})
             if not may_serve:
                 await asyncio.sleep(min(self._limits.check_seconds, max(0.0, deadline - loop.time())))
-            await self._waiting_check.run("check", self._membership.check_all)
+            # The monitor has ended if no request is in flight, so that new addresses of servers are read here.
+            await self._waiting_check.run("check", self._membership.follow_and_check)
         return member
 
     async def _generate_on(self, member: Member, request: GenerateRequest) -> GenerateResult:

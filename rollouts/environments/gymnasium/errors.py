@@ -6,7 +6,11 @@ from rollouts.errors import RolloutsError
 
 
 class GymnasiumError(RolloutsError):
-    """An environment of Gymnasium is not one that a model can play. `environment` names it."""
+    """An environment of Gymnasium is not one that a model can play. `environment` names it.
+
+    Cure: call `reset` before `step`; for action spaces other than Discrete and Box pass `instructions` and
+    `parse_action`.
+    """
 
     def __init__(self, environment: str, reason: str) -> None:
         self.environment = environment
@@ -15,7 +19,10 @@ class GymnasiumError(RolloutsError):
 
 
 class InvalidActionError(RolloutsError, ValueError):
-    """A completion does not contain an action. `reason` says why, in words for the model."""
+    """A completion does not contain an action. `reason` says why, in words for the model.
+
+    Cure: none is needed: the model receives the reason, and the episode continues or ends as the environment was told.
+    """
 
     def __init__(self, reason: str) -> None:
         self.reason = reason

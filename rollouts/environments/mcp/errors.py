@@ -12,6 +12,8 @@ class McpServerError(ToolUnavailableError):
     """A server could not be started or reached, ended, or returned something that the protocol does not allow.
 
     `server` is its name. This is no answer of a tool, and no message to the model is made of it.
+
+    Cure: check the command or the URL of the server, and read its log.
     """
 
     def __init__(self, server: str, reason: str) -> None:
@@ -21,7 +23,10 @@ class McpServerError(ToolUnavailableError):
 
 
 class McpToolNamesError(RolloutsError, ValueError):
-    """Several servers have tools of one name. `names` are those names."""
+    """Several servers have tools of one name. `names` are those names.
+
+    Cure: pass `prefix_names=True`.
+    """
 
     def __init__(self, names: Sequence[str], servers: Sequence[str]) -> None:
         self.names = tuple(names)
@@ -32,7 +37,10 @@ class McpToolNamesError(RolloutsError, ValueError):
 
 
 class McpToolsClosedError(ToolUnavailableError):
-    """A tool was called before `McpTools` was opened or after it was closed."""
+    """A tool was called before `McpTools` was opened or after it was closed.
+
+    Cure: call tools inside `async with McpTools(...)`.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__(f"the tool {name!r:.80} was called while McpTools is not open; use `async with McpTools(...)`")

@@ -8,7 +8,10 @@ from rollouts.errors import RolloutsError
 
 
 class ToolDefinitionError(RolloutsError):
-    """A function cannot be a tool. `tool` is its name."""
+    """A function cannot be a tool. `tool` is its name.
+
+    Cure: give each parameter of the function a name and a type, and each tool a name of its own.
+    """
 
     def __init__(self, tool: str, reason: str) -> None:
         self.tool = tool
@@ -17,7 +20,10 @@ class ToolDefinitionError(RolloutsError):
 
 
 class ToolArgumentsError(RolloutsError):
-    """The arguments of a call do not fit the tool. The model gets the text. `problems`: one for each wrong argument."""
+    """The arguments of a call do not fit the tool. The model gets the text. `problems`: one for each wrong argument.
+
+    Cure: none is needed: the model receives the text, and may call the tool again.
+    """
 
     def __init__(self, tool: str, problems: Sequence[str]) -> None:
         self.tool = tool
@@ -26,7 +32,10 @@ class ToolArgumentsError(RolloutsError):
 
 
 class ToolFailedError(RolloutsError):
-    """A tool could not do what it was called for. A tool raises this error; the model gets `reason` alone."""
+    """A tool could not do what it was called for. A tool raises this error; the model gets `reason` alone.
+
+    Cure: none is needed: the model receives the reason, and may do something else.
+    """
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -34,11 +43,17 @@ class ToolFailedError(RolloutsError):
 
 
 class ToolUnavailableError(RolloutsError):
-    """A tool cannot be called at all, whatever the arguments: its server has ended, for example. The episode fails."""
+    """A tool cannot be called at all, whatever the arguments: its server has ended, for example. The episode fails.
+
+    Cure: start what the tool needs again; the episode can be repeated.
+    """
 
 
 class ToolResultError(RolloutsError):
-    """A tool returned a value that cannot be part of a message. The episode fails: the tool has a defect."""
+    """A tool returned a value that cannot be part of a message. The episode fails: the tool has a defect.
+
+    Cure: let the tool return texts, JSON values, images (uint8 arrays, PIL images), or lists of them.
+    """
 
     def __init__(self, tool: str, reason: str) -> None:
         self.tool = tool

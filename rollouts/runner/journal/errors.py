@@ -8,7 +8,10 @@ from rollouts.errors import RolloutsError
 
 
 class JournalError(RolloutsError):
-    """A journal cannot be used. `path` is its directory."""
+    """A journal cannot be used. `path` is its directory.
+
+    Cure: that of the class that was raised.
+    """
 
     def __init__(self, path: str, reason: str) -> None:
         self.path = path
@@ -17,7 +20,10 @@ class JournalError(RolloutsError):
 
 
 class JournalInUseError(JournalError):
-    """Another runner has the journal open. `pid` and `host` name its process; None if unknown."""
+    """Another runner has the journal open. `pid` and `host` name its process; None if unknown.
+
+    Cure: wait until the other run has ended, or give this run a directory of its own.
+    """
 
     def __init__(self, path: str, pid: int | None, host: str | None) -> None:
         self.pid = pid
@@ -29,7 +35,10 @@ class JournalInUseError(JournalError):
 
 
 class JournalOfAnotherRunError(JournalError):
-    """The journal was begun with another configuration. `differences` has a sentence for each value that differs."""
+    """The journal was begun with another configuration. `differences` has a sentence for each value that differs.
+
+    Cure: continue that run with its own configuration, or give this run a directory of its own.
+    """
 
     def __init__(self, path: str, differences: Sequence[str]) -> None:
         self.differences = tuple(differences)
@@ -43,11 +52,17 @@ class JournalOfAnotherRunError(JournalError):
 
 
 class JournalDamagedError(JournalError):
-    """Files of the journal are missing, damaged, or were not written by a journal."""
+    """Files of the journal are missing, damaged, or were not written by a journal.
+
+    Cure: restore the files of the journal from a copy, or begin the run in another directory.
+    """
 
 
 class JournalWriteError(JournalError):
-    """The system refused to write to the journal, as when the disk is full. Earlier entries are intact."""
+    """The system refused to write to the journal, as when the disk is full. Earlier entries are intact.
+
+    Cure: correct the cause, such as a full disk, and start the run again with the same journal.
+    """
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(
@@ -58,7 +73,10 @@ class JournalWriteError(JournalError):
 
 
 class JournalClosedError(JournalError):
-    """The journal was used after `close`."""
+    """The journal was used after `close`.
+
+    Cure: open the journal again with `Journal.open`.
+    """
 
     def __init__(self, path: str) -> None:
         super().__init__(path, "it is closed; open it again with Journal.open")

@@ -112,7 +112,9 @@ class ChatRequest:
     include_usage: bool
 
 
-def read_chat_request(body: bytes, defaults: SamplingParams, *, allow_urls: bool, max_choices: int) -> ChatRequest:
+def read_chat_request(
+    body: bytes, defaults: SamplingParams, *, allow_urls: bool, max_choices: int, max_parts: int
+) -> ChatRequest:
     """The request in a body. `defaults` are the sampling options that it does not name.
 
     Raises `GatewayError`; `InvalidRequestError` for sampling options out of range.
@@ -128,7 +130,7 @@ def read_chat_request(body: bytes, defaults: SamplingParams, *, allow_urls: bool
         raise _unknown(f"stream_options.{min(unknown)}")
     return ChatRequest(
         model=_model(fields),
-        history=History(_messages(fields, allow_urls), prompt_tools),
+        history=History(_messages(fields, allow_urls, max_parts), prompt_tools),
         tools=prompt_tools,
         sampling=_sampling(fields, defaults, max_choices),
         stop=_stop(fields.get("stop")),
@@ -189,15 +191,21 @@ def _model(fields: Mapping[str, Any]) -> str | None:
     return model
 
 
-def _messages(fields: Mapping[str, Any], allow_urls: bool) -> list[dict[str, Any]]:
+def _messages(fields: Mapping[str, Any], allow_urls: bool, max_parts: int) -> list[dict[str, Any]]:
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise InvalidChatRequestError("messages is a list of at least one message", "messages")
+    contents = (message.get("content") for message in messages if isinstance(message, dict))
+    count = len(messages) + sum(len(content) for content in contents if isinstance(content, list))
+    if count > max_parts:
+        raise InvalidChatRequestError(
+            f"messages has {count} messages and parts of contents; this server takes at most {max_parts}", "messages"
+        )
     return [read_message(message, index, allow_urls=allow_urls) for index, message in enumerate(messages)]
 
 
 def _tools(tools: Any) -> list[dict[str, Any]] | None:
-    if not tools:
+    if tools is None:
         return None
     if not isinstance(tools, list):
         raise InvalidChatRequestError(f"tools is {short_repr(tools)}, not a list", "tools")
@@ -214,7 +222,7 @@ def _tools(tools: Any) -> list[dict[str, Any]] | None:
         json.dumps(tools, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise InvalidChatRequestError("tools hold half of a surrogate pair", "tools") from None
-    return tools
+    return tools or None
 
 
 def _deeper_than(value: Any, depth: int) -> bool:

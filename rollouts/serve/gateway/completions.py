@@ -14,14 +14,14 @@ import numpy as np
 
 from renderers import ParsedResponse
 from renderers.errors import MediaError, MessageError
-from rollouts.engines.protocol import Completion, FinishReason, TokenListener
-from rollouts.episodes.engine_calls import generate_completions
+from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, TokenListener
+from rollouts.episodes.engine_calls import check_uninterrupted, generate_completions, generated
 from rollouts.episodes.turns import Prompt, SampledTurn
 from rollouts.serve.gateway.chat_request import ChatRequest
 from rollouts.serve.gateway.errors import GenerationTimeoutError, InvalidMessageError, UnsupportedFieldError
 from rollouts.serve.gateway.session import Match, Session
 from rollouts.serve.gateway.session_store import SessionStore
-from rollouts.serve.gateway.stop_strings import cut_at_stop, text_before
+from rollouts.serve.gateway.stop_strings import Decode, EarlyStop, cut_at_stop, text_before
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,15 @@ async def complete_chat(
     store: SessionStore,
     *,
     model: str,
+    adapter: str | None,
     request_seconds: float,
     make_listener: ListenerFactory | None = None,
 ) -> ChatCompletion:
     """Sample the completions of a request and record them as turns of the session.
 
-    `make_listener` is called with the prompt; an engine that streams reports tokens to what it returns. A
-    cancelled call aborts the request of the engine, and records nothing. Raises `GatewayError`, and what renderer and
-    engine raise.
+    `adapter` names the LoRA adapter of the engine to sample with. `make_listener` is called with the prompt; an engine
+    that streams reports tokens to what it returns. A cancelled call aborts the request of the engine, and records
+    nothing. Raises `GatewayError`, and what renderer and engine raise.
     """
     recorder = session.recorder
     prompt, match = await _prompt(session, chat)
@@ -75,17 +76,18 @@ async def complete_chat(
             sampling, stop_token_ids=tuple(dict.fromkeys((*recorder.stop_token_ids, *sampling.stop_token_ids)))
         )
     request = recorder.request(prompt, sampling, f"{session.id}-{session.num_requests}-{uuid.uuid4().hex[:8]}")
+    request = replace(request, adapter=adapter)
     began = time.perf_counter()
     try:
         async with asyncio.timeout(request_seconds):
             listen = None if make_listener is None else make_listener(prompt)
-            completions = await generate_completions(recorder.engine, request, recorder.vocab_size, listen)
+            completions = await _sampled(session, chat, request, listen)
     except TimeoutError:
         raise GenerationTimeoutError(request_seconds) from None
     seconds = time.perf_counter() - began
     choices = []
-    for index, completion in enumerate(completions):
-        choices.append(await _record(session, chat, store, prompt, match, completion, index, seconds))
+    for index, (completion, stop) in enumerate(completions):
+        choices.append(await _record(session, chat, store, prompt, match, completion, stop, index, seconds))
     return ChatCompletion(
         id=f"chatcmpl-{uuid.uuid4().hex}",
         created=int(time.time()),
@@ -94,6 +96,23 @@ async def complete_chat(
         prompt_ids=prompt.rendered.token_ids,
         choices=choices,
     )
+
+
+async def _sampled(
+    session: Session, chat: ChatRequest, request: GenerateRequest, listen: TokenListener | None
+) -> list[tuple[Completion, str | None]]:
+    """The completions of a request, each with the stop string that ends it."""
+    recorder = session.recorder
+    if not chat.stop:
+        completions = await generate_completions(recorder.engine, request, recorder.vocab_size, listen)
+        return [(completion, None) for completion in completions]
+    decode = decoder(recorder.renderer.renderer)
+    early_stop = EarlyStop(recorder.engine, request, chat.stop, decode, listen)
+    completions = await generated(recorder.engine, request, recorder.vocab_size, early_stop)
+    await early_stop.close()
+    cut = [cut_at_stop(completion, chat.stop, decode) for completion in completions]
+    check_uninterrupted(request, [completion for completion, _ in cut])
+    return cut
 
 
 async def _prompt(session: Session, chat: ChatRequest) -> tuple[Prompt, Match | None]:
@@ -130,13 +149,11 @@ async def _record(
     prompt: Prompt,
     match: Match | None,
     completion: Completion,
+    stop: str | None,
     index: int,
     seconds: float,
 ) -> Choice:
     """Add a completion to the trajectory, and make the message that the client receives."""
-    stop = None
-    if chat.stop:
-        completion, stop = cut_at_stop(completion, chat.stop, _decoder(session))
     turn = await session.recorder.record(prompt, completion, agent="", engine_seconds=seconds)
     message = _client_message(turn, calls_tools=chat.calls_tools)
     variants: Sequence[dict[str, Any]] = ()
@@ -158,9 +175,9 @@ async def _record(
     )
 
 
-def _decoder(session: Session) -> Any:
-    renderer = session.recorder.renderer.renderer
-    decode = getattr(getattr(renderer, "tokenizer", None), "decode", None)
+def decoder(renderer: Any) -> Decode:
+    """What makes text of token ids. Raises `UnsupportedFieldError` for a renderer without a tokenizer."""
+    decode: Decode | None = getattr(getattr(renderer, "tokenizer", None), "decode", None)
     if decode is None:
         raise UnsupportedFieldError("this renderer has no tokenizer, so that stop strings cannot be found", "stop")
     return decode

@@ -25,6 +25,7 @@ from rollouts.errors import (
     ServerUnreachableError,
     TrajectoryError,
     TrajectoryFinishedError,
+    UnknownAdapterError,
 )
 from rollouts.serve.errors import RequestError
 from rollouts.serve.gateway.errors import GatewayError
@@ -46,6 +47,7 @@ _SERVER: Final = "server_error"
 #: The first row that has the class of an error says how it is answered.
 _ANSWERS: Final[tuple[tuple[tuple[type[Exception], ...], _Answer], ...]] = (
     (OVERLONG_ERRORS, _Answer(400, _INVALID, "context_length_exceeded")),
+    ((UnknownAdapterError,), _Answer(404, _INVALID, "model_not_found")),
     ((InvalidRequestError,), _Answer(400, _INVALID, None)),
     (
         (MessageError, MediaError, TemplateError, PlaceholderCountError, TokenizerError),

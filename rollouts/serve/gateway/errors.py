@@ -8,7 +8,10 @@ from rollouts.errors import RolloutsError
 
 
 class GatewayError(RolloutsError):
-    """A request is refused. `param` names the field of the request that is the reason; None where there is none."""
+    """A request is refused. `param` names the field of the request that is the reason; None where there is none.
+
+    Cure: correct the request; `param` names the field.
+    """
 
     status: ClassVar[int] = 400
     type: ClassVar[str] = "invalid_request_error"
@@ -20,23 +23,35 @@ class GatewayError(RolloutsError):
 
 
 class InvalidChatRequestError(GatewayError):
-    """A field of a request has a wrong type or value, or is unknown."""
+    """A field of a request has a wrong type or value, or is unknown.
+
+    Cure: correct the field that the text names.
+    """
 
 
 class UnsupportedFieldError(GatewayError):
-    """A field of a request has a value that this server cannot honour."""
+    """A field of a request has a value that this server cannot honour.
+
+    Cure: leave the field out, or give it the value that the text names.
+    """
 
     code = "unsupported_parameter"
 
 
 class InvalidMessageError(GatewayError):
-    """A message of a request, or an image in it, cannot be rendered."""
+    """A message of a request, or an image in it, cannot be rendered.
+
+    Cure: correct the message or the image at the place that the text names.
+    """
 
     code = "invalid_message"
 
 
 class UnknownModelError(GatewayError):
-    """A request names a model that is not served. `models` are the names of the model that is."""
+    """A request names a model that is not served. `models` are the names of the model that is.
+
+    Cure: request one of the listed models, or start the server with `--any-model`.
+    """
 
     status = 404
     code = "model_not_found"
@@ -47,7 +62,10 @@ class UnknownModelError(GatewayError):
 
 
 class UnknownSessionError(GatewayError):
-    """There is no session of this id."""
+    """There is no session of this id.
+
+    Cure: send a chat completion with this id first, or correct the id.
+    """
 
     status = 404
     code = "session_not_found"
@@ -58,7 +76,11 @@ class UnknownSessionError(GatewayError):
 
 
 class EvictedSessionError(GatewayError):
-    """The session was removed. `reason` says why."""
+    """The session was removed. `reason` says why.
+
+    Cure: begin another session, with another id; fetch trajectories before they are evicted, or raise the limits of the
+    gateway.
+    """
 
     status = 410
     code = "session_gone"
@@ -70,7 +92,10 @@ class EvictedSessionError(GatewayError):
 
 
 class EndedSessionError(GatewayError):
-    """The session has ended: its trajectory can be read, and does not change any more."""
+    """The session has ended: its trajectory can be read, and does not change any more.
+
+    Cure: begin another session, with another id.
+    """
 
     status = 409
     code = "session_ended"
@@ -81,7 +106,10 @@ class EndedSessionError(GatewayError):
 
 
 class ExistingSessionError(GatewayError):
-    """A session of this id exists."""
+    """A session of this id exists.
+
+    Cure: use another id.
+    """
 
     status = 409
     code = "session_exists"
@@ -92,7 +120,10 @@ class ExistingSessionError(GatewayError):
 
 
 class GatewayFullError(GatewayError):
-    """The sessions have reached a limit of the gateway."""
+    """The sessions have reached a limit of the gateway.
+
+    Cure: fetch and delete sessions that have ended, or raise `max_sessions` and `max_bytes`.
+    """
 
     status = 503
     type = "server_error"
@@ -100,7 +131,10 @@ class GatewayFullError(GatewayError):
 
 
 class BodyTooLargeError(GatewayError):
-    """The body of a request is longer than `limit` bytes."""
+    """The body of a request is longer than `limit` bytes.
+
+    Cure: send less or smaller images, or raise `max_body_bytes` of the gateway.
+    """
 
     status = 413
     code = "body_too_large"
@@ -111,7 +145,10 @@ class BodyTooLargeError(GatewayError):
 
 
 class BodyTimeoutError(GatewayError):
-    """The body of a request did not arrive in time."""
+    """The body of a request did not arrive in time.
+
+    Cure: send the body without pauses, or over a faster connection.
+    """
 
     status = 408
     code = "body_timeout"
@@ -122,7 +159,10 @@ class BodyTimeoutError(GatewayError):
 
 
 class ContentTypeError(GatewayError):
-    """The body of a request is not declared as JSON."""
+    """The body of a request is not declared as JSON.
+
+    Cure: send `Content-Type: application/json`.
+    """
 
     status = 415
     code = "unsupported_media_type"
@@ -133,7 +173,10 @@ class ContentTypeError(GatewayError):
 
 
 class GenerationTimeoutError(GatewayError):
-    """The engine did not finish a completion in time."""
+    """The engine did not finish a completion in time.
+
+    Cure: raise `request_seconds`, lower `max_tokens`, or send fewer requests at once.
+    """
 
     status = 504
     type = "server_error"
@@ -145,7 +188,10 @@ class GenerationTimeoutError(GatewayError):
 
 
 class ClientDisconnectedError(GatewayError):
-    """The client closed the connection before its completion was finished."""
+    """The client closed the connection before its completion was finished.
+
+    Cure: none is needed: the request was aborted. A client that gives up too early needs a longer timeout.
+    """
 
     status = 499
     code = "client_disconnected"

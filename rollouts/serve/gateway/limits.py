@@ -13,6 +13,7 @@ class GatewayLimits:
     """Upper bounds.
 
     - `max_body_bytes`: of the body of a request, images in base64 included.
+    - `max_parts`: messages of a request, and parts of their contents, together.
     - `body_seconds`: until the body of a request has arrived.
     - `request_seconds`: until a completion is finished; then it is aborted, with HTTP 504.
     - `max_choices`: `n` of a request.
@@ -25,6 +26,7 @@ class GatewayLimits:
     """
 
     max_body_bytes: int = 64 * 2**20
+    max_parts: int = 10_000
     body_seconds: float = 60.0
     request_seconds: float = 1800.0
     max_choices: int = 128

@@ -19,8 +19,9 @@ from rollouts.episodes.limits import EpisodeLimits
 from rollouts.episodes.turns import EpisodeSettings
 from rollouts.error_texts import is_unicode
 from rollouts.numbers import finite_number
+from rollouts.serve.gateway.adapters import ServedAdapters
 from rollouts.serve.gateway.chat_request import ChatRequest, read_chat_request, read_json_object
-from rollouts.serve.gateway.completions import ChatCompletion, ListenerFactory, complete_chat
+from rollouts.serve.gateway.completions import ChatCompletion, ListenerFactory, complete_chat, decoder
 from rollouts.serve.gateway.error_responses import answering_errors
 from rollouts.serve.gateway.errors import (
     InvalidChatRequestError,
@@ -52,10 +53,11 @@ class Gateway:
     that it begins with: tokens of the history are those that the engine has seen and sampled, and only what is new is
     rendered. Where there is none, its conversation is rendered in full, as a branch or a new root of the tree.
 
-    `model` is the name that requests have to give; None accepts and returns any name. `sampling` has the options that a
-    request leaves out. `allow_media_urls` lets http(s) URLs of images through to the renderer, whose `MediaPolicy`
-    decides about them; otherwise images are data URLs. `on_session_end` is called with the trajectory of every session
-    that ends, is deleted or is evicted. One event loop serves a gateway. Raises `EpisodeArgumentError`.
+    `model` is the name that requests have to give; None accepts and returns any name. The name of a LoRA adapter that
+    the engine has loaded (`VLLMEngine.load_adapter`) is accepted too, and samples with the adapter. `sampling` has the
+    options that a request leaves out. `allow_media_urls` lets http(s) URLs of images through to the renderer, whose
+    `MediaPolicy` decides about them; otherwise images are data URLs. `on_session_end` is called with the trajectory of
+    every session that ends, is deleted or is evicted. One event loop serves a gateway. Raises `EpisodeArgumentError`.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Gateway:
         self._model = model
         self._sampling = sampling
         self._limits = limits or GatewayLimits()
+        self._adapters = ServedAdapters(engine)
         self._allow_media_urls = allow_media_urls
         self._settings = EpisodeSettings(engine, pool, SamplingParams(), EpisodeLimits())
         self._sessions = SessionStore(self._settings, self._limits, on_session_end)
@@ -126,15 +129,16 @@ class Gateway:
                 defaults=self._sampling,
                 allow_urls=self._allow_media_urls,
                 max_choices=self._limits.max_choices,
+                max_parts=self._limits.max_parts,
             ),
         )
         del body
-        model = self._checked_model(chat)
+        model, adapter = await self._checked_model(chat)
         session = self._sessions.for_request(session_id, chat.history)
         headers = {_SESSION_HEADER: session.id}
         decode = self._decode or (lambda ids: "")
-        complete = partial(self._complete, session, chat, model)
-        if chat.stream and self._streams(chat):
+        complete = partial(self._complete, session, chat, model, adapter)
+        if chat.stream and self._streams():
             stream = TokenStream(complete, chat, session.recorder.renderer.renderer, decode, model, session.id)
             return await streamed_response(request, stream, headers)
         completion = await until_disconnect(request, complete(None), session.id)
@@ -144,7 +148,12 @@ class Gateway:
         return JSONResponse(completion_object(completion, chat, decode), headers=headers)
 
     async def _complete(
-        self, session: Session, chat: ChatRequest, model: str, make_listener: ListenerFactory | None
+        self,
+        session: Session,
+        chat: ChatRequest,
+        model: str,
+        adapter: str | None,
+        make_listener: ListenerFactory | None,
     ) -> ChatCompletion:
         with self._sessions.request(session):
             return await complete_chat(
@@ -152,28 +161,38 @@ class Gateway:
                 chat,
                 self._sessions,
                 model=model,
+                adapter=adapter,
                 request_seconds=self._limits.request_seconds,
                 make_listener=make_listener,
             )
 
-    def _streams(self, chat: ChatRequest) -> bool:
-        """Whether text is sent while it is sampled. Stop strings are looked for in finished completions."""
+    def _streams(self) -> bool:
+        """Whether text is sent while it is sampled."""
         pool = self._settings.renderer
         parses = pool.shares_one_renderer and hasattr(pool.renderer, "response_parser")
-        return not chat.stop and parses and isinstance(self._settings.engine, StreamingEngine)
+        return parses and isinstance(self._settings.engine, StreamingEngine)
 
-    def _checked_model(self, chat: ChatRequest) -> str:
+    async def _checked_model(self, chat: ChatRequest) -> tuple[str, str | None]:
+        """The name of the model that the client receives, and the adapter to sample with."""
         if chat.logprobs and self._decode is None:
             raise UnsupportedFieldError("this renderer has no tokenizer for logprobs; use return_token_ids", "logprobs")
+        if chat.stop:
+            decoder(self._settings.renderer.renderer)
+        name = chat.model
+        if name is None or name == self._model:
+            return self._model or "model", None
+        if await self._adapters.has(name):
+            return name, name
         if self._model is None:
-            return chat.model or "model"
-        if chat.model is not None and chat.model != self._model:
-            raise UnknownModelError(chat.model, (self._model,))
-        return self._model
+            return name, None
+        raise UnknownModelError(name, (self._model, *await self._adapters.names()))
 
+    @answering_errors
     async def _models(self, request: Request) -> Response:
-        model = {"id": self._model or "model", "object": "model", "created": 0, "owned_by": "mmrollouts"}
-        return JSONResponse({"object": "list", "data": [model]})
+        base = self._model or "model"
+        entry = {"id": base, "object": "model", "created": 0, "owned_by": "mmrollouts"}
+        adapters = [{**entry, "id": name, "parent": base} for name in await self._adapters.names()]
+        return JSONResponse({"object": "list", "data": [entry, *adapters]})
 
     # Sessions.
 

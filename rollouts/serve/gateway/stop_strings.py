@@ -2,20 +2,36 @@
 
 Engines return tokens, not text, so that they do not know stop strings. Which tokens were sampled up to a stop string
 does not depend on what was sampled after it; without the later tokens, the completion is what an engine that knows
-the string would have returned.
+the string would have returned. An engine that streams and can end requests is told to once all completions of a
+request have a stop string.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any, Final
 
-from rollouts.engines.protocol import Completion, FinishReason
+from rollouts.engines.protocol import (
+    AbortableEngine,
+    Completion,
+    FinishReason,
+    GenerateRequest,
+    TokenDelta,
+    TokenListener,
+)
+from rollouts.errors import EngineError
+from rollouts.serve.pausable_engine import ContinuingEngine, PausableEngine
+
+Decode = Callable[[Sequence[int]], str]
+
+#: Tokens in which a stop string is looked for, beyond one for each of its bytes: some have no text.
+_MORE_TOKENS: Final = 8
 
 
-def cut_at_stop(
-    completion: Completion, stop: Sequence[str], decode: Callable[[Sequence[int]], str]
-) -> tuple[Completion, str | None]:
+def cut_at_stop(completion: Completion, stop: Sequence[str], decode: Decode) -> tuple[Completion, str | None]:
     """The completion up to the token that completes the first stop string, and that string; None if it has none."""
     ids = completion.token_ids.tolist()
     if not stop or _first_stop(decode(ids), stop) is None:
@@ -44,13 +60,86 @@ def text_before(text: str, stop: str) -> str:
     return text.partition(stop)[0]
 
 
+def sendable_length(text: str, stop: Sequence[str]) -> int:
+    """How many characters of a text that is not finished are before everything that may be a stop string."""
+    held = 0
+    for string in stop:
+        longest = min(len(string) - 1, len(text))
+        held = max(held, next((length for length in range(longest, held, -1) if text.endswith(string[:length])), 0))
+    return len(text) - held
+
+
+class EarlyStop:
+    """A listener that ends a request at its engine once each of its completions has a stop string.
+
+    `listen` receives the tokens before those that complete a stop string.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        request: GenerateRequest,
+        stop: Sequence[str],
+        decode: Decode,
+        listen: TokenListener | None = None,
+    ) -> None:
+        self._engine = engine
+        self._request_id = request.request_id
+        self._detectors = [_StopDetector(stop, decode) for _ in range(request.sampling.n)]
+        self._listen = listen
+        self._abort: asyncio.Task[None] | None = None
+
+    def __call__(self, delta: TokenDelta) -> None:
+        detector = self._detectors[delta.index]
+        if detector.found:
+            return
+        detector.add(delta.token_ids.tolist())
+        if not detector.found:
+            if self._listen is not None:
+                self._listen(delta)
+        elif all(each.found for each in self._detectors) and _returns_aborted_tokens(self._engine):
+            self._abort = asyncio.ensure_future(self._engine.abort([self._request_id]))
+
+    async def close(self) -> None:
+        """Wait until the engine has been told. One that refuses has sampled to the end, which changes no completion."""
+        if self._abort is not None:
+            with suppress(EngineError):
+                await self._abort
+
+
+def _returns_aborted_tokens(engine: Any) -> bool:
+    return isinstance(
+        engine.engine if isinstance(engine, PausableEngine | ContinuingEngine) else engine, AbortableEngine
+    )
+
+
+class _StopDetector:
+    """Whether the tokens of a completion have a stop string, as they arrive."""
+
+    def __init__(self, stop: Sequence[str], decode: Decode) -> None:
+        self._stop = stop
+        self._decode = decode
+        self._window = max(len(string.encode()) for string in stop) + _MORE_TOKENS
+        self._ids: list[int] = []
+        self.found = False
+
+    def add(self, ids: list[int]) -> None:
+        self._ids += ids
+        # The text of all tokens decides; the last ones alone are decoded for each new token.
+        last = self._ids[-(self._window + len(ids)) :]
+        self.found = (
+            _first_stop(self._decode(last), self._stop) is not None
+            and _first_stop(self._decode(self._ids), self._stop) is not None
+        )
+
+
 def _first_stop(text: str, stop: Sequence[str]) -> str | None:
     """The stop string that begins first in the text."""
     found = [(position, string) for string in stop if (position := text.find(string)) >= 0]
     return min(found)[1] if found else None
 
 
-def _shortest_with_stop(ids: Sequence[int], stop: Sequence[str], decode: Callable[[Sequence[int]], str]) -> int:
+def _shortest_with_stop(ids: Sequence[int], stop: Sequence[str], decode: Decode) -> int:
     """The length of the shortest prefix whose text has a stop string, which the text of all ids has."""
     shorter, enough = 0, len(ids)
     while enough - shorter > 1:

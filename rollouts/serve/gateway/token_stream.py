@@ -24,6 +24,7 @@ from rollouts.serve.gateway.error_responses import error_response
 from rollouts.serve.gateway.errors import ClientDisconnectedError
 from rollouts.serve.gateway.request_bodies import disconnected
 from rollouts.serve.gateway.responses import Decode, SentText, completion_events, text_event
+from rollouts.serve.gateway.stop_strings import sendable_length
 
 
 class TokenStream:
@@ -48,6 +49,7 @@ class TokenStream:
         self._head = ChatCompletion(f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), model, session_id, [], [])
         self._sent: dict[int, SentText] = {}
         self._parsers: dict[int, Any] = {}
+        self._held: dict[int, ReasoningDelta | ContentDelta] = {}  # text with which a stop string may begin
         self._events: asyncio.Queue[str | None] = asyncio.Queue()
 
     async def events(self, request: Request) -> AsyncIterator[str]:
@@ -82,9 +84,21 @@ class TokenStream:
                 )
             for piece in self._parsers[index].feed(delta.token_ids.tolist()):
                 if isinstance(piece, ReasoningDelta | ContentDelta) and piece.text:
-                    self._send(index, piece)
+                    self._send_or_hold(index, piece)
 
         return listen
+
+    def _send_or_hold(self, index: int, piece: ReasoningDelta | ContentDelta) -> None:
+        held = self._held.pop(index, None)
+        if held is not None and type(held) is type(piece):
+            piece = replace(piece, text=held.text + piece.text)
+        elif held is not None:
+            self._send(index, held)
+        length = sendable_length(piece.text, self._chat.stop)
+        if length < len(piece.text):
+            self._held[index] = replace(piece, text=piece.text[length:])
+        if length:
+            self._send(index, replace(piece, text=piece.text[:length]))
 
     def _send(self, index: int, piece: ReasoningDelta | ContentDelta) -> None:
         sent = self._sent.get(index)

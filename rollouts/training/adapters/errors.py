@@ -9,6 +9,8 @@ class AdapterError(RolloutsError):
     """A sample that a trainer's type cannot hold, or an object of such a type that no sample can be made of.
 
     `target` names the type, `row` the sample or the object, `part` the part of it that does not fit.
+
+    Cure: change the part of the sample that the text names, as the text says.
     """
 
     def __init__(self, target: str, row: str, part: str, reason: str, cure: str) -> None:
@@ -20,7 +22,10 @@ class AdapterError(RolloutsError):
 
 
 class MissingTrainerError(RolloutsError, ImportError):
-    """A trainer's package is not installed, or its module cannot be imported; the cause is chained."""
+    """A trainer's package is not installed, or its module cannot be imported; the cause is chained.
+
+    Cure: install the trainer's package, or pass the module that has its types as `types`.
+    """
 
     def __init__(self, module: str, reason: str) -> None:
         self.module = module

@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,9 @@ from PIL import Image
 from starlette.applications import Starlette
 
 from rollouts import Trajectory
+from rollouts.engines.protocol import TokenDelta
 from rollouts.serve.gateway.routes import Gateway
+from rollouts.testing import ScriptedEngine
 
 IMAGE = np.arange(32 * 32 * 3, dtype=np.uint8).reshape(32, 32, 3)
 OTHER_IMAGE = IMAGE[::-1].copy()
@@ -129,6 +132,30 @@ def served(engine: Any, renderer: Any, **options: Any) -> Iterator[Server]:
         loop.call_soon_threadsafe(ended.set)
         thread.join(30)
         assert not thread.is_alive()
+
+
+class SteppedEngine(ScriptedEngine):
+    """Reports one token at a time, and waits for `continued` after so many."""
+
+    def __init__(self, script, renderer, *, pause_after=10**9, error=None):
+        super().__init__(script, renderer=renderer)
+        self.pause_after, self.error = pause_after, error
+        self.continued, self.cancelled = asyncio.Event(), asyncio.Event()
+
+    async def generate_streamed(self, request, listen):
+        result = await self.generate(request)
+        try:
+            for completion in result.completions:
+                for position, token in enumerate(completion.token_ids):
+                    if position == self.pause_after:
+                        await self.continued.wait()
+                        if self.error is not None:
+                            raise self.error
+                    listen(TokenDelta(completion.index, completion.token_ids[position : position + 1], token))
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        return replace(result)
 
 
 class Conversation:

@@ -171,3 +171,36 @@ def test_smolagents_runs_with_tool_choice_auto_and_each_of_its_rewrites_is_a_bra
         trajectory = server.trajectory("smol")
     assert trajectory.num_turns == 2
     assert len(trajectory.leaves()) == 2
+
+
+def test_an_agent_of_langchain_is_one_branch_with_its_tool_calls(renderer, monkeypatch):
+    langchain_openai = pytest.importorskip("langchain_openai")
+    messages = pytest.importorskip("langchain_core.messages")
+    tools = pytest.importorskip("langchain_core.tools")
+    monkeypatch.setenv("LANGSMITH_TRACING", "false")
+
+    @tools.tool
+    def look(row: int, column: str) -> str:
+        """Look at a field."""
+        return "red" if column == "left" else "blue"
+
+    two_calls = LOOK.format(row=1, column="left") + "\n" + LOOK.format(row=1, column="right")
+    engine = ScriptedEngine([f"I look.{two_calls}", "Red and blue."], renderer=renderer)
+    with served(engine, renderer) as server:
+        model = langchain_openai.ChatOpenAI(
+            model="policy",
+            base_url=server.base_url,
+            api_key="none",
+            max_retries=0,
+            default_headers={"X-Session-ID": "chain"},
+        ).bind_tools([look])
+        conversation = [messages.SystemMessage("You look."), messages.HumanMessage("Which colours?")]
+        answer = model.invoke(conversation)
+        while answer.tool_calls:
+            conversation += [answer, *(look.invoke(call) for call in answer.tool_calls)]
+            answer = model.invoke(conversation)
+        trajectory = server.trajectory("chain")
+    assert answer.content == "Red and blue."
+    assert (trajectory.num_turns, len(trajectory.leaves()), trajectory.forks) == (2, 1, 0)
+    roles = [message["role"] for message in trajectory.to_messages(trajectory.leaves()[0])]
+    assert roles == ["system", "user", "assistant", "tool", "tool", "assistant"]

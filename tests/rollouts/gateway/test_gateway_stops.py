@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from gateway_server import CALL, TOOLS, served, user
+from gateway_server import CALL, TOOLS, SteppedEngine, served, user
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rollouts import Completion, FinishReason, WeightSpan
-from rollouts.serve.gateway.stop_strings import cut_at_stop
+from rollouts.engines.local import LocalEngine
+from rollouts.serve.gateway.stop_strings import cut_at_stop, sendable_length
+from rollouts.serve.pausable_engine import PausableEngine
 from rollouts.testing import ScriptedEngine
 
 #: Tokens of a language in which the id of a token is its length and its letter.
@@ -127,3 +129,114 @@ def test_without_tool_choice_the_prompt_has_no_tools_and_calls_are_text(renderer
     assert choice.message.tool_calls is None
     assert '"name": "look"' in choice.message.content
     assert "look" not in renderer.tokenizer.decode(engine.requests[0].prompt_ids)
+
+
+# Ending a request early.
+
+
+LONG = 150
+
+
+class CountingEngine(LocalEngine):
+    """Keeps how many tokens each request has sampled."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.sampled = []
+
+    async def generate_streamed(self, request, listen):
+        result = await super().generate_streamed(request, listen)
+        self.sampled.append([len(completion.token_ids) for completion in result.completions])
+        return result
+
+
+@pytest.fixture
+def engine(tiny_model_dir):
+    return CountingEngine.from_pretrained(tiny_model_dir)
+
+
+def long_samples(client, n=1):
+    """Options of a request, and its completions of `LONG` tokens each."""
+    for seed in range(100):
+        options = {"model": "m", "messages": [user("a")], "seed": seed, "max_tokens": LONG, "n": n}
+        choices = client.chat.completions.create(**options, extra_body={"return_token_ids": True}).choices
+        if all(choice.finish_reason == "length" for choice in choices):
+            return options, choices
+    raise AssertionError("no seed gives long completions")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_engine_stops_sampling_once_a_stop_string_is_complete(engine, renderer, stream):
+    decode = renderer.tokenizer.decode
+    with served(PausableEngine(engine, max_model_len=engine.max_model_len), renderer) as server:
+        client = server.client("s")
+        options, (whole,) = long_samples(client)
+        stop = decode(whole.token_ids)[12:14]
+        answer = client.chat.completions.create(**options, stop=[stop], stream=stream)
+        if stream:
+            content = "".join(chunk.choices[0].delta.content or "" for chunk in answer if chunk.choices)
+        else:
+            content = answer.choices[0].message.content
+        trajectory = server.trajectory("s")
+    turn = trajectory.turns[-1]
+    sampled = trajectory.nodes[turn.node].token_ids.tolist()
+    assert sampled == whole.token_ids[: len(sampled)]
+    assert stop in decode(sampled)
+    assert stop not in decode(sampled[:-1])
+    assert content == whole.message.content.partition(stop)[0]
+    assert turn.finish_reason is FinishReason.STOP
+    ((tokens,),) = engine.sampled
+    assert len(sampled) <= tokens < LONG
+
+
+def test_a_request_of_several_choices_ends_when_each_has_a_stop_string(engine, renderer):
+    decode = renderer.tokenizer.decode
+    with served(PausableEngine(engine, max_model_len=engine.max_model_len), renderer) as server:
+        client = server.client("s")
+        options, (first, second) = long_samples(client, n=2)
+        stop = [decode(first.token_ids)[10:12], decode(second.token_ids)[20:22]]
+        answer = client.chat.completions.create(**options, stop=stop)
+    assert [choice.finish_reason for choice in answer.choices] == ["stop", "stop"]
+    assert max(engine.sampled[0]) < LONG
+
+
+def test_an_engine_that_streams_and_cannot_end_requests_samples_to_its_end(renderer):
+    engine = SteppedEngine(["Thought.\nSTOP more"], renderer)
+    with served(PausableEngine(engine, max_model_len=10_000), renderer) as server:
+        response = server.client("s").chat.completions.create(model="m", messages=[user("a")], stop=["STOP"])
+    assert response.choices[0].message.content == "Thought.\n"
+
+
+# Text that is sent before its end is known.
+
+
+@given(st.text("ab", max_size=12), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
+def test_what_is_sent_before_the_end_holds_no_beginning_of_a_stop_string_at_its_end(text, stop):
+    length = sendable_length(text, stop)
+    beginnings = {string[:size] for string in stop for size in range(1, len(string))}
+    longest = max((size for size in range(1, len(text) + 1) if text[-size:] in beginnings), default=0)
+    assert length == len(text) - longest
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "expected"),
+    [
+        ("Thought: look.\nObservation: invented", ["Observation:"], "Thought: look.\n"),
+        ("a<b<c</d></c></code>x", ["</code>"], "a<b<c</d></c>"),
+        ("never STO", ["STOP"], "never STO"),
+        ("é 🙂 STOP", ["🙂"], "é "),
+    ],
+)
+def test_a_stream_has_the_text_before_the_stop_string_and_nothing_of_it(renderer, text, stop, expected):
+    engine = SteppedEngine([text], renderer)
+    with served(engine, renderer) as server:
+        stream = server.client("s").chat.completions.create(
+            model="m", messages=[user("a")], stop=stop, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = list(stream)
+        trajectory = server.trajectory("s")
+    pieces = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices and chunk.choices[0].delta.content]
+    assert "".join(pieces) == expected
+    assert len(pieces) > 1
+    assert chunks[-1].usage.completion_tokens == len(trajectory.nodes[1].token_ids)
+    assert [c.choices[0].finish_reason for c in chunks if c.choices and c.choices[0].finish_reason] == ["stop"]

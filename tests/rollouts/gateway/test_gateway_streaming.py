@@ -3,40 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import openai
 import pytest
-from gateway_server import CALL, TOOLS, plain_tree, served, serving, user
+from gateway_server import CALL, TOOLS, SteppedEngine, plain_tree, served, serving, user
 
-from rollouts.engines.protocol import TokenDelta
 from rollouts.errors import ServerUnreachableError
 from rollouts.testing import ScriptedEngine
-
-
-class SteppedEngine(ScriptedEngine):
-    """Reports one token at a time, and waits for `continued` after so many."""
-
-    def __init__(self, script, renderer, *, pause_after=10**9, error=None):
-        super().__init__(script, renderer=renderer)
-        self.pause_after, self.error = pause_after, error
-        self.continued, self.cancelled = asyncio.Event(), asyncio.Event()
-
-    async def generate_streamed(self, request, listen):
-        result = await self.generate(request)
-        try:
-            for completion in result.completions:
-                for position, token in enumerate(completion.token_ids):
-                    if position == self.pause_after:
-                        await self.continued.wait()
-                        if self.error is not None:
-                            raise self.error
-                    listen(TokenDelta(completion.index, completion.token_ids[position : position + 1], token))
-        except asyncio.CancelledError:
-            self.cancelled.set()
-            raise
-        return replace(result)
-
 
 SCRIPT = ["<think>\nhm\n</think>\n\nI look.\n" + CALL, "Ends é 🙂."]
 

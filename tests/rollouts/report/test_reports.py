@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 
 from rollouts import Trajectory
 from rollouts.cli.main import app
+from rollouts.errors import ServerTimeoutError
 from rollouts.observability.training_log import StepMismatch
 from rollouts.report import write_report
 from rollouts.report.charts import Chart, Figures, Line
@@ -109,9 +110,11 @@ def test_errors_are_counted_with_an_example_and_a_cure(tmp_path: Path) -> None:
     write_report(directory)
     page = read(directory / "report.html")
     assert "ServerTimeoutError" in page.text
-    assert "lower `concurrency`" in page.text
+    cure = (ServerTimeoutError.__doc__ or "").partition("Cure: ")[2]
+    assert len(cure) > 20
+    assert " ".join(cure.split()) in page.text
     assert "MyError" in page.text
-    assert "the text of the error and the episode show the cause" in page.text
+    assert "The text of the error and the episode show the cause" in page.text
     assert "3 failed" in page.text
     assert "max_turns" in page.text
 

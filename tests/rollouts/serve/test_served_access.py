@@ -9,11 +9,12 @@ from urllib.parse import urlsplit
 import openai
 import pytest
 from served_in_thread import ServedInThread, local_app
+from starlette.applications import Starlette
 
 from rollouts.engines.vllm import VLLMEngine
 from rollouts.errors import ApiKeyError
 from rollouts.serve.errors import ApiKeyFileError, PortUnavailableError, UnprotectedAddressError
-from rollouts.serve.server import bound_socket, check_protection, read_api_key
+from rollouts.serve.server import bound_socket, check_protection, read_api_key, run_server
 
 GENERATE = "/inference/v1/generate"
 BODY = {"token_ids": [5, 6], "sampling_params": {"max_tokens": 1}}
@@ -120,3 +121,12 @@ def test_a_port_in_use_is_named_with_the_cure():
             bound_socket("127.0.0.1", port)
     with pytest.raises(PortUnavailableError):
         bound_socket("no-such-host.invalid", 0)
+
+
+def test_a_port_on_which_another_program_has_begun_to_listen_since_is_an_error_with_its_cure():
+    with bound_socket("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with bound_socket("127.0.0.1", port) as second:
+            first.listen()
+            with pytest.raises(PortUnavailableError, match=f"port {port}.*--port 0"):
+                run_server(Starlette(), second, on_ready=lambda: None)

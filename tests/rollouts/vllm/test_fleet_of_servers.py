@@ -143,6 +143,19 @@ async def test_the_file_of_servers_adds_and_removes_members_while_requests_run(s
         await until(lambda: len(fleet.members) == 1)
 
 
+async def test_a_request_that_waits_for_a_server_is_sampled_by_one_that_the_file_names_meanwhile(
+    servers, tmp_path, caplog
+):
+    path = tmp_path / "servers.txt"
+    path.write_text("http://127.0.0.1:9\n")  # nothing listens there
+    async with checked(EngineFleet.from_file(path, limits=QUICK), servers) as fleet:
+        running = asyncio.create_task(generate_one(fleet, request(session_id="s")))
+        await until(lambda: "is ejected" in caplog.text)
+        replace(path, f"{servers[0].base_url}\n")
+        await running
+        assert len(sampled(servers[0])) == 1
+
+
 async def test_a_file_that_becomes_unusable_changes_nothing_and_is_logged(servers, tmp_path, caplog):
     path = tmp_path / "servers.txt"
     path.write_text("\n".join(server.base_url for server in servers))

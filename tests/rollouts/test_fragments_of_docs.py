@@ -1,0 +1,138 @@
+"""Pages whose code begins in the middle of a program: the tests give them their names, a small model for a repository
+of the Hub, and a served model for a vLLM server."""
+
+import ast
+import asyncio
+import re
+import shutil
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+import uvicorn
+from test_docs_pages import BLOCK, DOCS, run_page
+
+import renderers
+from renderers import load_renderer
+from rollouts import LocalEngine, SamplingParams, StepResult, VLLMEngine, run_episode
+from rollouts.engines.vllm import write_tied_head
+from rollouts.serve.app import create_app
+from rollouts.serve.pausable_engine import PausableEngine
+from rollouts.serve.served_model import served_model
+from rollouts.serve.server import base_url, bound_socket
+from rollouts.testing import CHAT_TEMPLATE, ScriptedEngine
+
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+QUESTION = [{"role": "user", "content": "Which?"}]
+CONVERSATION = [*QUESTION, {"role": "assistant", "content": "This."}]
+
+
+class Asks:
+    """Two turns, the first with an image."""
+
+    def reset(self, seed):
+        self.turns = 0
+        square = np.full((32, 32, 3), 90, np.uint8)
+        return [{"role": "user", "content": [{"type": "image", "image": square}, {"type": "text", "text": "Which?"}]}]
+
+    def step(self, assistant):
+        self.turns += 1
+        return StepResult([{"role": "user", "content": "Sure?"}], reward=0.5, done=self.turns == 2)
+
+
+@pytest.fixture(autouse=True)
+def empty_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def repositories(tiny_model_dir, monkeypatch):
+    """Every repository of the Hub is the tiny model."""
+
+    def load(name_or_dir, **options):
+        return load_renderer(tiny_model_dir if str(name_or_dir).startswith("Qwen/") else name_or_dir, **options)
+
+    monkeypatch.setattr(renderers, "load_renderer", load)
+
+
+def test_the_page_on_rendering(tiny_model_dir, repositories, tmp_path):
+    from transformers import AutoTokenizer
+
+    (tmp_path / "my.jinja").write_text(CHAT_TEMPLATE, "utf-8")
+    renderer = load_renderer(tiny_model_dir)
+    prompt_ids = renderer.render_ids(QUESTION, tools=TOOLS, add_generation_prompt=True)
+    completion_ids = [*renderer.tokenizer.encode_scaffold("This."), renderer.get_stop_token_ids()[0]]
+    names = run_page(
+        "rendering.md",
+        directory=tiny_model_dir,
+        tokenizer=AutoTokenizer.from_pretrained(tiny_model_dir),
+        messages=QUESTION,
+        tools=TOOLS,
+        prompt_ids=prompt_ids,
+        completion_ids=completion_ids,
+        new_messages=[{"role": "user", "content": "Sure?"}],
+        stream=[[token] for token in completion_ids],
+    )
+    assert names["rendered"].token_ids == prompt_ids
+    assert names["prompt"].token_ids[: len(prompt_ids) + len(completion_ids)] == prompt_ids + completion_ids
+    assert (names["parsed"].content, names["parsed"].stopped) == ("This.", True)
+
+
+def test_the_page_on_media(tiny_model_dir, repositories):
+    names = run_page("media.md", directory=tiny_model_dir, image=np.zeros((32, 64, 3), np.uint8))
+    assert names["placeholder"].length == 8
+    assert names["item"]["pixel_values"].dtype == np.uint8
+
+
+def test_the_page_on_supervised_samples(repositories):
+    names = run_page("training-samples.md", messages=CONVERSATION, tools=None)
+    trained = np.array(names["sample"].token_ids)[names["sample"].loss_mask].tolist()
+    assert names["renderer"].tokenizer.decode(trained) == "This.<|im_end|>"
+
+
+def test_the_page_on_transport(renderer):
+    engine = ScriptedEngine(lambda request: "This.", renderer=renderer)
+    episode = run_episode(Asks(), engine=engine, renderer=renderer, sampling=SamplingParams(), max_turns=2)
+    names = run_page("transport.md", trajectory=asyncio.run(episode), steps=run_page("trajectories.md")["steps"])
+    assert names["delivery"].obj.reward == 1.0
+    assert names["shortened"] != names["steps"]
+
+
+@asynccontextmanager
+async def served(directory):
+    """The address of the model behind vLLM's routes."""
+    renderer, local = load_renderer(directory), LocalEngine.from_pretrained(directory, weight_version="default")
+    length = local.max_model_len
+    model = served_model(directory, renderer, name="tiny", max_model_len=length, vocab_size=local.vocab_size)
+    app = create_app(PausableEngine(local, max_model_len=length), renderer, model)
+    listener = bound_socket("127.0.0.1", 0)
+    listener.listen()
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield base_url(listener)
+    finally:
+        server.should_exit = True
+        await task
+        await local.close()
+
+
+async def test_the_page_on_vllm(tiny_model_dir, tmp_path):
+    checkpoint = shutil.copytree(tiny_model_dir, tmp_path / "step-7")
+    write_tied_head(checkpoint)
+    async with served(tiny_model_dir) as url:
+        text = (DOCS / "vllm.md").read_text("utf-8")
+        text = text.replace("http://127.0.0.1:8000", url).replace("/checkpoints/step-7", str(checkpoint))
+        text = re.sub(r"max_tokens=\d+", "max_tokens=8", text)
+        ids = load_renderer(tiny_model_dir).render_ids(QUESTION)
+        image = np.zeros((256, 256, 3), np.uint8)
+        names = {"environment": Asks(), "model_dir": tiny_model_dir, "messages": QUESTION, "image": image}
+        names |= {"ids": ids, "more_ids": ids}
+        for number, block in enumerate(BLOCK.findall(text)):
+            code = compile(block, f"vllm.md, block {number}", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            if (running := eval(code, names)) is not None:
+                await running
+        assert (names["trajectory"].num_turns, names["trajectory"].error) == (2, "")
+        assert len(names["prompt"].token_ids) == 2 * len(ids) + 256
+        async with VLLMEngine(url) as engine:
+            assert await engine.control.weight_version() == "step-7"
