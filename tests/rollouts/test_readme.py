@@ -24,7 +24,7 @@ def unknown_extras(text):
 
 
 def broken_links(page, text):
-    """Links to files that do not exist. Pages of the reference are made with the site, whose build checks their links."""
+    """Links to files that do not exist. The build of the site makes the pages of the reference, and checks them."""
     targets = [target for target in LINK.findall(text) if not target.startswith(("http://", "https://"))]
     return [
         target
