@@ -188,7 +188,8 @@ class Membership:
             first, expected = self._model = self._model or (member.name, model)
         for field, value in expected.items():
             if model.get(field, value) != value:
-                raise FleetMismatchError(member.name, field, model[field], first, value)
+                error = FleetMismatchError(member.name, field, model[field], first, value)
+                raise error.concern(*member.servers)
         member.is_compared = True
 
     async def _catch_up(self, member: Member, directory: str | os.PathLike[str], version: str) -> None:
