@@ -23,6 +23,7 @@ T = TypeVar("T")
 
 # Rendering holds the interpreter's lock for a large part of its time, so that more threads than this gain nothing.
 _MAX_THREADS = 8
+_RENDERER_METHODS = ("render", "render_ids", "parse_response", "get_stop_token_ids", "bridge_to_next_turn")
 
 
 def _on_threads(
@@ -243,8 +244,9 @@ def _renderers(make: Renderer | Callable[[], Renderer], size: int) -> list[Rende
 
 
 def _is_renderer(value: object) -> TypeGuard[Renderer]:
-    # A class has the methods of its instances, but it is a function that makes one.
-    return isinstance(value, Renderer) and not isinstance(value, type)
+    # A class has the methods of its instances, but it is a function that makes one. `isinstance` does not see methods
+    # that a renderer gets by `__getattr__` from one that it wraps, from Python 3.12 on.
+    return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in _RENDERER_METHODS)
 
 
 def _unprocessed(process_multimodal: bool) -> dict[str, Any]:

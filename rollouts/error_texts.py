@@ -33,6 +33,11 @@ def describe_exception(error: BaseException) -> str:
     return f"{type(error).__name__}: {exception_text(error)}"
 
 
+def text_with_notes(error: BaseException, text: str) -> str:
+    """`text` of an exception, and the notes that it was given (`add_note`)."""
+    return "; ".join([text, *map(str, getattr(error, "__notes__", ()))])
+
+
 def exception_text(error: BaseException) -> str:
     """The text of an exception; a note about the failure if its `__str__` raises."""
     try:

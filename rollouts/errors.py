@@ -26,6 +26,8 @@ class RolloutsError(Exception):
         args, fields = state
         super().__init__(*args)
         self.__dict__.update(fields)
+        if "__notes__" in fields:  # a copy has a list of its own
+            self.__notes__ = list(fields["__notes__"])
 
 
 class ForeignRenderersError(RolloutsError, ImportError):
@@ -204,12 +206,41 @@ class PixelFormError(RolloutsError):
 
 # Engines.
 
+#: An error that concerns more servers has the commands that check these many.
+_CHECKED_SERVERS = 3
 
-class EngineError(RolloutsError):
+
+class ServerRelatedError(RolloutsError):
+    """Root of the errors that may concern servers.
+
+    `servers` are their addresses, without credentials. A note of the error (`__notes__`) has the command for each;
+    tracebacks, commands and `Trajectory.error` show notes after the text.
+
+    Cure: that of the class that was raised; the command in the note checks the server.
+    """
+
+    servers: tuple[str, ...] = ()
+
+    def concern(self, *servers: str) -> Self:
+        """Add addresses of servers, without credentials, and their notes. Returns the error itself."""
+        for server in servers:
+            if server not in self.servers:
+                self.servers = (*self.servers, server)
+                if len(self.servers) <= _CHECKED_SERVERS:
+                    self.add_note(f"to check the server: rollouts doctor {server} --model DIR")
+        return self
+
+    def concern_servers_of(self, errors: Iterable[object]) -> Self:
+        """Add the servers that other errors concern. Returns the error itself."""
+        of_servers = (error for error in errors if isinstance(error, ServerRelatedError))
+        return self.concern(*(server for error in of_servers for server in error.servers))
+
+
+class EngineError(ServerRelatedError):
     """An engine could not answer a request, or a server a control call.
 
     `request_id` names the request or the control call. `server` is the address of the server that it was for, without
-    credentials; None where no server is concerned.
+    credentials; None where no server is concerned, or several are.
 
     Cure: that of the class that was raised; `rollouts doctor` checks a server.
     """
@@ -350,6 +381,7 @@ class NoServerError(ServerUnreachableError):
             if listed
             else "the fleet has no members; add one",
         )
+        self.concern_servers_of(reasons.values())
 
 
 class FleetMismatchError(EngineError):
@@ -390,6 +422,7 @@ class FleetControlError(EngineError):
         if done:
             reason += f". It is done at {', '.join(done)}"
         super().__init__(call, reason)
+        self.concern_servers_of(errors.values())
 
 
 class ServerFileError(RolloutsError):
@@ -459,7 +492,7 @@ class UnsafeControlError(EngineError):
     """
 
 
-class WeightUpdateError(RolloutsError):
+class WeightUpdateError(ServerRelatedError):
     """New weights could not be taken. Nothing was changed, unless the text says what state was left.
 
     Cure: await the update that runs, or update again with weights of the served model and a new version; the text says

@@ -6,6 +6,7 @@ import gc
 import importlib
 import os
 import signal
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -41,10 +42,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Qwen3-VL checkpoint with random weights. Read only: copy what you want to change."""
+    """A Qwen3-VL checkpoint with random weights. Read only: copy what you want to change.
+
+    Where torch is not installed it has no weights; tests that need none run there, too (.ci/other_pythons).
+    """
     from rollouts.testing import tiny_qwen3_vl
 
-    return tiny_qwen3_vl(tmp_path_factory.mktemp("tiny_qwen3_vl"), seed=0)
+    return tiny_qwen3_vl(tmp_path_factory.mktemp("tiny_qwen3_vl"), seed=0, weights=find_spec("torch") is not None)
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from renderers import RendererError
+from rollouts.error_texts import text_with_notes
 from rollouts.errors import RolloutsError
 from rollouts.terminal.text import print_error
 from transport import TransportError
@@ -31,7 +32,6 @@ _EXPECTED_ERRORS: Final = (RendererError, RolloutsError, TransportError, OSError
 # Of every `typer.Typer` here. Without rich's tables, names of options are never cut, however narrow the terminal.
 APP_SETTINGS: Final[Mapping[str, Any]] = {
     "no_args_is_help": True,
-    "add_completion": False,
     "pretty_exceptions_show_locals": False,
     "rich_markup_mode": None,
     "context_settings": {"help_option_names": ["-h", "--help"]},
@@ -101,7 +101,7 @@ def _report(error: Exception) -> int:
         message = "a value in the file is nested too deep"
     else:
         message = str(error)
-    print_error("; ".join([message, *getattr(error, "__notes__", ())]))
+    print_error(text_with_notes(error, message))
     return FAILED
 
 

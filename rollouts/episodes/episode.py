@@ -40,7 +40,7 @@ from rollouts.episodes.errors import (
 from rollouts.episodes.limits import OVERLONG_ERRORS, EpisodeLimits, overlong_limit
 from rollouts.episodes.renderer_calls import renderer_pool
 from rollouts.episodes.turns import EpisodeSettings, TurnRecorder
-from rollouts.error_texts import describe_exception, exception_text, is_unicode
+from rollouts.error_texts import describe_exception, exception_text, is_unicode, text_with_notes
 from rollouts.errors import RolloutsError
 from rollouts.numbers import whole_number
 from rollouts.trajectory.provenance import Provenance
@@ -174,7 +174,7 @@ async def record_episode(
     try:
         await _run(factory, TurnRecorder(trajectory, settings, EpisodeActivity(observer)))
     except BaseException as error:  # noqa: BLE001  no exception of any component may lose the completed turns
-        trajectory.error = describe_exception(error)
+        trajectory.error = text_with_notes(error, describe_exception(error))
         failure = error
         if not ends_task(error):  # otherwise it is raised below, after `on_end` has received the turns
             reason = exception_text(error) if isinstance(error, _OWN_ERRORS) else describe_exception(error)

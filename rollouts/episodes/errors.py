@@ -138,9 +138,10 @@ def ends_task(error: BaseException) -> bool:
     """Whether an exception is for the current task or the process, and not a failure of the call that raised it.
 
     A `CancelledError` is for the task if the task is being cancelled. Otherwise the call waited for something that was
-    cancelled, which is a failure like any other; so is a `BaseException` of a library, as that of a panic in Rust.
+    cancelled, which is a failure like any other; so is a `BaseException` of a library, as that of a panic in Rust, and
+    the `SystemExit` of code that is written as a program: one episode must not end all others.
     """
-    if any(isinstance(single, KeyboardInterrupt | SystemExit | GeneratorExit) for single in _single_errors(error)):
+    if any(isinstance(single, KeyboardInterrupt | GeneratorExit) for single in _single_errors(error)):
         return True
     if not any(isinstance(single, asyncio.CancelledError) for single in _single_errors(error)):
         return False

@@ -25,7 +25,10 @@ _LONGEST_CALL_SECONDS: Final = 0.001
 #: Larger calls are made on threads: calls whose result the renderer has cached say little about one that is not cached.
 _LARGEST_SIZE: Final = 4096
 
-_CALLS_AT_ONCE: Final = 16
+
+#: As many calls are made before the loop looks at what else is due, or fewer that take so long by their means.
+_CALLS_AT_ONCE: Final = 8
+_SECONDS_AT_ONCE: Final = 0.004
 
 #: The fixed part of a call's cost, as if it had so many tokens or characters more.
 _FIXED_SIZE: Final = 64
@@ -44,40 +47,46 @@ class ShortCalls:
     def __init__(self) -> None:
         self._seconds_per_size: dict[str, float] = {}  # by kind: the mean of recent calls
         self._made = 0  # since the loop has looked at what else is due
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._planned_seconds = 0.0  # of these
+        self._waiting: deque[tuple[asyncio.Future[None], float]] = deque()  # with the seconds that the call may take
 
     async def run(self, pool: RendererPool, kind: str, size: int, call: Callable[[], T]) -> T:
         """Make a call whose cost grows with `size`, a number of tokens or characters. `call` needs no media."""
-        if not self._is_short(pool, kind, size):
+        seconds = self._expected_seconds(kind, size)
+        if seconds > _LONGEST_CALL_SECONDS or not _shares_template_renderer(pool):
             # Processor time: a thread also waits for other threads.
             return await pool.run_on_thread(lambda: self._measured(kind, size, call, time.thread_time))
-        if self._made >= _CALLS_AT_ONCE or self._waiting:
+        if self._are_enough() or self._waiting:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
+            self._waiting.append((turn, seconds))
             await turn
-        elif not self._made:
-            asyncio.get_running_loop().call_soon(self._next_calls)
-        self._made += 1
+        else:
+            if not self._made:
+                asyncio.get_running_loop().call_soon(self._next_calls)
+            self._plan(seconds)
         return self._measured(kind, size, call, time.perf_counter)
 
-    def _is_short(self, pool: RendererPool, kind: str, size: int) -> bool:
-        rate = self._seconds_per_size.get(kind, inf)
-        if rate == inf or size > _LARGEST_SIZE:
-            return False
-        if not pool.shares_one_renderer or not isinstance(pool.renderer, TemplateRenderer):
-            return False
-        return rate * (size + _FIXED_SIZE) <= _LONGEST_CALL_SECONDS
+    def _expected_seconds(self, kind: str, size: int) -> float:
+        """How long a call may take; infinite where that is not known."""
+        return inf if size > _LARGEST_SIZE else self._seconds_per_size.get(kind, inf) * (size + _FIXED_SIZE)
+
+    def _are_enough(self) -> bool:
+        """Whether the loop has to look at what else is due before the next call."""
+        return self._made >= _CALLS_AT_ONCE or self._planned_seconds >= _SECONDS_AT_ONCE
+
+    def _plan(self, seconds: float) -> None:
+        self._made += 1
+        self._planned_seconds += seconds
 
     def _next_calls(self) -> None:
         """Let the next calls begin. The loop calls this after it has looked at what is due."""
-        self._made = 0
-        begun = 0
-        while self._waiting and begun < _CALLS_AT_ONCE:
-            turn = self._waiting.popleft()
+        self._made, self._planned_seconds = 0, 0.0
+        while self._waiting and not self._are_enough():
+            turn, seconds = self._waiting.popleft()
             if not turn.done():  # it is cancelled with its caller
                 turn.set_result(None)
-                begun += 1
-        if begun:
+                self._plan(seconds)
+        if self._made:
             asyncio.get_running_loop().call_soon(self._next_calls)
 
     def _measured(self, kind: str, size: int, call: Callable[[], T], clock: Callable[[], float]) -> T:
@@ -90,3 +99,7 @@ class ShortCalls:
         else:
             self._seconds_per_size[kind] = rate if mean == inf else mean + _LATEST_SHARE * (rate - mean)
         return result
+
+
+def _shares_template_renderer(pool: RendererPool) -> bool:
+    return pool.shares_one_renderer and isinstance(pool.renderer, TemplateRenderer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -41,8 +42,8 @@ class JsonLinesSink:
     "-Infinity". Raises `OSError`.
     """
 
-    def __init__(self, path: Path) -> None:
-        end = _end_of_complete_lines(path)
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        end = _end_of_complete_lines(Path(path))
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  `close` closes it
         if end is not None:
             self._file.truncate(end)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
 
 import ray
+from ray._private import ray_constants
 
 from rollouts.ray.errors import RayConnectionError
 
-_ADDRESS = "RAY_ADDRESS"
+_ADDRESS: Final = "RAY_ADDRESS"
+_REACHABLE: Final = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
 def connect(address: str | None = None) -> None:
@@ -26,10 +31,30 @@ def connect(address: str | None = None) -> None:
             ray.init(address=address, logging_level="WARNING")
         else:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            ray.init(address="local", logging_level="WARNING", include_dashboard=False, _node_ip_address="127.0.0.1")
+            with _on_loopback():
+                ray.init(address="local", logging_level="WARNING", include_dashboard=False)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         cure = "start it (`ray start --head`), or correct the address" if address else "see the message above"
         raise RayConnectionError(address or "", str(error) or type(error).__name__, cure) from error
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Start the processes of Ray on the loopback address.
+
+    On Linux, Ray replaces a loopback address by that of the machine, `_node_ip_address` too, unless this variable is 0
+    in its processes, and was when this one imported ray.
+    """
+    before, was_reachable = os.environ.get(_REACHABLE), ray_constants.ENABLE_RAY_CLUSTER
+    os.environ[_REACHABLE], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = was_reachable
+        if before is None:
+            del os.environ[_REACHABLE]
+        else:
+            os.environ[_REACHABLE] = before
 
 
 def require_connection() -> None:

@@ -96,7 +96,7 @@ class ServerActor:
         self._command = command
         self._environment = environment
         self._start_seconds = start_seconds
-        self._host = ray.util.get_node_ip_address()
+        self._host = _node_address()
         self._process: ServerProcess | None = None
         self._url = ""
         self._starting = asyncio.Lock()
@@ -129,6 +129,15 @@ async def _is_healthy(url: str) -> bool:
             return response.status == 200
     except (aiohttp.ClientError, TimeoutError):
         return False
+
+
+def _node_address() -> str:
+    """The address by which the cluster knows the node of this actor.
+
+    `ray.util.get_node_ip_address` has that of the machine, also where the cluster is on the loopback address alone.
+    """
+    own = ray.get_runtime_context().get_node_id()
+    return next(str(node["NodeManagerAddress"]) for node in ray.nodes() if node["NodeID"] == own)
 
 
 def _free_port(host: str) -> int:

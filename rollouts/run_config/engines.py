@@ -10,6 +10,7 @@ from itertools import cycle
 from typing import Any
 
 from rollouts.engines.protocol import Engine
+from rollouts.error_texts import text_with_notes
 from rollouts.errors import (
     ApiKeyError,
     CapabilityError,
@@ -246,7 +247,7 @@ async def _connect_fleet(file: ConfigFile, section: FleetEngineSection, engine: 
     try:
         await engine.check()
     except FleetMismatchError as error:
-        raise file.error(("engine", key), str(error)) from error
+        raise file.error(("engine", key), text_with_notes(error, str(error))) from error
 
 
 async def _connect_router(file: ConfigFile, section: RouterEngineSection, engine: Any) -> None:
@@ -288,7 +289,7 @@ def _naming_server(
     try:
         yield
     except EngineStartError as error:
-        raise file.error((*path, "start"), str(error)) from error
+        raise file.error((*path, "start"), text_with_notes(error, str(error))) from error
     except ApiKeyError as error:
         if section.api_key_env is None:
             reason = 'the server requires an API key; put it in an environment variable and add api_key_env = "NAME"'
@@ -296,4 +297,5 @@ def _naming_server(
         reason = "the server refuses the key in this environment variable; set it to the key of `vllm serve --api-key`"
         raise file.error(("engine", "api_key_env"), reason) from error
     except EngineError as error:
-        raise file.error(address, f"{error}; start the server, or correct the address") from error
+        reason = text_with_notes(error, f"{error}; start the server, or correct the address")
+        raise file.error(address, reason) from error

@@ -343,7 +343,7 @@ class Schedule:
                 reason.close()  # it is not awaited
             rule = "return True, False, None or a reason, and make skip_group a function that is not async"
             raise TypeError(f"it returned {short_repr(reason)}, a {type(reason).__name__}; {rule}")
-        except (KeyboardInterrupt, SystemExit):
+        except KeyboardInterrupt:
             raise
         except BaseException as error:  # a function of a user may raise anything, CancelledError too
             raise GroupFailedError(group.task.task_id, group.episodes, "skip_group", error) from error

@@ -97,6 +97,8 @@ class TaskSource:
             advanced, self._advancing = self._advancing, None
             with self._source_errors():
                 found = advanced.result()
+                if isinstance(found, SystemExit):
+                    raise found
         if not found:
             raise StopAsyncIteration
         return found[0]
@@ -106,15 +108,20 @@ class TaskSource:
         """Replace what the iterator raises by `TaskSourceError`, `CancelledError` too: the block does not wait."""
         try:
             yield
-        except (KeyboardInterrupt, SystemExit):
+        except KeyboardInterrupt:
             raise
         except BaseException as error:  # the iterator of a user may raise anything
             raise TaskSourceError(self._position, f"the source raised {describe_exception(error)}") from error
 
 
-async def _next_of(iterator: Any) -> tuple[Any, ...]:
-    """The next value in a tuple, which is empty at the end: a task cannot end with StopAsyncIteration."""
+async def _next_of(iterator: Any) -> tuple[Any, ...] | SystemExit:
+    """The next value in a tuple, which is empty at the end: a task cannot end with StopAsyncIteration.
+
+    A `SystemExit` of the iterator is returned: raised out of a task it would end the event loop.
+    """
     try:
         return (await anext(iterator),)
     except StopAsyncIteration:
         return ()
+    except SystemExit as error:
+        return error

@@ -1,4 +1,4 @@
-"""Ends a process within a bounded time after Ctrl-C."""
+"""Ends a process within a bounded time after Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _SHOW_CURSOR: Final = "\x1b[?25h"
 def run_with_deadline(main: Coroutine[Any, Any, T], seconds: float, message: str) -> T:
     """Run a coroutine as `asyncio.run` does. Called in the main thread.
 
-    The first SIGINT cancels it; when it has ended, `KeyboardInterrupt` is raised. A process that still runs `seconds`
-    after the SIGINT, or receives a second one, prints `message` to standard error and exits with code 130, whatever its
-    threads and its event loop are doing: files must be readable at every moment.
+    The first SIGINT or SIGTERM (of a scheduler or container) cancels it; when it has ended, `KeyboardInterrupt` is
+    raised. A process that still runs `seconds` after the signal, or receives a second one, prints `message` to standard
+    error and exits with code 130, whatever its threads and its event loop are doing: files must be readable at every
+    moment.
     """
 
     def exit_now() -> None:
@@ -54,7 +55,7 @@ def run_with_deadline(main: Coroutine[Any, Any, T], seconds: float, message: str
                 raise asyncio.CancelledError
             return await main
 
-        before = signal.signal(signal.SIGINT, interrupt)
+        before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             return runner.run(run())
         except asyncio.CancelledError:
@@ -63,7 +64,8 @@ def run_with_deadline(main: Coroutine[Any, Any, T], seconds: float, message: str
             raise
         finally:
             if not interrupts:
-                signal.signal(signal.SIGINT, before)
+                for number, handler in before.items():
+                    signal.signal(number, handler)
 
 
 def exit_interrupted() -> NoReturn:

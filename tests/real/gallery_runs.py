@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import numpy as np
 import torch
 from transformers import AutoModelForImageTextToText
 
-from rollouts import StepResult
-from rollouts.runner import Task
-from rollouts.training import TrainingBatch, TrainingSample, token_logprobs
+from renderers import load_renderer
+from rollouts import StepResult, Trajectory
+from rollouts.runner import Group, Task
+from rollouts.training import TrainingBatch, TrainingSample, samples_from_trajectory, token_logprobs
 
 
 class Gallery:
@@ -38,6 +40,25 @@ class Gallery:
 def reference_model(directory: Path) -> Any:
     """transformers' model of a checkpoint, float32."""
     return AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32).eval()
+
+
+def samples_of(groups: Iterable[Group], model_dir: Path, *, episodes: int, turns: int) -> list[TrainingSample]:
+    """The samples of all episodes, after a check that there are `episodes` of `turns` turns and that none failed."""
+    found = [episode for group in groups for episode in group.episodes]
+    return samples_of_episodes(found, model_dir, episodes=episodes, turns=turns)
+
+
+def samples_of_episodes(
+    found: Iterable[Trajectory], model_dir: Path, *, episodes: int, turns: int
+) -> list[TrainingSample]:
+    """As `samples_of`."""
+    found = list(found)
+    assert [episode.error for episode in found] == [""] * episodes
+    assert {episode.num_turns for episode in found} == {turns}
+    processors = load_renderer(model_dir).processors
+    return [
+        sample for episode in found for sample in samples_from_trajectory(episode, advantage=1.0, processors=processors)
+    ]
 
 
 def mismatches(model: Any, samples: list[TrainingSample], version: str) -> np.ndarray:

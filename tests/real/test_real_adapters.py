@@ -9,7 +9,7 @@ import asyncio
 
 import numpy as np
 import pytest
-from gallery_runs import Gallery, mismatches, reference_model
+from gallery_runs import Gallery, mismatches, reference_model, samples_of
 from make_adapter import make_adapter, merged_checkpoint
 from vllm_server import LONGEST_SECONDS
 
@@ -19,7 +19,6 @@ from rollouts.engines.lora import LoRAEngine
 from rollouts.engines.vllm import VLLMEngine
 from rollouts.errors import CapabilityError, UnknownAdapterError, WeightUpdateError
 from rollouts.runner import Asynchronous, EpisodeLimits, Runner, Task
-from rollouts.training import samples_from_trajectory
 
 EPISODES, TURNS, TOKENS = 4, 2, 500
 ADAPTERS = ("policy@1", "policy@2")
@@ -75,14 +74,7 @@ async def test_episodes_continue_with_the_new_adapter_and_every_span_has_the_log
         groups = await asyncio.wait_for(collecting, LONGEST_SECONDS)
     assert list(await engine.adapters()) == ["policy@2"]
 
-    episodes = [episode for group in groups for episode in group.episodes]
-    assert [episode.error for episode in episodes] == [""] * EPISODES
-    processors = load_renderer(vllm_server.model_dir).processors
-    samples = [
-        sample
-        for episode in episodes
-        for sample in samples_from_trajectory(episode, advantage=1.0, processors=processors)
-    ]
+    samples = samples_of(groups, vllm_server.model_dir, episodes=EPISODES, turns=TURNS)
     total = 0
     for name, adapter in adapters.items():
         checkpoint = merged_checkpoint(tmp_path / name, vllm_server.model_dir, adapter)

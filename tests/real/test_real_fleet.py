@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from gallery_runs import Gallery, mismatches, reference_model
+from gallery_runs import Gallery, mismatches, reference_model, samples_of
 from make_checkpoint import make_checkpoint
 from vllm_server import LONGEST_SECONDS, VLLMServer
 
@@ -19,8 +19,7 @@ from rollouts.engines.fleet import EngineFleet, FleetLimits
 from rollouts.engines.fleet.rendezvous import ranked_members
 from rollouts.engines.protocol import GenerateRequest, GenerateResult
 from rollouts.engines.vllm import HttpLimits, VLLMEngine
-from rollouts.runner import Asynchronous, EpisodeLimits, Group, Runner, Task
-from rollouts.training import TrainingSample, samples_from_trajectory
+from rollouts.runner import Asynchronous, EpisodeLimits, Runner, Task
 
 EPISODES, TURNS, TOKENS = 8, 2, 600
 OLD, NEW = "default", "new"  # vLLM's name of the weights that it was started with
@@ -79,18 +78,6 @@ async def both_generating(servers: list[VLLMServer], collecting: asyncio.Future[
     await asyncio.gather(*(server.until(lambda now: now.running == at_each, during=collecting) for server in servers))
 
 
-def samples_of(groups: list[Group], server: VLLMServer, count: int = EPISODES) -> list[TrainingSample]:
-    episodes = [episode for group in groups for episode in group.episodes]
-    assert [episode.error for episode in episodes] == [""] * count
-    assert {episode.num_turns for episode in episodes} == {TURNS}
-    processors = load_renderer(server.model_dir).processors
-    return [
-        sample
-        for episode in episodes
-        for sample in samples_from_trajectory(episode, advantage=1.0, processors=processors)
-    ]
-
-
 async def test_new_weights_reach_both_servers_while_episodes_run(vllm_server, second_server, tmp_path):
     directory = make_checkpoint(tmp_path / "new", "float32", seed=21)
     servers = [vllm_server, second_server]
@@ -101,7 +88,7 @@ async def test_new_weights_reach_both_servers_while_episodes_run(vllm_server, se
         await runner.update_weights(directory, NEW, "abort")
         groups = await asyncio.wait_for(collecting, LONGEST_SECONDS)
         await fleet.control.update_weights(vllm_server.model_dir, OLD)
-    samples = samples_of(groups, vllm_server)
+    samples = samples_of(groups, vllm_server.model_dir, episodes=EPISODES, turns=TURNS)
     for version, checkpoint in ((OLD, vllm_server.model_dir), (NEW, directory)):
         found = mismatches(reference_model(checkpoint), samples, version)
         assert found.size
@@ -134,7 +121,7 @@ async def test_a_rolling_update_replaces_the_weights_of_one_server_after_the_oth
     turns = [node for group in groups for episode in group.episodes for node in episode.nodes if len(node.logprobs)]
     assert {len(node.weight_spans) for node in turns} == {1}  # never two versions in a turn
     assert {node.weight_spans[0].version for node in turns} == {OLD, NEW}
-    samples = samples_of(groups, vllm_server, EPISODES + 2)
+    samples = samples_of(groups, vllm_server.model_dir, episodes=EPISODES + 2, turns=TURNS)
     for version, checkpoint in ((OLD, vllm_server.model_dir), (NEW, directory)):
         found = mismatches(reference_model(checkpoint), samples, version)
         assert found.size
@@ -164,7 +151,7 @@ async def test_a_killed_server_loses_its_episodes_to_the_other_which_is_not_dist
     assert 0 < moved <= EPISODES // 2
     assert len(of_survivor) >= EPISODES // 2
 
-    samples = samples_of(groups, vllm_server)
+    samples = samples_of(groups, vllm_server.model_dir, episodes=EPISODES, turns=TURNS)
     found = mismatches(reference_model(vllm_server.model_dir), samples, OLD)
     assert found.size == EPISODES * TURNS * TOKENS
     assert found.max() < 1e-4

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gallery_runs import Gallery, mismatches, reference_model
+from gallery_runs import Gallery, mismatches, reference_model, samples_of
 from make_checkpoint import make_checkpoint
 from vllm_server import LONGEST_SECONDS
 
@@ -19,7 +19,6 @@ from rollouts import SamplingParams, Trajectory
 from rollouts.engines.vllm import VLLMEngine
 from rollouts.errors import WeightUpdateError
 from rollouts.runner import Asynchronous, EpisodeLimits, Group, Runner, Synchronous, Task
-from rollouts.training import samples_from_trajectory
 
 TURNS, TOKENS = 2, 800  # a turn takes seconds
 GROUP_SIZE, NUM_TASKS = 2, 2
@@ -74,11 +73,9 @@ def models(server: Any, new_directory: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
 async def test_each_span_of_versions_is_from_the_weights_that_it_names(engine, vllm_server, new_directory, mode):
-    renderer = load_renderer(vllm_server.model_dir)
     async with runner_of(engine, vllm_server, mode, mode=Asynchronous(1)) as runner:
         groups = await collect_with_update(runner, vllm_server, new_directory, mode)
     episodes = [episode for group in groups for episode in group.episodes]
-    assert [episode.error for episode in episodes] == [""] * GROUP_SIZE * NUM_TASKS
     assert all(len(list(episode.all_media())) == TURNS for episode in episodes)
 
     completions = [versions for episode in episodes for versions in versions_of(episode)]
@@ -88,11 +85,7 @@ async def test_each_span_of_versions_is_from_the_weights_that_it_names(engine, v
         assert [OLD, NEW] in completions
     assert [group.oldest_version for group in groups] == [OLD] * NUM_TASKS
 
-    samples = [
-        sample
-        for episode in episodes
-        for sample in samples_from_trajectory(episode, advantage=1.0, processors=renderer.processors)
-    ]
+    samples = samples_of(groups, vllm_server.model_dir, episodes=GROUP_SIZE * NUM_TASKS, turns=TURNS)
     by_version = models(vllm_server, new_directory)
     num_tokens = 0
     for version, model in by_version.items():

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from gallery_runs import Gallery, mismatches, reference_model
+from gallery_runs import Gallery, mismatches, reference_model, samples_of
 from make_checkpoint import make_checkpoint
 from safetensors.torch import load_file, save_file
 from vllm_server import LONGEST_SECONDS
@@ -17,7 +17,6 @@ from rollouts.engines.vllm import VLLMEngine
 from rollouts.engines.vllm.transfer import TransferEngine
 from rollouts.errors import CapabilityError, WeightUpdateError
 from rollouts.runner import Asynchronous, EpisodeLimits, Runner, Task
-from rollouts.training import samples_from_trajectory
 
 EPISODES, TURNS, TOKENS = 4, 2, 500
 OLD, NEW = "default", "new"
@@ -101,14 +100,7 @@ async def test_episodes_continue_with_the_tensors_that_the_trainer_sends(
     assert sender.opened == 1
     assert sender.sent > 5
 
-    episodes = [episode for group in groups for episode in group.episodes]
-    assert [episode.error for episode in episodes] == [""] * EPISODES
-    processors = load_renderer(vllm_server.model_dir).processors
-    samples = [
-        sample
-        for episode in episodes
-        for sample in samples_from_trajectory(episode, advantage=1.0, processors=processors)
-    ]
+    samples = samples_of(groups, vllm_server.model_dir, episodes=EPISODES, turns=TURNS)
     for version, checkpoint in ((OLD, vllm_server.model_dir), (NEW, new_directory)):
         found = mismatches(reference_model(checkpoint), samples, version)
         assert found.size

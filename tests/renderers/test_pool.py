@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import inspect
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 
 from renderers import MultimodalRenderer, RenderedTokens, Renderer, TemplateRenderer, is_multimodal, load_renderer
 from renderers.errors import ConfigError, MessageError, PoolClosedError, TemplateError
-from renderers.pool import RendererPool
+from renderers.pool import _RENDERER_METHODS, RendererPool
 
 MESSAGES = [corpus.user("Hi")]
 
@@ -382,3 +383,16 @@ async def test_a_renderer_that_raises_what_coroutines_understand_otherwise_is_na
         with pytest.raises(RuntimeError, match=f"the renderer raised {error.__name__}") as raised:
             await pool.render_async(MESSAGES)
     assert isinstance(raised.value.__cause__, error)
+
+
+def test_a_renderer_that_gets_its_methods_from_another_is_a_renderer(renderer):
+    class Wrapped:
+        def __getattr__(self, name):
+            return getattr(renderer, name)
+
+    with RendererPool(Wrapped()) as pool:
+        assert pool.render_ids([{"role": "user", "content": "a"}]) == renderer.render_ids(
+            [{"role": "user", "content": "a"}]
+        )
+    methods = {name for name, value in vars(Renderer).items() if inspect.isfunction(value) and name[0] != "_"}
+    assert methods == set(_RENDERER_METHODS)

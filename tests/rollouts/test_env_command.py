@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -42,3 +46,45 @@ def test_the_other_distribution_beside_this_one_is_an_error_with_its_cure(monkey
     code, text = run(monkeypatch, "0.1.12")
     assert code == 1
     assert "pip uninstall -y renderers mmrollouts" in text
+
+
+REQUIREMENTS = [
+    "numpy>=1.26",
+    'torch>=2.6; extra == "torch"',
+    "a-package-that-nobody-has>=1; extra == 'torch'",
+    "pyzmq>=26; extra == 'zmq'",
+    "from-the-future>=1; (python_version < '3.0') and extra == 'zstd'",
+    "linter>=1; extra == 'dev'",
+]
+
+
+def test_extras_are_installed_or_name_what_is_missing_and_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(env_command, "requires", lambda name: REQUIREMENTS)
+    assert env_command.missing_requirements() == {"torch": ["a-package-that-nobody-has"], "zmq": [], "zstd": []}
+    text = CliRunner().invoke(app, ["env"]).stdout
+    assert 'needs a-package-that-nobody-has: pip install "mmrollouts[torch]"' in text
+
+
+def test_json_has_the_system_the_cores_and_the_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'NVIDIA H100, 81559 MiB, 580.1'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    report = json.loads(CliRunner().invoke(app, ["env", "--json"]).stdout)
+    assert report["gpus"] == {"found": ["NVIDIA H100, 81559 MiB, 580.1"], "error": ""}
+    assert report["cores"] >= 1
+    assert report["packages"]["numpy"]
+
+
+def test_a_program_for_gpus_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\nexit 9\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    text = CliRunner().invoke(app, ["env"]).stdout
+    assert "none known (nvidia-smi failed: " in text
+
+
+def test_torch_is_not_loaded() -> None:
+    program = "import sys; from rollouts.cli.env_command import _report; _report(); sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)

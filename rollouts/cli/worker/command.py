@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -54,7 +53,6 @@ def worker(
 
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("rollouts.workers").setLevel(logging.INFO)
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         keys = None if key_file is None else read_worker_keys(key_file)
         process = WorkerProcess.of(source, slots)

@@ -118,7 +118,8 @@ class FleetControl:
             failed = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Exception)}
             if len(failed) == len(members):
                 listed = "; ".join(f"{name}: {error}" for name, error in failed.items())
-                raise WeightUpdateError(f"no member of the fleet has taken the weights {version!r} ({listed})")
+                text = f"no member of the fleet has taken the weights {version!r} ({listed})"
+                raise WeightUpdateError(text).concern_servers_of(failed.values())
             directory = weights if isinstance(weights, str | os.PathLike) else None
             self._membership.record_update(version, directory, failed)
             return {name: failed.get(name) for name in outcomes}
@@ -150,7 +151,7 @@ class FleetControl:
                 if error is not None and not outcomes:
                     raise WeightUpdateError(
                         f"{member.name} has not taken the weights {version!r}, the others were not asked to: {error}"
-                    ) from error
+                    ).concern_servers_of([error]) from error
                 outcomes[member.name] = error
                 self._membership.record_update(version, directory, {} if error is None else {member.name: error})
             return outcomes

@@ -340,10 +340,13 @@ class EngineFleet:
             # One that is READY now has become so meanwhile, on another event loop.
             may_serve = any(other.state in (MemberState.NEW, MemberState.READY) for other in others)
             if not others or (not may_serve and loop.time() >= deadline):
-                raise NoServerError(request.request_id, {**{other.name: other.reason for other in others}, **failures})
+                reasons = {other.name: other.reason for other in others}
+                error = NoServerError(request.request_id, {**reasons, **failures})
+                raise error.concern(*(server for other in others for server in other.servers))
             if not may_serve:
                 await asyncio.sleep(min(self._limits.check_seconds, max(0.0, deadline - loop.time())))
-            await self._waiting_check.run("check", self._membership.check_all)
+            # The monitor has ended if no request is in flight, so that new addresses of servers are read here.
+            await self._waiting_check.run("check", self._membership.follow_and_check)
         return member
 
     async def _generate_on(self, member: Member, request: GenerateRequest) -> GenerateResult:

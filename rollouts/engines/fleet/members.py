@@ -55,6 +55,12 @@ class Member:
     def weight_version(self) -> str:
         return str(getattr(self.engine, "weight_version", ""))
 
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """The address of its server, without credentials; empty for an engine that has none."""
+        address = getattr(self.engine, "base_url", None)
+        return (address,) if isinstance(address, str) else ()
+
     def status(self) -> MemberStatus:
         return MemberStatus(self.name, self.state, self.reason, self.in_flight, self.weight_version)
 

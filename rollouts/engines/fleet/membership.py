@@ -31,8 +31,8 @@ class _Problem(NamedTuple):
 class Membership:
     """The members by name. `lock` is held wherever a member or the mapping changes, and never across an await.
 
-    `version` is the weight version that a member must serve to be admitted; None before the first update. The monitor
-    calls `follow` before it checks.
+    `version` is the weight version that a member must serve to be admitted; None before the first update. `follow`
+    adds and removes members as a list of servers says; it is called before the checks of all members.
     """
 
     def __init__(self, engines: Mapping[str, Engine], limits: FleetLimits) -> None:
@@ -72,6 +72,12 @@ class Membership:
         """Check every member that is not being drained. Raises `FleetMismatchError`."""
         members = [member for member in list(self.members.values()) if member.state is not MemberState.DRAINING]
         await self._check(members)
+
+    async def follow_and_check(self) -> None:
+        """Add and remove members as the list of servers says, and check all. Raises `FleetMismatchError`."""
+        if self.follow is not None:
+            await self.follow()
+        await self.check_all()
 
     async def check(self, member: Member) -> None:
         """Check one member that does not serve, and admit it if it may. Raises `FleetMismatchError`."""
@@ -182,7 +188,8 @@ class Membership:
             first, expected = self._model = self._model or (member.name, model)
         for field, value in expected.items():
             if model.get(field, value) != value:
-                raise FleetMismatchError(member.name, field, model[field], first, value)
+                error = FleetMismatchError(member.name, field, model[field], first, value)
+                raise error.concern(*member.servers)
         member.is_compared = True
 
     async def _catch_up(self, member: Member, directory: str | os.PathLike[str], version: str) -> None:

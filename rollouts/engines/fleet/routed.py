@@ -104,7 +104,7 @@ class RoutedEngine(VLLMEngine):
                 f"{len(failed)} of {len(results)} servers have not taken the weights {version!r} ({listed}). The "
                 "others serve them, and the router sends requests to all: take these servers out of it, or repeat the "
                 "update"
-            )
+            ).concern_servers_of(failed.values())
 
     async def load_adapter(self, name: str, directory: str | os.PathLike[str], *, check: bool = True) -> None:
         """Load a LoRA adapter into every server, or into none."""

@@ -8,7 +8,7 @@ from functools import wraps
 from inspect import iscoroutinefunction
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from rollouts.errors import EngineError
+from rollouts.errors import EngineError, ServerRelatedError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -27,14 +27,17 @@ C = TypeVar("C", bound=type)
 
 @contextmanager
 def error_context(server: str, request_id: str | None = None) -> Iterator[None]:
-    """Let each `EngineError` of the block name the server, and this request where one is given.
+    """Let each error of the block concern the server, and each `EngineError` name this request where one is given.
 
     An error of another request that this one needed (the probe of a server, whether it is paused) becomes the cause of
     a new error, because several requests may wait for the same result.
     """
     try:
         yield
-    except EngineError as error:
+    except ServerRelatedError as error:
+        error.concern(server)
+        if not isinstance(error, EngineError):
+            raise
         error.server = server
         if request_id is None or error.request_id == request_id:
             raise

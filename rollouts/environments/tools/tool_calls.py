@@ -158,7 +158,7 @@ async def _outcome(call: RequestedCall, tools: Mapping[str, Tool], limits: CallL
         if task is None or task.cancelling() > 0:
             raise
         return "failed", "error: the tool waited for something that was cancelled"
-    except Exception as error:  # noqa: BLE001  a tool may raise anything, and the model is told
+    except (Exception, SystemExit) as error:  # noqa: BLE001  a tool may raise anything, and the model is told
         if deadline.expired():
             return "timeout", f"error: {call.name} had not ended after {seconds:g} seconds and was stopped"
         return _failure(call.name, error)
@@ -167,7 +167,7 @@ async def _outcome(call: RequestedCall, tools: Mapping[str, Tool], limits: CallL
     )
 
 
-def _failure(name: str, error: Exception) -> tuple[str, str]:
+def _failure(name: str, error: Exception | SystemExit) -> tuple[str, str]:
     """The outcome and the text for an exception that a tool raised."""
     if isinstance(error, _NOT_ANSWERED):
         raise error

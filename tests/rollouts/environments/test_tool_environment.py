@@ -251,6 +251,19 @@ def test_a_tool_that_raises_a_timeout_itself_has_failed(renderer):
     assert answers(trajectory)[0][2] == "error: TimeoutError: no answer"
 
 
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_a_tool_that_exits_has_failed(renderer, kind):
+    def leave() -> str:
+        raise SystemExit("usage: leave [-h]")
+
+    async def leave_later() -> str:
+        raise SystemExit("usage: leave [-h]")
+
+    tool = leave if kind == "def" else leave_later
+    trajectory, _ = play(environment(tool), [call(tool.__name__, {}), "done"], renderer)
+    assert answers(trajectory)[0][2] == "error: SystemExit: usage: leave [-h]"
+
+
 def test_a_cancelled_episode_cancels_its_calls(renderer):
     ended = []
 

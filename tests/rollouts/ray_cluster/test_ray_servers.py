@@ -50,6 +50,7 @@ def test_a_server_that_was_killed_is_started_again_and_its_new_address_is_follow
         async with RayServers(COMMAND, num_servers=1, name="killed") as servers:
             names = RayServerNames(servers.names, None)
             [before] = await asyncio.to_thread(names.read)
+            assert before.startswith("http://127.0.0.1:")  # as the cluster, not at another address of the machine
             assert await asyncio.to_thread(names.read_if_changed) is None
             for pid in server_processes():
                 os.kill(pid, signal.SIGKILL)

@@ -112,11 +112,12 @@ def test_a_killed_run_continues_and_repeats_nothing(tmp_path: Path) -> None:
     check_continues(path)
 
 
-def test_ctrl_c_ends_a_run_within_5_seconds_and_it_can_be_continued(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_within_5_seconds_and_it_can_be_continued(tmp_path: Path, number: int) -> None:
     path = write_waiting_run(tmp_path)
     with started(path) as process:
         wait_for_written(process, tmp_path)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         interrupted = time.monotonic()
         output, _ = process.communicate(timeout=MOST_SECONDS)
         seconds = time.monotonic() - interrupted

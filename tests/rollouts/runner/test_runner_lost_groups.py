@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from runner_world import Counting, make_runner, run_groups, tasks
 
-from rollouts import SamplingParams, run_episode
+from rollouts import SamplingParams, ThreadedEnvironment, run_episode
 from rollouts.rewards import GroupReward
 from rollouts.runner import GroupFailedError
 from rollouts.testing import ScriptedEngine
@@ -102,8 +102,12 @@ def test_an_environment_whose_close_awaits_what_it_has_cancelled_loses_no_group(
     assert episode.done
 
 
-@pytest.mark.parametrize("error", [GeneratorExit(), BaseExceptionGroup("of two", [GeneratorExit(), ValueError("x")])])
-def test_a_generator_exit_of_an_environment_fails_its_episode_and_no_other_of_the_group(renderer, error):
+@pytest.mark.parametrize("place", ["on the event loop", "in a thread"])
+@pytest.mark.parametrize(
+    "error",
+    [GeneratorExit(), SystemExit("bad argv"), BaseExceptionGroup("of two", [GeneratorExit(), ValueError("x")])],
+)
+def test_an_exit_of_an_environment_fails_its_episode_and_no_other_of_the_group(renderer, error, place):
     class Exits(Counting):
         number = 0
 
@@ -113,13 +117,16 @@ def test_a_generator_exit_of_an_environment_fails_its_episode_and_no_other_of_th
                 raise error
             return super().step(assistant)
 
-    groups, _ = run_groups(renderer, tasks(1), Exits, group_size=3)
+    def make(task):
+        return Exits(task) if place == "on the event loop" else ThreadedEnvironment(Exits(task))
+
+    groups, _ = run_groups(renderer, tasks(1), make, group_size=3)
     errors = [episode.error for episode in groups["t0"].episodes]
     assert sorted(map(bool, errors)) == [False, False, True]
-    assert "GeneratorExit" in max(errors) or "of two" in max(errors)
+    assert type(error).__name__ in max(errors) or "of two" in max(errors)
 
 
-@pytest.mark.parametrize("error", [PanicError, asyncio.CancelledError, GeneratorExit])
+@pytest.mark.parametrize("error", [PanicError, asyncio.CancelledError, GeneratorExit, SystemExit])
 @pytest.mark.parametrize("part", ["skip_group", "a group reward"])
 def test_a_base_exception_of_skip_group_or_a_group_reward_is_raised_in_place_of_the_group(renderer, part, error):
     def fail_for_t0(is_t0):

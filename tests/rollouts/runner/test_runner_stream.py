@@ -243,7 +243,9 @@ async def raising_async_source(error):
 
 
 @pytest.mark.parametrize("source", [raising_source, raising_async_source], ids=["iterable", "async iterable"])
-@pytest.mark.parametrize("error", [asyncio.CancelledError(), Interrupt("stop"), GeneratorExit()], ids=repr)
+@pytest.mark.parametrize(
+    "error", [asyncio.CancelledError(), Interrupt("stop"), GeneratorExit(), SystemExit(0)], ids=repr
+)
 def test_a_source_that_raises_a_cancellation_or_another_base_exception_loses_no_group(renderer, source, error):
     async def run():
         async with make_runner(renderer) as runner:

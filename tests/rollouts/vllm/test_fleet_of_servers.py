@@ -60,7 +60,7 @@ async def test_the_images_of_a_session_are_sent_once_to_the_server_that_it_stays
     assert other.generations == []
 
 
-async def test_a_server_that_dies_loses_its_session_to_another_which_gets_the_images_again(servers):
+async def test_a_server_that_dies_loses_its_session_to_another_which_gets_the_images_again(servers, caplog):
     async with checked(fleet_of(servers), servers) as fleet:
         await generate_one(fleet, request(image(), session_id="s"))
         first, other = serving(servers)
@@ -72,6 +72,8 @@ async def test_a_server_that_dies_loses_its_session_to_another_which_gets_the_im
         await first.stop()
         completion = await running
         assert completion.token_ids.tolist() == expected(sent)
+        # A warning for each request of a server that has ended would be thousands.
+        assert "could not abort" not in caplog.text
         assert [sorted(seen.shipped) for seen in other.generations] == [["cat", "dog"]]
         assert [str(member.state) for member in fleet.members if member.name == first.base_url] == ["ejected"]
 
@@ -141,6 +143,19 @@ async def test_the_file_of_servers_adds_and_removes_members_while_requests_run(s
         await generate_one(fleet, request(session_id="s"))
         assert (len(sampled(one)), len(sampled(two))) == (1, 1)
         await until(lambda: len(fleet.members) == 1)
+
+
+async def test_a_request_that_waits_for_a_server_is_sampled_by_one_that_the_file_names_meanwhile(
+    servers, tmp_path, caplog
+):
+    path = tmp_path / "servers.txt"
+    path.write_text("http://127.0.0.1:9\n")  # nothing listens there
+    async with checked(EngineFleet.from_file(path, limits=QUICK), servers) as fleet:
+        running = asyncio.create_task(generate_one(fleet, request(session_id="s")))
+        await until(lambda: "is ejected" in caplog.text)
+        replace(path, f"{servers[0].base_url}\n")
+        await running
+        assert len(sampled(servers[0])) == 1
 
 
 async def test_a_file_that_becomes_unusable_changes_nothing_and_is_logged(servers, tmp_path, caplog):

@@ -109,7 +109,8 @@ class TransferEngine:
             await self._send(controls, buckets(expected.checked(tensors), self._bucket_bytes))
         except Exception as error:
             states = await asyncio.shield(self._abandon(controls, begun, error))
-            raise WeightUpdateError(f"the weights {version!r} were not taken: {error}. {states}") from error
+            text = f"the weights {version!r} were not taken: {error}. {states}"
+            raise WeightUpdateError(text).concern(*(control.base_url for control in controls)) from error
         except BaseException as error:
             reason = WeightUpdateError(f"the transfer was ended by {describe_exception(error)}")
             log.error("%s", await asyncio.shield(self._abandon(controls, begun, reason)))
@@ -123,7 +124,7 @@ class TransferEngine:
         if failed:
             listed = "; ".join(map(str, failed.values()))
             text = f"{len(failed)} of {len(servers)} servers have not taken the weights {version!r}: {listed}"
-            raise WeightUpdateError(text) from next(iter(failed.values()))
+            raise WeightUpdateError(text).concern_servers_of(failed.values()) from next(iter(failed.values()))
 
     async def _servers(self) -> dict[str, ServerControl]:
         """The control calls of the servers that are healthy, by the names of their members in a fleet."""
@@ -132,7 +133,8 @@ class TransferEngine:
         healthy = await asyncio.gather(*(control.health() for control in controls.values()))
         serving = {name: controls[name] for name, is_healthy in zip(controls, healthy, strict=True) if is_healthy}
         if not serving:
-            raise WeightUpdateError("no server is healthy; nothing was sent")
+            addresses = (control.base_url for control in controls.values())
+            raise WeightUpdateError("no server is healthy; nothing was sent").concern(*addresses)
         return serving
 
     async def _join(self, controls: Sequence[ServerControl]) -> None:
@@ -177,7 +179,8 @@ class TransferEngine:
         if failures:
             listed = "; ".join(map(str, failures))
             states = await self._abandon(list(started), list(started.values()), failures[0])
-            raise WeightUpdateError(f"no weights were sent: {listed}. {states}") from failures[0]
+            error = WeightUpdateError(f"no weights were sent: {listed}. {states}")
+            raise error.concern_servers_of(failures) from failures[0]
         return list(started.values())
 
     async def _send(self, controls: Sequence[ServerControl], parts: Iterable[Sequence[NamedTensor]]) -> None:

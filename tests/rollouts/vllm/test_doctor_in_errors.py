@@ -1,0 +1,158 @@
+"""Errors that concern a server end with the command that checks it, without its key."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import typer
+from engine_inputs import FAST_RETRIES, request
+from fake_http import error_response
+from fake_responses import answer, busy, change, malformed, reset, without_logprobs
+from fake_server import GENERATE, FakeVLLM
+from test_error_pickling import an_error, error_classes
+from typer.testing import CliRunner
+
+from rollouts import GenerateRequest, SamplingParams, run_episode
+from rollouts.cli.command_group import APP_SETTINGS, CommandGroup
+from rollouts.engines.fleet import EngineFleet, FleetLimits
+from rollouts.engines.vllm import VLLMEngine
+from rollouts.engines.vllm.error_context import error_context
+from rollouts.environments import ScoredPrompt
+from rollouts.episodes.errors import EpisodeError
+from rollouts.errors import (
+    ApiKeyError,
+    CapabilityError,
+    FleetControlError,
+    MalformedResultError,
+    MissingLogProbsError,
+    NoServerError,
+    OverlongPromptError,
+    ServerError,
+    ServerRelatedError,
+    ServerUnreachableError,
+    WeightUpdateError,
+)
+
+OF_SERVERS = [each for each in error_classes() if issubclass(each, ServerRelatedError)]
+
+
+def check_of(url: str) -> str:
+    return f"to check the server: rollouts doctor {url} --model DIR"
+
+
+def last_line(error: BaseException) -> str:
+    return traceback.format_exception(error)[-1].rstrip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("error_class", OF_SERVERS, ids=lambda each: each.__name__)
+def test_an_error_of_each_class_names_the_command_once(error_class: type[ServerRelatedError]) -> None:
+    error = an_error(error_class)
+    url = "http://host:8000"
+    with pytest.raises(error_class) as caught, error_context(url, "call"), error_context(url):
+        raise error
+    assert caught.value.__notes__ == [check_of("http://host:8000")]
+    assert last_line(caught.value) == check_of("http://host:8000")
+
+
+async def refuse(server, seen, channel):
+    return error_response(400, "Token id 999999 is out of vocabulary", "BadRequestError")
+
+
+async def generate(engine: VLLMEngine) -> object:
+    return await engine.generate(request())
+
+
+async def generate_after_a_prompt_of_4096_tokens(engine: VLLMEngine) -> object:
+    return await engine.generate(GenerateRequest([1] * 4096, SamplingParams()))
+
+
+async def update(engine: VLLMEngine) -> object:
+    return await engine.update_weights("no-such-directory", "1")
+
+
+@pytest.mark.parametrize(
+    ("options", "steps", "call", "error_class"),
+    [
+        ({}, [busy(500)] * 9, generate, ServerError),
+        ({}, [refuse], generate, ServerError),
+        ({}, [reset()] * 9, generate, ServerUnreachableError),
+        ({}, [malformed()], generate, MalformedResultError),
+        ({}, [answer({"choices": []})], generate, MalformedResultError),
+        ({}, [change(without_logprobs)], generate, MissingLogProbsError),
+        ({}, [], generate_after_a_prompt_of_4096_tokens, OverlongPromptError),
+        ({"scale_out": False}, [], generate, CapabilityError),
+        ({"api_key": "open-sesame"}, [], generate, ApiKeyError),
+        ({}, [], update, WeightUpdateError),
+    ],
+)
+async def test_an_error_at_a_server_ends_with_the_command(
+    options: dict[str, Any], steps: list[Any], call: Callable[[VLLMEngine], Awaitable[object]], error_class: type
+) -> None:
+    async with FakeVLLM(**options) as server:
+        with_key = server.base_url.replace("http://", "http://someone:swordfish@")
+        async with VLLMEngine(with_key, limits=FAST_RETRIES) as engine:
+            if steps:  # for the request itself, not for the questions about capabilities before it
+                await engine.capabilities()
+                server.script[GENERATE] = steps
+            with pytest.raises(error_class) as caught:
+                await call(engine)
+    assert last_line(caught.value) == check_of(server.base_url)
+    assert "swordfish" not in "".join(traceback.format_exception(caught.value))
+
+
+async def test_an_error_of_a_fleet_has_a_command_for_each_server() -> None:
+    async with FakeVLLM() as first, FakeVLLM() as second:
+        urls = [first.base_url, second.base_url]
+        async with EngineFleet.from_urls(urls, http_limits=FAST_RETRIES) as fleet:
+            second.script["/pause"] = [refuse] * 9
+            with pytest.raises(FleetControlError) as of_control:
+                await fleet.control.pause()
+            with pytest.raises(WeightUpdateError) as of_update:
+                await fleet.update_weights("no-such-directory", "1")
+    async with EngineFleet.from_urls(urls, http_limits=FAST_RETRIES, limits=FleetLimits(wait_seconds=0)) as fleet:
+        with pytest.raises(NoServerError) as of_requests:
+            await fleet.generate(request())
+    assert of_control.value.__notes__ == [check_of(second.base_url)]
+    assert of_update.value.servers == of_requests.value.servers == tuple(urls)
+    assert of_requests.value.__notes__ == [check_of(url) for url in urls]
+
+
+def test_the_commands_for_many_servers_are_those_of_the_first_three() -> None:
+    urls = [f"http://host{number}:8000" for number in range(9)]
+    error = NoServerError("turn", {url: ServerUnreachableError("turn", "down").concern(url) for url in urls})
+    assert error.servers == tuple(urls)
+    assert error.__notes__ == [check_of(url) for url in urls[:3]]
+
+
+def test_an_error_for_another_request_has_notes_of_its_own() -> None:
+    error = ServerUnreachableError("probe", "down").concern("http://one:8000")
+    copied = error.for_request("turn").concern("http://two:8000")
+    assert error.__notes__ == [check_of("http://one:8000")]
+    assert copied.__notes__ == [check_of("http://one:8000"), check_of("http://two:8000")]
+
+
+async def test_the_error_of_an_episode_ends_with_the_command(renderer: Any) -> None:
+    environment = ScoredPrompt(None, lambda task: [{"role": "user", "content": "Hello"}], lambda completion, task: 0)
+    async with FakeVLLM(scale_out=False) as server, VLLMEngine(server.base_url) as engine:
+        with pytest.raises(EpisodeError) as caught:
+            await run_episode(environment, engine=engine, renderer=renderer, sampling=SamplingParams(), max_turns=1)
+    assert caught.value.trajectory.error.endswith(f"; {check_of(server.base_url)}")
+
+
+def test_a_command_that_fails_prints_it() -> None:
+    commands = typer.Typer(cls=CommandGroup, **APP_SETTINGS)
+
+    @commands.command()
+    def fail() -> None:
+        raise ServerUnreachableError("turn", "down").concern("http://host:8000")
+
+    @commands.command()
+    def other() -> None:
+        pass
+
+    result = CliRunner().invoke(commands, ["fail"])
+    assert result.exit_code == 2
+    assert result.output.endswith(f"down; {check_of('http://host:8000')}\n")
