@@ -71,7 +71,12 @@ def summary_section(collected: Collected) -> str:
             ("sampled tokens", f"{sum(episode.sampled for episode in episodes):,}"),
         ]
     if succeeded:
-        facts.append(("mean reward", number_text(float(np.mean([episode.reward for episode in succeeded])))))
+        facts.append(
+            (
+                "mean reward without failed episodes",
+                number_text(float(np.mean([episode.reward for episode in succeeded]))),
+            )
+        )
     if collected.training:
         facts.append(("training steps", f"{len({row['step'] for row in collected.training}):,}"))
     if collected.mismatch.tokens:

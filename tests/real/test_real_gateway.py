@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+from contextlib import asynccontextmanager
 
 import numpy as np
 import openai
@@ -44,22 +45,28 @@ async def play(client, number):
         messages.append(response.choices[0].message)
 
 
+@asynccontextmanager
+async def served(gateway):
+    """A client of the gateway behind a real server."""
+    server = uvicorn.Server(uvicorn.Config(Starlette(routes=gateway.routes()), port=0, log_level="warning"))
+    serving = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as client:
+        yield client
+    server.should_exit = True
+    await serving
+    await gateway.close()
+
+
 async def test_log_probabilities_of_chats_with_images_are_those_of_transformers(vllm_server):
     renderer = load_renderer(vllm_server.model_dir)
     async with VLLMEngine(vllm_server.base_url) as engine:
         gateway = Gateway(engine, renderer)
-        server = uvicorn.Server(uvicorn.Config(Starlette(routes=gateway.routes()), port=0, log_level="warning"))
-        serving = asyncio.create_task(server.serve())
-        while not server.started:
-            await asyncio.sleep(0.01)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        url = f"http://127.0.0.1:{port}/v1"
-        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        async with served(gateway) as client:
             await asyncio.gather(*(play(client, number) for number in range(SESSIONS)))
         trajectories = [gateway.trajectory(f"s{number}") for number in range(SESSIONS)]
-        server.should_exit = True
-        await serving
-        await gateway.close()
     model = AutoModelForImageTextToText.from_pretrained(vllm_server.model_dir, dtype=torch.float32)
     worst, tokens = 0.0, 0
     for trajectory in trajectories:
@@ -73,3 +80,39 @@ async def test_log_probabilities_of_chats_with_images_are_those_of_transformers(
         worst, tokens = max(worst, report.max_abs), tokens + report.tokens
     assert tokens > SESSIONS * TURNS * 4
     assert worst < 1e-4
+
+
+class CountingEngine(VLLMEngine):
+    """Keeps how many tokens each streamed request has sampled."""
+
+    sampled = ()
+
+    async def generate_streamed(self, request, listen):
+        result = await super().generate_streamed(request, listen)
+        self.sampled = (*self.sampled, *(len(completion.token_ids) for completion in result.completions))
+        return result
+
+
+async def test_a_live_stream_ends_at_its_stop_string_and_so_does_the_server(vllm_server):
+    renderer = load_renderer(vllm_server.model_dir)
+    async with CountingEngine(vllm_server.base_url) as engine:
+        gateway = Gateway(engine, renderer)
+        options = {"model": "policy", "messages": [{"role": "user", "content": "Which?"}], "max_tokens": 400}
+        async with served(gateway) as client:
+            for seed in range(100):  # until a completion is long enough to be cut
+                pieces, session = [], {"X-Session-ID": f"s{seed}"}
+                sent = {**options, "seed": seed, "extra_headers": session, "stream": True}
+                async for chunk in await client.chat.completions.create(**sent):
+                    pieces += [choice.delta.content for choice in chunk.choices if choice.delta.content]
+                if engine.sampled[-1] > 300:
+                    break
+            text, stopped = "".join(pieces), []
+            stop = text[8:10]
+            async for chunk in await client.chat.completions.create(**sent, stop=[stop]):
+                stopped += [choice.delta.content for choice in chunk.choices if choice.delta.content]
+        trajectory = gateway.trajectory(session["X-Session-ID"])
+    whole, cut = (trajectory.nodes[turn.node].token_ids.tolist() for turn in trajectory.turns)
+    assert len(pieces) > 5
+    assert "".join(stopped) == text.partition(stop)[0]
+    assert cut == whole[: len(cut)]
+    assert len(cut) <= engine.sampled[-1] < len(whole)

@@ -520,6 +520,8 @@ class VLLMEngine:
         try:
             async with asyncio.timeout(_ABORT_REQUEST_SECONDS):
                 await self.control.abort(request_ids)
+        except ServerUnreachableError as error:  # it has ended, as a rule, and its requests with it
+            log.debug("could not abort %s: %r", request_ids, error)
         except (EngineError, TimeoutError) as error:
             log.warning("could not abort %s on the server: %r", request_ids, error)
 
