@@ -63,6 +63,11 @@ class _RecordingPool(RendererPool):
         super().__init__(renderer)
         self.rendered: list[tuple[RenderedTokens, int]] = []
 
+    def render(self, messages: Any, **options: Any) -> RenderedTokens:
+        rendered = super().render(messages, **options)
+        self.rendered.append((rendered, len(options.get("tools") or ())))
+        return rendered
+
     async def render_async(self, messages: Any, **options: Any) -> RenderedTokens:
         rendered = await super().render_async(messages, **options)
         self.rendered.append((rendered, len(options.get("tools") or ())))
