@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
 from types import NoneType
-from typing import Any, Final, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Final, Literal, Protocol, TypeGuard, get_args, runtime_checkable
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from rollouts.engines.completion_checks import logprobs_error, prompt_error, tok
 from rollouts.error_texts import is_unicode, short_repr
 from rollouts.errors import ArgumentError, InvalidRequestError, MalformedResultError, MissingLogProbsError
 from rollouts.numbers import finite_number, whole_number
+from rollouts.structural_types import has_members
 from transport import wire_type
 from transport.wire.error_texts import quoted
 
@@ -290,6 +291,26 @@ class RelabelledEngine(UpdatableEngine, Protocol):
     async def update_weight_version(self, version: str) -> None:
         """Label tokens that are sampled from now on. Raises `ArgumentError` for a version that is no text or empty."""
         ...
+
+
+def is_streaming(engine: object) -> TypeGuard[StreamingEngine]:
+    """Whether an engine has the members of `StreamingEngine`, also by `__getattr__` from an engine that it wraps."""
+    return has_members(engine, StreamingEngine)
+
+
+def is_abortable(engine: object) -> TypeGuard[AbortableEngine]:
+    """Whether an engine has the members of `AbortableEngine`, also by `__getattr__` from an engine that it wraps."""
+    return has_members(engine, AbortableEngine)
+
+
+def is_updatable(engine: object) -> TypeGuard[UpdatableEngine]:
+    """Whether an engine has the members of `UpdatableEngine`, also by `__getattr__` from an engine that it wraps."""
+    return has_members(engine, UpdatableEngine)
+
+
+def is_relabelled(engine: object) -> TypeGuard[RelabelledEngine]:
+    """Whether an engine has the members of `RelabelledEngine`, also by `__getattr__` from an engine that it wraps."""
+    return has_members(engine, RelabelledEngine)
 
 
 def check_update_arguments(version: object, in_flight: object) -> None:

@@ -12,9 +12,9 @@ from rollouts.engines.protocol import (
     Engine,
     FinishReason,
     GenerateRequest,
-    StreamingEngine,
     TokenListener,
     check_result,
+    is_streaming,
 )
 from rollouts.episodes.errors import wrap_exceptions
 from rollouts.error_texts import describe_exception
@@ -53,7 +53,7 @@ async def generated(
         ),
         unchanged=(RolloutsError, RendererError),
     ):
-        if listen is not None and isinstance(engine, StreamingEngine):
+        if listen is not None and is_streaming(engine):
             result = await engine.generate_streamed(request, listen)
         else:
             result = await engine.generate(request)

@@ -13,7 +13,7 @@ from rollouts.rewards import GroupReward, check_names
 from rollouts.runner.errors import RunnerArgumentError
 from rollouts.runner.journal import Journal
 from rollouts.runner.retries import RetryPolicy
-from rollouts.workers.protocol import Workers
+from rollouts.workers.protocol import are_workers
 
 
 def check_counts(**counts: Any) -> None:
@@ -32,7 +32,7 @@ def check_place(make_environment: object, engine: object, renderer: object, work
         check_engine(engine)
         check_renderer(renderer)
         return
-    if not isinstance(workers, Workers) or isinstance(workers, type):
+    if not are_workers(workers):
         raise RunnerArgumentError("workers", workers, "pass Workers, such as LinkWorkers(...), or None")
     for name, value in (("make_environment", make_environment), ("renderer", renderer)):
         if value is not None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from renderers import RendererError
-from rollouts.engines.protocol import Engine, InFlight, UpdatableEngine, check_update_arguments
+from rollouts.engines.protocol import Engine, InFlight, UpdatableEngine, check_update_arguments, is_updatable
 from rollouts.episodes.errors import wrap_exceptions
 from rollouts.error_texts import describe_exception
 from rollouts.errors import ArgumentError, RolloutsError, WeightUpdateError
@@ -49,7 +49,7 @@ class WeightUpdates:
         """
         check_update_arguments(version, in_flight)
         engine = self._engine
-        if not isinstance(engine, UpdatableEngine):
+        if not is_updatable(engine):
             rule = "it has no weight_version and update_weights; pass the runner an UpdatableEngine"
             raise ArgumentError("engine", None if engine is None else type(engine).__name__, rule)
         if self._running:

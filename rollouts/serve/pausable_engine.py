@@ -14,15 +14,15 @@ import numpy as np
 
 from rollouts.engines.continuation import continuation, join_completions, restarts_from_prompt
 from rollouts.engines.protocol import (
-    AbortableEngine,
     Completion,
     Engine,
     FinishReason,
     GenerateRequest,
     GenerateResult,
-    StreamingEngine,
     TokenDelta,
     TokenListener,
+    is_abortable,
+    is_streaming,
 )
 
 PauseMode = Literal["abort", "wait", "keep"]
@@ -161,7 +161,7 @@ class PausableEngine:
 
     async def _end(self, exchanges: dict[str, _Exchange]) -> None:
         """Let the engine return the tokens so far of some of its requests."""
-        if isinstance(self.engine, AbortableEngine):
+        if is_abortable(self.engine):
             await self.engine.abort(list(exchanges))
         else:
             for exchange in exchanges.values():
@@ -233,7 +233,7 @@ class PausableEngine:
 
     async def _call(self, request: GenerateRequest, listen: TokenListener | None) -> GenerateResult:
         whole = listen is None or request.prompt_logprobs or restarts_from_prompt(request)
-        if listen is not None and not whole and isinstance(self.engine, StreamingEngine):
+        if listen is not None and not whole and is_streaming(self.engine):
             return await self.engine.generate_streamed(request, listen)
         result = await self.engine.generate(request)
         if listen is not None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 from rollouts.engines.protocol import InFlight
 from rollouts.episodes.activity import EpisodeObserver
+from rollouts.structural_types import has_members
 from rollouts.trajectory.tree import Trajectory
 from rollouts.workers.episode_job import EpisodeJob
 
@@ -64,3 +65,8 @@ class Workers(Protocol):
     async def close(self) -> None:
         """Cancel what runs, and release the workers. A second call does nothing."""
         ...
+
+
+def are_workers(value: object) -> TypeGuard[Workers]:
+    """Whether an object has the members of `Workers`, also by `__getattr__` from an object that it wraps."""
+    return has_members(value, Workers)

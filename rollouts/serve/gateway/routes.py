@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from renderers import Renderer, RendererPool
-from rollouts.engines.protocol import Engine, SamplingParams, StreamingEngine
+from rollouts.engines.protocol import Engine, SamplingParams, is_streaming
 from rollouts.episodes.episode import check_settings
 from rollouts.episodes.limits import EpisodeLimits
 from rollouts.episodes.turns import EpisodeSettings
@@ -170,7 +170,7 @@ class Gateway:
         """Whether text is sent while it is sampled."""
         pool = self._settings.renderer
         parses = pool.shares_one_renderer and hasattr(pool.renderer, "response_parser")
-        return parses and isinstance(self._settings.engine, StreamingEngine)
+        return parses and is_streaming(self._settings.engine)
 
     async def _checked_model(self, chat: ChatRequest) -> tuple[str, str | None]:
         """The name of the model that the client receives, and the adapter to sample with."""

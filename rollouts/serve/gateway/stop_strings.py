@@ -15,12 +15,12 @@ from dataclasses import replace
 from typing import Any, Final
 
 from rollouts.engines.protocol import (
-    AbortableEngine,
     Completion,
     FinishReason,
     GenerateRequest,
     TokenDelta,
     TokenListener,
+    is_abortable,
 )
 from rollouts.errors import EngineError
 from rollouts.serve.pausable_engine import ContinuingEngine, PausableEngine
@@ -108,9 +108,7 @@ class EarlyStop:
 
 
 def _returns_aborted_tokens(engine: Any) -> bool:
-    return isinstance(
-        engine.engine if isinstance(engine, PausableEngine | ContinuingEngine) else engine, AbortableEngine
-    )
+    return is_abortable(engine.engine if isinstance(engine, PausableEngine | ContinuingEngine) else engine)
 
 
 class _StopDetector:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from rollouts.engines.protocol import RelabelledEngine, UpdatableEngine
+from rollouts.engines.protocol import is_relabelled, is_updatable
 from rollouts.serve.errors import RequestError
 from rollouts.serve.json_bodies import read_object
 from rollouts.serve.pausable_engine import PauseMode
@@ -134,7 +134,7 @@ class ControlRoutes:
             raise RequestError(501, message, "NotImplementedError")
         path = options.get("weights_path", str(self._state.model.directory))
         engine = self._state.engine.engine
-        if not isinstance(engine, UpdatableEngine):
+        if not is_updatable(engine):
             raise RequestError(501, f"{type(engine).__name__} cannot replace its weights", "NotImplementedError")
         # Only a directory of this machine: any other text would be looked up in a hub.
         if not isinstance(path, str) or not await asyncio.to_thread(os.path.isdir, path):
@@ -148,7 +148,7 @@ class ControlRoutes:
         if not isinstance(version, str) or not version:
             raise RequestError(400, "new_version must be a text", "Bad Request", "body.new_version")
         engine = self._state.engine.engine
-        if not isinstance(engine, RelabelledEngine):
+        if not is_relabelled(engine):
             raise RequestError(501, f"{type(engine).__name__} has no label of its weights", "NotImplementedError")
         await engine.update_weight_version(version)
         return JSONResponse({"success": True, "new_version": version})

@@ -1,0 +1,73 @@
+"""Objects that get members of a protocol from an object that they wrap, and what misses one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from renderers import TemplateRenderer
+from rollouts.engines.protocol import (
+    AbortableEngine,
+    RelabelledEngine,
+    StreamingEngine,
+    UpdatableEngine,
+    is_abortable,
+    is_relabelled,
+    is_streaming,
+    is_updatable,
+)
+from rollouts.runner import Runner
+from rollouts.runner.errors import RunnerArgumentError
+from rollouts.structural_types import members
+from rollouts.testing import ScriptedEngine
+from rollouts.workers.protocol import Workers, are_workers
+
+GUARDS = [
+    (is_streaming, StreamingEngine, {"generate", "close", "generate_streamed"}),
+    (is_abortable, AbortableEngine, {"generate", "close", "abort"}),
+    (is_updatable, UpdatableEngine, {"generate", "close", "weight_version", "update_weights"}),
+    (
+        is_relabelled,
+        RelabelledEngine,
+        {"generate", "close", "weight_version", "update_weights", "update_weight_version"},
+    ),
+    (are_workers, Workers, {"num_slots", "is_closed", "on_slots_changed", "run", "set_update", "metrics", "close"}),
+]
+
+
+class Wrapper:
+    """Passes every use of a public attribute on, as a wrapper that counts or logs calls does."""
+
+    def __init__(self, wrapped: Any) -> None:
+        self._wrapped = wrapped
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._wrapped, name)
+
+
+@pytest.mark.parametrize(("guard", "protocol", "names"), GUARDS, ids=lambda value: getattr(value, "__name__", ""))
+def test_an_object_needs_every_member_of_the_protocol_and_may_have_them_from_another(guard, protocol, names):
+    assert members(protocol) == names
+    complete = type("Complete", (), {name: "here" for name in names})
+    assert guard(complete())
+    assert guard(Wrapper(complete()))
+    assert not guard(complete)
+    for name in names:
+        assert not guard(Wrapper(type("Incomplete", (), {each: "here" for each in names - {name}})()))
+        assert not guard(type("Disabled", (complete,), {name: None})())
+
+
+async def test_a_runner_updates_the_weights_of_an_engine_that_is_wrapped(renderer: TemplateRenderer) -> None:
+    engine = ScriptedEngine([])
+    async with Runner(lambda task: None, Wrapper(engine), renderer) as runner:
+        await runner.update_weights(None, "1")
+    assert engine.weight_version == "1"
+
+
+async def test_a_runner_refuses_workers_that_miss_a_member():
+    class Partial:
+        num_slots = 1
+
+    with pytest.raises(RunnerArgumentError, match="pass Workers"):
+        Runner(None, None, None, workers=Wrapper(Partial()))
