@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from renderers import TemplateRenderer
+from rollouts import SamplingParams
 from rollouts.engines.protocol import (
     AbortableEngine,
     RelabelledEngine,
@@ -22,6 +23,8 @@ from rollouts.runner.errors import RunnerArgumentError
 from rollouts.structural_types import members
 from rollouts.testing import ScriptedEngine
 from rollouts.workers.protocol import Workers, are_workers
+
+SAMPLING = SamplingParams(max_tokens=8)
 
 GUARDS = [
     (is_streaming, StreamingEngine, {"generate", "close", "generate_streamed"}),
@@ -49,18 +52,18 @@ class Wrapper:
 @pytest.mark.parametrize(("guard", "protocol", "names"), GUARDS, ids=lambda value: getattr(value, "__name__", ""))
 def test_an_object_needs_every_member_of_the_protocol_and_may_have_them_from_another(guard, protocol, names):
     assert members(protocol) == names
-    complete = type("Complete", (), {name: "here" for name in names})
+    complete = type("Complete", (), dict.fromkeys(names, "here"))
     assert guard(complete())
     assert guard(Wrapper(complete()))
     assert not guard(complete)
     for name in names:
-        assert not guard(Wrapper(type("Incomplete", (), {each: "here" for each in names - {name}})()))
+        assert not guard(Wrapper(type("Incomplete", (), dict.fromkeys(names - {name}, "here"))()))
         assert not guard(type("Disabled", (complete,), {name: None})())
 
 
 async def test_a_runner_updates_the_weights_of_an_engine_that_is_wrapped(renderer: TemplateRenderer) -> None:
     engine = ScriptedEngine([])
-    async with Runner(lambda task: None, Wrapper(engine), renderer) as runner:
+    async with Runner(lambda task: None, Wrapper(engine), renderer, sampling=SAMPLING) as runner:
         await runner.update_weights(None, "1")
     assert engine.weight_version == "1"
 
@@ -70,4 +73,4 @@ async def test_a_runner_refuses_workers_that_miss_a_member():
         num_slots = 1
 
     with pytest.raises(RunnerArgumentError, match="pass Workers"):
-        Runner(None, None, None, workers=Wrapper(Partial()))
+        Runner(None, None, None, sampling=SAMPLING, workers=Wrapper(Partial()))
