@@ -76,7 +76,8 @@ def test_a_summarised_history_is_a_branch_and_every_sampled_token_is_trained_onc
         assert branch.nodes[:2] == first.nodes[:2]  # the task and the plan
         assert branch.nodes[2] not in first.nodes
         assert trajectory.media(branch.leaf)
-    assert sum(int(sample.loss_mask.sum()) for sample in samples) == sum(len(each.logprobs) for each in trajectory.nodes)
+    sampled = sum(len(node.logprobs) for node in trajectory.nodes)
+    assert sum(int(sample.loss_mask.sum()) for sample in samples) == sampled
     assert report.max_abs < 1e-4
 
 
