@@ -95,6 +95,16 @@ def test_prompts_with_images_are_scored_and_compared_within_their_groups(capsys)
     assert "mean reward" in capsys.readouterr().out
 
 
+def test_a_syntax_of_ones_own_is_read_back_and_its_calls_are_made(tiny_model_dir):
+    detected, printed, parsed, trajectory = load("custom_format").main(tiny_model_dir)
+    assert detected.tool_calls is None
+    assert parsed == printed
+    outcomes = [[call["outcome"] for call in turn.info.get("tool_calls", ())] for turn in trajectory.turns]
+    assert outcomes == [["malformed"], ["ok"], []]
+    assert trajectory.turns[0].message["reasoning_content"] == "A forecast helps."
+    assert (trajectory.reward, trajectory.forks) == (1.0, 0)
+
+
 def test_a_dataset_reads_images_beside_its_file_and_no_others(tmp_path, capsys):
     example = load("single_turn_scoring")
     (tmp_path / "data").mkdir()

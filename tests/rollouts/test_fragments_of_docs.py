@@ -76,6 +76,9 @@ def test_the_page_on_rendering(tiny_model_dir, repositories, tmp_path):
     assert names["rendered"].token_ids == prompt_ids
     assert names["prompt"].token_ids[: len(prompt_ids) + len(completion_ids)] == prompt_ids + completion_ids
     assert (names["parsed"].content, names["parsed"].stopped) == ("This.", True)
+    own = names["read"]
+    assert (own.reasoning_content, own.content, [call.name for call in own.tool_calls]) == ("Left?", "Now.", ["look"])
+    assert own.tool_calls[0].status == "ok"
 
 
 def test_the_page_on_media(tiny_model_dir, repositories):
