@@ -105,6 +105,15 @@ def test_a_syntax_of_ones_own_is_read_back_and_its_calls_are_made(tiny_model_dir
     assert (trajectory.reward, trajectory.forks) == (1.0, 0)
 
 
+def test_pixels_of_a_processor_of_ones_own_are_sampled_and_trained_and_no_others(tiny_model_dir, capsys):
+    example = load("custom_processor")
+    trajectory, report, refusal = asyncio.run(example.main(tiny_model_dir))
+    assert example.lengths(trajectory) == [16, 16, 16]
+    assert report.max_abs < 1e-4
+    assert "square-64-pillow-" in str(refusal)
+    assert "model's own processor: [16, 24, 24]" in capsys.readouterr().out
+
+
 def test_a_dataset_reads_images_beside_its_file_and_no_others(tmp_path, capsys):
     example = load("single_turn_scoring")
     (tmp_path / "data").mkdir()
