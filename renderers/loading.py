@@ -11,7 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import NoneType
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, get_args
 from weakref import WeakValueDictionary
 
 from renderers.bridging.refusals import HistoryPolicy, ThinkingRetention
@@ -44,6 +44,7 @@ from renderers.tokens.encoding import BodyPolicy
 from renderers.tokens.tokenizer import TemplateTokenizer
 from renderers.vision.media_loader import MediaLoader
 from renderers.vision.media_markers import printed_markers
+from renderers.vision.processor import MediaProcessor, check_processors
 from renderers.vision.processor_loading import load_media
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def load_renderer(
     format: Format | str | None = None,
     media_policy: MediaPolicy | None = None,
     media_store: MediaStore | None = None,
+    processors: Mapping[Modality, MediaProcessor] | None = None,
     config: RendererOptions | BaseRendererConfig | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     now: Callable[[], datetime] = datetime.now,
@@ -84,8 +86,12 @@ def load_renderer(
     path, the template's text or the name of one of the directory's templates, used in place of the default template.
     `format` is a `Format` or the name of a family, used in place of the one that probing finds. `config` holds options,
     or is the typed configuration of a family (`renderers.configs`); `chat_template_kwargs` are template variables.
-    These arguments override `config`. `now` is the clock of templates that print the date. Raises a `LoadError` that
-    names the file or token.
+    These arguments override `config`. `now` is the clock of templates that print the date.
+
+    `processors` are used in place of all those that the directory describes; other media are then refused. Each has a
+    policy and a store of its own, so `media_policy` and `media_store` must be None with them.
+
+    Raises a `LoadError` that names the file or token, and `ConfigError` for arguments of other types.
     """
     arguments = _arguments_of_files(
         ModelFiles.of(name_or_dir, revision),
@@ -93,6 +99,7 @@ def load_renderer(
         processor=None,
         media_policy=media_policy,
         media_store=media_store,
+        processors=processors,
         now=now,
     )
     return TemplateRenderer(**arguments)
@@ -106,6 +113,7 @@ def _arguments_of_files(
     media_policy: MediaPolicy | None,
     media_store: MediaStore | None,
     now: Callable[[], datetime],
+    processors: Mapping[Modality, MediaProcessor] | None = None,
 ) -> RendererArguments:
     options = settings.options
     tokenizer = _shared_tokenizer(
@@ -133,7 +141,9 @@ def _arguments_of_files(
         settings,
         eos_token=special_tokens.get("eos_token"),
         more_stops=generation_stops(files.directory, tokenizer),
-        media=_media(files.directory, processor, tokenizer, options, media_policy, media_store),
+        media=_media(files.directory, processor, tokenizer, options, media_policy, media_store)
+        if processors is None
+        else _given_media(processors, tokenizer, media_policy, media_store),
     )
 
 
@@ -205,6 +215,22 @@ def _media(
     with TemporaryDirectory() as saved:
         processor.save_pretrained(saved)
         return load(Path(saved))
+
+
+def _given_media(
+    processors: Mapping[Modality, MediaProcessor],
+    tokenizer: TemplateTokenizer,
+    policy: MediaPolicy | None,
+    store: MediaStore | None,
+) -> MediaLoader:
+    """The processors that the caller has made, which have policies and stores."""
+    check_processors(processors)
+    for name, value in (("media_policy", policy), ("media_store", store)):
+        if value is not None:
+            raise ConfigError(name, value, ("None with processors=, each of which has its own",))
+    reason = "processors= has none for it; pass one"
+    missing = {modality: reason for modality in get_args(Modality) if modality not in processors}
+    return MediaLoader(dict(processors), model=tokenizer.model, missing=missing)
 
 
 # Reading a tokenizer takes seconds and tens of megabytes; renderers with different options share one. A renderer that

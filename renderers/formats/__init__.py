@@ -1,13 +1,26 @@
-"""The formats of model families: stop tokens, markers of reasoning, and syntaxes of tool calls."""
+"""The formats of model families: stop tokens, markers of reasoning, and syntaxes of tool calls.
+
+`Format`, `ReasoningMarkers` and a subclass of `ToolCallSyntax` describe the format of another model.
+"""
 
 from renderers.formats.detection import detect_format
 from renderers.formats.families import by_name, names
 from renderers.parsing.format import Format, MessageChannels, ReasoningMarkers
+from renderers.parsing.literals import InvalidJsonError
+from renderers.parsing.response import ToolCallParseStatus
+from renderers.parsing.syntaxes.json_calls import JsonCalls
+from renderers.parsing.syntaxes.syntax import Attempt, CallText, ToolCallSyntax
 
 __all__ = [
+    "Attempt",
+    "CallText",
     "Format",
+    "InvalidJsonError",
+    "JsonCalls",
     "MessageChannels",
     "ReasoningMarkers",
+    "ToolCallParseStatus",
+    "ToolCallSyntax",
     "by_name",
     "detect_format",
     "names",

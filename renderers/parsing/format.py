@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from renderers.errors import ConfigError
 from renderers.parsing.response import ArgumentsForm
 from renderers.parsing.syntaxes.syntax import ToolCallSyntax
 
@@ -50,6 +51,8 @@ class Format:
     `drops_repeated_start`: a start marker at the very start of reasoning that the prompt has opened is dropped. Without
     `assumes_open_reasoning`, a completion whose prompt is not given begins inside reasoning only if it ends reasoning
     that it has not begun. Without `reports_unknown_tools`, a call of a tool that is not offered is `ok`.
+
+    Raises `ConfigError` for values of other types, and for a syntax without a marker, which would read no call.
     """
 
     name: str
@@ -66,6 +69,34 @@ class Format:
     drops_repeated_start: bool = False
     assumes_open_reasoning: bool = True
     reports_unknown_tools: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ConfigError("the name of a Format", self.name, ("text that is not empty",))
+        if not _is_tuple_of_text(self.stop_tokens) or not self.stop_tokens:
+            raise ConfigError("stop_tokens of a Format", self.stop_tokens, ("a tuple of one or more tokens",))
+        if not _is_tuple_of_text(self.history_ends):
+            raise ConfigError("history_ends of a Format", self.history_ends, ("a tuple of tokens",))
+        if not isinstance(self.reasoning, ReasoningMarkers | None):
+            raise ConfigError("reasoning of a Format", self.reasoning, ("ReasoningMarkers", "None"))
+        if not isinstance(self.channels, MessageChannels | None):
+            raise ConfigError("channels of a Format", self.channels, ("MessageChannels", "None"))
+        self._check_tool_calls()
+
+    def _check_tool_calls(self) -> None:
+        syntax = self.tool_calls
+        if syntax is None:
+            return
+        if not isinstance(syntax, ToolCallSyntax):
+            raise ConfigError("tool_calls of a Format", syntax, ("a ToolCallSyntax", "None"))
+        if not _is_tuple_of_text(syntax.start_markers) or not (syntax.start_markers or syntax.unmarked_starts):
+            # A subclass without @dataclass has the fields of its base, which are empty.
+            cure = (
+                "a tuple of texts, not empty unless unmarked_starts is given, in a class with @dataclass(frozen=True)"
+            )
+            raise ConfigError(f"start_markers of {type(syntax).__name__}", syntax.start_markers, (cure,))
+        if not _is_tuple_of_text(syntax.end_markers):
+            raise ConfigError(f"end_markers of {type(syntax).__name__}", syntax.end_markers, ("a tuple of texts",))
 
     @property
     def sampled_markers(self) -> tuple[str, ...]:
@@ -85,3 +116,7 @@ class Format:
         else:
             parts.append("no tool calls")
         return f"{self.name}: {'; '.join(parts)}"
+
+
+def _is_tuple_of_text(value: object) -> bool:
+    return isinstance(value, tuple) and all(isinstance(text, str) and text for text in value)

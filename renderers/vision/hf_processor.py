@@ -77,7 +77,7 @@ class HFProcessor(StoringProcessor):
         self._runner = runner
         self._layout = layout
 
-    def _item(self, source: MediaSource) -> MediaItem:
+    def make_item(self, source: MediaSource) -> MediaItem:
         layout = self._layout
         if isinstance(layout, LoadError):
             raise MediaError(

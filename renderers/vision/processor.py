@@ -1,10 +1,12 @@
-"""The interface of media processors, and a base for those with a store."""
+"""The interface of media processors, a base for those with a store, and the check of processors that users pass."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Literal, Protocol
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol, get_args
 
+from renderers.errors import ConfigError, MediaError
 from renderers.media.item import MediaItem, Modality
 from renderers.media.policy import MediaPolicy
 from renderers.media.source import MediaSource
@@ -40,13 +42,25 @@ class MediaProcessor(Protocol):
 
 
 class StoringProcessor(ABC):
-    """A `MediaProcessor` that makes the item of each distinct source once and keeps it in the store."""
+    """A `MediaProcessor` that makes the item of each distinct source once and keeps it in the store.
+
+    A subclass sets `modality`, `marker` and `embed_token`, and makes items in `make_item`. `fingerprint` is a text that
+    changes with everything except the source that affects the tensors: settings, code, and versions of libraries.
+    Raises `ConfigError` for values of other types.
+    """
 
     modality: Modality
     marker: str
     embed_token: str
 
     def __init__(self, fingerprint: str, policy: MediaPolicy, store: MediaStore) -> None:
+        name = type(self).__name__
+        if not isinstance(fingerprint, str) or not fingerprint.isprintable() or not fingerprint.strip():
+            raise ConfigError(f"fingerprint of {name}", fingerprint, ("a text that is not empty",))
+        if not isinstance(policy, MediaPolicy):
+            raise ConfigError(f"policy of {name}", policy, ("a MediaPolicy",))
+        if not isinstance(store, MediaStore):
+            raise ConfigError(f"store of {name}", store, ("a MediaStore",))
         self.fingerprint = fingerprint
         self.policy = policy
         self.store = store
@@ -56,8 +70,46 @@ class StoringProcessor(ABC):
 
     def process(self, source: MediaSource) -> MediaItem:
         cached = self.store.get(self.mm_hash(source))
-        return self.store.put(self._item(source)) if cached is None else cached
+        return self.store.put(self._checked(self.make_item(source), source)) if cached is None else cached
 
     @abstractmethod
-    def _item(self, source: MediaSource) -> MediaItem:
-        """Make the item of a source."""
+    def make_item(self, source: MediaSource) -> MediaItem:
+        """Make the item of a source, with `self.mm_hash(source)`. Called on threads. Raises `MediaError`."""
+
+    def _checked(self, item: MediaItem, source: MediaSource) -> MediaItem:
+        """The item; raises `MediaError` for one of another source or of other tokens than it says."""
+        expansion = item.expansion
+        tokens = item.num_tokens if expansion is None else sum(piece.times for piece in expansion if piece.embed)
+        made = (item.modality, item.mm_hash, item.num_tokens)
+        expected = (self.modality, self.mm_hash(source), tokens)
+        if made != expected or tokens < 1:
+            raise MediaError(
+                f"{type(self).__name__}.make_item returned an item with modality, mm_hash and num_tokens {made}; "
+                f"they have to be {expected}, with at least one token",
+                digest=source.digest,
+            )
+        return item
+
+
+_METHODS = ("mm_hash", "process")
+_TEXTS = ("marker", "embed_token", "fingerprint")
+
+
+def check_processors(processors: Any) -> None:
+    """Raise `ConfigError` unless `processors` maps modalities to processors of that modality."""
+    if not isinstance(processors, Mapping):
+        raise ConfigError("processors", processors, ("a dict of modality to processor", "None"))
+    for modality, processor in processors.items():
+        if modality not in get_args(Modality):
+            raise ConfigError("a key of processors", modality, get_args(Modality))
+        lacking = [name for name in _METHODS if not callable(getattr(processor, name, None))]
+        lacking += [name for name in _TEXTS if not isinstance(getattr(processor, name, None), str)]
+        if not isinstance(getattr(processor, "policy", None), MediaPolicy):
+            lacking.append("policy")
+        if not isinstance(getattr(processor, "store", None), MediaStore):
+            lacking.append("store")
+        if isinstance(processor, type) or lacking:
+            cure = f"an object with {', '.join(lacking)}" if lacking else "an object of the class"
+            raise ConfigError(f"processors[{modality!r}]", processor, (f"{cure} (a subclass of StoringProcessor)",))
+        if processor.modality != modality:
+            raise ConfigError(f"the modality of processors[{modality!r}]", processor.modality, (repr(modality),))

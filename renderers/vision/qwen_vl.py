@@ -116,7 +116,7 @@ class QwenVLProcessor(StoringProcessor):
         super().__init__(config.fingerprint, policy, store)
         self.config = config
 
-    def _item(self, source: MediaSource) -> MediaItem:
+    def make_item(self, source: MediaSource) -> MediaItem:
         """Its `pixel_values` are `StillPatches`. Raises `MediaLimitError`, `MediaDecodeError`."""
         config = self.config
         planes = decode_planes(source, self.policy)

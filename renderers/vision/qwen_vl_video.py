@@ -114,7 +114,7 @@ class QwenVLVideoProcessor(StoringProcessor):
         super().__init__(config.fingerprint, policy, store)
         self.config = config
 
-    def _item(self, source: MediaSource) -> MediaItem:
+    def make_item(self, source: MediaSource) -> MediaItem:
         """`pixel_values_videos` uint8, `video_grid_thw` int64 (3,), and for Qwen2.5-VL `second_per_grid_ts` float32 ().
 
         Raises `MediaLimitError`, `MediaDecodeError`.

@@ -119,8 +119,8 @@ def test_a_rollout_in_verifiers_own_runner_is_the_exact_tree_of_what_the_engine_
 def test_each_image_is_encoded_once(tiny_model_dir, monkeypatch):
     renderer = load_renderer(tiny_model_dir)
     processor = renderer.processors["image"]
-    made, make = [], processor._item
-    monkeypatch.setattr(type(processor), "_item", lambda self, source: made.append(source.digest) or make(source))
+    made, make = [], processor.make_item
+    monkeypatch.setattr(type(processor), "make_item", lambda self, source: made.append(source.digest) or make(source))
     engine = ScriptedEngine(lambda request: "red", renderer=renderer)
     specs = [EpisodeSpec(0), EpisodeSpec(1)]
     trajectories = asyncio.run(

@@ -67,7 +67,67 @@ def test_the_images_of_an_mcp_tool_are_in_the_episodes(tiny_model_dir):
     assert all(len(list(episode.all_media())) == 1 for group in groups for episode in group.episodes)
 
 
-@pytest.mark.parametrize("name", ["grpo_multiturn", "gymnasium_from_pixels", "tools_with_images"])
+def test_a_summarised_history_is_a_branch_and_every_sampled_token_is_trained_once(tiny_model_dir):
+    trajectory, samples, report = asyncio.run(load("compaction").main(tiny_model_dir))
+    first, *later = trajectory.branches()
+    assert later
+    assert len(samples) == 1 + len(later)
+    for branch in later:
+        assert branch.nodes[:2] == first.nodes[:2]  # the task and the plan
+        assert branch.nodes[2] not in first.nodes
+        assert trajectory.media(branch.leaf)
+    sampled = sum(len(node.logprobs) for node in trajectory.nodes)
+    assert sum(int(sample.loss_mask.sum()) for sample in samples) == sampled
+    assert report.max_abs < 1e-4
+
+
+def test_prompts_with_images_are_scored_and_compared_within_their_groups(capsys):
+    groups = load("single_turn_scoring").main([])
+    assert sorted(group.task.task_id for group in groups) == ["dots-1", "dots-2", "dots-3", "dots-4"]
+    for group in groups:
+        right, number, short = (group.reward_parts[name] for name in ("right", "number", "short"))
+        assert np.allclose(group.rewards, right + 0.2 * number + 0.1 * short)
+        assert np.mean(short) == pytest.approx(0.5)
+        for index, episode in enumerate(group.episodes):
+            assert len(list(episode.all_media())) == 1
+            answer = episode.turns[0].message["content"].rstrip(".")
+            assert right[index] == (answer == group.task.data["answer"])
+    assert "mean reward" in capsys.readouterr().out
+
+
+def test_a_syntax_of_ones_own_is_read_back_and_its_calls_are_made(tiny_model_dir):
+    detected, printed, parsed, trajectory = load("custom_format").main(tiny_model_dir)
+    assert detected.tool_calls is None
+    assert parsed == printed
+    outcomes = [[call["outcome"] for call in turn.info.get("tool_calls", ())] for turn in trajectory.turns]
+    assert outcomes == [["malformed"], ["ok"], []]
+    assert trajectory.turns[0].message["reasoning_content"] == "A forecast helps."
+    assert (trajectory.reward, trajectory.forks) == (1.0, 0)
+
+
+def test_pixels_of_a_processor_of_ones_own_are_sampled_and_trained_and_no_others(tiny_model_dir, capsys):
+    example = load("custom_processor")
+    trajectory, report, refusal = asyncio.run(example.main(tiny_model_dir))
+    assert example.lengths(trajectory) == [16, 16, 16]
+    assert report.max_abs < 1e-4
+    assert "square-64-pillow-" in str(refusal)
+    assert "model's own processor: [16, 24, 24]" in capsys.readouterr().out
+
+
+def test_a_dataset_reads_images_beside_its_file_and_no_others(tmp_path, capsys):
+    example = load("single_turn_scoring")
+    (tmp_path / "data").mkdir()
+    data = example.draw_dataset(tmp_path / "data")
+    (tmp_path / "data" / "dots-4.png").rename(tmp_path / "dots-4.png")
+    data.write_text(data.read_text("utf-8").replace('"dots-4.png"', '"../dots-4.png"'), "utf-8")
+    failed = {group.task.task_id: group.num_failed for group in example.main(["--data", str(data)])}
+    assert failed == {"dots-1": 0, "dots-2": 0, "dots-3": 0, "dots-4": example.GROUP_SIZE}
+    assert capsys.readouterr().out.count("dots-4     failed: MediaPolicyError") == example.GROUP_SIZE
+
+
+@pytest.mark.parametrize(
+    "name", ["grpo_multiturn", "gymnasium_from_pixels", "single_turn_scoring", "tools_with_images"]
+)
 def test_a_server_needs_the_directory_of_its_model(name):
     with pytest.raises(SystemExit):
         load(name).main(["--base-url", "http://127.0.0.1:1"])

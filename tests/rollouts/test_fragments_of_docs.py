@@ -76,12 +76,18 @@ def test_the_page_on_rendering(tiny_model_dir, repositories, tmp_path):
     assert names["rendered"].token_ids == prompt_ids
     assert names["prompt"].token_ids[: len(prompt_ids) + len(completion_ids)] == prompt_ids + completion_ids
     assert (names["parsed"].content, names["parsed"].stopped) == ("This.", True)
+    own = names["read"]
+    assert (own.reasoning_content, own.content, [call.name for call in own.tool_calls]) == ("Left?", "Now.", ["look"])
+    assert own.tool_calls[0].status == "ok"
 
 
 def test_the_page_on_media(tiny_model_dir, repositories):
     names = run_page("media.md", directory=tiny_model_dir, image=np.zeros((32, 64, 3), np.uint8))
     assert names["placeholder"].length == 8
     assert names["item"]["pixel_values"].dtype == np.uint8
+    (thumbnail,) = names["rendered"].multi_modal_data.mm_items["image"]
+    assert thumbnail["pixel_values"].shape == (1, 32, 32, 3)
+    assert names["rendered"].multi_modal_data.mm_placeholders["image"][0].length == 4
 
 
 def test_the_page_on_supervised_samples(repositories):

@@ -25,7 +25,7 @@ class GlmCalls(ToolCallSyntax):
     end_markers: tuple[str, ...] = ("</tool_call>",)
     inner_markers: tuple[str, ...] = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
-    def _attempts(self, block: CallText) -> list[Attempt]:
+    def attempts(self, block: CallText) -> list[Attempt]:
         start, end = block.body
         key_start, key_end, value_start, value_end = map(block.encoding.__getitem__, self.inner_markers)
         pairs_at = block.text.find(key_start, start, end)
@@ -54,7 +54,7 @@ class Hy3Calls(ToolCallSyntax):
         "</arg_value:opensource>",
     )
 
-    def _attempts(self, block: CallText) -> Iterable[Attempt]:
+    def attempts(self, block: CallText) -> Iterable[Attempt]:
         opening, closing, separator, *key_marks, value_end = map(block.encoding.__getitem__, self.inner_markers)
         pair = _key_and_value(*key_marks)
 
@@ -94,7 +94,7 @@ class QwenXmlCalls(ToolCallSyntax):
     start_markers: tuple[str, ...] = ("<tool_call>",)
     end_markers: tuple[str, ...] = ("</tool_call>",)
 
-    def _attempts(self, block: CallText) -> Iterable[Attempt]:
+    def attempts(self, block: CallText) -> Iterable[Attempt]:
         def function(call: CallText) -> Attempt:
             start, end = call.body
             head_end = call.text.find(">", start, end)
@@ -125,7 +125,7 @@ class InvokeCalls(ToolCallSyntax):
     end_markers: tuple[str, ...] = ("</minimax:tool_call>",)
     inner_markers: tuple[str, ...] = ("<invoke", "</invoke", "<parameter", "</parameter")
 
-    def _attempts(self, block: CallText) -> Iterable[Attempt]:
+    def attempts(self, block: CallText) -> Iterable[Attempt]:
         invoke, invoke_end, parameter, parameter_end = map(block.encoding.__getitem__, self.inner_markers)
         opening = re.compile(rf'{re.escape(parameter)} name="([^"]*)"(?: string="(true|false)")?>')
 
@@ -196,7 +196,7 @@ class MiniMaxM3Calls(ToolCallSyntax):
     end_markers: tuple[str, ...] = (f"{_MINIMAX}</tool_call>",)
     inner_markers: tuple[str, ...] = (_MINIMAX,)
 
-    def _attempts(self, block: CallText) -> Iterable[Attempt]:
+    def attempts(self, block: CallText) -> Iterable[Attempt]:
         mark = block.encoding[_MINIMAX]
         return block.read_calls(f"{mark}<invoke ", f"{mark}</invoke>", lambda call: self._invocation(call, mark))
 

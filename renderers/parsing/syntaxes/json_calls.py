@@ -23,7 +23,7 @@ class JsonCalls(ToolCallSyntax):
     start_markers: tuple[str, ...] = ("<tool_call>",)
     end_markers: tuple[str, ...] = ("</tool_call>",)
 
-    def _attempts(self, block: CallText) -> list[Attempt]:
+    def attempts(self, block: CallText) -> list[Attempt]:
         is_empty_list = bool(block.body_text.strip())
         empty = block.failed(Status.MALFORMED_STRUCTURE if is_empty_list else Status.INVALID_JSON)
         return list(_json_calls(block)) or [empty]
@@ -42,7 +42,7 @@ class DeepSeekCalls(ToolCallSyntax):
     end_markers: tuple[str, ...] = ("<｜tool▁calls▁end｜>",)
     inner_markers: tuple[str, ...] = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
 
-    def _attempts(self, block: CallText) -> Iterable[Attempt]:
+    def attempts(self, block: CallText) -> Iterable[Attempt]:
         opening, separator, closing = map(block.encoding.__getitem__, self.inner_markers)
 
         def read(call: CallText) -> Attempt:
@@ -70,7 +70,7 @@ class KimiCalls(ToolCallSyntax):
     end_markers: tuple[str, ...] = ("<|tool_calls_section_end|>",)
     inner_markers: tuple[str, ...] = ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>")
 
-    def _attempts(self, block: CallText) -> Iterable[Attempt]:
+    def attempts(self, block: CallText) -> Iterable[Attempt]:
         opening, separator, closing = map(block.encoding.__getitem__, self.inner_markers)
 
         def read(call: CallText) -> Attempt:
@@ -92,7 +92,7 @@ class MistralCalls(ToolCallSyntax):
     start_markers: tuple[str, ...] = ("[TOOL_CALLS]",)
     inner_markers: tuple[str, ...] = ("[ARGS]", "[CALL_ID]")
 
-    def _attempts(self, block: CallText) -> Iterator[Attempt]:
+    def attempts(self, block: CallText) -> Iterator[Attempt]:
         opening, arguments_mark, id_mark = map(block.encoding.__getitem__, (*self.start_markers, *self.inner_markers))
         start = 0
         while start < block.end:

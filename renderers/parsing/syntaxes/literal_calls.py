@@ -27,7 +27,7 @@ class PythonicCalls(ToolCallSyntax):
 
     unmarked_starts: str = "["
 
-    def _attempts(self, block: CallText) -> Iterator[Attempt]:
+    def attempts(self, block: CallText) -> Iterator[Attempt]:
         start, end = block.body
         if not start and _LOOKS_LIKE_CALLS.match(block.text) is None:
             return
@@ -56,7 +56,7 @@ class LlamaCalls(ToolCallSyntax):
     start_markers: tuple[str, ...] = ("<|python_tag|>",)
     unmarked_starts: str = "{"
 
-    def _attempts(self, block: CallText) -> list[Attempt]:
+    def attempts(self, block: CallText) -> list[Attempt]:
         attempts = [self._object(part) for part in json_parts(block, ";")]
         calls = [attempt for attempt in attempts if attempt is not None]
         if block.body[0] and not any(call.name for call in calls):
@@ -109,7 +109,7 @@ class GemmaCalls(ToolCallSyntax):
     end_markers: tuple[str, ...] = ("<tool_call|>",)
     inner_markers: tuple[str, ...] = (_GEMMA_QUOTE,)
 
-    def _attempts(self, block: CallText) -> Iterator[Attempt]:
+    def attempts(self, block: CallText) -> Iterator[Attempt]:
         head = _GEMMA_HEAD.match(block.text, *block.body)
         if head is None:
             yield block.failed()

@@ -103,7 +103,16 @@ class CallText(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ToolCallSyntax(ABC):
-    """Frozen data that describes one way to write tool calls.
+    """Frozen data that describes one way to write tool calls; a subclass, a frozen dataclass, reads another one.
+
+        @dataclass(frozen=True, slots=True)
+        class LineCalls(ToolCallSyntax):
+            start_markers: tuple[str, ...] = ("<call>",)
+            end_markers: tuple[str, ...] = ("</call>",)
+
+            def attempts(self, block):
+                name, _, arguments = block.plain_text(*block.body).strip().partition("\\n")
+                return [block.json_attempt(name, arguments)]
 
     A block runs from one of `start_markers` to the next of `end_markers`, or, where there are none, to the end of the
     turn. `inner_markers` are the other markers that the decoder looks for; those that a tokenizer has as control tokens
@@ -122,8 +131,12 @@ class ToolCallSyntax(ABC):
         start = next((len(marker) for marker in map(encoded, self.start_markers) if text.startswith(marker)), 0)
         end_markers = self.end_markers if block.closed else ()
         end = len(text) - next((len(marker) for marker in map(encoded, end_markers) if text.endswith(marker)), 0)
-        return list(self._attempts(block._replace(body=(start, max(start, end)))))
+        return list(self.attempts(block._replace(body=(start, max(start, end)))))
 
     @abstractmethod
-    def _attempts(self, block: CallText) -> Iterable[Attempt]:
-        """The attempts in a block whose `body` is the range between the markers."""
+    def attempts(self, block: CallText) -> Iterable[Attempt]:
+        """The attempts in a block whose `body` is the range between the markers, in order.
+
+        Must not raise: text that is not a call is an attempt with a status (`block.failed`). The block may be any text
+        that a model samples, cut off anywhere.
+        """

@@ -1,0 +1,157 @@
+"""Processors that users pass to `load_renderer`, and what is refused of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from shutil import copytree, ignore_patterns
+from typing import Any
+
+import numpy as np
+import pytest
+
+from renderers import MediaItem, MediaPolicy, MediaSource, MediaStore, load_renderer
+from renderers.errors import ConfigError, MediaError, MediaLimitError, UnsupportedModalityError
+from renderers.media.decoding import decode_image
+from renderers.media.item import ExpansionPiece, Modality, TensorField
+from renderers.vision.processor import StoringProcessor
+
+MARKER = "<|image_pad|>"
+FIELDS = {"pixel_values": TensorField("flat")}
+
+
+class MeanColour(StoringProcessor):
+    """One row, the mean colour, and `tokens` tokens. `change` replaces the item by another one."""
+
+    modality: Modality = "image"
+    marker = embed_token = MARKER
+
+    def __init__(
+        self,
+        tokens: int = 3,
+        change: Callable[[MediaItem], MediaItem] = lambda item: item,
+        *,
+        fingerprint: Any = "mean-1",
+        policy: Any = None,
+        store: Any = None,
+    ) -> None:
+        super().__init__(
+            fingerprint, MediaPolicy() if policy is None else policy, MediaStore() if store is None else store
+        )
+        self.tokens = tokens
+        self.change = change
+        self.made: list[str] = []
+
+    def make_item(self, source: MediaSource) -> MediaItem:
+        self.made.append(source.digest)
+        mean = np.asarray(decode_image(source, self.policy), np.float32).mean(axis=(0, 1))[None]
+        item = MediaItem("image", self.mm_hash(source), source, {"pixel_values": mean}, self.tokens, None, FIELDS)
+        return self.change(item)
+
+
+class Videos(MeanColour):
+    modality: Modality = "video"
+
+
+def question(*colours: int) -> list[dict[str, Any]]:
+    images = [np.full((8, 8, 3), colour, np.uint8) for colour in colours]
+    return [{"role": "user", "content": [{"type": "image", "image": image} for image in images]}]
+
+
+def test_a_processor_of_a_user_replaces_those_of_the_directory(tiny_model_dir: Path) -> None:
+    processor = MeanColour()
+    renderer = load_renderer(tiny_model_dir, processors={"image": processor})
+    assert renderer.processors == {"image": processor}
+    rendered = renderer.render(question(10, 20, 10))
+    media = rendered.multi_modal_data
+    assert media is not None
+    assert [item["pixel_values"].tolist() for item in media.mm_items["image"]] == [[[c, c, c]] for c in (10, 20, 10)]
+    assert [place.length for place in media.mm_placeholders["image"]] == [3, 3, 3]
+    marker = renderer.tokenizer.require_control_id(MARKER, "the test")
+    assert rendered.token_ids.count(marker) == 9
+    assert all(each.endswith("-mean-1") for each in media.mm_hashes["image"])
+    assert len(processor.made) == 2  # each distinct image once
+    renderer.render(question(20))
+    assert len(processor.made) == 2
+
+
+def test_a_directory_of_a_model_that_reads_only_text_gets_a_processor(tiny_model_dir: Path, tmp_path: Path) -> None:
+    files = ignore_patterns("*processor_config.json")
+    directory = Path(copytree(tiny_model_dir, tmp_path / "text", ignore=files))
+    with pytest.raises(UnsupportedModalityError):
+        load_renderer(directory).render(question(10))
+    renderer = load_renderer(directory, processors={"image": MeanColour()})
+    assert renderer.render(question(10)).multi_modal_data is not None
+
+
+def test_an_expansion_of_several_pieces_is_placed(tiny_model_dir: Path) -> None:
+    pieces = (ExpansionPiece(MARKER, 2, embed=True), ExpansionPiece("/"), ExpansionPiece(MARKER, 1, embed=True))
+    processor = MeanColour(change=lambda item: replace(item, expansion=pieces))
+    media = load_renderer(tiny_model_dir, processors={"image": processor}).render(question(10)).multi_modal_data
+    assert media is not None
+    (place,) = media.mm_placeholders["image"]
+    assert place.is_embed is not None
+    assert list(place.is_embed) == [True, True, False, True]
+
+
+def test_media_without_a_processor_are_refused_with_the_cure(tiny_model_dir: Path) -> None:
+    renderer = load_renderer(tiny_model_dir, processors={"image": MeanColour()})
+    clip = {"type": "video", "video": np.zeros((2, 8, 8, 3), np.uint8)}
+    with pytest.raises(UnsupportedModalityError, match="processors= has none for it; pass one"):
+        renderer.render([{"role": "user", "content": [clip]}])
+
+
+def test_the_policy_of_the_processor_holds(tiny_model_dir: Path) -> None:
+    processor = MeanColour(policy=MediaPolicy(max_pixels=10))
+    with pytest.raises(MediaLimitError):
+        load_renderer(tiny_model_dir, processors={"image": processor}).render(question(10))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda item: replace(item, mm_hash="another"),
+        lambda item: replace(item, modality="video"),
+        lambda item: replace(item, num_tokens=0),
+        lambda item: replace(item, expansion=(ExpansionPiece(MARKER, 2, embed=True),)),
+        lambda item: replace(item, expansion=(ExpansionPiece(MARKER, 3),)),
+    ],
+)
+def test_an_item_that_contradicts_its_processor_is_refused(
+    tiny_model_dir: Path, change: Callable[[MediaItem], MediaItem]
+) -> None:
+    renderer = load_renderer(tiny_model_dir, processors={"image": MeanColour(change=change)})
+    with pytest.raises(MediaError, match=r"message 0, part 0: MeanColour.make_item returned an item with modality, "):
+        renderer.render(question(10))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"processors": MeanColour()}, "processors is .*; it can be a dict of modality to processor, None"),
+        ({"processors": {"images": MeanColour()}}, "a key of processors is 'images'; it can be image, video"),
+        ({"processors": {"image": MeanColour}}, r"processors\['image'\] is .*; it can be an object"),
+        ({"processors": {"image": "clip"}}, r"processors\['image'\] is 'clip'; it can be an object with mm_hash, proc"),
+        ({"processors": {"image": Videos()}}, r"the modality of processors\['image'\] is 'video'; it can be 'image'"),
+        (
+            {"processors": {"image": MeanColour()}, "media_policy": MediaPolicy()},
+            "media_policy is .*; it can be None with processors=, each of which has its own",
+        ),
+        ({"processors": {"image": MeanColour()}, "media_store": MediaStore()}, "media_store is .*; it can be None"),
+    ],
+)
+def test_wrong_processors_are_refused_when_the_renderer_is_loaded(
+    tiny_model_dir: Path, arguments: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(ConfigError, match=error):
+        load_renderer(tiny_model_dir, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [("fingerprint", ""), ("fingerprint", 1), ("fingerprint", "a\n"), ("policy", "none"), ("store", {})],
+)
+def test_a_processor_is_made_with_a_fingerprint_a_policy_and_a_store(argument: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{argument} of MeanColour is "):
+        MeanColour(**{argument: value})
