@@ -32,6 +32,15 @@ def test_every_example_is_short_and_says_how_to_run_it():
         assert f"    python examples/{path.name}" in "\n".join(lines[:6])
 
 
+def test_the_list_of_examples_has_each_program_once():
+    rows = (EXAMPLES / "README.md").read_text("utf-8").splitlines()
+    listed = [row for row in rows if row.startswith("|")][2:]
+    programs = [*(path.name for path in EXAMPLES.glob("*.py")), "run_config/colours.py"]
+    assert len(listed) == len(programs)
+    for program in programs:
+        assert sum(f"`python examples/{program}" in row for row in listed) == 1, program
+
+
 def test_guess_the_colour_prints_a_mismatch_near_zero(capsys, tiny_model_dir):
     asyncio.run(load("guess_the_colour").main(tiny_model_dir))
     assert "sampled" in capsys.readouterr().out

@@ -95,7 +95,7 @@ import sys
 from dataclasses import dataclass
 from transport import encode, wire_type
 
-@wire_type("acme.Job")
+@wire_type("globex.Job")
 @dataclass
 class Job:
     prompt: str
@@ -112,9 +112,9 @@ def test_the_type_of_another_distribution_is_named_with_the_module_to_import_and
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
     code += "import acme_jobs; from transport import encode; print(encode(acme_jobs.Job('go')).hex())"
     sent = bytes.fromhex(run(code).strip())
-    with pytest.raises(UnknownTypeError, match=r"'acme\.Job'.*`import acme_jobs`") as caught:
+    with pytest.raises(UnknownTypeError, match=r"'globex\.Job'.*`import acme_jobs`") as caught:
         decode(sent)
-    assert (caught.value.name, caught.value.declared_in) == ("acme.Job", "acme_jobs")
+    assert (caught.value.name, caught.value.declared_in) == ("globex.Job", "acme_jobs")
     receive = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nfrom transport import decode, UnknownTypeError\n"
     receive += f"try: decode(bytes.fromhex({sent.hex()!r}))\nexcept UnknownTypeError: print('acme_jobs' in sys.modules)"
     assert run(receive).strip() == "False"

@@ -124,6 +124,7 @@ WRONG = [
     ({**HELLO, "tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "no name"),
     ({**HELLO, "tool_choice": "required", "tools": TOOLS}, "tool_choice", "no call can be forced"),
     ({**HELLO, "tool_choice": {"type": "function", "function": {"name": "look"}}}, "tool_choice", "'auto' or"),
+    ({**HELLO, "ignore_eos": True}, "ignore_eos", "stop tokens of the template"),
     ({**HELLO, "parallel_tool_calls": False}, "parallel_tool_calls", "several calls"),
     ({**HELLO, "response_format": {"type": "json_object"}}, "response_format", "no grammar"),
     ({**HELLO, "top_logprobs": 3, "logprobs": True}, "top_logprobs", "sampled token alone"),
