@@ -42,7 +42,7 @@ class RunFiles:
 
     def episodes(self) -> Iterator[Episode]:
         """The episodes that are written so far and can be read, in order."""
-        with self._reader(TRAJECTORIES_FILE) as reader:
+        with self._trajectories() as reader:
             number = 0
             for record in range(len(reader)):
                 self._first_numbers[record] = number
@@ -60,17 +60,22 @@ class RunFiles:
 
     def chosen_episodes(self, records: Mapping[int, Collection[int]]) -> Iterator[Episode]:
         """Episodes that `episodes` has yielded, in order: of each record those with the given numbers."""
-        with self._reader(TRAJECTORIES_FILE) as reader:
+        with self._trajectories() as reader:
             for record in sorted(records):
                 found = episodes_of_record(reader, record, self._first_numbers[record], [])
                 yield from (episode for episode in found if episode.number in records[record])
 
     def mismatches(self) -> Iterator[StepMismatch]:
-        """The compared tokens of each training step; none where there is no file."""
+        """The compared tokens of each training step; none where there is no file, or none that can be read."""
         path = self.path / MISMATCH_FILE
         if not path.exists():
             return
-        with self._reader(MISMATCH_FILE) as reader:
+        try:
+            opened = RecordReader(path)
+        except TransportError as error:
+            self.problems.append(f"{MISMATCH_FILE}: {error}")
+            return
+        with opened as reader:
             for record in range(len(reader)):
                 try:
                     yield read_step_mismatch(reader, record, path)
@@ -113,8 +118,8 @@ class RunFiles:
         complete = summary.get("complete") if isinstance(summary, dict) else None
         return complete if isinstance(complete, bool) else None
 
-    def _reader(self, name: str) -> RecordReader:
-        path = self.path / name
+    def _trajectories(self) -> RecordReader:
+        path = self.path / TRAJECTORIES_FILE
         try:
             return RecordReader(path)
         except TransportError as error:

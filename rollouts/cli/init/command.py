@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -42,7 +43,7 @@ def init(
     print_line(f"in {directory}: {', '.join(sorted(files))}")
     print_line("next:")
     commands = next_commands(has_tiny_model=own is None)
-    lines = [] if directory.resolve() == Path.cwd() else [(f"cd {directory}", "")]
+    lines = [] if directory.resolve() == Path.cwd() else [(f"cd {shlex.quote(str(directory))}", "")]
     width = max(len(command) for command, _ in (*lines, *commands))
     for command, meaning in (*lines, *commands):
         print_line(f"  {command:<{width}}  # {meaning}" if meaning else f"  {command}")

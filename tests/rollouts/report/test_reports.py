@@ -200,6 +200,15 @@ def test_a_file_of_another_kind_in_place_of_the_episodes_is_named(tmp_path: Path
     assert not (directory / "report.html").exists()
 
 
+def test_a_file_of_mismatches_that_cannot_be_read_is_listed_and_the_rest_is_reported(tmp_path: Path) -> None:
+    directory = trained_run(tmp_path / "run")
+    (directory / "mismatch.mmr").write_text("x\n")
+    assert run(directory).exit_code == 0
+    page = read(directory / "report.html")
+    assert "mismatch.mmr: " in page.text
+    assert [link["href"] for link in page.all("a") if "#e=" in link["href"]]
+
+
 def test_texts_of_episodes_and_errors_are_text(tmp_path: Path) -> None:
     directory = hostile_run(tmp_path / "run")
     write_report(directory)
