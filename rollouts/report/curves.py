@@ -30,7 +30,7 @@ def episode_charts(episodes: Sequence[EpisodeFigures]) -> list[Chart]:
         return []
     bins = _bins(len(episodes))
     charts = [
-        _mean_chart("Reward", "mean reward", episodes, bins, lambda episode: episode.reward),
+        _mean_chart("Reward", "mean reward without failed episodes", episodes, bins, _reward),
         _mean_chart("Length", "sampled tokens per episode", episodes, bins, lambda episode: episode.sampled),
         _mean_chart("Turns", "turns per episode", episodes, bins, lambda episode: episode.turns),
         _entropy_chart(episodes, bins),
@@ -129,6 +129,11 @@ def _mean_chart(
     value: Callable[[EpisodeFigures], float],
 ) -> Chart:
     return _chart(title, label, episodes, bins, [Line(label, _means(map(value, episodes), bins))])
+
+
+def _reward(episode: EpisodeFigures) -> float:
+    """NaN for a failed episode: an engine that fails is no fall of the reward."""
+    return float("nan") if episode.failed else episode.reward
 
 
 def _entropy_chart(episodes: Sequence[EpisodeFigures], bins: Sequence[_Bin]) -> Chart:

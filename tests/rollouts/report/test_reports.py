@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from dataclasses import replace
@@ -22,10 +23,12 @@ from rollouts.errors import ServerTimeoutError
 from rollouts.observability.training_log import StepMismatch
 from rollouts.report import write_report
 from rollouts.report.charts import Chart, Figures, Line
+from rollouts.report.collected import collect
 from rollouts.report.curves import episode_charts, throughput_charts
 from rollouts.report.errors import ReportDirectoryError
 from rollouts.report.html_text import escaped
 from rollouts.report.mismatch_figures import of_training
+from rollouts.report.run_files import open_run
 from rollouts.report.viewer_page import MAX_EPISODES, choose_episodes
 from transport import RecordWriter
 
@@ -117,6 +120,14 @@ def test_errors_are_counted_with_an_example_and_a_cure(tmp_path: Path) -> None:
     assert "The text of the error and the episode show the cause" in page.text
     assert "3 failed" in page.text
     assert "max_turns" in page.text
+
+
+def test_failed_episodes_do_not_count_in_the_curve_of_rewards(tmp_path: Path) -> None:
+    episodes = collect(open_run(failing_run(tmp_path / "run"))).episodes
+    (line,) = episode_charts(episodes)[0].lines
+    expected = [math.nan if episode.failed else episode.reward for episode in episodes]
+    np.testing.assert_array_equal(line.ys, expected)
+    assert 0 < np.isnan(expected).sum() < len(episodes)
 
 
 def test_what_a_directory_does_not_have_is_said_in_a_sentence(tmp_path: Path) -> None:
