@@ -73,7 +73,7 @@ def prompt_node(
         parent=parent,
         token_ids=read_only(ids[start:], np.int32),  # a view would keep the whole prompt of every turn in memory
         sampled=_sampled_mask(len(ids) - start, sampled=False),
-        logprobs=_NO_LOGPROBS,
+        logprobs=_NO_LOGPROBS[:],  # an array of its own: equal nodes are encoded as equal bytes
         media=tuple(media),
         content=_content_mask(prompt, start) if prompt.spans else None,
         messages=_with_sources(new_messages, media, len(messages) - len(new_messages)) if messages else (),
