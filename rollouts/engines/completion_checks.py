@@ -45,7 +45,7 @@ def _are_within(token_ids: np.ndarray, largest: int) -> bool:
     """Whether ids are from 0 to `largest`. This check runs for every completion and every node that is decoded."""
     if token_ids.size <= _SHORT:
         ids = token_ids.tolist()
-        return min(ids) >= 0 and max(ids) <= largest
+        return bool(min(ids) >= 0 and max(ids) <= largest)
     fits = largest == MAX_TOKEN_ID and token_ids.dtype == np.int32
     return bool(np.minimum.reduce(token_ids) >= 0 and (fits or np.maximum.reduce(token_ids) <= largest))
 
