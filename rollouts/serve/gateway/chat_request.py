@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from rollouts.engines.protocol import SamplingParams
 from rollouts.error_texts import is_unicode, short_repr
-from rollouts.serve.gateway.chat_messages import read_message
+from rollouts.serve.gateway.chat_messages import check_tool_results, read_message
 from rollouts.serve.gateway.errors import InvalidChatRequestError, UnsupportedFieldError
 from rollouts.serve.gateway.history import History
 
@@ -201,7 +201,9 @@ def _messages(fields: Mapping[str, Any], allow_urls: bool, max_parts: int) -> li
         raise InvalidChatRequestError(
             f"messages has {count} messages and parts of contents; this server takes at most {max_parts}", "messages"
         )
-    return [read_message(message, index, allow_urls=allow_urls) for index, message in enumerate(messages)]
+    read = [read_message(message, index, allow_urls=allow_urls) for index, message in enumerate(messages)]
+    check_tool_results(read)
+    return read
 
 
 def _tools(tools: Any) -> list[dict[str, Any]] | None:
