@@ -12,6 +12,7 @@ from rollouts.error_texts import is_unicode, short_repr
 from rollouts.serve.gateway.chat_messages import check_tool_results, read_message
 from rollouts.serve.gateway.errors import InvalidChatRequestError, UnsupportedFieldError
 from rollouts.serve.gateway.history import History
+from rollouts.serve.json_size import MAX_JSON_VALUES, has_more_values
 
 #: Fields that say something to OpenAI and nothing about the completion.
 _WITHOUT_EFFECT: Final = frozenset(
@@ -144,6 +145,8 @@ def read_chat_request(
 
 def read_json_object(body: bytes) -> dict[str, Any]:
     """The JSON object in a body. Raises `InvalidChatRequestError`."""
+    if has_more_values(body, MAX_JSON_VALUES):
+        raise InvalidChatRequestError(f"the body has more than {MAX_JSON_VALUES} commas; shorten it")
     try:
         value = json.loads(body, parse_constant=_no_constant)
     except RecursionError:
