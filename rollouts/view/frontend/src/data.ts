@@ -5,7 +5,8 @@ export interface Summary {
   number: number;
   id: string;
   group: string;
-  reward: number;
+  /** Null if the sum over the turns is not finite. */
+  reward: number | null;
   turns: number;
   branches: number;
   tokens: number;
@@ -98,7 +99,7 @@ export interface Header {
   id: string;
   group: string;
   seed: string;
-  reward: number;
+  reward: number | null;
   done: boolean;
   truncated: boolean;
   truncationReason: string;

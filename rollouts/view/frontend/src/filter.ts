@@ -6,7 +6,7 @@ type Test = (episode: Summary) => boolean;
 
 const NUMBERS: { [name: string]: (episode: Summary) => number } = {
   number: (episode) => episode.number,
-  reward: (episode) => episode.reward,
+  reward: (episode) => episode.reward ?? NaN,
   turns: (episode) => episode.turns,
   branches: (episode) => episode.branches,
   tokens: (episode) => episode.tokens,

@@ -137,8 +137,9 @@ export class EpisodeList {
       return;
     }
     this.shown = sorted(this.episodes.filter(parsed.test), this.key, this.descending);
-    const mean = this.shown.reduce((sum, episode) => sum + episode.reward, 0) / this.shown.length;
-    const reward = this.shown.length ? `, mean reward ${short(mean)}` : "";
+    const rewards = this.shown.flatMap(({ reward }) => (reward === null ? [] : [reward]));
+    const without = rewards.length < this.shown.length ? ` without ${number(this.shown.length - rewards.length)} that are not finite` : "";
+    const reward = rewards.length ? `, mean reward ${short(meanOf(rewards))}${without}` : "";
     this.count.textContent = `${number(this.shown.length)} of ${number(this.episodes.length)} episodes${reward}`;
     for (const [key, cell] of this.headings) {
       if (key === this.key) cell.setAttribute("aria-sort", this.descending ? "descending" : "ascending");
@@ -163,6 +164,12 @@ export class EpisodeList {
     for (const { className, cell } of HEADINGS) row.append(h("td", { class: className }, cell(episode)));
     return row;
   }
+}
+
+/** The mean; each number is divided before the sum, because a sum of large numbers overflows. */
+function meanOf(values: number[]): number {
+  const isLarge = values.some((value) => Math.abs(value) > 1e290);
+  return isLarge ? values.reduce((sum, value) => sum + value / values.length, 0) : values.reduce((sum, value) => sum + value, 0) / values.length;
 }
 
 function setHeight(body: HTMLElement, height: number): void {
