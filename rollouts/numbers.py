@@ -28,13 +28,13 @@ def finite_number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-#: Numbers above `_LARGE` are made smaller by `_SCALE`, a power of two, before their squares are summed.
-_LARGE: Final = 1e140
-_SCALE: Final = 2.0**-600
+#: Numbers whose squares have no float are scaled by a power of two before the squares are summed.
+_SMALL, _LARGE = 1e-140, 1e140
+_SCALE: Final = 2.0**600
 
 
 class MeanAndSpread(NamedTuple):
-    """The mean and the standard deviation of the `used` finite numbers among the `given` ones; NaN where `used` is 0."""
+    """The mean and the standard deviation of `used` finite numbers among `given` ones; NaN where `used` is 0."""
 
     mean: float
     spread: float
@@ -55,7 +55,8 @@ def mean_and_spread(values: Iterable[float]) -> MeanAndSpread:
     finite = array[np.isfinite(array)]
     if not len(finite):
         return MeanAndSpread(math.nan, math.nan, 0, len(array))
-    scale = _SCALE if np.abs(finite).max() > _LARGE else 1.0
+    largest = np.abs(finite).max()
+    scale = 1 / _SCALE if largest > _LARGE else _SCALE if largest < _SMALL else 1.0
     scaled = finite * scale
     return MeanAndSpread(float(scaled.mean()) / scale, float(scaled.std()) / scale, len(finite), len(array))
 

@@ -84,6 +84,8 @@ export interface Difference {
   end: number;
   renderedStart: number;
   ids: number[];
+  /** Too long to be compared token by token: some of the tokens may be equal. */
+  coarse: boolean;
 }
 
 export interface Drift {
