@@ -82,6 +82,7 @@ def test_the_mismatch_is_read_from_the_log_of_the_trainer_beside_the_file(tmp_pa
     result = run("show", file, "episode-8", "--by", "mismatch")
     assert result.stderr == ""
     assert "●0⟨0.001⟩¦●1⟨0.001⟩¦" in result.stdout
+    assert run("show", file.parent, "episode-8", "--by", "mismatch").stdout == result.stdout
     (file.parent / "mismatch.mmr").write_text("x")
     damaged = run("show", file, "episode-8", "--by", "mismatch")
     assert damaged.exit_code == 0

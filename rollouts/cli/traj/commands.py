@@ -127,7 +127,7 @@ def show(
         trainer: Mapping[int, np.ndarray] = {}
         if by is By.MISMATCH:
             unreadable: list[str] = []
-            trainer = trainer_logprobs_beside(file, found.trajectory, unreadable)
+            trainer = trainer_logprobs_beside(trajectory_file(file), found.trajectory, unreadable)
             for problem in unreadable:
                 print_error(problem)
         if by is not None:
