@@ -171,3 +171,21 @@ def test_the_agent_of_a_turn_is_shown_unless_it_plays_the_environment(tmp_path: 
     path = file_of(tmp_path / "t.mmr", Trajectory("agents", nodes=episode.nodes, turns=[turn]), short("other"))
     assert "agent critic, stop, reward -1" in lines(run("show", path, "agents"))[2]
     assert "agent" not in lines(run("show", path, "other"))[2]
+
+
+def test_every_command_takes_the_directory_of_a_run(tmp_path: Path) -> None:
+    directory = tmp_path / "out"
+    directory.mkdir()
+    file_of(directory / "trajectories.mmr", forked())
+    assert lines(run("ls", directory)) == lines(run("ls", directory / "trajectories.mmr"))
+    assert lines(run("show", directory))[0].startswith("episode forked")
+    assert "1 record, 1 episode" in run("verify", directory).stdout
+    assert "1 episode" in run("export", directory, "--jsonl", tmp_path / "e.jsonl").stdout
+    assert "1 record" in run("merge", directory, "--out", tmp_path / "merged.mmr").stdout
+    assert "1 record" in run("repair", directory, "--out", tmp_path / "repaired.mmr").stdout
+    assert lines(run("show", tmp_path / "repaired.mmr")) == lines(run("show", directory))
+
+
+def test_a_directory_that_is_of_no_run_is_one_error_line(tmp_path: Path) -> None:
+    for command in ("ls", "show", "verify"):
+        assert "the directory has no trajectories.mmr; name a trajectory file" in one_error(run(command, tmp_path))

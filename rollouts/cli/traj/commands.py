@@ -21,7 +21,7 @@ from rollouts.cli.traj.new_file import new_file
 from rollouts.cli.traj.node_details import NodeDetails, Shown
 from rollouts.cli.traj.printing import describe_episode, ending, print_episodes, tree_lines
 from rollouts.cli.traj.token_colours import By, legend
-from rollouts.cli.trajectory_reader import open_reader
+from rollouts.cli.trajectory_reader import open_reader, trajectory_file
 from rollouts.errors import NoJsonFormError
 from rollouts.terminal.text import counted, exit_with_error, print_error, print_line, printable_line
 from rollouts.trajectory.packed_episodes import AbsentSource
@@ -34,7 +34,9 @@ from transport.wire.error_texts import quoted
 
 traj_commands = typer.Typer(cls=CommandGroup, **APP_SETTINGS)
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="A trajectory file (.mmr).")]
+File = Annotated[
+    Path, typer.Argument(metavar="FILE", help="A trajectory file (.mmr), or the directory of a run or demo.")
+]
 T = TypeVar("T")
 
 
@@ -199,7 +201,7 @@ def merge(
 
     Exits with 1 if a file ends with an incomplete record, which is left out.
     """
-    print_line(f"{counted(merge_record_files(files, out), 'record')} in {out}")
+    print_line(f"{counted(merge_record_files([trajectory_file(file) for file in files], out), 'record')} in {out}")
     truncated = False
     for file in files:
         with open_reader(file) as reader:
@@ -215,8 +217,9 @@ def repair(file: File, out: Annotated[Path, typer.Option(metavar="NEW_FILE", hel
     """Write the complete records, in order, to a new file; name the others. FILE is not changed."""
     with open_reader(file):  # an error about the file names FILE and not the copy
         pass
-    with new_file(out) as path, locked(file):  # a record that a writer has not finished yet is not damaged
-        shutil.copyfile(file, path)
+    damaged = trajectory_file(file)
+    with new_file(out) as path, locked(damaged):  # a record that a writer has not finished yet is not damaged
+        shutil.copyfile(damaged, path)
         report = repair_record_file(path)
     for dropped in report.dropped:
         print_line(f"record {dropped.index}: {dropped.reason}")
