@@ -27,17 +27,16 @@ from slow_episodes import (
     GROUP_SIZE,
     Maze,
     Measured,
-    local,
+    in_one_process,
     make_engine,
-    measure,
+    on_workers,
     parsed_arguments,
     report_speed,
     tasks_of,
 )
 
 from renderers import load_renderer
-from rollouts import SamplingParams
-from rollouts.runner import Runner, Task
+from rollouts import Task
 from rollouts.testing import tiny_qwen3_vl
 from rollouts.workers import EpisodeWorker
 from rollouts.workers.link import LinkWorkers, run_link_worker
@@ -75,18 +74,8 @@ async def linked(directory: str, arguments: argparse.Namespace, tasks: Sequence[
     workers = LinkWorkers()
     with worker_processes(directory, arguments, workers.address):
         async with workers:
-            while len(workers.names) < arguments.workers:  # noqa: ASYNC110  a benchmark, before its clock starts
-                await asyncio.sleep(0.1)
-            runner = Runner(
-                None,
-                None,
-                None,
-                sampling=SamplingParams(max_tokens=32),
-                group_size=GROUP_SIZE,
-                concurrency=arguments.concurrency * arguments.workers,
-                workers=workers,
-            )
-            return await measure(runner, tasks), workers._server.stats()
+            measured = await on_workers(workers, lambda: len(workers.names), arguments, tasks)
+            return measured, workers._server.stats()
 
 
 def main() -> None:
@@ -94,8 +83,7 @@ def main() -> None:
     tasks = tasks_of(arguments)
     with tempfile.TemporaryDirectory() as directory:
         tiny_qwen3_vl(Path(directory), weights=False)
-        part = tasks[: len(tasks) // arguments.workers]
-        beside = asyncio.run(local(directory, arguments, arguments.latency, part))
+        beside = in_one_process(directory, arguments, tasks)
         measured, stats = asyncio.run(linked(directory, arguments, tasks))
     report_speed(arguments, "link", beside, measured)
     of_tasks = len(tasks) * arguments.workers

@@ -29,41 +29,34 @@ import ray
 from ray._private.internal_api import node_stats
 from ray.cluster_utils import Cluster
 from slow_episodes import (
-    GROUP_SIZE,
     Maze,
     Measured,
-    local,
+    in_one_process,
     make_engine,
-    measure,
+    on_workers,
     parsed_arguments,
     report_speed,
     tasks_of,
 )
 
 from renderers import load_renderer
-from rollouts import SamplingParams
+from rollouts import Task
 from rollouts.ray import RayWorkers
-from rollouts.runner import Runner, Task
 from rollouts.testing import tiny_qwen3_vl
 
 STORE_BYTES = 512 << 20
 
 
-async def on_ray(directory: str, arguments: argparse.Namespace, latency: float, tasks: Sequence[Task]) -> Measured:
+async def on_ray(directory: str, arguments: argparse.Namespace, tasks: Sequence[Task]) -> Measured:
     workers = RayWorkers(
         partial(Maze, arguments.turns),
-        partial(make_engine, directory, latency),
+        partial(make_engine, directory, arguments.latency),
         partial(load_renderer, directory),
         num_workers=arguments.workers,
         episodes_per_worker=arguments.concurrency,
     )
     async with workers:
-        while len(workers.places) < arguments.workers:  # noqa: ASYNC110  a benchmark, before its clock starts
-            await asyncio.sleep(0.1)
-        runner = Runner(
-            None, None, None, sampling=SamplingParams(max_tokens=32), group_size=GROUP_SIZE, workers=workers
-        )
-        return await measure(runner, tasks)
+        return await on_workers(workers, lambda: len(workers.places), arguments, tasks)
 
 
 def bytes_written() -> int:
@@ -90,9 +83,9 @@ def main() -> None:
 
 
 def _report(directory: str, arguments: argparse.Namespace, tasks: Sequence[Task]) -> None:
-    beside = asyncio.run(local(directory, arguments, arguments.latency, tasks[: len(tasks) // arguments.workers]))
+    beside = in_one_process(directory, arguments, tasks)
     before = bytes_written()
-    measured = asyncio.run(on_ray(directory, arguments, arguments.latency, tasks))
+    measured = asyncio.run(on_ray(directory, arguments, tasks))
     written = bytes_written() - before
     of_tasks, of_episodes = measured.image_bytes_of_tasks, measured.image_bytes_of_episodes
     least = of_tasks * (arguments.workers + 1) + of_episodes * 2

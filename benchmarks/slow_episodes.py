@@ -10,7 +10,7 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from renderers import MediaSource, load_renderer
 from renderers.media.raw import array_to_raw
 from rollouts import Completion, FinishReason, GenerateRequest, GenerateResult, SamplingParams, StepResult, WeightSpan
 from rollouts.runner import Group, Runner, Task
+from rollouts.workers import Workers
 
 GROUP_SIZE = 8
 SIDE = 256
@@ -98,16 +99,27 @@ def make_engine(directory: str, latency: float) -> SlowEngine:
     return SlowEngine(latency, load_renderer(directory).get_stop_token_ids()[0])
 
 
-async def local(directory: str, arguments: argparse.Namespace, latency: float, tasks: Sequence[Task]) -> Measured:
+def in_one_process(directory: str, arguments: argparse.Namespace, tasks: Sequence[Task]) -> Measured:
+    """Run the share of one worker in this process."""
     runner = Runner(
         partial(Maze, arguments.turns),
-        make_engine(directory, latency),
+        make_engine(directory, arguments.latency),
         load_renderer(directory),
         sampling=SamplingParams(max_tokens=32),
         group_size=GROUP_SIZE,
         concurrency=arguments.concurrency,
     )
-    return await measure(runner, tasks)
+    return asyncio.run(measure(runner, tasks[: len(tasks) // arguments.workers]))
+
+
+async def on_workers(
+    workers: Workers, num_started: Callable[[], int], arguments: argparse.Namespace, tasks: Sequence[Task]
+) -> Measured:
+    """Run all tasks on workers, once all of these have started."""
+    while num_started() < arguments.workers:  # noqa: ASYNC110  a benchmark, before its clock starts
+        await asyncio.sleep(0.1)
+    sampling = SamplingParams(max_tokens=32)
+    return await measure(Runner(None, None, None, sampling=sampling, group_size=GROUP_SIZE, workers=workers), tasks)
 
 
 def parsed_arguments(description: str | None) -> argparse.Namespace:

@@ -96,7 +96,10 @@ def check_messages(messages: Sequence[Mapping[str, Any]], *, first_index: int = 
     that `{"type": "text", "text": "x", "image_url": None}` is a text part. `content` may be None and is dropped too, as
     in `apply_chat_template` of transformers: templates would print the word None.
     """
-    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+    # The usual types are compared first: asking an abstract class takes as long as the rest of the check of a message.
+    if type(messages) is not list and (
+        isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence)
+    ):
         raise MessageError(f"a conversation is a list of messages, not {type(messages).__name__}")
     return [_check_message(message, index) for index, message in enumerate(messages, first_index)]
 
@@ -183,7 +186,7 @@ def part_kind(part: Mapping[str, Any]) -> str:
 
 
 def _check_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
-    if not isinstance(message, Mapping):
+    if type(message) is not dict and not isinstance(message, Mapping):
         raise MessageError(f"a message is a dict, not {type(message).__name__}", message_index=index)
     checked = {key: value for key, value in message.items() if value is not None}
     role = checked.get("role")

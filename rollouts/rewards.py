@@ -146,7 +146,9 @@ def episode_reward_parts(trajectory: Trajectory) -> dict[str, float]:
     """The rewards by name that the environment stored in the infos of the turns, without weights, summed over turns."""
     parts: dict[str, float] = {}
     for turn in trajectory.turns:
-        stored = turn.info.get(INFO_KEY)
+        if INFO_KEY not in turn.info:
+            continue
+        stored = turn.info[INFO_KEY]
         for name, each in stored.items() if isinstance(stored, Mapping) else ():
             score = finite_number(each.get("score")) if isinstance(each, Mapping) else None
             if score is not None:

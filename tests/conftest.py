@@ -25,6 +25,11 @@ settings.load_profile("any-machine")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
 
+# Read when ray is imported, by whichever test module is collected first: its processes then listen on 127.0.0.1 alone,
+# and send no statistics.
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+
 # A shell starts its background jobs with Ctrl-C ignored, and what tests start to interrupt it would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -68,8 +68,11 @@ class SamplingParams:
                 self._set(name, None if isinstance(value, bool) else finite_number(value), "a finite number")
         if type(self.stop_token_ids) is not tuple or self.stop_token_ids:
             self._set("stop_token_ids", _token_ids(self.stop_token_ids), "a sequence of token ids")
-        valid = isinstance(self.extra, Mapping) and all(isinstance(name, str) for name in self.extra)
-        self._set("extra", dict(self.extra) if valid else None, "a mapping from names to values")
+        if type(self.extra) is dict and not self.extra:
+            self._set("extra", {}, "a mapping")
+        else:
+            valid = isinstance(self.extra, Mapping) and all(isinstance(name, str) for name in self.extra)
+            self._set("extra", dict(self.extra) if valid else None, "a mapping from names to values")
         if self.max_tokens < 1:
             raise self._range_error("max_tokens", "at least 1")
         if self.temperature < 0.0:
@@ -96,7 +99,7 @@ class SamplingParams:
 def _token_ids(values: object) -> tuple[int, ...] | None:
     if isinstance(values, np.ndarray):
         values = values.tolist()
-    if isinstance(values, str | bytes) or not isinstance(values, Sequence | Set):
+    if type(values) is not tuple and (isinstance(values, str | bytes) or not isinstance(values, Sequence | Set)):
         return None
     ids = [whole_number(value) for value in values]
     return None if None in ids else tuple(number for number in ids if number is not None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from types import TracebackType
 from typing import Literal, TypeAlias
 
@@ -120,18 +119,24 @@ class RemoteFailureError(RolloutsError):
         super().__init__(reason)
 
 
-@contextmanager
-def naming_origin(origin: str) -> Iterator[None]:
-    """Begin the text of an error that names a message by its index with where that message comes from."""
-    try:
-        yield
-    except (MediaError, MessageError) as error:
-        if error.message_index is None:
-            raise
-        # A copy: one error may be raised for several episodes.
-        named = copy.copy(error)
-        named.args = (f"{origin}: {error}",)
-        raise named from error
+class naming_origin:  # noqa: N801  as `wrap_exceptions`
+    """Begins the text of an error that names a message by its index with where that message comes from."""
+
+    __slots__ = ("_origin",)
+
+    def __init__(self, origin: str) -> None:
+        self._origin = origin
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, MediaError | MessageError) and error.message_index is not None:
+            # A copy: one error may be raised for several episodes.
+            named = copy.copy(error)
+            named.args = (f"{self._origin}: {error}",)
+            raise named from error
 
 
 def ends_task(error: BaseException) -> bool:

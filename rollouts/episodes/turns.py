@@ -128,9 +128,8 @@ class TurnRecorder:
         if (limit := self.limit_reached()) is not None:
             raise limit
         sampling = sampling or self.sampling
-        if sampling.seed is not None:
-            sampling = replace(sampling, seed=derived_seed(sampling.seed, *path))
-        request = self.request(prompt, sampling, "-".join(map(str, (self.trajectory.episode_id, *path))))
+        seed = None if sampling.seed is None else derived_seed(sampling.seed, *path)
+        request = self.request(prompt, sampling, seed, "-".join(map(str, (self.trajectory.episode_id, *path))))
         number = self.trajectory.num_turns + self._in_flight
         self.limits.check_prompt(request, number)
         self._in_flight += 1
@@ -201,15 +200,15 @@ class TurnRecorder:
             task.cancel("the episode has ended")
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def request(self, prompt: Prompt, sampling: SamplingParams, request_id: str) -> GenerateRequest:
-        """The request for a prompt, with the stop tokens of the renderer where `sampling` has none."""
+    def request(self, prompt: Prompt, sampling: SamplingParams, seed: int | None, request_id: str) -> GenerateRequest:
+        """The request for a prompt, with `seed` for that of `sampling`, whose stop tokens default to the renderer's."""
         rendered, max_tokens = prompt.rendered, sampling.max_tokens
         if self.limits.max_tokens is not None:
             max_tokens = max(1, min(max_tokens, self.limits.max_tokens - len(rendered)))
         stop_token_ids = sampling.stop_token_ids or self.stop_token_ids
         return GenerateRequest(
             prompt_ids=rendered.token_ids,
-            sampling=replace(sampling, stop_token_ids=stop_token_ids, max_tokens=max_tokens),
+            sampling=replace(sampling, stop_token_ids=stop_token_ids, max_tokens=max_tokens, seed=seed),
             multi_modal_data=rendered.multi_modal_data,
             session_id=self.trajectory.episode_id,
             request_id=request_id,

@@ -18,7 +18,7 @@ from rollouts.numbers import whole_number
 from rollouts.ray.actor_worker import loss_reason
 from rollouts.ray.cluster import require_connection
 from rollouts.ray.errors import RayServerStartError
-from rollouts.ray.start_and_close import StartAndClose
+from rollouts.start_and_close import StartAndClose
 
 _HEALTH_SECONDS: Final = 2.0
 _STOP_SECONDS: Final = 30.0

@@ -22,8 +22,8 @@ from rollouts.ray.actor_worker import ActorWorker, loss_reason
 from rollouts.ray.cluster import require_connection
 from rollouts.ray.errors import RayWorkerStartError
 from rollouts.ray.object_media import ObjectMedia
-from rollouts.ray.start_and_close import StartAndClose
 from rollouts.ray.worker_actor import MakeEngine, MakeRenderer, StartedActor, WorkerActor, WorkerParts
+from rollouts.start_and_close import StartAndClose
 from rollouts.task import MakeEnvironment
 from rollouts.trajectory.tree import Trajectory
 from rollouts.workers import EpisodeJob, JobObserver, WorkerPool, WorkersClosedError

@@ -14,6 +14,9 @@ class Capacity:
     Episodes that wait for another attempt have no claim. They are counted: where both together are twice as many as the
     slots, because an engine does not respond, for example, no group is started.
 
+    `assembling` counts the groups whose episodes have ended, and which are not finished: their rewards or their record
+    take time. They have no claim, and hold their episodes.
+
     `num_slots` returns how many episodes the workers of the runner can run, which may be fewer and may change.
     """
 
@@ -22,6 +25,7 @@ class Capacity:
         self._num_slots = num_slots
         self.claimed = 0
         self.waiting = 0  # for another attempt
+        self.assembling = 0
         self.changed = asyncio.Event()  # set when claims are released, and when `limit` has changed
         self.slots = asyncio.Semaphore(limit)
 

@@ -62,6 +62,7 @@ class GroupRun:
         self.dropped_for: int | None = None  # the staleness for which the run was cancelled
         self.is_interrupted = False  # whether it was cancelled, to be begun again
         self.is_over = False  # whether nothing is left to do
+        self._is_assembling = False  # whether it runs, and all its episodes have ended
         self._settings = settings
         self._ended: list[Trajectory | None] = [None] * size
         self._running: list[Trajectory | None] = [None] * size
@@ -81,10 +82,20 @@ class GroupRun:
     def claim(self) -> None:
         """Claim capacity for the episodes that are left, before `run`."""
         self._claims.add(self._ended.count(None))
+        self._note_assembling()
 
     def release(self) -> None:
         """Give back the capacity that is still claimed, after `run`."""
+        if self._is_assembling:
+            self._is_assembling = False
+            self._settings.capacity.assembling -= 1
         self._claims.release()
+
+    def _note_assembling(self) -> None:
+        """If all episodes have ended, count the group as one of which rewards and record are left."""
+        if None not in self._ended:
+            self._is_assembling = True
+            self._settings.capacity.assembling += 1
 
     def oldest_place(self) -> int | None:
         """The place of the oldest version that sampled a token, in running episodes too."""
@@ -161,6 +172,7 @@ class GroupRun:
             delay = None if error is None else settings.retry.delay(error, self._attempts[index])
             if delay is None:
                 self._ended[index] = episode
+                self._note_assembling()
                 if error is not None:
                     settings.reporter.log_failure(episode, error)
             self._claims.release(1)

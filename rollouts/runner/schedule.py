@@ -263,12 +263,14 @@ class Schedule:
     def _may_start(self) -> bool:
         capacity = self._settings.capacity
         limit = self._mode.max_undelivered(self._demand)
-        # A consumer that is slower than the groups does not fill the memory with them.
+        # A consumer that is slower than the groups does not fill the memory with them; nor does a group reward that is
+        # slower than the episodes. One group more may be put together, so that episodes run while it is.
         max_finished = max(1, capacity.limit // self._settings.group_size)
         return (
             capacity.claimed < capacity.limit
             and capacity.claimed + capacity.waiting < 2 * capacity.limit
             and len(self._finished) < max_finished
+            and len(self._finished) + capacity.assembling <= max_finished
             and (limit is None or self.num_undelivered < limit)
         )
 

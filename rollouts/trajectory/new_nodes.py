@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from renderers import Message, RenderedTokens
 from renderers.placement import placement_error
@@ -19,7 +18,9 @@ from rollouts.trajectory.token_node import MediaReference, TokenNode, extra_erro
 
 def media_of(prompt: RenderedTokens) -> list[MediaReference]:
     """The media of a prompt in prompt order. Raises `InvalidTurnError` for ranges outside it, or that overlap."""
-    placed = prompt.multi_modal_data.items_with_ranges() if prompt.multi_modal_data is not None else []
+    if prompt.multi_modal_data is None:
+        return []
+    placed = prompt.multi_modal_data.items_with_ranges()
     error = placement_error((placeholder for _, placeholder in placed), len(prompt))
     if error is not None:
         item = placed[error.position][0]
@@ -45,7 +46,7 @@ def completion_node(parent: int, completion: Completion, extras: Mapping[str, np
     return TokenNode(
         parent=parent,
         token_ids=ids,
-        sampled=_constant(np.ones, len(ids), np.bool_),
+        sampled=_sampled_mask(len(ids), sampled=True),
         logprobs=logprobs,
         weight_spans=tuple(completion.weight_spans),
         extras={name: read_only(rows, rows.dtype) for name, rows in extras.items()},
@@ -71,8 +72,8 @@ def prompt_node(
     return TokenNode(
         parent=parent,
         token_ids=read_only(ids[start:], np.int32),  # a view would keep the whole prompt of every turn in memory
-        sampled=_constant(np.zeros, len(ids) - start, np.bool_),
-        logprobs=_constant(np.zeros, 0, np.float32),
+        sampled=_sampled_mask(len(ids) - start, sampled=False),
+        logprobs=_NO_LOGPROBS[:],  # an array of its own: equal nodes are encoded as equal bytes
         media=tuple(media),
         content=_content_mask(prompt, start) if prompt.spans else None,
         messages=_with_sources(new_messages, media, len(messages) - len(new_messages)) if messages else (),
@@ -90,11 +91,15 @@ def _content_mask(prompt: RenderedTokens, start: int) -> np.ndarray:
     return mask
 
 
-def _constant(make: Callable[..., np.ndarray], length: int, dtype: npt.DTypeLike) -> np.ndarray:
-    """A read-only array of zeros or ones."""
-    array = make(length, dtype)
-    array.setflags(write=False)
-    return array
+def _sampled_mask(length: int, *, sampled: bool) -> np.ndarray:
+    """bool (length,), all True or all False: for usual lengths a view of an array that all nodes share."""
+    shared = _SAMPLED if sampled else _NOT_SAMPLED
+    return shared[:length] if length <= len(shared) else read_only(np.full(length, sampled), np.bool_)
+
+
+_SAMPLED: Final = read_only(np.ones(4096), np.bool_)
+_NOT_SAMPLED: Final = read_only(np.zeros(4096), np.bool_)
+_NO_LOGPROBS: Final = read_only((), np.float32)
 
 
 def _new_messages(
@@ -160,7 +165,7 @@ class _NoReferenceLeftError(Exception):
 def _message_with_sources(message: Message, references: Iterator[MediaReference]) -> Message:
     copied: dict[str, Any] = {}
     for key, value in message.items():
-        if key == "content" and isinstance(value, Sequence) and not isinstance(value, str):
+        if key == "content" and not isinstance(value, str) and isinstance(value, Sequence):
             copied[key] = [_part_with_source(part, references) for part in value]
         else:
             copied[key] = plain_copy(value)

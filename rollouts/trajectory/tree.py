@@ -425,7 +425,7 @@ class Trajectory:
         One comparison takes less time than one for each node, and this is the case of most turns.
         """
         nodes = self.nodes
-        if not nodes or any(node.parent != index - 1 for index, node in enumerate(nodes)):
+        if not nodes or [node.parent for node in nodes] != list(range(-1, len(nodes) - 1)):
             return None
         path = np.concatenate([node.token_ids for node in nodes], dtype=np.int32, casting="unsafe")
         if prompt[: len(path)].tobytes() != path.tobytes():
@@ -460,7 +460,7 @@ def _values_error(token_ids: np.ndarray, logprobs: np.ndarray) -> str | None:
 
 
 def _copied(mapping: Mapping[str, Any], name: str) -> dict[str, Any]:
-    if not isinstance(mapping, Mapping):
+    if type(mapping) is not dict and not isinstance(mapping, Mapping):
         raise InvalidTurnError(f"{name} is a {type(mapping).__name__}, not a dict")
     try:
         return copied_mapping(mapping)

@@ -103,20 +103,21 @@ async def test_renderers_that_threads_do_not_share_are_called_on_threads_only(re
         assert await places(pool, on_loop) == [False] * 4
 
 
+async def other_work(order):
+    """What else runs on the event loop: appends "loop" each time."""
+    while len(order) < 2 * MANY:
+        order.append("loop")
+        await asyncio.sleep(0)
+
+
 async def test_the_loop_looks_at_what_else_is_due_after_a_few_calls(pool, monkeypatch):
     # On a loaded machine a call may take long.
     monkeypatch.setattr(short_calls, "_LONGEST_CALL_SECONDS", 1e9)
     monkeypatch.setattr(short_calls, "_SECONDS_AT_ONCE", 1e9)
     short = await after_two_calls(pool)
     order = []
-
-    async def other():
-        while len(order) < 2 * MANY:
-            order.append("loop")
-            await asyncio.sleep(0)
-
     calls = [short.run(pool, "kind", 10, lambda: order.append("call")) for _ in range(MANY)]
-    await asyncio.gather(other(), *calls)
+    await asyncio.gather(other_work(order), *calls)
     runs = "".join(each[0] for each in order).split("l")
     assert order.count("call") == MANY
     assert max(map(len, runs)) <= 2 * short_calls._CALLS_AT_ONCE
@@ -128,14 +129,8 @@ async def test_the_loop_looks_at_what_else_is_due_sooner_after_calls_that_take_l
     monkeypatch.setattr(short_calls, "_SECONDS_AT_ONCE", 1e-9)  # every call takes longer
     short = await after_two_calls(pool)
     order = []
-
-    async def other():
-        while len(order) < 2 * MANY:
-            order.append("loop")
-            await asyncio.sleep(0)
-
     calls = [short.run(pool, "kind", 10, lambda: order.append("call")) for _ in range(MANY)]
-    await asyncio.gather(other(), *calls)
+    await asyncio.gather(other_work(order), *calls)
     assert order.count("call") == MANY
     assert ["call"] * 3 not in [order[index : index + 3] for index in range(len(order))]
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from rollouts.engines.fleet.members import Member, MemberState
@@ -19,10 +20,13 @@ from rollouts.errors import (
     EngineError,
     FleetControlError,
     ServerTimeoutError,
+    ServerUnreachableError,
     UnknownAdapterError,
     UnsafeControlError,
     WeightUpdateError,
 )
+
+log = logging.getLogger("rollouts.engines.fleet")
 
 
 class FleetControl:
@@ -109,8 +113,7 @@ class FleetControl:
         check_update_arguments(version, in_flight)
         if self._updating:
             raise UnsafeControlError("update_weights", "another update runs; wait for it")
-        self._updating = True
-        try:
+        with self._only_update():
             members = self._serving("update_weights")
             outcomes = await self._outcomes(
                 members, lambda member: _update(member, weights, version, in_flight), seconds, "update_weights"
@@ -121,10 +124,8 @@ class FleetControl:
                 text = f"no member of the fleet has taken the weights {version!r} ({listed})"
                 raise WeightUpdateError(text).concern_servers_of(failed.values())
             directory = weights if isinstance(weights, str | os.PathLike) else None
-            self._membership.record_update(version, directory, failed)
+            self._membership.record_update(version, directory, failed, asked=outcomes)
             return {name: failed.get(name) for name in outcomes}
-        finally:
-            self._updating = False
 
     async def rolling_update(
         self, weights: Any, version: str, *, seconds: float | None = None
@@ -142,8 +143,7 @@ class FleetControl:
         check_update_arguments(version, "wait")
         if self._updating:
             raise UnsafeControlError("rolling_update", "another update runs; wait for it")
-        self._updating = True
-        try:
+        with self._only_update():
             outcomes: dict[str, Exception | None] = {}
             directory = weights if isinstance(weights, str | os.PathLike) else None
             for member in self._serving("rolling_update"):
@@ -154,7 +154,15 @@ class FleetControl:
                     ).concern_servers_of([error]) from error
                 outcomes[member.name] = error
                 self._membership.record_update(version, directory, {} if error is None else {member.name: error})
+            self._membership.record_update(version, directory, {}, asked=outcomes)
             return outcomes
+
+    @contextmanager
+    def _only_update(self) -> Iterator[None]:
+        self._updating = True
+        try:
+            with self._membership.updating():
+                yield
         finally:
             self._updating = False
 
@@ -162,6 +170,7 @@ class FleetControl:
         self, member: Member, weights: Any, version: str, seconds: float | None
     ) -> Exception | None:
         """Drain a member, load other weights into it, and let it serve; its error if they were not loaded."""
+        was_drained, reason_before = member.state is MemberState.DRAINING, member.reason
         state, reason = MemberState.EJECTED, "its update was cut off"  # if this call is cancelled
         try:
             await self._membership.drain(member, "its weights are being replaced", seconds)
@@ -170,7 +179,7 @@ class FleetControl:
             )
             error = outcomes[member.name]
             if not isinstance(error, Exception):
-                state, reason = MemberState.READY, ""
+                state, reason = (MemberState.DRAINING, reason_before) if was_drained else (MemberState.READY, "")
                 return None
             reason = str(error)
             return error
@@ -242,7 +251,7 @@ class FleetControl:
         try:
             return await self._each(name, call, seconds)
         except FleetControlError as failure:
-            members = [self._membership.members[member] for member in failure.results]
+            members = [member for member in self._membership.members.values() if member.name in failure.results]
             taken_back = await self._outcomes(members, lambda member: undo(_control(member, name)), seconds, name)
             undone = [member for member, outcome in taken_back.items() if not isinstance(outcome, Exception)]
             raise FleetControlError(name, failure.errors, failure.results, undone) from failure
@@ -269,12 +278,7 @@ class FleetControl:
 
         async def outcome(member: Member) -> Any:
             try:
-                async with asyncio.timeout(seconds) as timeout:
-                    return await call(member)
-            except TimeoutError:
-                if not timeout.expired():
-                    raise
-                return ServerTimeoutError(name, f"{member.name} did not do it within {seconds:g} s")
+                return await _until_given_up(member, name, call(member), seconds)
             except (EngineError, WeightUpdateError) as error:
                 return error
 
@@ -290,6 +294,39 @@ class FleetControl:
         if not members:
             raise CapabilityError(name, "no member of the fleet serves; call check() or add one")
         return members
+
+
+async def _until_given_up(member: Member, name: str, call: Awaitable[Any], seconds: float | None) -> Any:
+    """What a call at a member returns. Raises what it raises.
+
+    Raises `ServerTimeoutError` after `seconds`, and `ServerUnreachableError` if the member is ejected meanwhile. The
+    call is cancelled then and not waited for: an update of the weights ends only with the answer of its server.
+    """
+    calling = asyncio.ensure_future(call)
+    ejected = asyncio.wrap_future(member.wait_until_ejected())
+    try:
+        await asyncio.wait([calling, ejected], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        calling.cancel()
+        await asyncio.wait([calling])
+        raise
+    finally:
+        ejected.cancel()
+    if calling.done():
+        return await calling
+    calling.cancel()
+    calling.add_done_callback(_log_late_end(member.name, name))
+    if seconds is None or (ejected.done() and not ejected.cancelled()):
+        raise ServerUnreachableError(name, f"{member.name} was given up meanwhile: {member.reason}")
+    raise ServerTimeoutError(name, f"{member.name} did not do it within {seconds:g} s")
+
+
+def _log_late_end(member: str, name: str) -> Callable[[asyncio.Future[Any]], None]:
+    def log_end(call: asyncio.Future[Any]) -> None:
+        if not call.cancelled() and (error := call.exception()) is not None:
+            log.warning("%s at %s ended after it was given up: %s", name, member, error)
+
+    return log_end
 
 
 def _control(member: Member, name: str) -> Any:

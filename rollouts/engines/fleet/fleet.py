@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Self
 
@@ -20,6 +21,7 @@ from rollouts.engines.lazy import LazyEngine
 from rollouts.engines.protocol import Engine, GenerateRequest, GenerateResult, InFlight
 from rollouts.engines.vllm.engine import VLLMEngine
 from rollouts.engines.vllm.http.limits import HttpLimits
+from rollouts.engines.vllm.http.server_address import server_identity
 from rollouts.engines.vllm.media.server_media_cache import MediaCacheCounts
 from rollouts.engines.vllm.single_flight import SingleFlight
 from rollouts.errors import (
@@ -69,7 +71,7 @@ class EngineFleet:
         self.control = FleetControl(self._membership)
         self._waiting_check: SingleFlight[None] = SingleFlight()  # one for all requests that wait for a member
         self._failovers = 0
-        self._removals: set[asyncio.Task[None]] = set()
+        self._removals: dict[str, asyncio.Task[None]] = {}  # of members that the list of servers names no more
         self._closed = False
 
     @classmethod
@@ -193,8 +195,15 @@ class EngineFleet:
             return
         await self.control.update_weights(weights, version, in_flight=in_flight)
 
+    def updating_weights(self) -> AbstractContextManager[None]:
+        """A block in which the members are given weights by other means than `update_weights`.
+
+        Otherwise a member that serves other weights than the fleet's was restarted, and is ejected.
+        """
+        return self._membership.updating()
+
     def record_weights(self, version: str, failed: Mapping[str, Exception]) -> None:
-        """Record that the members were given the weights `version` by other means than `update_weights`.
+        """Record that the members were given the weights `version` in a block of `updating_weights`.
 
         `failed` has the errors of members that do not serve them: these are ejected.
         """
@@ -226,7 +235,7 @@ class EngineFleet:
         with self._membership.lock:
             self._closed = True
             self._membership.stop_tasks()
-            for removal in self._removals:
+            for removal in self._removals.values():
                 removal.get_loop().call_soon_threadsafe(removal.cancel)
         members = list(self._membership.members.values())
         results = await asyncio.gather(*(member.engine.close() for member in members), return_exceptions=True)
@@ -388,15 +397,28 @@ class EngineFleet:
             log.error("the members of the fleet stay as they are: %s", error)
             return
         members = self._membership.engines()
-        for name in members.keys() - engines.keys():
+        for name in members.keys() - engines.keys() - self._removals.keys():
             removal = asyncio.create_task(self.remove(name, seconds=self._limits.wait_seconds))
-            self._removals.add(removal)
-            removal.add_done_callback(self._removals.discard)
-        for name in engines.keys() - members.keys():
-            try:
-                await self.add(name, engines[name])
-            except EngineError as error:
-                log.error("%s is not added: %s", name, error)
+            self._removals[name] = removal
+            removal.add_done_callback(partial(self._forget_removal, name))
+        new = (name for name in engines if name not in members or (name in self._removals and urls is not None))
+        await asyncio.gather(*(self._add_listed(name, engines[name]) for name in new))
+
+    def _forget_removal(self, name: str, _removal: asyncio.Task[None]) -> None:
+        self._removals.pop(name, None)
+
+    async def _add_listed(self, name: str, engine: Engine) -> None:
+        """Add a member that the list of servers names, or keep one that is being removed. An error is logged."""
+        try:
+            if (removal := self._removals.get(name)) is not None:
+                removal.cancel()
+                await asyncio.wait([removal])
+            if name in self._membership.members:
+                await self.undrain(name)
+            else:
+                await self.add(name, engine)
+        except EngineError as error:
+            log.error("%s is not added: %s", name, error)
 
     def _refuse_second_member(self, name: str) -> None:
         if name in self._membership.members:
@@ -416,10 +438,12 @@ def vllm_engines(urls: Sequence[str], limits: HttpLimits | None, options: Mappin
         raise ArgumentError("urls", urls, "pass a list of addresses of servers")
     limits = limits or HttpLimits(retries=RETRIES_IN_FLEET)
     engines: dict[str, Engine] = {}
+    servers: dict[str, str] = {}  # by `server_identity`
     for url in urls:
         engine = VLLMEngine(url, limits=limits, **options)
-        if engine.base_url in engines:
-            raise ArgumentError("urls", url, "name each server once")
+        first = servers.setdefault(server_identity(engine.base_url), engine.base_url)
+        if engine.base_url in engines or first != engine.base_url:
+            raise ArgumentError("urls", engine.base_url, f"name each server once; this is the server of {first}")
         engines[engine.base_url] = engine
     return engines
 

@@ -50,6 +50,7 @@ class Member:
     #: The timeouts around the requests in flight, which `interrupt` lets expire, and their event loops.
     interrupts: set[tuple[asyncio.AbstractEventLoop, asyncio.Timeout]] = field(default_factory=set)
     idle_waits: list[Future[None]] = field(default_factory=list)
+    ejection_waits: list[Future[None]] = field(default_factory=list)
 
     @property
     def weight_version(self) -> str:
@@ -67,6 +68,14 @@ class Member:
     def set_state(self, state: MemberState, reason: str = "") -> None:
         self.state, self.reason = state, reason
         self.failed_checks = self.passed_checks = 0
+        if state is MemberState.EJECTED:
+            _settle(self.ejection_waits)
+
+    def wait_until_ejected(self) -> Future[None]:
+        """Done as soon as the member is ejected after this call."""
+        ejected: Future[None] = Future()
+        self.ejection_waits = [wait for wait in self.ejection_waits if not wait.done()] + [ejected]
+        return ejected
 
     def wait_until_idle(self) -> Future[None]:
         """Done as soon as no request is in flight."""
@@ -77,16 +86,21 @@ class Member:
 
     def settle_if_idle(self) -> None:
         if not self.in_flight:
-            waits, self.idle_waits = self.idle_waits, []
-            for idle in waits:
-                if idle.set_running_or_notify_cancel():
-                    idle.set_result(None)
+            _settle(self.idle_waits)
 
     def interrupt(self) -> None:
         """End the requests in flight, on whichever event loops they run."""
         for loop, timeout in list(self.interrupts):
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_expire, timeout)
+
+
+def _settle(waits: list[Future[None]]) -> None:
+    """Let all that wait go on, except for those that were cancelled."""
+    for wait in waits:
+        if wait.set_running_or_notify_cancel():
+            wait.set_result(None)
+    waits.clear()
 
 
 def _expire(timeout: asyncio.Timeout) -> None:

@@ -6,7 +6,9 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,12 +22,28 @@ from rollouts.errors import ArgumentError, EngineError, FleetMismatchError, Serv
 
 log = logging.getLogger("rollouts.engines.fleet")
 
+#: Attempts to load the weights of the fleet into a member that came back are at most this far apart.
+_LONGEST_CATCH_UP_DELAY = 300.0
+
 
 class _Problem(NamedTuple):
-    """Why a check failed. `is_timeout`: the member may only be slow, or this process."""
+    """Why a check failed. `is_timeout`: the member may only be slow, or this process.
+
+    `is_another_server`: it answers, and was started again with another model or other weights than the fleet's.
+    """
 
     reason: str
     is_timeout: bool = False
+    is_another_server: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _CatchUp:
+    """A member loads the weights of the fleet; `ended_at` is when the last attempt ended, by the event loop's clock."""
+
+    task: asyncio.Task[None]
+    attempts: int = 1
+    ended_at: float = 0.0
 
 
 class Membership:
@@ -51,7 +69,8 @@ class Membership:
         self.lock = threading.Lock()
         self._checks: SingleFlight[_Problem | None] = SingleFlight()
         self._monitor: asyncio.Task[None] | None = None
-        self._catching_up: dict[str, asyncio.Task[None]] = {}  # by member; a finished one is not begun again
+        self._catching_up: dict[str, _CatchUp] = {}  # by member, until it serves
+        self._updates = 0  # in progress; meanwhile the members serve the weights of before or those that come
         for member in self.members.values():
             member.in_flight = 0
             member.interrupts.clear()
@@ -107,10 +126,13 @@ class Membership:
         """Why a member must not serve; None if it may. Raises `FleetMismatchError` for a member that is new."""
         try:
             async with asyncio.timeout(self._limits.check_timeout):
-                problem = await health_problem(member.engine)
-                if not problem and member.state is not MemberState.READY:
-                    problem = await self._admission_problem(member)
-            return _Problem(problem) if problem else None
+                if problem := await health_problem(member.engine):
+                    return _Problem(problem)
+                is_serving = member.state is MemberState.READY
+                if is_serving and (self.version is None or self._updates):
+                    return None
+                problem = await (self._weights_problem(member) if is_serving else self._admission_problem(member))
+            return _Problem(problem, is_another_server=is_serving) if problem else None
         except TimeoutError:
             return _Problem(f"no response to a check within {self._limits.check_timeout:g} s", is_timeout=True)
         except FleetMismatchError as error:
@@ -144,7 +166,11 @@ class Membership:
             member.failed_checks, member.passed_checks = member.failed_checks + 1, 0
             if member.state is MemberState.EJECTED:
                 member.reason = problem.reason
-            elif member.state is MemberState.NEW or member.failed_checks >= self._limits.eject_after:
+            elif (
+                member.state is MemberState.NEW
+                or problem.is_another_server
+                or member.failed_checks >= self._limits.eject_after
+            ):
                 log.warning("%s is ejected with %d requests: %s", member.name, member.in_flight, problem.reason)
                 member.set_state(MemberState.EJECTED, problem.reason)
                 member.interrupt()
@@ -162,14 +188,36 @@ class Membership:
         await self.compare(member)
         if self.adapters:
             await self.load_adapters(member)
-        if self.version is None or (version := await served_weight_version(member.engine)) == self.version:
+        return await self._weights_problem(member)
+
+    async def _weights_problem(self, member: Member) -> str:
+        """Why a member must not serve with the weights that it has; empty if it may. Raises `EngineError`.
+
+        Weights that a server does not report count as those of the fleet while it serves, and not when it comes back.
+        """
+        version = await served_weight_version(member.engine)
+        is_unknown = version is None and member.state is MemberState.READY
+        if self.version is None or version == self.version or is_unknown:
+            return ""
+        if member.state is MemberState.READY and self._updates:  # an update has begun since the check did
             return ""
         if self._directory is not None:
-            self._catching_up.setdefault(
-                member.name, asyncio.create_task(self._catch_up(member, self._directory, self.version))
-            )
+            self._begin_to_catch_up(member, self._directory, self.version)
         served = "unknown weights" if version is None else f"the weights {version!r}"
         return f"it serves {served}, the fleet {self.version!r}; update it, then it is admitted"
+
+    def _begin_to_catch_up(self, member: Member, directory: str | os.PathLike[str], version: str) -> None:
+        """Load the fleet's weights into a member, unless that runs, or has failed a short time ago."""
+        earlier = self._catching_up.get(member.name)
+        attempts = 1
+        if earlier is not None:
+            attempts += earlier.attempts
+            delay = min(_LONGEST_CATCH_UP_DELAY, self._limits.check_seconds * 2.0 ** (earlier.attempts - 1))
+            if not earlier.task.done() or asyncio.get_running_loop().time() < earlier.ended_at + delay:
+                return
+        task = asyncio.create_task(self._catch_up(member, directory, version))
+        catch_up = self._catching_up[member.name] = _CatchUp(task, attempts)
+        task.add_done_callback(lambda done: setattr(catch_up, "ended_at", done.get_loop().time()))
 
     async def load_adapters(self, member: Member) -> None:
         """Load the adapters of the fleet that a member lacks. Raises `WeightUpdateError`, `EngineError`."""
@@ -203,7 +251,7 @@ class Membership:
     async def caught_up(self) -> None:
         """Wait for the members that load the fleet's weights, and check all again."""
         if self._catching_up:
-            await asyncio.wait(list(self._catching_up.values()))
+            await asyncio.wait([catch_up.task for catch_up in self._catching_up.values()])
             await self.check_all()
 
     async def drain(self, member: Member, reason: str, seconds: float | None) -> None:
@@ -219,19 +267,44 @@ class Membership:
             await asyncio.wrap_future(member.wait_until_idle())
 
     def record_update(
-        self, version: str, directory: str | os.PathLike[str] | None, failed: Mapping[str, Exception]
+        self,
+        version: str,
+        directory: str | os.PathLike[str] | None,
+        failed: Mapping[str, Exception],
+        asked: Collection[str] | None = None,
     ) -> None:
-        """The members serve `version` from now on, except for those that failed, which are ejected."""
+        """The members serve `version` from now on, except for those that failed, which are ejected.
+
+        So are those that serve and are not in `asked`: they were added, or have come back, while the others loaded the
+        weights. None stands for all.
+        """
+        reasons = {name: str(error) for name, error in failed.items()}
         with self.lock:
             self.version, self._directory = version, directory
-            self._catching_up = {name: task for name, task in self._catching_up.items() if not task.done()}
-            for name, error in failed.items():
-                log.error("%s is ejected: %s", name, error)
-                self.members[name].set_state(MemberState.EJECTED, str(error))
+            self._catching_up = {name: each for name, each in self._catching_up.items() if not each.task.done()}
+            if asked is not None:
+                late = (name for name, member in self.members.items() if member.state is MemberState.READY)
+                missed = f"it joined while the weights {version!r} were loaded, and may have those of before"
+                reasons |= {name: missed for name in late if name not in asked}
+            for name in reasons.keys() & self.members.keys():
+                log.error("%s is ejected: %s", name, reasons[name])
+                self.members[name].set_state(MemberState.EJECTED, reasons[name])
                 self.members[name].interrupt()
 
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """While the block runs, members may serve other weights than `version`; and all are checked regularly."""
+        with self.lock:
+            self._updates += 1
+            self.start_monitor()
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._updates -= 1
+
     def start_monitor(self) -> None:
-        """Check the members regularly while requests run. The caller holds the lock."""
+        """Check the members regularly while requests or updates run. The caller holds the lock."""
         monitor = self._monitor
         if monitor is None or monitor.done() or monitor.get_loop().is_closed():
             self._monitor = asyncio.get_running_loop().create_task(self._monitor_members())
@@ -242,7 +315,7 @@ class Membership:
                 await self.follow()
             await asyncio.sleep(self._limits.check_seconds)
             with self.lock:
-                if not any(member.in_flight for member in self.members.values()):
+                if not self._updates and not any(member.in_flight for member in self.members.values()):
                     self._monitor = None  # the next request starts it again
                     return
             try:
@@ -252,7 +325,8 @@ class Membership:
 
     def stop_tasks(self) -> None:
         """End the monitor and what it has begun, whichever event loop it runs on. The caller holds the lock."""
-        tasks = [*self._catching_up.values(), *([] if self._monitor is None else [self._monitor])]
+        catching_up = [catch_up.task for catch_up in self._catching_up.values()]
+        tasks = [*catching_up, *([] if self._monitor is None else [self._monitor])]
         self._monitor, self._catching_up = None, {}
         for task in tasks:
             if not task.get_loop().is_closed():

@@ -6,7 +6,6 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
-from types import TracebackType
 from typing import Any, Self
 
 from rollouts.environments.mcp.connection import Connection
@@ -16,9 +15,10 @@ from rollouts.environments.mcp.servers import HttpServer, StdioServer
 from rollouts.environments.tools import Tool, ToolFailedError
 from rollouts.errors import ArgumentError, MissingExtraError, UnsupportedVersionError
 from rollouts.numbers import finite_number
+from rollouts.start_and_close import StartAndClose
 
 
-class McpTools:
+class McpTools(StartAndClose):
     """The tools of servers of the Model Context Protocol, as `Tool`s of a `ToolEnvironment`.
 
         async with McpTools({"files": StdioServer("mcp-files"), "web": HttpServer("http://127.0.0.1:8000/mcp")}) as mcp:
@@ -68,34 +68,27 @@ class McpTools:
         return list(self._tools)
 
     async def __aenter__(self) -> Self:
-        if self._tools is not None:
-            raise ArgumentError("McpTools", "open", "open it once, and share its `tools`")
+        self._refuse_if_open()  # before `start`, after whose errors the connections are closed
+        return await super().__aenter__()
+
+    async def start(self) -> None:
+        """Open the connections. Raises `McpServerError`, `McpToolNamesError`, and `ArgumentError` if they are open."""
+        self._refuse_if_open()
         try:
             async with asyncio.TaskGroup() as group:
                 listing = [group.create_task(server.open()) for server in self._servers.values()]
         except BaseExceptionGroup as raised:
-            await self.close()
             raise raised.exceptions[0] from raised.exceptions[0].__cause__
-        except BaseException:
-            await self.close()
-            raise
-        listed = {name: task.result() for name, task in zip(self._servers, listing, strict=True)}
-        try:
-            self._tools = self._named(listed)
-        except Exception:
-            await self.close()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
+        self._tools = self._named({name: task.result() for name, task in zip(self._servers, listing, strict=True)})
 
     async def close(self) -> None:
         """Close the connections and end the processes. Tools called afterwards raise `McpToolsClosedError`."""
         self._tools = None
         await asyncio.gather(*(server.close() for server in self._servers.values()))
+
+    def _refuse_if_open(self) -> None:
+        if self._tools is not None:
+            raise ArgumentError("McpTools", "open", "open it once, and share its `tools`")
 
     def _named(self, listed: Mapping[str, list[Any]]) -> list[Tool]:
         servers_of = defaultdict(list)

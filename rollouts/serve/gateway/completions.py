@@ -75,7 +75,9 @@ async def complete_chat(
         sampling = replace(
             sampling, stop_token_ids=tuple(dict.fromkeys((*recorder.stop_token_ids, *sampling.stop_token_ids)))
         )
-    request = recorder.request(prompt, sampling, f"{session.id}-{session.num_requests}-{uuid.uuid4().hex[:8]}")
+    request = recorder.request(
+        prompt, sampling, sampling.seed, f"{session.id}-{session.num_requests}-{uuid.uuid4().hex[:8]}"
+    )
     request = replace(request, adapter=adapter)
     began = time.perf_counter()
     try:

@@ -339,3 +339,11 @@ async def test_the_text_of_a_server_has_no_variables_or_headers_which_may_be_sec
     server = StdioServer("mcp-files", env={"API_KEY": "sk-secret"})
     assert repr(server) == "StdioServer(command='mcp-files', args=(), cwd=None)"
     assert "sk-secret" not in repr(HttpServer("http://127.0.0.1/mcp", headers={"Authorization": "sk-secret"}))
+
+
+async def test_tools_that_are_open_refuse_to_be_opened_again_and_stay_open():
+    async with McpTools({"test": stdio()}) as mcp:
+        names = [tool.name for tool in mcp.tools]
+        with pytest.raises(ArgumentError, match="open it once"):
+            await mcp.__aenter__()
+        assert [tool.name for tool in mcp.tools] == names

@@ -322,6 +322,22 @@ def test_wrong_engines_are_refused(engines):
         EngineFleet(engines)
 
 
-def test_a_server_is_named_once():
+@pytest.mark.parametrize(
+    ("one", "again"),
+    [
+        ("http://127.0.0.1:1", "http://127.0.0.1:1"),
+        ("http://127.0.0.1:1", "http://127.0.0.1:1/"),
+        ("http://127.0.0.1:1", "http://localhost:1"),
+        ("http://[::1]:1", "http://LOCALHOST:1"),
+        ("http://10.0.0.1", "http://10.0.0.1:80"),
+    ],
+)
+def test_a_server_is_named_once(one, again):
     with pytest.raises(ArgumentError, match="once"):
-        EngineFleet.from_urls(["http://127.0.0.1:1", "http://127.0.0.1:1"])
+        EngineFleet.from_urls([one, again])
+
+
+def test_the_error_of_a_server_that_is_named_twice_contains_no_credentials():
+    with pytest.raises(ArgumentError) as caught:
+        EngineFleet.from_urls(["http://10.0.0.1:1", "http://user:secret@10.0.0.1:1"])
+    assert "secret" not in str(caught.value)

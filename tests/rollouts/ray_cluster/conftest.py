@@ -9,10 +9,6 @@ from pathlib import Path
 
 import pytest
 
-# Read when ray is imported: its processes then listen on 127.0.0.1 alone.
-os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-
 STORE_BYTES = 128 << 20
 #: A node that is killed is known to be dead after about this many seconds, times three.
 HEALTH_CHECK = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}

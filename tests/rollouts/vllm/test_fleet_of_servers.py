@@ -190,3 +190,55 @@ def replace(path, text):
     other = path.with_suffix(".new")
     other.write_text(text)
     os.replace(other, path)
+
+
+async def test_a_server_that_the_file_names_again_while_it_is_being_removed_stays(servers, tmp_path):
+    path, one, two = tmp_path / "servers.txt", *servers
+    path.write_text(f"{one.base_url}\n")
+    arrived, release = asyncio.Event(), asyncio.Event()
+    async with checked(EngineFleet.from_file(path, limits=QUICK), servers) as fleet:
+        one.script[GENERATE] = [hold(release, arrived)]
+        running = asyncio.create_task(generate_one(fleet, request(session_id="s")))
+        await arrived.wait()
+        replace(path, f"{two.base_url}\n")
+        await until(lambda: "draining" in {str(member.state) for member in fleet.members})
+        replace(path, f"{one.base_url}\n{two.base_url}\n")
+        await until(lambda: [str(member.state) for member in fleet.members] == ["ready", "ready"])
+        release.set()
+        await running
+        await fleet.check()
+        assert {member.name for member in fleet.members} == {one.base_url, two.base_url}
+
+
+async def test_a_server_that_hangs_does_not_delay_the_others_that_the_file_names(servers, tmp_path):
+    path, one, two = tmp_path / "servers.txt", *servers
+    path.write_text(f"{one.base_url}\n")
+    arrived, release = asyncio.Event(), asyncio.Event()
+    patient = FleetLimits(check_seconds=0.02, check_timeout=600.0)
+    async with hanging_servers(3) as hanging, checked(EngineFleet.from_file(path, limits=patient), servers) as fleet:
+        one.script[GENERATE] = [hold(release, arrived)]
+        running = asyncio.create_task(generate_one(fleet, request(session_id="s")))
+        await arrived.wait()
+        replace(path, "\n".join([one.base_url, *hanging, two.base_url]))
+        await until(lambda: two.base_url in {member.name for member in fleet.members})
+        assert not hanging & {member.name for member in fleet.members}
+        release.set()
+        await running
+
+
+@asynccontextmanager
+async def hanging_servers(count):
+    """Addresses of servers that accept connections and answer nothing."""
+    never = asyncio.Event()
+
+    async def say_nothing(reader, writer):
+        await never.wait()
+        writer.close()
+
+    async with AsyncExitStack() as stack:
+        listening = [
+            await stack.enter_async_context(await asyncio.start_server(say_nothing, "127.0.0.1", 0))
+            for _ in range(count)
+        ]
+        yield {f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}" for server in listening}
+        never.set()

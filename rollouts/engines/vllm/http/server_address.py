@@ -41,6 +41,15 @@ def parse_address(base_url: str, *, api_key: str | None) -> tuple[str, str | Non
     return str(url.with_user(None)).rstrip("/"), authorization
 
 
+def server_identity(base_url: str) -> str:
+    """A text that is equal for addresses that name one server, as far as the addresses tell: `localhost` by any name,
+    and the default port whether it is written or not.
+    """
+    url = URL(base_url)
+    host = "127.0.0.1" if url.host in ("localhost", "::1", "0.0.0.0") else url.host  # noqa: S104  nothing is bound
+    return f"{url.scheme}://{host}:{url.port}{url.path.rstrip('/')}"
+
+
 def redacted(text: str) -> str:
     """The text without credentials of URLs and values of Authorization headers."""
     return _CREDENTIALS.sub(lambda match: f"{match[1]} ..." if match[1] else "", text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from rollouts.engines.protocol import GenerateRequest, GenerateResult, InFlight, check_update_arguments
@@ -86,9 +87,11 @@ class TransferEngine:
             raise ArgumentError("weights", weights, "pass a mapping from names to tensors, or pairs of name and tensor")
         if self._updating:
             raise UnsafeControlError("update_weights", "another update runs; wait for it")
+        updating = getattr(self._engine, "updating_weights", nullcontext)
         self._updating = True
         try:
-            await self._update(weights.items() if isinstance(weights, Mapping) else weights, version, in_flight)
+            with updating():
+                await self._update(weights.items() if isinstance(weights, Mapping) else weights, version, in_flight)
         finally:
             self._updating = False
 

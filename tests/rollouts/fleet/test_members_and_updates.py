@@ -1,0 +1,195 @@
+"""Members that join, come back, leave and fail while the weights of the fleet are replaced."""
+
+import asyncio
+
+from fleet_engines import MemberEngine
+
+from rollouts.engines.fleet import EngineFleet, FleetLimits
+from rollouts.errors import ServerTimeoutError, ServerUnreachableError, WeightUpdateError
+
+
+class UpdatableMember(MemberEngine):
+    """Takes new weights once `may_load` is set, and raises `refusals` in order before that."""
+
+    def __init__(self, version="0"):
+        super().__init__(version)
+        self.may_load = asyncio.Event()
+        self.may_load.set()
+        self.loading = asyncio.Event()
+        self.refusals = []
+        self.updates = []
+
+    async def update_weights(self, weights, version, *, in_flight="abort"):
+        self.updates.append(version)
+        self.loading.set()
+        await self.may_load.wait()
+        if self.refusals:
+            raise self.refusals.pop(0)
+        self.weight_version = version
+
+
+def states(fleet):
+    return {member.name: str(member.state) for member in fleet.members}
+
+
+async def until(condition):
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110  the state of a fleet can only be asked for
+            await asyncio.sleep(0.005)
+
+
+async def fleet_of(*names, **limits):
+    engines = {name: UpdatableMember() for name in names}
+    fleet = EngineFleet(engines, limits=FleetLimits(**{"check_seconds": 0.01, "wait_seconds": 5.0, **limits}))
+    await fleet.check()
+    return engines, fleet
+
+
+async def test_a_member_added_during_an_update_does_not_serve_the_old_weights_after_it():
+    engines, fleet = await fleet_of("a")
+    async with fleet:
+        engines["a"].may_load.clear()
+        update = asyncio.create_task(fleet.update_weights("directory", "1"))
+        await engines["a"].loading.wait()
+        await fleet.add("late", late := UpdatableMember())
+        engines["a"].may_load.set()
+        await update
+        assert states(fleet)["late"] == "ejected"
+        await fleet.check()
+        await until(lambda: late.weight_version == "1")
+        await fleet.check()
+        assert states(fleet) == {"a": "ready", "late": "ready"}
+
+
+async def test_a_member_that_comes_back_during_an_update_does_not_serve_the_old_weights_after_it():
+    engines, fleet = await fleet_of("a", "b", eject_after=1)
+    async with fleet:
+        engines["b"].is_healthy = False
+        await fleet.check()
+        assert states(fleet) == {"a": "ready", "b": "ejected"}
+        engines["a"].may_load.clear()
+        update = asyncio.create_task(fleet.update_weights(["tensors"], "1"))
+        await engines["a"].loading.wait()
+        engines["b"].is_healthy = True
+        await fleet.check()
+        engines["a"].may_load.set()
+        await update
+        await fleet.check()
+        assert states(fleet) == {"a": "ready", "b": "ejected"}
+
+
+async def test_a_member_added_during_a_rolling_update_does_not_serve_the_old_weights_after_it():
+    engines, fleet = await fleet_of("a")
+    async with fleet:
+        engines["a"].may_load.clear()
+        update = asyncio.create_task(fleet.control.rolling_update(["tensors"], "1"))
+        await engines["a"].loading.wait()
+        await fleet.add("late", UpdatableMember())
+        engines["a"].may_load.set()
+        await update
+        assert states(fleet) == {"a": "ready", "late": "ejected"}
+
+
+async def test_a_rolling_update_leaves_a_drained_member_drained():
+    engines, fleet = await fleet_of("a", "b")
+    async with fleet:
+        await fleet.drain("b")
+        await fleet.control.rolling_update("directory", "1")
+        assert states(fleet) == {"a": "ready", "b": "draining"}
+        await fleet.undrain("b")
+        await until(lambda: engines["b"].weight_version == "1")
+
+
+async def test_a_member_that_failed_to_load_the_weights_of_the_fleet_tries_again():
+    engines, fleet = await fleet_of("a", "b")
+    async with fleet:
+        engines["b"].refusals = [WeightUpdateError("killed"), WeightUpdateError("killed while it caught up")]
+        await fleet.update_weights("directory", "1")
+        for _ in range(200):
+            await fleet.check()
+            await asyncio.sleep(0.005)
+        assert states(fleet) == {"a": "ready", "b": "ready"}
+        assert engines["b"].weight_version == "1"
+
+
+async def test_a_member_that_was_restarted_while_it_served_loads_the_weights_before_its_next_request():
+    engines, fleet = await fleet_of("a", "b", eject_after=5)
+    async with fleet:
+        await fleet.update_weights("directory", "1")
+        engines["b"].weight_version = "0"  # it was started again, between two checks
+        await fleet.check()
+        assert states(fleet)["b"] == "ejected"
+        await until(lambda: engines["b"].weight_version == "1")
+        await fleet.check()
+        assert states(fleet)["b"] == "ready"
+
+
+async def test_a_member_that_is_removed_while_its_update_fails_does_not_fail_the_update():
+    engines, fleet = await fleet_of("a", "b")
+    async with fleet:
+        engines["b"].may_load.clear()
+        engines["b"].refusals = [WeightUpdateError("killed")]
+        update = asyncio.create_task(fleet.update_weights("directory", "1"))
+        await engines["b"].loading.wait()
+        await fleet.remove("b")
+        engines["b"].may_load.set()
+        await update
+        assert states(fleet) == {"a": "ready"}
+        assert fleet.weight_version == "1"
+
+
+async def test_one_load_runs_at_a_time_in_a_member_that_comes_back():
+    engines, fleet = await fleet_of("a", "b", eject_after=1)
+    async with fleet:
+        engines["b"].is_healthy = False
+        await fleet.check()
+        await fleet.update_weights("directory", "1")
+        engines["b"].is_healthy = True
+        engines["b"].may_load.clear()
+        for _ in range(5):
+            await fleet.check()
+            await engines["b"].loading.wait()
+        assert engines["b"].updates == ["1"]
+        engines["b"].may_load.set()
+        await until(lambda: engines["b"].weight_version == "1")
+
+
+class EndlessUpdate(UpdatableMember):
+    """An update ends only with the answer of the server, as that of `VLLMEngine` does, also when it is cancelled."""
+
+    async def update_weights(self, weights, version, *, in_flight="abort"):
+        task = asyncio.ensure_future(super().update_weights(weights, version))
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.wait([task])
+            raise
+
+
+async def test_an_update_does_not_wait_longer_than_its_deadline_for_a_member_that_hangs():
+    hanging = EndlessUpdate()
+    hanging.may_load.clear()
+    engines = {"a": UpdatableMember(), "b": hanging}
+    async with EngineFleet(engines, limits=FleetLimits(check_seconds=0.01)) as fleet:
+        await fleet.check()
+        results = await fleet.control.update_weights("directory", "1", seconds=0.05)
+        assert isinstance(results["b"], ServerTimeoutError)
+        assert states(fleet) == {"a": "ready", "b": "ejected"}
+        hanging.may_load.set()
+        await until(lambda: hanging.weight_version == "1")
+
+
+async def test_an_update_goes_on_without_a_member_that_its_checks_eject():
+    hanging = EndlessUpdate()
+    hanging.may_load.clear()
+    engines = {"a": UpdatableMember(), "b": hanging}
+    async with EngineFleet(engines, limits=FleetLimits(check_seconds=0.01)) as fleet:
+        await fleet.check()
+        update = asyncio.create_task(fleet.control.update_weights("directory", "1"))
+        await hanging.loading.wait()
+        hanging.is_healthy = False
+        results = await update
+        assert isinstance(results["b"], ServerUnreachableError)
+        assert "its health check failed" in str(results["b"])
+        assert states(fleet) == {"a": "ready", "b": "ejected"}
+        hanging.may_load.set()
