@@ -38,7 +38,10 @@ async def served_weight_version(engine: Engine) -> str | None:
     if control is None:
         version = getattr(engine, "weight_version", None)
         return None if version is None else str(version)
+    read_version = getattr(control, "weight_version", None)  # the control calls of other engines may lack some
+    if read_version is None:
+        return None
     try:
-        return str(await control.weight_version())
+        return str(await read_version())
     except CapabilityError:
         return None
