@@ -13,10 +13,11 @@ import numpy as np
 from rich.console import Console
 
 from rollouts.terminal.table import Column, print_table
-from rollouts.terminal.text import printable_line
+from rollouts.terminal.text import printable_line, shortened
 
 _TOTALS = ("done", "truncated", "failed", "turns", "tokens", "sampled_tokens", "images")
 _MOST_ERRORS = 10
+_MOST_ERROR_CHARACTERS = 1000  # an error may quote a whole message; the episode has all of it
 
 
 def summarise(
@@ -26,7 +27,7 @@ def summarise(
 
     `complete`: every task of the source, up to the limit, has been run. `seconds` and `metrics` are those of this
     process. Rewards are means over all episodes, failed ones included, and null without episodes. `errors` has the most
-    frequent kinds of errors, with the number of episodes and the first text of each.
+    frequent kinds of errors, with the number of episodes and the first text of each, shortened to 1,000 characters.
     """
     groups = attempts = 0
     totals = dict.fromkeys(_TOTALS, 0)
@@ -45,7 +46,7 @@ def summarise(
         for text in row["errors"]:
             kind = text.partition(":")[0]
             errors[kind] += 1
-            examples.setdefault(kind, text)
+            examples.setdefault(kind, shortened(text, _MOST_ERROR_CHARACTERS))
     return {
         "complete": complete,
         "seconds": seconds,
