@@ -43,6 +43,19 @@ def test_groups_in_one_record_and_packed_episodes_are_listed_one_by_one(tmp_path
     assert [one["number"] for one in described] == [0, 1, 2]
 
 
+def test_a_reward_that_overflows_is_left_out_of_the_mean_and_is_null_in_json(tmp_path: Path) -> None:
+    infinite = short("infinite")
+    infinite.turns[:] = [replace(infinite.turns[0], reward=1.5e308), replace(infinite.turns[0], reward=1.5e308)]
+    large = short("large")
+    large.turns[:] = [replace(large.turns[0], reward=1.5e308)]
+    path = file_of(tmp_path / "t.mmr", [infinite, large, large])
+    printed = run("ls", path).stdout
+    assert "1.5e+308" in printed.splitlines()[-2]  # the totals
+    assert "not in the mean reward: 1 episode whose reward is not finite" in printed
+    listed = json.loads(run("ls", path, "--json").stdout, parse_constant=pytest.fail)
+    assert [one["reward"] for one in listed] == [None, 1.5e308, 1.5e308]
+
+
 def test_show_uses_the_singular_for_one(tmp_path: Path) -> None:
     head, *_ = lines(run("show", file_of(tmp_path / "t.mmr", short("one"))))
     assert "1 turn, 1 branch, 2 tokens, 1 sampled, 1 image, reward -1" in head
