@@ -71,6 +71,8 @@ def _resolve(name_or_dir: str | Path, revision: str | None) -> Path:
     try:
         if directory.is_dir():
             return directory
+        if directory.is_file():
+            raise ModelNotFoundError(name, "it is a file, and not the directory of a model")
     except OSError as error:  # invalid as a path, for example too long
         raise ModelNotFoundError(f"{name[:80]}...", str(error.strerror)) from error
     if isinstance(name_or_dir, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import numbers
 import operator
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -27,6 +28,39 @@ def finite_number(value: Any) -> float | None:
     except OverflowError:
         return None
     return number if math.isfinite(number) else None
+
+
+#: Numbers whose squares have no float are scaled by a power of two before the squares are summed.
+_SMALL, _LARGE = 1e-140, 1e140
+_SCALE: Final = 2.0**600
+
+
+class MeanAndSpread(NamedTuple):
+    """The mean and the standard deviation of `used` finite numbers among `given` ones; NaN where `used` is 0."""
+
+    mean: float
+    spread: float
+    used: int
+    given: int
+
+    @property
+    def not_finite(self) -> int:
+        return self.given - self.used
+
+
+def mean_and_spread(values: Iterable[float]) -> MeanAndSpread:
+    """The mean and the standard deviation of the finite numbers among `values`.
+
+    The result is finite for every list with a finite number: sums and squares of numbers up to 1.8e308 do not overflow.
+    """
+    array = np.fromiter(values, np.float64)
+    finite = array[np.isfinite(array)]
+    if not len(finite):
+        return MeanAndSpread(math.nan, math.nan, 0, len(array))
+    largest = np.abs(finite).max()
+    scale = 1 / _SCALE if largest > _LARGE else _SCALE if largest < _SMALL else 1.0
+    scaled = finite * scale
+    return MeanAndSpread(float(scaled.mean()) / scale, float(scaled.std()) / scale, len(finite), len(array))
 
 
 def whole_number(value: Any) -> int | None:

@@ -18,6 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 from renderers import RendererError
 from rollouts.error_texts import text_with_notes
 from rollouts.errors import RolloutsError
+from rollouts.terminal.log_lines import make_log_printable
 from rollouts.terminal.text import print_error
 from transport import TransportError
 
@@ -68,6 +69,7 @@ class CommandGroup(TyperGroup):
             print_error("standard output is closed; send it to a file, or to /dev/null")
             sys.exit(FAILED)
         _install_named_output()
+        make_log_printable()
         if isinstance(sys.stdout, io.TextIOWrapper):  # characters that its encoding lacks are written as escapes
             sys.stdout.reconfigure(errors="backslashreplace")
         code: int | str | None
@@ -94,7 +96,12 @@ def _report(error: Exception) -> int:
         if error.errno == errno.EPIPE:
             return PIPE_CLOSED
         reason = error.strerror or str(error)
-        message = f"{os.fsdecode(error.filename)}: {reason}" if error.filename else reason
+        if isinstance(error, IsADirectoryError):
+            reason = f"{reason}; name a file"
+        elif isinstance(error, FileExistsError):
+            reason = f"{reason}; name another path"
+        name = error.filename2 or error.filename  # of a file that was renamed, its new name
+        message = f"{os.fsdecode(name)}: {reason}" if name else reason
     elif isinstance(error, MemoryError):
         message = "not enough memory"
     elif isinstance(error, RecursionError):

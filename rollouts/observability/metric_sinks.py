@@ -7,13 +7,14 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from rollouts.errors import ArgumentError
 from rollouts.numbers import finite_number
+from rollouts.observability.json_lines import read_json_lines
 from rollouts.observability.periodic import PeriodicThread
 from rollouts.observability.run_metrics import RunMetrics
 
@@ -55,28 +56,6 @@ class JsonLinesSink:
 
     def close(self) -> None:
         self._file.close()
-
-
-def read_json_lines(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
-    """The lines of a file that `JsonLinesSink` wrote or writes, none if there is no file.
-
-    `problems` gets a line for each one that cannot be read, except for an incomplete last one, which is being written.
-    Of the metrics of a line those that are no numbers are left out.
-    """
-    if not path.exists():
-        return
-    with open(path, encoding="utf-8", errors="replace") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.endswith("\n"):
-                return
-            try:
-                row = json.loads(line)
-                step, at = int(row["step"]), float(row["time"])
-                metrics = {str(name): float(value) for name, value in row["metrics"].items() if _is_number(value)}
-            except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-                problems.append(f"{path.name}, line {number}: no object with step, time and metrics")
-                continue
-            yield {"step": step, "time": at, "metrics": metrics}
 
 
 class MetricHistory:
@@ -147,7 +126,3 @@ def _json_number(value: float) -> float | str:
     if math.isfinite(number):
         return number
     return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) or value in ("NaN", "Infinity", "-Infinity")

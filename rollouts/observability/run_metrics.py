@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from rollouts.error_texts import short_repr
+from rollouts.numbers import mean_and_spread
 from rollouts.observability.histogram import Histogram
 from rollouts.observability.recent_rate import RecentRate
 from rollouts.runner.events import (
@@ -235,5 +236,5 @@ class RunMetrics:
 
 def _mean(arrays: Iterable[np.ndarray]) -> float | None:
     """The mean over all finite elements; None without any."""
-    values = [value for array in arrays for value in np.asarray(array, np.float64).tolist() if np.isfinite(value)]
-    return sum(values) / len(values) if values else None
+    found = mean_and_spread(value for array in arrays for value in np.asarray(array, np.float64).tolist())
+    return found.mean if found.used else None

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from rollouts.numbers import mean_and_spread
 from rollouts.report.charts import Chart, Line
 from rollouts.report.episode_figures import EpisodeFigures
 
@@ -52,12 +53,14 @@ def group_charts(groups: Sequence[Mapping[str, Sequence[float]]]) -> list[Chart]
     bins = _bins(len(groups))
     charts = []
     for name in ["", *names[:_MAX_METRIC_CHARTS]]:
-        sums = [float(np.sum(group.get(name, ()))) for group in groups]
-        counts = [len(group.get(name, ())) for group in groups]
+        means = [
+            mean_and_spread(value for group in groups[each.first : each.last + 1] for value in group.get(name, ())).mean
+            for each in bins
+        ]
         title = f"Part of the reward: {name}" if name else "Reward with that of the group"
         ends = [each.last + 1 for each in bins]
         labels = [f"groups {each.first + 1} to {each.last + 1}" for each in bins]
-        charts.append(Chart(title, "group", ends, [Line("mean", _ratios(sums, counts, bins))], labels, "mean"))
+        charts.append(Chart(title, "group", ends, [Line("mean", means)], labels, "mean"))
     return charts
 
 
@@ -176,11 +179,11 @@ def _bins(count: int) -> list[_Bin]:
 def _means(values: Iterable[float], bins: Sequence[_Bin]) -> list[float]:
     """The mean of the finite values of each bin; NaN where there are none."""
     array = np.fromiter(values, np.float64)
-    finite = np.isfinite(array)
-    return _ratios(np.where(finite, array, 0.0), finite, bins)
+    return [mean_and_spread(array[each.first : each.last + 1]).mean for each in bins]
 
 
-def _ratios(sums: Any, counts: Any, bins: Sequence[_Bin]) -> list[float]:
+@np.errstate(over="ignore", invalid="ignore")  # a sum that is not finite is a gap of the curve, which says so
+def _ratios(sums: Sequence[float], counts: Sequence[int], bins: Sequence[_Bin]) -> list[float]:
     totals = [float(np.sum(np.asarray(sums, np.float64)[each.first : each.last + 1])) for each in bins]
     numbers = [float(np.sum(np.asarray(counts, np.float64)[each.first : each.last + 1])) for each in bins]
     return [total / number if number else float("nan") for total, number in zip(totals, numbers, strict=True)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -45,7 +44,7 @@ class EpisodeFigures:
 
 
 def episode_figures(trajectory: Trajectory, number: int, record: int) -> EpisodeFigures:
-    """The figures of an episode. A reward that is too large to be summed is kept as the largest float."""
+    """The figures of an episode. Its reward may be infinite: that is the sum of rewards of turns."""
     entropies = [
         node.extras[ENTROPY][node.sampled]
         for node in trajectory.nodes
@@ -59,7 +58,7 @@ def episode_figures(trajectory: Trajectory, number: int, record: int) -> Episode
         record=record,
         episode_id=trajectory.episode_id,
         group_id=trajectory.group_id,
-        reward=_bounded(trajectory.reward),
+        reward=trajectory.reward,
         turns=len(trajectory.turns),
         tokens=sum(map(len, trajectory.nodes)),
         sampled=sum(len(node.logprobs) for node in trajectory.nodes),
@@ -73,11 +72,6 @@ def episode_figures(trajectory: Trajectory, number: int, record: int) -> Episode
         truncation_reason=trajectory.truncation_reason,
         metrics=metrics,
     )
-
-
-def _bounded(value: float) -> float:
-    limit = 1e300
-    return 0.0 if math.isnan(value) else max(-limit, min(limit, value))
 
 
 def _ending(trajectory: Trajectory) -> str:

@@ -23,7 +23,10 @@ MAX_LAG: Final = 8
 
 @dataclass(slots=True)
 class Counted:
-    """The compared tokens of one kind. `counts` int64, one for each of `BINS`; |difference| in nats."""
+    """The compared tokens of one kind. `counts` int64, one for each of `BINS`.
+
+    `sum_abs` is that of the finite |differences|; `max_abs` is infinite if one of them is. Both are in nats.
+    """
 
     counts: np.ndarray = field(default_factory=lambda: np.zeros(len(BINS), np.int64))
     sum_abs: float = 0.0
@@ -33,16 +36,21 @@ class Counted:
     def tokens(self) -> int:
         return int(self.counts.sum())
 
+    @property
+    def mean_abs(self) -> float:
+        """Of the finite differences."""
+        return self.sum_abs / max(self.tokens - int(self.counts[-1]), 1)
+
     def add(self, difference: np.ndarray) -> None:
         """Add differences of log-probabilities, float64 (n,), of either sign."""
         absolute = np.abs(difference)
-        finite = np.isfinite(absolute)
-        bins = np.searchsorted(_EDGES, absolute[finite], side="right") - 1
+        finite = absolute[np.isfinite(absolute)]
+        bins = np.searchsorted(_EDGES, finite, side="right") - 1
         self.counts[: len(_EDGES)] += np.bincount(bins, minlength=len(_EDGES))
-        self.counts[-1] += int((~finite).sum())
+        self.counts[-1] += len(absolute) - len(finite)
         if len(absolute):
             self.max_abs = max(self.max_abs, float(absolute.max()))
-        self.sum_abs += float(absolute.sum())
+        self.sum_abs += float(finite.sum())
 
 
 @dataclass(slots=True)

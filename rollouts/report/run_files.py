@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rollouts.observability.errors import TrainingLogError
-from rollouts.observability.metric_sinks import read_json_lines
+from rollouts.observability.json_lines import complete_lines, read_json_lines
 from rollouts.observability.training_log import (
     MISMATCH_FILE,
     TRAINING_FILE,
@@ -67,20 +67,29 @@ class RunFiles:
 
     def mismatches(self) -> Iterator[StepMismatch]:
         """The compared tokens of each training step; none where there is no file, or none that can be read."""
+        yield from self._mismatches(self.problems)
+
+    def mismatches_again(self) -> Iterator[StepMismatch]:
+        """What `mismatches` gives; `problems` has what cannot be read already."""
+        yield from self._mismatches([])
+
+    def _mismatches(self, problems: list[str]) -> Iterator[StepMismatch]:
         path = self.path / MISMATCH_FILE
         if not path.exists():
             return
         try:
             opened = RecordReader(path)
         except TransportError as error:
-            self.problems.append(f"{MISMATCH_FILE}: {error}")
+            problems.append(f"{MISMATCH_FILE}: {error}")
             return
         with opened as reader:
             for record in range(len(reader)):
                 try:
                     yield read_step_mismatch(reader, record, path)
                 except (TransportError, TrainingLogError) as error:
-                    self.problems.append(f"{MISMATCH_FILE}, record {record}: {error}")
+                    problems.append(f"{MISMATCH_FILE}, record {record}: {error}")
+            if reader.truncated_bytes:
+                problems.append(f"the last {reader.truncated_bytes} bytes of {MISMATCH_FILE} are incomplete")
 
     def training(self) -> list[dict[str, Any]]:
         """The lines of `training.jsonl`: step, time, metrics."""
@@ -92,31 +101,33 @@ class RunFiles:
 
     def groups(self) -> list[dict[str, list[float]]]:
         """The rewards of each group in `metrics.jsonl`: those of its episodes under "", their parts by name."""
-        path = self.path / GROUPS_FILE
         found: list[dict[str, list[float]]] = []
-        if not path.exists():
-            return found
-        with open(path, encoding="utf-8", errors="replace") as lines:
-            for number, line in enumerate(lines, 1):
-                if not line.endswith("\n"):
-                    break  # it is being written
-                try:
-                    row = json.loads(line)
-                    columns = {"": row["rewards"], **row["reward_parts"]}
-                    found.append({name: [float(value) for value in values] for name, values in columns.items()})
-                except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-                    self.problems.append(f"{GROUPS_FILE}, line {number}: no object with rewards and reward_parts")
+        for number, line in complete_lines(self.path / GROUPS_FILE, self.problems):
+            try:
+                row = json.loads(line)
+                columns = {"": row["rewards"], **row["reward_parts"]}
+                found.append({name: _numbers(values) for name, values in columns.items()})
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+                self.problems.append(f"{GROUPS_FILE}, line {number}: no object with rewards and reward_parts")
         return found
 
     def is_complete(self) -> bool | None:
-        """What `summary.json` says: whether all tasks were run. None without one, as while the run is going."""
+        """What `summary.json` says: whether all tasks were run. None without one, as while the run is going.
+
+        None also for one that cannot be read; `problems` says why.
+        """
         try:
-            with open(self.path / SUMMARY_FILE, encoding="utf-8") as file:
-                summary = json.loads(file.read(_MAX_SUMMARY_BYTES))
-        except (OSError, ValueError, RecursionError):
+            with open(self.path / SUMMARY_FILE, "rb") as file:
+                content = file.read(_MAX_SUMMARY_BYTES + 1)
+        except FileNotFoundError:
             return None
-        complete = summary.get("complete") if isinstance(summary, dict) else None
-        return complete if isinstance(complete, bool) else None
+        except OSError as error:
+            self.problems.append(f"{SUMMARY_FILE}: it cannot be read: {error.strerror or error}")
+            return None
+        complete, reason = _completeness(content)
+        if reason:
+            self.problems.append(f"{SUMMARY_FILE}: {reason}")
+        return complete
 
     def _trajectories(self) -> RecordReader:
         path = self.path / TRAJECTORIES_FILE
@@ -138,3 +149,23 @@ def open_run(path: Path) -> RunFiles:
         cure = "name the output directory of `rollouts run` or `rollouts demo`"
         raise ReportDirectoryError(path, f"it holds none of {names}; {cure}")
     return RunFiles(path)
+
+
+def _completeness(content: bytes) -> tuple[bool | None, str]:
+    """The value of `complete` in a summary, or why there is none."""
+    if len(content) > _MAX_SUMMARY_BYTES:
+        return None, f"it is larger than {_MAX_SUMMARY_BYTES >> 20} MiB, so it is no summary of a run"
+    try:
+        summary = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        return None, f"it is no JSON, or was cut off after {len(content)} bytes: {error}"
+    if not isinstance(summary, dict) or not isinstance(summary.get("complete"), bool):
+        return None, 'it is no object with "complete": true or false, so it does not say whether all tasks were run'
+    return summary["complete"], ""
+
+
+def _numbers(values: object) -> list[float]:
+    """Raises `TypeError` and `ValueError`."""
+    if not isinstance(values, list):
+        raise TypeError
+    return [float(value) for value in values]

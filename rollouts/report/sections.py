@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-import numpy as np
-
+from rollouts.numbers import mean_and_spread
 from rollouts.report.charts import Bars, Figures, scrolling, table
 from rollouts.report.collected import Collected
 from rollouts.report.cures import cure_of
@@ -71,12 +70,7 @@ def summary_section(collected: Collected) -> str:
             ("sampled tokens", f"{sum(episode.sampled for episode in episodes):,}"),
         ]
     if succeeded:
-        facts.append(
-            (
-                "mean reward without failed episodes",
-                number_text(float(np.mean([episode.reward for episode in succeeded]))),
-            )
-        )
+        facts += _reward_facts(succeeded)
     if collected.training:
         facts.append(("training steps", f"{len({row['step'] for row in collected.training}):,}"))
     if collected.mismatch.tokens:
@@ -195,6 +189,19 @@ def examples_section(collected: Collected, viewer: ViewerPage) -> str:
     return f"<h3>Largest rewards</h3>{_cards(best, viewer)}<h3>Smallest rewards</h3>{_cards(worst, viewer)}"
 
 
+def _reward_facts(succeeded: Sequence[EpisodeFigures]) -> list[tuple[str, str]]:
+    reward = mean_and_spread(episode.reward for episode in succeeded)
+    facts = []
+    if reward.used:
+        facts = [
+            ("mean reward without failed episodes", number_text(reward.mean)),
+            ("standard deviation of the reward", number_text(reward.spread)),
+        ]
+    if reward.not_finite:
+        facts.append(("episodes whose reward is not finite, left out of the mean", f"{reward.not_finite:,}"))
+    return facts
+
+
 def _completeness(collected: Collected) -> str:
     state = {True: "complete", False: "not complete", None: "going on, or ended without a summary"}[collected.complete]
     if collected.training and collected.complete is None:
@@ -218,8 +225,7 @@ def _histograms(kinds: Sequence[tuple[str, Counted]], figures: Figures) -> str:
         for label, counted in kinds
     )
     rows = [
-        [label, f"{counted.tokens:,}", f"{counted.sum_abs / max(counted.tokens, 1):.2e}", f"{counted.max_abs:.2e}"]
-        for label, counted in kinds
+        [label, f"{counted.tokens:,}", f"{counted.mean_abs:.2e}", f"{counted.max_abs:.2e}"] for label, counted in kinds
     ]
     return _charts(map(figures.bars, bars)) + table(["tokens", "number", "mean", "largest"], rows, "mismatch, nats")
 

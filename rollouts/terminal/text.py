@@ -35,8 +35,17 @@ def print_line(text: str) -> None:
 
 def print_error(message: str) -> None:
     """Print one line to standard error; an error in that is ignored, because there is nowhere to report it."""
+    _print_on_stderr(f"error: {message}")
+
+
+def print_note(message: str) -> None:
+    """As `print_error`, for what is no error."""
+    _print_on_stderr(f"note: {message}")
+
+
+def _print_on_stderr(message: str) -> None:
     with contextlib.suppress(OSError):
-        Console(stderr=True).print(Text(f"error: {printable_line(message)}"), soft_wrap=True)
+        Console(stderr=True).print(Text(printable_line(message)), soft_wrap=True)
 
 
 def exit_with_error(message: str) -> NoReturn:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import Any, Final, NamedTuple
@@ -14,17 +15,23 @@ from renderers.errors import RendererError
 from rollouts.errors import RolloutsError
 from rollouts.trajectory.tree import Trajectory
 
-# The time of the comparison grows with the product of the lengths; a longer part is shown as one difference.
-_MAX_COMPARED: Final = 4096
+# The time of a token-by-token comparison grows with the product of the lengths. This bounds the products of one branch.
+_MAX_PRODUCT: Final = 4096 * 4096
+#: Longer parts are first divided at runs of this many equal tokens that occur once in each part.
+_RUN: Final = 16
 
 
 class Difference(NamedTuple):
-    """Tokens `start:end` of the branch stand where the render has `rendered_ids`, at its token `rendered_start`."""
+    """Tokens `start:end` of the branch stand where the render has `rendered_ids`, at its token `rendered_start`.
+
+    `is_coarse`: the range was too long to be compared token by token, so some of its tokens may be equal.
+    """
 
     start: int
     end: int
     rendered_start: int
     rendered_ids: list[int]
+    is_coarse: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +55,13 @@ class BranchDrift:
             "rendered": self.rendered,
             "extraEnd": self.extra_end,
             "differences": [
-                {"start": each.start, "end": each.end, "renderedStart": each.rendered_start, "ids": each.rendered_ids}
+                {
+                    "start": each.start,
+                    "end": each.end,
+                    "renderedStart": each.rendered_start,
+                    "ids": each.rendered_ids,
+                    "coarse": each.is_coarse,
+                }
                 for each in self.differences
             ],
         }
@@ -73,23 +86,128 @@ def branch_drift(
 
 
 def token_differences(ids: Sequence[int], rendered: Sequence[int]) -> list[Difference]:
-    """The differences in order, none if both are equal. Replacing each range by its `rendered_ids` gives `rendered`."""
-    start = _common_prefix(ids, rendered)
-    end = _common_prefix(ids[start:][::-1], rendered[start:][::-1])
-    middle, other = ids[start : len(ids) - end], rendered[start : len(rendered) - end]
-    if not middle and not other:
+    """The differences in order, none if both are equal. Replacing each range by its `rendered_ids` gives `rendered`.
+
+    The time is about linear in the lengths, and bounded for what differs: see `Difference.is_coarse`.
+    """
+    return _Comparison(np.asarray(ids, np.int64), np.asarray(rendered, np.int64)).differences()
+
+
+class _Part(NamedTuple):
+    """The ranges of both sides that correspond."""
+
+    start: int
+    end: int
+    rendered_start: int
+    rendered_end: int
+
+
+class _Comparison:
+    """The comparison of int64 arrays of ids."""
+
+    def __init__(self, ids: np.ndarray, rendered: np.ndarray) -> None:
+        self._ids = ids
+        self._rendered = rendered
+        self._product_left = _MAX_PRODUCT
+
+    def differences(self) -> list[Difference]:
+        whole = self._without_equal_ends(_Part(0, len(self._ids), 0, len(self._rendered)))
+        if _product(whole) <= _MAX_PRODUCT:
+            return self._compared(whole)
+        parts = map(self._without_equal_ends, self._divided(whole))
+        return [difference for part in parts for difference in self._compared(part)]
+
+    def _without_equal_ends(self, part: _Part) -> _Part:
+        one, other = self._ids[part.start : part.end], self._rendered[part.rendered_start : part.rendered_end]
+        first = _common_prefix(one, other)
+        last = _common_prefix(one[first:][::-1], other[first:][::-1])
+        return _Part(part.start + first, part.end - last, part.rendered_start + first, part.rendered_end - last)
+
+    def _divided(self, part: _Part) -> Iterator[_Part]:
+        """What lies between the equal runs of a part."""
+        one, other = self._ids[part.start : part.end], self._rendered[part.rendered_start : part.rendered_end]
+        start, rendered_start = part.start, part.rendered_start
+        for at, rendered_at in _equal_runs(one, other):
+            run, rendered_run = part.start + at, part.rendered_start + rendered_at
+            if run < start or rendered_run < rendered_start:  # it overlaps with the run before it
+                if run - start == rendered_run - rendered_start:  # and continues it
+                    start, rendered_start = run + _RUN, rendered_run + _RUN
+                continue
+            yield _Part(start, run, rendered_start, rendered_run)
+            start, rendered_start = run + _RUN, rendered_run + _RUN
+        yield _Part(start, part.end, rendered_start, part.rendered_end)
+
+    def _compared(self, part: _Part) -> list[Difference]:
+        one, other = self._ids[part.start : part.end], self._rendered[part.rendered_start : part.rendered_end]
+        if not len(one) and not len(other):
+            return []
+        is_coarse = _product(part) > self._product_left
+        if is_coarse or not len(one) or not len(other):
+            return [Difference(part.start, part.end, part.rendered_start, other.tolist(), is_coarse)]
+        self._product_left -= _product(part)
+        matcher = SequenceMatcher(None, one.tolist(), other.tolist(), autojunk=False)
+        return [
+            Difference(part.start + a, part.start + b, part.rendered_start + c, other[c:d].tolist())
+            for tag, a, b, c, d in matcher.get_opcodes()
+            if tag != "equal"
+        ]
+
+
+def _product(part: _Part) -> int:
+    return (part.end - part.start) * (part.rendered_end - part.rendered_start)
+
+
+def _equal_runs(one: np.ndarray, other: np.ndarray) -> list[tuple[int, int]]:
+    """Where runs of 16 equal tokens that occur once in each side begin; both places ascend (patience diff)."""
+    if min(len(one), len(other)) < _RUN:
         return []
-    if max(len(middle), len(other)) > _MAX_COMPARED:
-        return [Difference(start, start + len(middle), start, list(other))]
-    matcher = SequenceMatcher(None, middle, other, autojunk=False)
-    return [
-        Difference(start + a, start + b, start + c, list(other[c:d]))
-        for tag, a, b, c, d in matcher.get_opcodes()
-        if tag != "equal"
-    ]
+    runs, other_runs = _once(_run_hashes(one)), _once(_run_hashes(other))
+    _, at, other_at = np.intersect1d(runs.hashes, other_runs.hashes, assume_unique=True, return_indices=True)
+    pairs = sorted(zip(runs.places[at].tolist(), other_runs.places[other_at].tolist(), strict=True))
+    equal = [(i, j) for i, j in pairs if np.array_equal(one[i : i + _RUN], other[j : j + _RUN])]  # hashes may collide
+    return _longest_ascending(equal)
 
 
-def _common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+class _Runs(NamedTuple):
+    hashes: np.ndarray
+    places: np.ndarray
+
+
+def _run_hashes(ids: np.ndarray) -> np.ndarray:
+    """uint64 (n - 15,): a hash of the 16 tokens from each place on."""
+    count = len(ids) - _RUN + 1
+    hashes = np.zeros(count, np.uint64)
+    for offset in range(_RUN):
+        hashes = hashes * np.uint64(0x9E3779B97F4A7C15) + ids[offset : offset + count].astype(np.uint64)
+        hashes ^= hashes >> np.uint64(29)
+    return hashes
+
+
+def _once(hashes: np.ndarray) -> _Runs:
+    """The hashes that occur once, with their places."""
+    unique, places, counts = np.unique(hashes, return_index=True, return_counts=True)
+    return _Runs(unique[counts == 1], places[counts == 1])
+
+
+def _longest_ascending(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The longest selection of pairs, whose first numbers ascend, with second numbers that ascend."""
+    last_values: list[int] = []  # the smallest second number that ends a selection of each length
+    last_pairs: list[int] = []
+    before: list[int] = []
+    for index, (_, value) in enumerate(pairs):
+        length = bisect_left(last_values, value)
+        before.append(last_pairs[length - 1] if length else -1)
+        last_values[length : length + 1] = [value]
+        last_pairs[length : length + 1] = [index]
+    chosen: list[tuple[int, int]] = []
+    index = last_pairs[-1] if last_pairs else -1
+    while index >= 0:
+        chosen.append(pairs[index])
+        index = before[index]
+    return chosen[::-1]
+
+
+def _common_prefix(one: np.ndarray, other: np.ndarray) -> int:
     length = min(len(one), len(other))
-    unequal = np.flatnonzero(np.asarray(one[:length], np.int64) != np.asarray(other[:length], np.int64))
+    unequal = np.flatnonzero(one[:length] != other[:length])
     return int(unequal[0]) if len(unequal) else length

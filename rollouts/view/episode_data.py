@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from renderers import TemplateRenderer
+from rollouts.numbers import finite_number
 from rollouts.trajectory.token_node import MediaReference, TokenNode
 from rollouts.trajectory.tree import Trajectory, Turn
 from rollouts.view.display_json import display_json
@@ -29,7 +30,10 @@ _COMPRESSION_LEVEL: Final = 4
 def summary(
     trajectory: Trajectory, number: int, trainer_logprobs: Mapping[int, np.ndarray] | None = None
 ) -> dict[str, Any]:
-    """The line of the list. `tokens` counts each node once; `mismatch` is the largest one, None if none is known."""
+    """The line of the list. `tokens` counts each node once; `mismatch` is the largest one, None if none is known.
+
+    `reward` is None if the sum over the turns is not finite.
+    """
     nodes = trajectory.nodes
     given = trainer_logprobs or {}
     differences = np.concatenate([np.empty(0), *(mismatch(node, given.get(i)) for i, node in enumerate(nodes))])
@@ -38,7 +42,7 @@ def summary(
         "number": number,
         "id": trajectory.episode_id,
         "group": trajectory.group_id,
-        "reward": trajectory.reward,
+        "reward": finite_number(trajectory.reward),
         "turns": len(trajectory.turns),
         "branches": len(trajectory.leaves()),
         "tokens": sum(map(len, nodes)),
@@ -106,7 +110,7 @@ def _header(trajectory: Trajectory, number: int, view: ModelView | None) -> dict
         "id": trajectory.episode_id,
         "group": trajectory.group_id,
         "seed": str(trajectory.seed),
-        "reward": trajectory.reward,
+        "reward": finite_number(trajectory.reward),
         "done": trajectory.done,
         "truncated": trajectory.truncated,
         "truncationReason": trajectory.truncation_reason,

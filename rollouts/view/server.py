@@ -21,6 +21,10 @@ from rollouts.view.page import PAGE_END, json_block, page_start, script_block
 HOST: Final = "127.0.0.1"
 #: The most lines of the list in one response.
 MAX_ROWS: Final = 2000
+#: A search ends after so many seconds, and goes on with the next request of the page.
+SEARCH_SECONDS: Final = 0.4
+_MAX_WANTED: Final = 8
+_MAX_WANTED_CHARACTERS: Final = 400
 _NAMES_OF_THIS_MACHINE: Final = frozenset({HOST, "localhost", "::1"})
 _HEADERS: Final = {
     "Cache-Control": "no-store",
@@ -49,6 +53,10 @@ class EpisodeStore(Protocol):
         """Raises `EpisodeReadError`."""
         ...
 
+    def search(self, wanted: Sequence[str], start: int, seconds: float) -> tuple[list[int], int]:
+        """The episodes from number `start` on whose messages have all texts, and the first one that was not read."""
+        ...
+
     def medium(self, digest: str) -> tuple[MediaSource, Modality]:
         """Raises `EpisodeReadError`."""
         ...
@@ -68,12 +76,24 @@ def viewer_app(
         parts = [page_start(store.title, connects=True), json_block("index", index), script_block(), PAGE_END]
         return web.Response(body=b"".join(parts), content_type="text/html", charset="utf-8")
 
+    one_search = asyncio.Semaphore(1)  # several pages must not take all threads
+
     async def index(request: web.Request) -> web.Response:
-        start = request.query.get("from", "0")
-        if not start.isdecimal() or len(start) > 9:
-            raise web.HTTPBadRequest(text=f"from={start[:40]!r} is not the number of an episode")
-        found = {"episodes": store.rows(int(start), MAX_ROWS), "problems": store.problems()}
+        found = {"episodes": store.rows(_start(request), MAX_ROWS), "problems": store.problems()}
         return web.Response(body=encoded_json(found), content_type="application/json")
+
+    async def search(request: web.Request) -> web.Response:
+        start, wanted = _start(request), request.query.getall("text", [])
+        if not 0 < len(wanted) <= _MAX_WANTED or max(map(len, wanted)) > _MAX_WANTED_CHARACTERS:
+            limit = f"1 to {_MAX_WANTED} texts of at most {_MAX_WANTED_CHARACTERS} characters"
+            raise web.HTTPBadRequest(text=f"a search has {limit}")
+
+        def matches() -> bytes:
+            found, following = store.search(wanted, start, SEARCH_SECONDS)
+            return encoded_json({"found": found, "next": following})
+
+        async with one_search:
+            return web.Response(body=await _read(matches), content_type="application/json")
 
     async def episode(request: web.Request) -> web.Response:
         number = int(request.match_info["number"])
@@ -94,6 +114,7 @@ def viewer_app(
     app = web.Application(middlewares=[_only_this_machine], client_max_size=1024)
     app.router.add_get(f"/{secret}/", page)
     app.router.add_get(f"/{secret}/index", index)
+    app.router.add_get(f"/{secret}/search", search)
     app.router.add_get(f"/{secret}/episodes/{{number:\\d{{1,9}}}}", episode)
     app.router.add_get(f"/{secret}/media/{{digest:[0-9a-f]{{64}}}}", medium)
     app.on_response_prepare.append(_add_headers)
@@ -118,6 +139,14 @@ async def serve_viewer(app: web.Application, secret: str, port: int, on_ready: C
 
 def new_secret() -> str:
     return secrets.token_urlsafe(16)
+
+
+def _start(request: web.Request) -> int:
+    """The number of the first episode that is asked for."""
+    start = request.query.get("from", "0")
+    if not (start.isascii() and start.isdecimal()) or len(start) > 9:
+        raise web.HTTPBadRequest(text=f"from={start[:40]!r} is not the number of an episode")
+    return int(start)
 
 
 async def _read(work: Callable[[], bytes]) -> bytes:

@@ -62,6 +62,13 @@ def test_an_unknown_directory_is_named_without_a_request_to_the_hub(name: Any) -
     assert caught.value.name == str(name)
 
 
+def test_a_file_is_not_looked_up_at_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"x")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelNotFoundError, match="it is a file, and not the directory of a model"):
+        load_renderer("model.gguf")
+
+
 def test_a_directory_without_a_tokenizer_is_named(model: Path) -> None:
     (model / "tokenizer.json").unlink()
     with pytest.raises(MissingFileError, match=r"tokenizer\.json") as caught:

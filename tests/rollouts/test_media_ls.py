@@ -101,6 +101,13 @@ def test_an_empty_store_or_file_is_reported_as_empty(tmp_path: Path) -> None:
         assert (result.exit_code, result.stdout) == (0, f"{target} holds no media\n")
 
 
+def test_the_directory_of_a_run_is_its_trajectory_file(tmp_path: Path) -> None:
+    trajectory_file(tmp_path / "trajectories.mmr", e=[(RAW,)])
+    of_directory, of_file = (run("ls", target) for target in (tmp_path, tmp_path / "trajectories.mmr"))
+    assert (of_directory.exit_code, of_directory.stdout) == (0, of_file.stdout)
+    assert "1 " in of_file.stdout
+
+
 def test_control_characters_in_a_file_are_escaped_on_the_terminal(tmp_path: Path) -> None:
     path = trajectory_file(tmp_path / "t.mmr", **{"\x1b[31m[bold]loud[/bold]\r": [(RAW,)]})
     out = run("ls", path).stdout

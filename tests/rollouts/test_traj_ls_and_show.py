@@ -43,6 +43,19 @@ def test_groups_in_one_record_and_packed_episodes_are_listed_one_by_one(tmp_path
     assert [one["number"] for one in described] == [0, 1, 2]
 
 
+def test_a_reward_that_overflows_is_left_out_of_the_mean_and_is_null_in_json(tmp_path: Path) -> None:
+    infinite = short("infinite")
+    infinite.turns[:] = [replace(infinite.turns[0], reward=1.5e308), replace(infinite.turns[0], reward=1.5e308)]
+    large = short("large")
+    large.turns[:] = [replace(large.turns[0], reward=1.5e308)]
+    path = file_of(tmp_path / "t.mmr", [infinite, large, large])
+    printed = run("ls", path).stdout
+    assert "1.5e+308" in printed.splitlines()[-2]  # the totals
+    assert "not in the mean reward: 1 episode whose reward is not finite" in printed
+    listed = json.loads(run("ls", path, "--json").stdout, parse_constant=pytest.fail)
+    assert [one["reward"] for one in listed] == [None, 1.5e308, 1.5e308]
+
+
 def test_show_uses_the_singular_for_one(tmp_path: Path) -> None:
     head, *_ = lines(run("show", file_of(tmp_path / "t.mmr", short("one"))))
     assert "1 turn, 1 branch, 2 tokens, 1 sampled, 1 image, reward -1" in head
@@ -171,3 +184,21 @@ def test_the_agent_of_a_turn_is_shown_unless_it_plays_the_environment(tmp_path: 
     path = file_of(tmp_path / "t.mmr", Trajectory("agents", nodes=episode.nodes, turns=[turn]), short("other"))
     assert "agent critic, stop, reward -1" in lines(run("show", path, "agents"))[2]
     assert "agent" not in lines(run("show", path, "other"))[2]
+
+
+def test_every_command_takes_the_directory_of_a_run(tmp_path: Path) -> None:
+    directory = tmp_path / "out"
+    directory.mkdir()
+    file_of(directory / "trajectories.mmr", forked())
+    assert lines(run("ls", directory)) == lines(run("ls", directory / "trajectories.mmr"))
+    assert lines(run("show", directory))[0].startswith("episode forked")
+    assert "1 record, 1 episode" in run("verify", directory).stdout
+    assert "1 episode" in run("export", directory, "--jsonl", tmp_path / "e.jsonl").stdout
+    assert "1 record" in run("merge", directory, "--out", tmp_path / "merged.mmr").stdout
+    assert "1 record" in run("repair", directory, "--out", tmp_path / "repaired.mmr").stdout
+    assert lines(run("show", tmp_path / "repaired.mmr")) == lines(run("show", directory))
+
+
+def test_a_directory_that_is_of_no_run_is_one_error_line(tmp_path: Path) -> None:
+    for command in ("ls", "show", "verify"):
+        assert "the directory has no trajectories.mmr; name a trajectory file" in one_error(run(command, tmp_path))

@@ -5,19 +5,21 @@ from __future__ import annotations
 import io
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
-from trajectory_files import file_of, png, prompt_node, run, short
+from trajectory_files import file_of, forked, png, prompt_node, run, short
 
 from rollouts import FinishReason, TokenNode, Trajectory, Turn, WeightSpan
 from rollouts.cli.traj.node_details import NodeDetails, Shown
 from rollouts.cli.traj.token_colours import By, legend
 
-sys.path.append(str(Path(__file__).parent / "view"))
+sys.path += [str(Path(__file__).parent / name) for name in ("view", "report")]
 
+from report_runs import trained_run
 from viewer_episodes import called, media_episode, two_turns, video
 
 TERMINAL = {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLORTERM": "truecolor", "COLUMNS": "80"}
@@ -31,6 +33,61 @@ def test_tokens_in_a_pipe_have_boundaries_marks_and_numbers(tmp_path: Path, rend
     assert "●B⟨0.25⟩¦●l⟨0.25⟩¦●u⟨0.25⟩¦" in printed
     assert "●R¦●e¦●d¦" in printed  # the first turn has no log-probabilities of a trainer
     assert "\x1b" not in printed
+
+
+@pytest.mark.parametrize(
+    ("by", "make", "note"),
+    [
+        (
+            "mismatch",
+            "forked",
+            "needs the trainer's log-probabilities, and this episode has none: a TrainingLog writes",
+        ),
+        (
+            "logprob",
+            "prompt",
+            "--by logprob shows sampled tokens, and this episode has none; the tokens are coloured by",
+        ),
+        (
+            "sampled",
+            "prompt",
+            "--by sampled shows sampled tokens, and this episode has none; the tokens are coloured by",
+        ),
+        ("mismatch", "prompt", "the tokens are coloured by owner"),
+        ("owner", "unowned", "pass --model DIR; the tokens are coloured by sampled"),
+    ],
+)
+def test_a_colouring_that_the_episode_does_not_have_is_one_line_with_the_cure(
+    tmp_path: Path, by: str, make: str, note: str
+) -> None:
+    unowned = forked("one")
+    unowned.nodes[:] = [replace(node, messages=()) for node in unowned.nodes]
+    prompt = Trajectory("one", nodes=[prompt_node(-1, 5, 6)])
+    path = file_of(tmp_path / "t.mmr", {"forked": forked("one"), "prompt": prompt, "unowned": unowned}[make])
+    result = run("show", path, "--by", by)
+    assert result.exit_code == 0
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("note: ")
+    assert note in line
+    assert "¦" in result.stdout
+
+
+@pytest.mark.parametrize("by", list(By))
+def test_a_colouring_that_the_episode_has_needs_no_line(tmp_path: Path, renderer, by: By) -> None:
+    assert run("show", file_of(tmp_path / "t.mmr", two_turns(renderer)), "--by", by.value).stderr == ""
+
+
+def test_the_mismatch_is_read_from_the_log_of_the_trainer_beside_the_file(tmp_path: Path) -> None:
+    file = trained_run(tmp_path / "run") / "trajectories.mmr"
+    result = run("show", file, "episode-8", "--by", "mismatch")
+    assert result.stderr == ""
+    assert "●0⟨0.001⟩¦●1⟨0.001⟩¦" in result.stdout
+    assert run("show", file.parent, "episode-8", "--by", "mismatch").stdout == result.stdout
+    (file.parent / "mismatch.mmr").write_text("x")
+    damaged = run("show", file, "episode-8", "--by", "mismatch")
+    assert damaged.exit_code == 0
+    assert [line.partition(":")[0] for line in damaged.stderr.splitlines()] == ["error", "note"]
+    assert "●0⟨-0.5⟩¦●1⟨-1⟩¦" in damaged.stdout
 
 
 def test_without_a_model_tokens_are_ids(tmp_path: Path, renderer) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from rollouts.cli.init.errors import ProjectFileError
-from rollouts.engines.vllm.http.server_address import parse_address
+from rollouts.engines.vllm.http.server_address import parse_address, redacted
 from rollouts.errors import ArgumentError
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -83,7 +84,8 @@ class Model:
         try:
             _, credentials = parse_address(self.base_url, api_key=None)
         except ValueError as error:
-            raise ArgumentError("--base-url", "an address that cannot be used", str(error)) from None
+            address = redacted(re.split(r"[?#]", self.base_url)[0])  # a query may have a key
+            raise ArgumentError("--base-url", address, str(error)) from None
         if credentials is not None:
             rule = "remove them: run.toml names the environment variable with the key (api_key_env)"
             raise ArgumentError("--base-url", "an address with a user name or a password", rule)
@@ -146,7 +148,9 @@ def write_project(directory: Path, files: dict[str, str]) -> None:
             if parent.is_dir():
                 parent.rmdir()
         failed = Path(error.filename) if error.filename else directory
-        raise ProjectFileError(failed, f"{error.strerror or error}; nothing was written") from error
+        raise ProjectFileError(
+            failed, f"{error.strerror or error}; nothing was written; name another directory"
+        ) from error
 
 
 def _readme(name: str, template: Template, *, has_tiny_model: bool) -> str:

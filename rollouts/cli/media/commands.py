@@ -18,7 +18,8 @@ from rollouts.terminal.text import exit_with_error, print_error, print_line
 media_commands = typer.Typer(cls=CommandGroup, **APP_SETTINGS)
 
 Target = Annotated[
-    Path, typer.Argument(metavar="STORE", help="The directory of a media store, or a trajectory file (.mmr).")
+    Path,
+    typer.Argument(metavar="STORE", help="A trajectory file (.mmr), or the directory of a media store, run or demo."),
 ]
 
 

@@ -16,7 +16,7 @@ from renderers import MediaSource
 from renderers.file_reading import open_readable, read_bytes
 from renderers.media.source_directory import source_files, stray_files
 from rollouts.cli.errors import CommandFileError
-from rollouts.cli.trajectory_reader import open_reader
+from rollouts.cli.trajectory_reader import is_run_directory, open_reader
 from rollouts.trajectory.packed_episodes import AbsentSource
 from rollouts.trajectory_file.episodes import read_episodes
 from transport import RecordReader, TransportError
@@ -74,13 +74,13 @@ class Inventory:
 
 @contextmanager
 def open_inventory(target: Path) -> Iterator[Inventory]:
-    """List what a store directory or a record file holds; the media of a record file are readable in the block.
+    """List what a store directory, a record file or a run's directory holds; the media are readable in the block.
 
-    Raises `CommandFileError` if it is neither, and `OSError`.
+    Raises `CommandFileError` if it is none of them, and `OSError`.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        if target.is_dir():
+        if target.is_dir() and not is_run_directory(target):
             yield _of_store(target)
         else:
             with open_reader(target, "neither a media store nor a trajectory file") as reader:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
+from rollouts.numbers import mean_and_spread
 from rollouts.terminal.table import Column, print_table
 from rollouts.terminal.text import printable_line
 
 _TOTALS = ("done", "truncated", "failed", "turns", "tokens", "sampled_tokens", "images")
 _MOST_ERRORS = 10
+_MOST_WITHOUT_EXPONENT = 1e12
 
 
 def summarise(
@@ -25,8 +28,9 @@ def summarise(
     """Figures over all groups of the output directory.
 
     `complete`: every task of the source, up to the limit, has been run. `seconds` and `metrics` are those of this
-    process. Rewards are means over all episodes, failed ones included, and null without episodes. `errors` has the most
-    frequent kinds of errors, with the number of episodes and the first text of each.
+    process. Rewards are means over all episodes, failed ones included, and null without episodes; rewards that are not
+    finite (sums that overflow) are counted in `rewards_not_finite` and in no mean. `errors` has the most frequent
+    kinds of errors, with the number of episodes and the first text of each.
     """
     groups = attempts = 0
     totals = dict.fromkeys(_TOTALS, 0)
@@ -46,6 +50,7 @@ def summarise(
             kind = text.partition(":")[0]
             errors[kind] += 1
             examples.setdefault(kind, text)
+    reward = mean_and_spread(rewards)
     return {
         "complete": complete,
         "seconds": seconds,
@@ -53,9 +58,10 @@ def summarise(
         "episodes": len(rewards),
         **totals,
         "attempts": attempts,
-        "reward_mean": _mean(rewards),
-        "reward_std": float(np.std(rewards)) if rewards else None,
-        "reward_parts": {name: _mean(parts[name]) for name in sorted(parts)},
+        "reward_mean": _known(reward.mean),
+        "reward_std": _known(reward.spread),
+        "rewards_not_finite": reward.not_finite,
+        "reward_parts": {name: _known(mean_and_spread(parts[name]).mean) for name in sorted(parts)},
         "errors": {
             kind: {"episodes": count, "example": examples[kind]} for kind, count in errors.most_common(_MOST_ERRORS)
         },
@@ -64,7 +70,14 @@ def summarise(
 
 
 def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    """Write the summary to `path`, whose earlier content stays until the new one is complete. Raises `OSError`."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def print_summary(summary: Mapping[str, Any], console: Console) -> None:
@@ -86,8 +99,10 @@ def print_summary(summary: Mapping[str, Any], console: Console) -> None:
 def _figure(value: Any) -> str:
     if value is None:
         return "-"
-    return f"{value:,.3f}" if isinstance(value, float) else f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.3f}" if abs(value) < _MOST_WITHOUT_EXPONENT else f"{value:.4g}"
+    return f"{value:,}"
 
 
-def _mean(values: array[float]) -> float | None:
-    return float(np.mean(values)) if values else None
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.text import Text
@@ -17,13 +19,14 @@ from rich.text import Text
 from renderers import load_renderer
 from rollouts.cli.command_group import APP_SETTINGS, Command, CommandGroup
 from rollouts.cli.render.conversation_file import read_tools
+from rollouts.cli.traj.colouring import colouring_of, trainer_logprobs_beside
 from rollouts.cli.traj.new_file import new_file
 from rollouts.cli.traj.node_details import NodeDetails, Shown
 from rollouts.cli.traj.printing import describe_episode, ending, print_episodes, tree_lines
 from rollouts.cli.traj.token_colours import By, legend
-from rollouts.cli.trajectory_reader import open_reader
+from rollouts.cli.trajectory_reader import open_reader, trajectory_file
 from rollouts.errors import NoJsonFormError
-from rollouts.terminal.text import counted, exit_with_error, print_error, print_line, printable_line
+from rollouts.terminal.text import counted, exit_with_error, print_error, print_line, print_note, printable_line
 from rollouts.trajectory.packed_episodes import AbsentSource
 from rollouts.trajectory.step_lists import is_step_source
 from rollouts.trajectory_file.episodes import Episode, read_episodes
@@ -34,7 +37,9 @@ from transport.wire.error_texts import quoted
 
 traj_commands = typer.Typer(cls=CommandGroup, **APP_SETTINGS)
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="A trajectory file (.mmr).")]
+File = Annotated[
+    Path, typer.Argument(metavar="FILE", help="A trajectory file (.mmr), or the directory of a run or demo.")
+]
 T = TypeVar("T")
 
 
@@ -55,7 +60,8 @@ def ls(
     with open_reader(file) as reader:
         described = [describe_episode(episode) for episode in _printable_episodes(reader, problems)]
     if as_json:
-        sys.stdout.write(json.dumps(described) + "\n")
+        finite = [{**one, "reward": one["reward"] if math.isfinite(one["reward"]) else None} for one in described]
+        sys.stdout.write(json.dumps(finite) + "\n")  # JSON has no infinite numbers
     elif described:
         print_episodes(described)
     else:
@@ -97,12 +103,7 @@ def show(
     offered = None if tools is None else read_tools(tools)
     console = Console()
     colours = console.color_system is not None and not console.no_color
-    shown = Shown(
-        by or (By.OWNER if renderer is not None else None),
-        images and console.is_terminal and colours,
-        colours,
-        console.width if console.is_terminal else None,
-    )
+    width = console.width if console.is_terminal else None
     problems: list[str] = []
     with open_reader(file) as reader:
         found = _find_episode(reader, episode, problems)
@@ -123,9 +124,22 @@ def show(
         )
         if found.trajectory.error:
             print_line(f"error: {printable_line(found.trajectory.error)}")
-        if shown.by is not None and colours:
-            console.print(Text(" ").join(Text(f" {name} ", style) for name, style in legend(shown.by)), soft_wrap=True)
-        details = NodeDetails(found.trajectory, shown, renderer, offered)
+        trainer: Mapping[int, np.ndarray] = {}
+        if by is By.MISMATCH:
+            unreadable: list[str] = []
+            trainer = trainer_logprobs_beside(trajectory_file(file), found.trajectory, unreadable)
+            for problem in unreadable:
+                print_error(problem)
+        if by is not None:
+            by, note = colouring_of(by, found.trajectory, trainer, has_model=renderer is not None)
+            if note:
+                print_note(note)
+        elif renderer is not None:
+            by = By.OWNER
+        if by is not None and colours:
+            console.print(Text(" ").join(Text(f" {name} ", style) for name, style in legend(by)), soft_wrap=True)
+        shown = Shown(by, images and console.is_terminal and colours, colours, width)
+        details = NodeDetails(found.trajectory, shown, renderer, offered, trainer)
         for line in tree_lines(found.trajectory, details, ids=ids):
             console.print(line, soft_wrap=True)
 
@@ -199,7 +213,7 @@ def merge(
 
     Exits with 1 if a file ends with an incomplete record, which is left out.
     """
-    print_line(f"{counted(merge_record_files(files, out), 'record')} in {out}")
+    print_line(f"{counted(merge_record_files([trajectory_file(file) for file in files], out), 'record')} in {out}")
     truncated = False
     for file in files:
         with open_reader(file) as reader:
@@ -215,8 +229,9 @@ def repair(file: File, out: Annotated[Path, typer.Option(metavar="NEW_FILE", hel
     """Write the complete records, in order, to a new file; name the others. FILE is not changed."""
     with open_reader(file):  # an error about the file names FILE and not the copy
         pass
-    with new_file(out) as path, locked(file):  # a record that a writer has not finished yet is not damaged
-        shutil.copyfile(file, path)
+    damaged = trajectory_file(file)
+    with new_file(out) as path, locked(damaged):  # a record that a writer has not finished yet is not damaged
+        shutil.copyfile(damaged, path)
         report = repair_record_file(path)
     for dropped in report.dropped:
         print_line(f"record {dropped.index}: {dropped.reason}")

@@ -42,12 +42,16 @@ class Shown:
 
 @dataclass(slots=True)
 class NodeDetails:
-    """The details of the nodes of one episode. With a `renderer`: texts and owners of tokens, status of tool calls."""
+    """The details of the nodes of one episode. With a `renderer`: texts and owners of tokens, status of tool calls.
+
+    `trainer_logprobs` has float32 (tokens of the node,) by node, in place of the extras of that name.
+    """
 
     trajectory: Trajectory
     shown: Shown
     renderer: TemplateRenderer | None = None
     tools: Sequence[Mapping[str, Any]] | None = None
+    trainer_logprobs: Mapping[int, np.ndarray] = field(default_factory=dict)
     _view: ModelView | None = field(init=False, default=None)
     _roles: dict[int, list[str]] = field(init=False, default_factory=dict)  # node -> roles of its branch's messages
     _turn_of: dict[int, int] = field(init=False, default_factory=dict)
@@ -87,7 +91,7 @@ class NodeDetails:
         """The tokens of a node; the placeholder of an item is one piece."""
         node, by = self.trajectory.nodes[index], self.shown.by
         assert by is not None
-        columns = node_columns(node, self._owners(index))
+        columns = node_columns(node, self._owners(index), self.trainer_logprobs.get(index))
         texts = self._texts(node)
         placeholders = {reference.placeholder.offset: reference for reference in node.media}
         pieces: list[_Piece] = []

@@ -18,8 +18,9 @@ from typing import Any
 from rich.text import Text
 
 from rollouts.cli.traj.node_details import NodeDetails
+from rollouts.numbers import mean_and_spread
 from rollouts.terminal.table import Column, print_table
-from rollouts.terminal.text import counted, printable_line
+from rollouts.terminal.text import counted, print_line, printable_line
 from rollouts.trajectory.token_node import TokenNode
 from rollouts.trajectory.tree import Trajectory, Turn
 from rollouts.trajectory_file.episodes import Episode
@@ -64,13 +65,13 @@ def print_episodes(described: Sequence[dict[str, Any]]) -> None:
     """Print a table of episodes, with totals below it; of the reward the mean."""
     totals = {name: f"{sum(one[name] for one in described):,}" for name in _COUNTS}
     groups = len({one["group"] for one in described})
-    mean_reward = sum(one["reward"] for one in described) / max(len(described), 1)
+    reward = mean_and_spread(one["reward"] for one in described)
     columns = [
         Column("#", align_right=True),
         Column("episode", counted(len(described), "episode"), min_width=16),
         Column("group", counted(groups, "group"), min_width=10, drop_order=2),
         *(Column(name, totals[name], align_right=True, drop_order=order) for name, order in _COUNTS.items()),
-        Column("reward", f"{mean_reward:.4g}", align_right=True),
+        Column("reward", f"{reward.mean:.4g}" if reward.used else "-", align_right=True),
         Column("done", f"{sum(one['done'] for one in described):,}"),
     ]
     rows = (
@@ -85,6 +86,8 @@ def print_episodes(described: Sequence[dict[str, Any]]) -> None:
         for one in described
     )
     print_table(columns, rows)
+    if reward.not_finite:
+        print_line(f"not in the mean reward: {counted(reward.not_finite, 'episode')} whose reward is not finite")
 
 
 def tree_lines(trajectory: Trajectory, details: NodeDetails, *, ids: bool = False) -> Iterator[Text]:

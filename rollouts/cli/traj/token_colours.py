@@ -64,11 +64,14 @@ class NodeColumns:
         return _UNMARKED if math.isnan(share) else f"black on {_mixed(share)}"
 
 
-def node_columns(node: TokenNode, roles: tuple[str, ...]) -> NodeColumns:
-    """The columns of a node whose tokens are owned by messages of these roles."""
+def node_columns(node: TokenNode, roles: tuple[str, ...], trainer_logprobs: np.ndarray | None = None) -> NodeColumns:
+    """The columns of a node whose tokens are owned by messages of these roles.
+
+    Without `trainer_logprobs`, float32 (n,), those of the trainer are read from the extra of that name.
+    """
     logprobs = np.full(len(node), np.nan)
     logprobs[node.sampled] = node.logprobs
-    trainer = node.extras.get(TRAINER_LOGPROBS)
+    trainer = node.extras.get(TRAINER_LOGPROBS) if trainer_logprobs is None else trainer_logprobs
     mismatch = np.full(len(node), np.nan)
     if trainer is not None and trainer.ndim == 1 and trainer.dtype.kind in "biuf":
         mismatch = np.abs(trainer.astype(np.float64) - logprobs)

@@ -12,9 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from renderers import TemplateRenderer, load_renderer
-from rollouts.cli.errors import CommandFileError
 from rollouts.cli.render.conversation_file import read_tools
-from rollouts.cli.trajectory_reader import open_reader
+from rollouts.cli.trajectory_reader import open_reader, trajectory_file
 from rollouts.terminal.text import counted, exit_with_error, print_error, print_line
 from rollouts.trajectory.tree import Trajectory
 from rollouts.trajectory_file.episodes import read_episodes
@@ -52,7 +51,7 @@ def view(
         exit_with_error("--tools is used by the full render only: pass --model, too")
     if serve and out is not None:
         exit_with_error("--serve writes no file: pass --out without it")
-    path = _trajectory_file(file)
+    path = trajectory_file(file)
     renderer = None if model is None else load_renderer(model)
     offered = None if tools is None else read_tools(tools)
     if serve:
@@ -91,16 +90,6 @@ def _write(path: Path, out: Path, renderer: TemplateRenderer | None, tools: list
         print_error(f"not shown: {problem}")
     size = out.stat().st_size / 1e6
     print_line(f"{counted(written, 'episode')} in {out} ({size:.1f} MB); open it in a browser")
-
-
-def _trajectory_file(path: Path) -> Path:
-    """The file itself, or that of a run's directory. Raises `CommandFileError`."""
-    if not path.is_dir():
-        return path
-    inside = path / "trajectories.mmr"
-    if not inside.exists():
-        raise CommandFileError(path, "the directory has no trajectories.mmr; name a trajectory file")
-    return inside
 
 
 def _trajectories(reader: RecordReader, problems: list[str]) -> Iterator[Trajectory]:

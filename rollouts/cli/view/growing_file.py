@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -15,6 +16,7 @@ from rollouts.trajectory.tree import Trajectory
 from rollouts.trajectory_file.episodes import Episode, episodes_of_record
 from rollouts.view.episode_data import summary
 from rollouts.view.errors import EpisodeReadError
+from rollouts.view.message_texts import has_texts
 from transport import TransportError
 
 _POLL_SECONDS: Final = 1.0
@@ -69,6 +71,27 @@ class GrowingFile:
         if found is None:
             raise EpisodeReadError(f"episode {number}", f"record {place.record} of {self._path} has changed")
         return found.trajectory
+
+    def search(self, wanted: Sequence[str], start: int, seconds: float) -> tuple[list[int], int]:
+        deadline = time.monotonic() + seconds
+        found: list[int] = []
+        number, count = start, len(self._places)
+        while number < count and (number == start or time.monotonic() < deadline):
+            record = self._places[number].record
+            episodes = self._searched_episodes(record)
+            while number < count and self._places[number].record == record:
+                position = self._places[number].position
+                if position < len(episodes) and has_texts(episodes[position].trajectory, wanted):
+                    found.append(number)
+                number += 1
+        return found, max(number, start)
+
+    def _searched_episodes(self, record: int) -> Sequence[Episode]:
+        """The episodes of a record; none if it cannot be read any more, which opening one of them says."""
+        try:
+            return self._episodes(record, [])
+        except TransportError:
+            return []
 
     def medium(self, digest: str) -> tuple[MediaSource, Modality]:
         number = self._media.get(digest)

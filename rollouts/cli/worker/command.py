@@ -8,6 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
+from rollouts.terminal.log_lines import PrintableFormatter
 from rollouts.terminal.text import print_error
 
 #: No orchestrator for as long as `--wait` says.
@@ -51,7 +52,9 @@ def worker(
     from rollouts.terminal.interrupt_deadline import exit_interrupted, run_with_deadline
     from rollouts.workers.link import OrchestratorLostError, read_worker_keys
 
-    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
+    handler = logging.StreamHandler()
+    handler.setFormatter(PrintableFormatter("%(asctime)s %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
     logging.getLogger("rollouts.workers").setLevel(logging.INFO)
     try:
         keys = None if key_file is None else read_worker_keys(key_file)

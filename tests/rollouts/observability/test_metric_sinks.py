@@ -16,7 +16,8 @@ import pytest
 from rollouts.errors import ArgumentError, MissingExtraError
 from rollouts.observability import JsonLinesSink, MetricHistory, RunMetrics, TensorBoardSink, TrainingLog, WandbSink
 from rollouts.observability.errors import TrainingLogError
-from rollouts.observability.metric_sinks import last_step, read_json_lines
+from rollouts.observability.json_lines import read_json_lines
+from rollouts.observability.metric_sinks import last_step
 from rollouts.observability.training_log import read_step_mismatch
 from rollouts.training.mismatch import ComparedTokens, MismatchReport
 from transport import RecordReader, RecordWriter
@@ -91,13 +92,56 @@ def test_an_incomplete_last_line_is_cut_off_and_a_damaged_one_is_named(tmp_path:
     path.write_text('{"step": 1, "time": 1.0, "metrics": {"a": 1, "b": "text"}}\nno JSON\n{"step": 2, "ti')
     problems: list[str] = []
     assert [row["metrics"] for row in read_json_lines(path, problems)] == [{"a": 1.0}]
-    assert problems == ["metrics.jsonl, line 2: no object with step, time and metrics"]
+    assert problems == [
+        "metrics.jsonl, line 2: no object with step, time and metrics",
+        "metrics.jsonl, line 3: the last 15 bytes are incomplete: it has no line feed, so it is being written or was "
+        "cut off",
+    ]
     sink = JsonLinesSink(path)
     sink.write("runner", 7, {"a": 2})
     sink.close()
     assert [row["step"] for row in read_json_lines(path, [])] == [1, 7]
     assert last_step(path) == 7
     assert last_step(tmp_path / "none.jsonl") == 0
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"step": 1, "time": NaN, "metrics": {}}',
+        '{"step": 1, "time": 1e999, "metrics": {}}',
+        '{"step": Infinity, "time": 1.0, "metrics": {}}',
+        f'{{"step": 1{"0" * 400}, "time": 1.0, "metrics": {{}}}}',
+        '{"step": 1, "time": 1.0, "metrics": [1]}',
+        "[" * 100_000,
+        "null",
+        "",
+    ],
+)
+def test_a_line_of_other_types_is_named_and_the_next_one_is_read(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{line}\n{{"step": 2, "time": 1.0, "metrics": {{}}}}\n')
+    problems: list[str] = []
+    assert [row["step"] for row in read_json_lines(path, problems)] == [2]
+    assert len(problems) == 1
+    assert problems[0].startswith("metrics.jsonl, line 1: ")
+
+
+def test_a_line_of_any_length_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollouts.observability.json_lines.MAX_LINE_BYTES", 100)
+    path = tmp_path / "metrics.jsonl"
+    row = '{"step": 2, "time": 1.0, "metrics": {}}'
+    path.write_text(f"{'x' * 1000}\n{row}\n{'x' * 1000}")
+    problems: list[str] = []
+    assert [found["step"] for found in read_json_lines(path, problems)] == [2]
+    assert [problem.partition(":")[0] for problem in problems] == ["metrics.jsonl, line 1", "metrics.jsonl, line 3"]
+
+
+def test_a_directory_in_place_of_a_file_of_lines_is_named(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()
+    problems: list[str] = []
+    assert list(read_json_lines(tmp_path / "metrics.jsonl", problems)) == []
+    assert problems == ["metrics.jsonl: it cannot be read: Is a directory"]
 
 
 def test_a_history_writes_at_the_start_and_the_end_and_counts_steps_on(tmp_path: Path) -> None:

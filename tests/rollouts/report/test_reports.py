@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_runs import HOSTILE, failing_run, hostile_run, trained_run
+from report_runs import HOSTILE, episode, failing_run, hostile_run, trained_run
 from typer.testing import CliRunner, Result
 
 from rollouts import Trajectory
@@ -218,6 +218,74 @@ def test_a_file_of_mismatches_that_cannot_be_read_is_listed_and_the_rest_is_repo
     page = read(directory / "report.html")
     assert "mismatch.mmr: " in page.text
     assert [link["href"] for link in page.all("a") if "#e=" in link["href"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("summary.json", b'{"complete": tr', "it is no JSON, or was cut off after 15 bytes"),
+        ("summary.json", b"", "it is no JSON, or was cut off after 0 bytes"),
+        ("summary.json", b"[true]", 'it is no object with "complete": true or false'),
+        ("summary.json", b'{"complete": 1}', 'it is no object with "complete": true or false'),
+        ("summary.json", b"[" * 200_000, "it is no JSON"),
+        ("summary.json", b'{"a": "' + b"x" * (1 << 20) + b'"}', "it is larger than 1 MiB"),
+        ("summary.json", b"\xff\xfe\x00", "it is no JSON"),
+        ("metrics.jsonl", b'{"rewards": [1.0], "reward_pa', "line 1: the last 29 bytes are incomplete"),
+        ("metrics.jsonl", b'{"rewards": "12", "reward_parts": {}}\n', "line 1: no object with rewards"),
+        ("metrics.jsonl", b"null\n", "line 1: no object with rewards"),
+        ("runner_metrics.jsonl", b'{"step": 1, "time"', "line 1: the last 18 bytes are incomplete"),
+        ("runner_metrics.jsonl", b"{}\n", "line 1: no object with step, time and metrics"),
+        ("training.jsonl", b'{"step": 1', "line 1: the last 10 bytes are incomplete"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_listed_with_its_reason_and_the_rest_is_reported(
+    tmp_path: Path, name: str, content: bytes, reason: str
+) -> None:
+    directory = trained_run(tmp_path / "run")
+    (directory / name).write_bytes(content)
+    result = run(directory)
+    assert result.exit_code == 0, result.output
+    (listed,) = [line for line in result.output.splitlines() if "not in the report" in line]
+    assert f"{name}" in listed
+    assert reason in listed
+    page = read(directory / "report.html")
+    assert reason in page.text
+    assert "values: Reward" in page.text
+
+
+def test_the_end_of_a_file_of_mismatches_that_was_cut_off_is_listed_once(tmp_path: Path) -> None:
+    directory = trained_run(tmp_path / "run")
+    path = directory / "mismatch.mmr"
+    path.write_bytes(path.read_bytes()[:-50])
+    problems = write_report(directory).problems
+    assert len(problems) == 1
+    assert re.fullmatch(r"the last \d+ bytes of mismatch.mmr are incomplete", problems[0])
+
+
+@pytest.mark.filterwarnings("error")
+def test_rewards_up_to_the_largest_float_have_a_mean_and_a_curve(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    overflows = episode(2, reward=1.5e308)
+    overflows.turns.append(replace(overflows.turns[0]))
+    with RecordWriter(directory / "trajectories.mmr") as writer:
+        writer.append([episode(0, reward=1e308), episode(1, reward=1.6e308), overflows])
+    row = {"rewards": [1e308, 1.6e308, math.inf, math.nan], "reward_parts": {"part": [1e308, 1e308, 1e308, 1e308]}}
+    (directory / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    result = run(directory)
+    assert result.exit_code == 0, result.output
+    page = read(directory / "report.html")
+    assert "mean reward without failed episodes1.30e+308" in page.text
+    assert "standard deviation of the reward3.00e+307" in page.text
+    assert "episodes whose reward is not finite, left out of the mean1" in page.text
+    assert "episode 11.60e+308" in page.text
+    assert "reward inf" in page.text  # in the card of the episode
+    drawn = [line for tag, line in page.elements if tag in ("polyline", "circle")]
+    assert drawn
+    assert "1.5e+308" in page.text  # a tick
+    index = re.search(r'id="index">(.*?)</script>', (directory / "viewer.html").read_text("utf-8"))
+    assert index is not None
+    assert [one["reward"] for one in json.loads(index[1])["episodes"]] == [1e308, 1.6e308, None]
 
 
 def test_texts_of_episodes_and_errors_are_text(tmp_path: Path) -> None:

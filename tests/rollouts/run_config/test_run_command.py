@@ -58,7 +58,7 @@ def test_a_run_writes_every_group_once_with_its_figures(tmp_path: Path) -> None:
         "failed": 0,
         "turns": 1 + 1 + 2 + 2,
     }
-    assert (summary["reward_mean"], summary["reward_std"]) == (0.5, 0.5)
+    assert (summary["reward_mean"], summary["reward_std"], summary["rewards_not_finite"]) == (0.5, 0.5, 0)
     assert "reward mean" in result.stdout
     assert "0.500" in result.stdout
 

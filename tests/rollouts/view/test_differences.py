@@ -1,15 +1,20 @@
 """Differences between the tokens of a branch and those of a render."""
 
+import time
+
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollouts.view import drift
 from rollouts.view.drift import token_differences
 
 IDS = st.lists(st.integers(0, 3), max_size=30)
 
 
-@given(IDS, IDS)
-def test_replacing_each_difference_gives_the_render(ids, rendered):
+def check(ids, rendered):
+    """Replacing each difference gives the render."""
     differences = token_differences(ids, rendered)
     replaced = list(ids)
     for each in reversed(differences):
@@ -17,9 +22,55 @@ def test_replacing_each_difference_gives_the_render(ids, rendered):
         replaced[each.start : each.end] = each.rendered_ids
     assert replaced == rendered
     assert bool(differences) == (ids != rendered)
+    return differences
 
 
-def test_long_parts_that_differ_are_one_difference_around_which_all_tokens_are_equal():
+@given(IDS, IDS)
+def test_replacing_each_difference_gives_the_render(ids, rendered):
+    check(ids, rendered)
+
+
+@given(IDS, IDS, st.integers(1, 4), st.integers(0, 100))
+def test_replacing_each_difference_of_divided_parts_gives_the_render(ids, rendered, run, product):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drift, "_RUN", run)
+        patch.setattr(drift, "_MAX_PRODUCT", product)
+        check(ids, rendered)
+
+
+def test_each_place_where_a_long_episode_differs_is_found_and_nothing_else():
+    ids = np.random.default_rng(3).integers(0, 50_000, 30_000).tolist()
+    ids[9_000:15_000] = [7] * 6_000  # the placeholders of a video
+    rendered = list(ids)
+    rendered[100:101] = [60_000, 60_001]
+    rendered[12_000:12_000] = [7] * 4
+    rendered[20_000:20_003] = []
+    rendered[29_000:29_002] = [60_000, 60_001]
+    differences = check(ids, rendered)
+    assert [(each.start, each.end - each.start, len(each.rendered_ids)) for each in differences] == [
+        (100, 1, 2),
+        (differences[1].start, 0, 4),
+        (19_995, 3, 0),
+        (28_998, 2, 2),
+    ]
+    assert 9_000 <= differences[1].start <= 15_000
+    assert not any(each.is_coarse for each in differences)
+
+
+def test_long_parts_without_a_common_run_are_one_difference_that_says_so():
     ids, rendered = [1, *[2] * 5000, 9], [1, *[3] * 6000, 9]
     (difference,) = token_differences(ids, rendered)
     assert (difference.start, difference.end, len(difference.rendered_ids)) == (1, 5001, 6000)
+    assert difference.is_coarse
+
+
+def test_the_work_for_parts_that_differ_is_bounded():
+    generator = np.random.default_rng(3)
+    common = [generator.integers(0, 50_000, 40).tolist() for _ in range(40)]
+    ids = [token for run in common for token in [*run, *[1] * 3000]]
+    rendered = [token for run in common for token in [*run, *[2] * 3000]]
+    started = time.process_time()
+    differences = check(ids, rendered)
+    assert time.process_time() - started < 30
+    assert [each.end - each.start for each in differences] == [3000] * 40
+    assert [each.is_coarse for each in differences] == [False] + [True] * 39

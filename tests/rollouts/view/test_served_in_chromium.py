@@ -24,6 +24,11 @@ def test_the_served_page_reads_on_demand_and_shows_episodes_as_they_are_written(
             out.append(two_turns(renderer, "later"))
             opened.until("document.querySelectorAll('tbody tr td.id').length", 3)
             assert opened.texts("tbody tr td.id") == ["failed", "two-turns", "later"]
+            opened.page.fill("#filter", "text:blue")
+            opened.until("document.querySelectorAll('tbody tr td.id').length", 2)
+            out.append(two_turns(renderer, "last"))
+            opened.until("document.querySelectorAll('tbody tr td.id').length", 3)
+            assert opened.texts("tbody tr td.id") == ["two-turns", "later", "last"]
             assert opened.messages == []
             assert all(url.startswith((address, "blob:")) for url in opened.requests)
         opened.until("document.querySelector('.top .hint').textContent", "the server does not answer")

@@ -72,9 +72,30 @@ def test_episodes_and_media_are_served_as_a_page_has_them(url, renderer):
     assert (medium["width"], len(medium["frames"])) == (32, 1)
 
 
+def test_a_search_reads_the_texts_of_messages_in_bounded_time(file, url):
+    for query, found in (("blue", [0]), ("BLUE&text=red.", [0]), ("no such text", []), ("user", [])):
+        status, _, body = get(url, f"search?from=0&text={query.replace(' ', '%20')}")
+        assert (status, json.loads(body)) == (200, {"found": found, "next": 3}), query
+    assert json.loads(get(url, "search?from=1&text=blue")[2]) == {"found": [], "next": 3}
+    assert json.loads(get(url, "search?from=9&text=blue")[2]) == {"found": [], "next": 9}
+    store = GrowingFile(file)
+    try:
+        while len(store.rows(0, 10)) < 3:
+            time.sleep(0.01)
+        assert store.search(["blue"], 0, seconds=0.0) == ([0], 2)  # one record, which has two episodes
+        assert store.search(["blue"], 2, seconds=0.0) == ([], 3)
+    finally:
+        store.close()
+
+
 @pytest.mark.parametrize(
     ("path", "status"),
     [
+        ("search", 400),
+        ("search?from=0&text=" + "x" * 401, 400),
+        ("search?from=0" + "&text=x" * 9, 400),
+        ("search?from=-1&text=x", 400),
+        ("search?from=%C2%B2&text=x", 400),
         ("episodes/3", 404),
         ("episodes/-1", 404),
         ("episodes/0x1", 404),

@@ -58,6 +58,13 @@ def test_other_files_and_directories_are_errors_of_one_line(tmp_path):
     assert not list(tmp_path.glob("*.html"))
 
 
+def test_a_directory_in_place_of_the_page_is_an_error_with_its_name(renderer, tmp_path):
+    directory = tmp_path / "page"
+    directory.mkdir()
+    result = run(file_of(tmp_path / "episodes.mmr", failed()), "--out", directory)
+    assert (result.exit_code, result.stderr) == (2, f"error: {directory}: Is a directory; name a file\n")
+
+
 def test_tools_without_a_model_are_refused(tmp_path):
     result = run(tmp_path / "x.mmr", "--tools", tmp_path / "tools.json")
     assert result.exit_code == 2

@@ -1,11 +1,14 @@
 // The data of the page as rollouts/view/episode_data.py writes them, and the two places that they come from.
 
+import { messageTexts } from "./message_texts.ts";
+
 /** A line of the list of episodes. */
 export interface Summary {
   number: number;
   id: string;
   group: string;
-  reward: number;
+  /** Null if the sum over the turns is not finite. */
+  reward: number | null;
   turns: number;
   branches: number;
   tokens: number;
@@ -83,6 +86,8 @@ export interface Difference {
   end: number;
   renderedStart: number;
   ids: number[];
+  /** Too long to be compared token by token: some of the tokens may be equal. */
+  coarse: boolean;
 }
 
 export interface Drift {
@@ -98,7 +103,7 @@ export interface Header {
   id: string;
   group: string;
   seed: string;
-  reward: number;
+  reward: number | null;
   done: boolean;
   truncated: boolean;
   truncationReason: string;
@@ -137,7 +142,18 @@ export interface Medium {
 export interface Source {
   episode(number: number): Promise<Payload>;
   medium(digest: string): Promise<Medium>;
+  /** The episodes from number `from` on whose messages have all `texts`, as far as a fraction of a second allows. */
+  search(texts: string[], from: number): Promise<SearchPart>;
 }
+
+/** `found` are numbers of episodes before `next`, the first episode that was not read. */
+export interface SearchPart {
+  found: number[];
+  next: number;
+}
+
+/** After so many milliseconds a search in this document lets the page draw and read keys. */
+const SEARCH_MILLISECONDS = 30;
 
 const COLUMN_TYPES: { [name: string]: new (data: ArrayBuffer, offset: number, length: number) => Column } = {
   int32: Int32Array,
@@ -177,6 +193,23 @@ async function block(id: string): Promise<string> {
 }
 
 class DocumentSource implements Source {
+  private readonly texts: string[] = [];
+
+  constructor(private readonly episodes: number) {}
+
+  async search(texts: string[], from: number): Promise<SearchPart> {
+    if (from > 0) await new Promise((resolve) => setTimeout(resolve));
+    const wanted = texts.map((text) => text.toLowerCase());
+    const found: number[] = [];
+    const end = performance.now() + SEARCH_MILLISECONDS;
+    let next = from;
+    for (; next < this.episodes && (next === from || performance.now() < end); next++) {
+      this.texts[next] ??= messageTexts((await this.episode(next)).header);
+      if (wanted.every((text) => this.texts[next].includes(text))) found.push(next);
+    }
+    return { found, next };
+  }
+
   async episode(number: number): Promise<Payload> {
     return parsePayload(new Blob([bytesOfBase64(await block(`episode-${number}`))]));
   }
@@ -187,6 +220,11 @@ class DocumentSource implements Source {
 }
 
 class ServerSource implements Source {
+  async search(texts: string[], from: number): Promise<SearchPart> {
+    const query = new URLSearchParams([["from", String(from)], ...texts.map((text) => ["text", text])]);
+    return (await (await request(`search?${query}`)).json()) as SearchPart;
+  }
+
   async episode(number: number): Promise<Payload> {
     return parsePayload(await (await request(`episodes/${number}`)).blob());
   }
@@ -212,5 +250,5 @@ export function readIndex(): Index {
 }
 
 export function sourceOf(index: Index): Source {
-  return index.live ? new ServerSource() : new DocumentSource();
+  return index.live ? new ServerSource() : new DocumentSource(index.episodes.length);
 }

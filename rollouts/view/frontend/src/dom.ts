@@ -26,7 +26,8 @@ export function counted(count: number, noun: string, plural = `${noun}s`): strin
   return `${number(count)} ${count === 1 ? noun : plural}`;
 }
 
-/** A number with `digits` significant digits, without trailing zeros. */
-export function short(value: number, digits = 4): string {
+/** A number with `digits` significant digits, without trailing zeros; null is a number that JSON does not have. */
+export function short(value: number | null, digits = 4): string {
+  if (value === null) return "not finite";
   return Number.isFinite(value) ? String(Number(value.toPrecision(digits))) : String(value);
 }

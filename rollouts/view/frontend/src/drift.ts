@@ -44,6 +44,7 @@ function fillHunk(
   const rendered = episode.cellsOfIds(ids.slice(0, MAX_SHOWN));
   parent.append(
     h("button", { type: "button", class: "link", onclick: () => openToken(start) }, `token ${number(start)}`),
+    difference.coarse ? h("p", { class: "warn" }, "This part is too long to be compared token by token: some of its tokens may be equal.") : "",
     side(episode, `this branch: ${counted(end - start, "token")}`, "removed", before, sampled, after, end - start),
     side(episode, `full render: ${counted(ids.length, "token")}`, "inserted", before, rendered, after, ids.length),
   );

@@ -6,7 +6,7 @@ type Test = (episode: Summary) => boolean;
 
 const NUMBERS: { [name: string]: (episode: Summary) => number } = {
   number: (episode) => episode.number,
-  reward: (episode) => episode.reward,
+  reward: (episode) => episode.reward ?? NaN,
   turns: (episode) => episode.turns,
   branches: (episode) => episode.branches,
   tokens: (episode) => episode.tokens,
@@ -35,11 +35,18 @@ const OPERATORS: { [operator: string]: (value: number, limit: number) => boolean
   "!=": (value, limit) => value !== limit,
 };
 
-export const FILTER_HELP = `Words match id, group and error. Conditions: ${Object.keys(NUMBERS).join(", ")} with > < >= <= = != and a number; ${Object.keys(TEXTS).join(", ")} with : and a text (status:error, version:7).`;
+export const FILTER_HELP = `Words match id, group and error. Conditions: ${Object.keys(NUMBERS).join(", ")} with > < >= <= = != and a number; ${Object.keys(TEXTS).join(", ")} with : and a text (status:error, version:7). text:door and text:"a door" search in the texts of the messages.`;
 
-/** A test for episodes, or the part of the query that has no meaning. */
-export function parseFilter(query: string): { test: Test } | { problem: string } {
+/** A test for lines of the list, and texts that the messages must have. */
+export interface Filter {
+  test: Test;
+  texts: string[];
+}
+
+/** The filter, or the part of the query that has no meaning. */
+export function parseFilter(query: string): Filter | { problem: string } {
   const tests: Test[] = [];
+  const texts: string[] = [];
   for (const word of query.match(/"[^"]*"|[^\s"]+(?:"[^"]*")?/g) ?? []) {
     const number = /^([a-z]+)(>=|<=|!=|=|>|<)(.*)$/i.exec(word);
     const text = /^([a-z]+):(.*)$/i.exec(word);
@@ -48,6 +55,9 @@ export function parseFilter(query: string): { test: Test } | { problem: string }
       if (number[3] === "" || Number.isNaN(limit)) return { problem: `${word}: "${number[3]}" is not a number` };
       const value = NUMBERS[number[1].toLowerCase()];
       tests.push((episode) => OPERATORS[number[2]](value(episode), limit));
+    } else if (text && text[1].toLowerCase() === "text") {
+      const wanted = text[2].replaceAll('"', "");
+      if (wanted) texts.push(wanted);
     } else if (text && text[1].toLowerCase() in TEXTS) {
       const name = text[1].toLowerCase();
       tests.push(textTest(name, text[2].replaceAll('"', "").toLowerCase()));
@@ -60,7 +70,7 @@ export function parseFilter(query: string): { test: Test } | { problem: string }
       );
     }
   }
-  return { test: (episode) => tests.every((test) => test(episode)) };
+  return { test: (episode) => tests.every((test) => test(episode)), texts };
 }
 
 /** A version must be equal, because "1" is a part of "10"; of other texts a part is enough. */

@@ -1,6 +1,6 @@
 // The list of episodes: a table of which only the rows near the viewport are in the document.
 
-import type { Summary } from "./data.ts";
+import type { Source, Summary } from "./data.ts";
 import { h, number, short } from "./dom.ts";
 import { type SortKey, parseFilter, sorted } from "./filter.ts";
 import { fragmentOf } from "./location.ts";
@@ -46,6 +46,13 @@ export class EpisodeList {
   private key: SortKey = "number";
   private descending = false;
   private selected: number | null = null;
+  /** The texts that messages must have, as JSON; the episodes that have them, of the first `searched` ones. */
+  private wanted = "[]";
+  private readonly found = new Set<number>();
+  private searched = 0;
+  private isSearching = false;
+  private searchError = "";
+  private run = 0;
   private readonly filter: HTMLInputElement;
   private readonly count: HTMLElement;
   private readonly scroller: HTMLElement;
@@ -56,12 +63,13 @@ export class EpisodeList {
 
   constructor(
     private episodes: Summary[],
+    private readonly source: Source,
     private readonly open: (number: number) => void,
   ) {
     this.filter = h("input", {
       type: "search",
       id: "filter",
-      placeholder: "filter: words, reward>0.5, status:error",
+      placeholder: "filter: words, reward>0.5, text:door",
       "aria-label": "Filter episodes",
       "aria-describedby": "count",
       spellcheck: "false",
@@ -136,16 +144,57 @@ export class EpisodeList {
       this.count.textContent = lineOf(parsed.problem);
       return;
     }
-    this.shown = sorted(this.episodes.filter(parsed.test), this.key, this.descending);
-    const mean = this.shown.reduce((sum, episode) => sum + episode.reward, 0) / this.shown.length;
-    const reward = this.shown.length ? `, mean reward ${short(mean)}` : "";
-    this.count.textContent = `${number(this.shown.length)} of ${number(this.episodes.length)} episodes${reward}`;
+    this.searchFor(parsed.texts);
+    const found = (episode: Summary): boolean => !parsed.texts.length || this.found.has(episode.number);
+    this.shown = sorted(this.episodes.filter((episode) => parsed.test(episode) && found(episode)), this.key, this.descending);
+    const rewards = this.shown.flatMap(({ reward }) => (reward === null ? [] : [reward]));
+    const without = rewards.length < this.shown.length ? ` without ${number(this.shown.length - rewards.length)} that are not finite` : "";
+    const reward = rewards.length ? `, mean reward ${short(meanOf(rewards))}${without}` : "";
+    this.count.textContent = `${number(this.shown.length)} of ${number(this.episodes.length)} episodes${reward}${this.searchState()}`;
     for (const [key, cell] of this.headings) {
       if (key === this.key) cell.setAttribute("aria-sort", this.descending ? "descending" : "ascending");
       else cell.removeAttribute("aria-sort");
     }
     if (toTop) this.scroller.scrollTop = 0;
     this.draw();
+  }
+
+  /** Search in the episodes that were not searched for these texts. */
+  private searchFor(texts: string[]): void {
+    const wanted = JSON.stringify(texts);
+    if (wanted !== this.wanted) {
+      this.wanted = wanted;
+      this.found.clear();
+      this.searched = 0;
+      this.run++;
+      this.isSearching = false;
+    }
+    if (texts.length && !this.isSearching && this.searched < this.episodes.length) void this.search(texts, this.run);
+  }
+
+  private async search(texts: string[], run: number): Promise<void> {
+    this.isSearching = true;
+    this.searchError = "";
+    while (this.searched < this.episodes.length && !this.searchError) {
+      try {
+        const part = await this.source.search(texts, this.searched);
+        if (run !== this.run) return; // another search has begun
+        for (const episode of part.found) this.found.add(episode);
+        this.searched = part.next;
+      } catch (error) {
+        if (run !== this.run) return;
+        this.searchError = String(error);
+      }
+      this.isSearching = this.searched < this.episodes.length;
+      this.update(false);
+    }
+    this.isSearching = false;
+  }
+
+  private searchState(): string {
+    if (this.wanted === "[]") return "";
+    if (this.searchError) return `; the search ended: ${lineOf(this.searchError, 200)}`;
+    return this.searched < this.episodes.length ? `; searched ${number(this.searched)} of ${number(this.episodes.length)}` : "";
   }
 
   private draw(): void {
@@ -163,6 +212,12 @@ export class EpisodeList {
     for (const { className, cell } of HEADINGS) row.append(h("td", { class: className }, cell(episode)));
     return row;
   }
+}
+
+/** The mean; each number is divided before the sum, because a sum of large numbers overflows. */
+function meanOf(values: number[]): number {
+  const isLarge = values.some((value) => Math.abs(value) > 1e290);
+  return isLarge ? values.reduce((sum, value) => sum + value / values.length, 0) : values.reduce((sum, value) => sum + value, 0) / values.length;
 }
 
 function setHeight(body: HTMLElement, height: number): void {

@@ -20,7 +20,7 @@ const KEYS: [string, string][] = [
   ["← →", "previous, next token (after one is chosen)"],
   ["c, C", "next, previous colouring of tokens"],
   ["[ ]", "previous, next branch"],
-  ["/", "filter the list"],
+  ["/", "filter the list; text:door searches in messages"],
   ["t", "light, dark"],
   ["?", "these keys"],
 ];
@@ -33,8 +33,9 @@ function start(): void {
     else void show();
   };
   const open = (episode: number): void => navigate({ ...placeOf(location.hash), episode, leaf: null, token: null });
-  const list = new EpisodeList(index.episodes, open);
-  const pane = new EpisodePane(sourceOf(index), () => list.all, navigate);
+  const source = sourceOf(index);
+  const list = new EpisodeList(index.episodes, source, open);
+  const pane = new EpisodePane(source, () => list.all, navigate);
   const help = helpDialog();
   const problems = h("div", { class: "problems", role: "status" });
   const state = h("span", { class: "hint", role: "status" }, index.live ? "following the file" : "");

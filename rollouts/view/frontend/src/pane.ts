@@ -386,7 +386,7 @@ export class EpisodePane {
       ["episode", lineOf(header.id, 400)],
       ["group", lineOf(header.group || "–", 400)],
       ["seed", header.seed],
-      ["reward", String(header.reward)],
+      ["reward", header.reward === null ? short(null) : String(header.reward)],
       ["ended", header.error ? "error" : header.truncated ? `truncated ${lineOf(header.truncationReason, 200)}` : header.done ? "done" : "not ended"],
       ["started", header.startedAt ? new Date(header.startedAt * 1000).toISOString() : "–"],
       ["duration", header.seconds ? `${short(header.seconds)} s` : "–"],
