@@ -11,13 +11,11 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rollouts.serve.error_responses import error_response
+from rollouts.serve.error_responses import error_response, is_openai_path, openai_error_response
 from rollouts.serve.errors import RequestError
 
 #: Paths that need no key: a load balancer asks for them.
 _OPEN_PATHS = ("/health", "/ping")
-#: Paths of OpenAI's API, whose clients read errors in its form.
-_OPENAI_PATHS = ("/v1/", "/sessions/")
 _NO_KEY = "this server needs its API key: send the header Authorization: Bearer KEY (api_key of an OpenAI client)"
 
 
@@ -35,11 +33,11 @@ class ApiKeyMiddleware:
         if scope["type"] == "http" and scope["path"] not in _OPEN_PATHS:
             received = Headers(scope=scope).get("authorization", "").encode("latin-1")
             if not hmac.compare_digest(received, self._expected):
-                error: object = "Unauthorized"
-                if f"{scope['path']}/".startswith(_OPENAI_PATHS):
-                    fields = {"type": "invalid_request_error", "param": None, "code": "invalid_api_key"}
-                    error = {"message": _NO_KEY, **fields}
-                response = JSONResponse({"error": error}, 401, headers={"WWW-Authenticate": "Bearer"})
+                if is_openai_path(scope["path"]):
+                    response = openai_error_response(401, _NO_KEY, "invalid_api_key")
+                else:
+                    response = JSONResponse({"error": "Unauthorized"}, 401)
+                response.headers["WWW-Authenticate"] = "Bearer"
                 await response(scope, receive, send)
                 return
         await self._app(scope, receive, send)
@@ -66,7 +64,8 @@ class BrowserMiddleware:
             elif origin is not None and _split(origin).netloc != host:
                 reason = f"requests of web pages of {origin[:100]!r} are not answered"
             if reason is not None:
-                await error_response(403, reason, "PermissionDeniedError")(scope, receive, send)
+                response = _refusal(scope, 403, reason, "PermissionDeniedError", "foreign_origin")
+                await response(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -88,7 +87,7 @@ class BodyLimitMiddleware:
             return
         length = Headers(scope=scope).get("content-length", "")
         if length.isdecimal() and int(length[:20]) > self._max_bytes:
-            response = error_response(413, self._reason, "RequestEntityTooLargeError")
+            response = _refusal(scope, 413, self._reason, "RequestEntityTooLargeError", "body_too_large")
             response.headers["connection"] = "close"  # the body is not read
             await response(scope, receive, send)
             return
@@ -103,6 +102,13 @@ class BodyLimitMiddleware:
             return message
 
         await self._app(scope, limited_receive, send)
+
+
+def _refusal(scope: Scope, status: int, message: str, kind: str, code: str) -> JSONResponse:
+    """An error in OpenAI's form, which has the `code`, for paths of its API; else in vLLM's, which has the `kind`."""
+    if is_openai_path(scope["path"]):
+        return openai_error_response(status, message, code)
+    return error_response(status, message, kind)
 
 
 def _split(url: str) -> SplitResult:

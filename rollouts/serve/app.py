@@ -25,6 +25,7 @@ from rollouts.serve.routes.monitoring import MonitoringRoutes
 from rollouts.serve.routes.rendering import RenderingRoutes
 from rollouts.serve.served_model import ServedModel
 from rollouts.serve.server_state import ServerState
+from rollouts.serve.unknown_routes import on_unrouted
 
 #: Room for some tens of images as features.
 DEFAULT_MAX_BODY_BYTES = 256 * 2**20
@@ -70,6 +71,9 @@ def create_app(
     return Starlette(
         routes=[*served, *routes],
         middleware=middleware,
-        exception_handlers=dict.fromkeys((HTTPException, RolloutsError, RendererError, Exception), on_error),
+        exception_handlers={
+            **dict.fromkeys((RolloutsError, RendererError, Exception), on_error),
+            HTTPException: on_unrouted,
+        },
         lifespan=lifespan,
     )

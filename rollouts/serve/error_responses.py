@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -24,6 +23,9 @@ from rollouts.serve.errors import RequestError
 
 log = logging.getLogger("rollouts.serve")
 
+#: Paths of OpenAI's API, whose clients read errors in its form.
+_OPENAI_PATHS = ("/v1/", "/sessions/")
+
 #: What vLLM tells a client about an error of its own; the reason is only in the log.
 INTERNAL_ERROR = "Internal server error"
 
@@ -31,6 +33,17 @@ INTERNAL_ERROR = "Internal server error"
 def error_response(status: int, message: str, kind: str, param: str | None = None) -> JSONResponse:
     """vLLM's form of an error."""
     return JSONResponse({"error": {"message": message, "type": kind, "param": param, "code": status}}, status)
+
+
+def is_openai_path(path: str) -> bool:
+    """Whether clients of OpenAI's API request this path."""
+    return f"{path}/".startswith(_OPENAI_PATHS)
+
+
+def openai_error_response(status: int, message: str, code: str) -> JSONResponse:
+    """OpenAI's form of an error that is due to the request."""
+    fields = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    return JSONResponse({"error": fields}, status)
 
 
 def request_error(error: Exception) -> RequestError:
@@ -60,8 +73,6 @@ def request_error(error: Exception) -> RequestError:
 
 async def on_error(request: Request, error: Exception) -> Response:
     """Starlette's handler of the exceptions of routes."""
-    if isinstance(error, HTTPException):  # an unknown route, or another method
-        return JSONResponse({"detail": error.detail}, error.status_code, headers=error.headers)
     refusal = request_error(error)
     if refusal.status >= 500 and not isinstance(error, RequestError):
         log.error("%s %s: %s", request.method, request.url.path, error, exc_info=error)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from rollouts.serve.errors import RequestError
+from rollouts.serve.json_size import MAX_JSON_VALUES, has_more_values
 
 # A body of more bytes is parsed in a thread, because parsing it would delay the other requests of the loop.
 _LARGE_BODY = 256 * 2**10
@@ -23,17 +24,20 @@ T = TypeVar("T")
 Body = TypeVar("Body", bound=BaseModel)
 
 
-async def read_body(request: Request, kind: type[Body]) -> Body:
-    """The JSON body of a request as an object of `kind`. Raises `RequestError` (400)."""
+async def read_body(request: Request, kind: type[Body], max_values: int = MAX_JSON_VALUES) -> Body:
+    """The JSON body of a request as an object of `kind`. Raises `RequestError` (400).
+
+    A body with more than `max_values` commas is refused before it is parsed.
+    """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise RequestError(400, _listed(["Unsupported Media Type: Only 'application/json' is allowed"]), "Bad Request")
-    return await _by_size(await request.body(), partial(_parse, kind=kind))
+    return await _by_size(await request.body(), partial(_parse, kind=kind, max_values=max_values))
 
 
 async def read_object(request: Request) -> dict[str, Any]:
     """The JSON object in the body of a request of any media type. Raises `RequestError` (400)."""
-    content = await _by_size(await request.body(), _loads)
+    content = await _by_size(await request.body(), partial(_loads, max_values=MAX_JSON_VALUES))
     if not isinstance(content, dict):
         raise RequestError(400, "Request body must be a JSON object", "Bad Request")
     return content
@@ -43,9 +47,9 @@ async def _by_size(data: bytes, read: Callable[[bytes], T]) -> T:
     return await asyncio.to_thread(read, data) if len(data) > _LARGE_BODY else read(data)
 
 
-def _parse(data: bytes, kind: type[Body]) -> Body:
+def _parse(data: bytes, kind: type[Body], max_values: int) -> Body:
     try:
-        return kind.model_validate(_loads(data))
+        return kind.model_validate(_loads(data, max_values))
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)
         places = [".".join(["body", *map(str, each["loc"])]) for each in found]
@@ -53,7 +57,9 @@ def _parse(data: bytes, kind: type[Body]) -> Body:
         raise RequestError(400, _listed(lines), "Bad Request", places[0]) from error
 
 
-def _loads(data: bytes) -> Any:
+def _loads(data: bytes, max_values: int) -> Any:
+    if has_more_values(data, max_values):
+        raise RequestError(400, f"The body has more than {max_values} commas, more than any request needs. Shorten it.")
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -29,6 +29,7 @@ from rollouts.errors import (
     EngineClosedError,
     EngineError,
     EngineStartError,
+    FleetMismatchError,
     NoServerError,
     ServerError,
     ServerFileError,
@@ -363,12 +364,25 @@ class EngineFleet:
         try:
             if isinstance(member.engine, LazyEngine) and not member.is_compared:
                 await member.engine.start()
-                await self._membership.compare(member)
+            await self._compare_again(member, request)
             return await self._generate_unless_interrupted(member, request)
         finally:
             with self._membership.lock:
                 member.in_flight -= request.sampling.n
                 member.settle_if_idle()
+
+    async def _compare_again(self, member: Member, request: GenerateRequest) -> None:
+        """Compare what the engine knows of its server by now, which may have been started again with another model.
+
+        Raises `ServerUnreachableError` if the member served the same model before, so that the request moves on.
+        """
+        was_compared = member.is_compared
+        try:
+            await self._membership.compare(member)
+        except FleetMismatchError as error:
+            if not was_compared:
+                raise
+            raise ServerUnreachableError(request.request_id, f"it was started as another server: {error}") from error
 
     async def _generate_unless_interrupted(self, member: Member, request: GenerateRequest) -> GenerateResult:
         """Raises `ServerUnreachableError` where the member is given up meanwhile."""

@@ -37,6 +37,14 @@ class _Problem(NamedTuple):
     is_another_server: bool = False
 
 
+class _Checked(NamedTuple):
+    """What a check has found, None if all is well; the state of the member and the fleet's weights when it began."""
+
+    problem: _Problem | None
+    state: MemberState
+    version: str | None
+
+
 @dataclass(slots=True, eq=False)
 class _CatchUp:
     """A member loads the weights of the fleet; `ended_at` is when the last attempt ended, by the event loop's clock."""
@@ -67,7 +75,7 @@ class Membership:
     def reset_after_fork(self) -> None:
         """Forget the requests and tasks of the parent process."""
         self.lock = threading.Lock()
-        self._checks: SingleFlight[_Problem | None] = SingleFlight()
+        self._checks: SingleFlight[_Checked] = SingleFlight()
         self._monitor: asyncio.Task[None] | None = None
         self._catching_up: dict[str, _CatchUp] = {}  # by member, until it serves
         self._updates = 0  # in progress; meanwhile the members serve the weights of before or those that come
@@ -112,15 +120,22 @@ class Membership:
             log.error("%s", error)
 
     async def _check(self, members: Sequence[Member]) -> None:
-        checks = (self._checks.run(member.name, partial(self._problem, member)) for member in members)
+        checks = (self._checks.run(member.name, partial(self._checked, member)) for member in members)
         found = await asyncio.gather(*checks, return_exceptions=True)
         results: dict[str, _Problem | None] = {}
-        for member, result in zip(members, found, strict=True):
-            if isinstance(result, BaseException):
-                raise result
-            results[member.name] = result
         with self.lock:
-            self._record_round(members, results)
+            for member, result in zip(members, found, strict=True):
+                if isinstance(result, BaseException):
+                    raise result
+                # A member that was ejected meanwhile is not admitted by a check that did not ask what it serves, nor
+                # one by a check that asked for the weights of before.
+                if (result.state, result.version) == (member.state, self.version):
+                    results[member.name] = result.problem
+            self._record_round([member for member in members if member.name in results], results)
+
+    async def _checked(self, member: Member) -> _Checked:
+        state, version = member.state, self.version
+        return _Checked(await self._problem(member), state, version)
 
     async def _problem(self, member: Member) -> _Problem | None:
         """Why a member must not serve; None if it may. Raises `FleetMismatchError` for a member that is new."""
@@ -129,16 +144,14 @@ class Membership:
                 if problem := await health_problem(member.engine):
                     return _Problem(problem)
                 is_serving = member.state is MemberState.READY
-                if is_serving and (self.version is None or self._updates):
-                    return None
-                problem = await (self._weights_problem(member) if is_serving else self._admission_problem(member))
+                problem = await (self._serving_problem(member) if is_serving else self._admission_problem(member))
             return _Problem(problem, is_another_server=is_serving) if problem else None
         except TimeoutError:
             return _Problem(f"no response to a check within {self._limits.check_timeout:g} s", is_timeout=True)
         except FleetMismatchError as error:
             if member.state is MemberState.NEW:
                 raise
-            return _Problem(str(error))
+            return _Problem(str(error), is_another_server=member.state is MemberState.READY)
         except WeightUpdateError as error:
             return _Problem(str(error))
         except EngineError as error:
@@ -182,6 +195,11 @@ class Membership:
             log.info("%s serves", member.name)
             self._catching_up.pop(member.name, None)
             member.set_state(MemberState.READY)
+
+    async def _serving_problem(self, member: Member) -> str:
+        """Why a member that serves must not any more: it was started again as another server. Raises as the next."""
+        await self.compare(member)
+        return "" if self.version is None or self._updates else await self._weights_problem(member)
 
     async def _admission_problem(self, member: Member) -> str:
         """Why a member that does not serve yet must not; empty if it may. Raises `FleetMismatchError`."""

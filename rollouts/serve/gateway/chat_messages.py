@@ -6,7 +6,7 @@ that OpenAI's API does not have, is an error that names its place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from renderers.messages import ROLES, media_value
@@ -69,6 +69,35 @@ def read_message(raw: Any, index: int, *, allow_urls: bool) -> dict[str, Any]:
     if raw.get("tool_calls"):
         message["tool_calls"] = _tool_calls(raw["tool_calls"], role, place)
     return message
+
+
+def check_tool_results(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Check that each message of the role tool answers a call of an earlier message. Raises `InvalidMessageError`.
+
+    OpenAI refuses more: results that do not follow the message with their call, and calls without a result. Templates
+    render those. A result without an id is taken as vLLM takes it, and so is any id after a call that has none.
+    """
+    known_ids: set[str] = set()
+    has_calls = has_calls_without_id = False
+    for index, message in enumerate(messages):
+        for call in message.get("tool_calls") or ():
+            has_calls = True
+            has_calls_without_id |= "id" not in call
+            known_ids.add(call.get("id", ""))
+        if message["role"] == "tool":
+            sent = message.get("tool_call_id") or None
+            if not has_calls:
+                raise InvalidMessageError(
+                    f"messages[{index}] has the role tool, and no assistant message before it has tool_calls; send the "
+                    "assistant message with the call before its result",
+                    f"messages[{index}].role",
+                )
+            if sent is not None and sent not in known_ids and not has_calls_without_id:
+                raise InvalidMessageError(
+                    f"messages[{index}].tool_call_id {short_repr(sent)} is the id of no call in the tool_calls of the "
+                    "messages before it; send the id of the call that the result answers",
+                    f"messages[{index}].tool_call_id",
+                )
 
 
 def _check_keys(raw: Mapping[str, Any], place: str) -> None:

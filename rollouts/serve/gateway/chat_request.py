@@ -9,9 +9,10 @@ from typing import Any, Final, NamedTuple
 
 from rollouts.engines.protocol import SamplingParams
 from rollouts.error_texts import is_unicode, short_repr
-from rollouts.serve.gateway.chat_messages import read_message
+from rollouts.serve.gateway.chat_messages import check_tool_results, read_message
 from rollouts.serve.gateway.errors import InvalidChatRequestError, UnsupportedFieldError
 from rollouts.serve.gateway.history import History
+from rollouts.serve.json_size import MAX_JSON_VALUES, has_more_values
 
 #: Fields that say something to OpenAI and nothing about the completion.
 _WITHOUT_EFFECT: Final = frozenset(
@@ -144,6 +145,8 @@ def read_chat_request(
 
 def read_json_object(body: bytes) -> dict[str, Any]:
     """The JSON object in a body. Raises `InvalidChatRequestError`."""
+    if has_more_values(body, MAX_JSON_VALUES):
+        raise InvalidChatRequestError(f"the body has more than {MAX_JSON_VALUES} commas; shorten it")
     try:
         value = json.loads(body, parse_constant=_no_constant)
     except RecursionError:
@@ -201,7 +204,9 @@ def _messages(fields: Mapping[str, Any], allow_urls: bool, max_parts: int) -> li
         raise InvalidChatRequestError(
             f"messages has {count} messages and parts of contents; this server takes at most {max_parts}", "messages"
         )
-    return [read_message(message, index, allow_urls=allow_urls) for index, message in enumerate(messages)]
+    read = [read_message(message, index, allow_urls=allow_urls) for index, message in enumerate(messages)]
+    check_tool_results(read)
+    return read
 
 
 def _tools(tools: Any) -> list[dict[str, Any]] | None:
@@ -254,6 +259,8 @@ def _stop(stop: Any) -> tuple[str, ...]:
         raise InvalidChatRequestError(
             f"stop is {short_repr(stop)}, not a text or a list of texts that are not empty", "stop"
         )
+    if not all(map(is_unicode, strings)):
+        raise InvalidChatRequestError("stop holds half of a surrogate pair, which no text of the model has", "stop")
     if len(strings) > _MAX_STOPS:
         raise InvalidChatRequestError(f"stop has {len(strings)} strings; at most {_MAX_STOPS} are taken", "stop")
     return tuple(strings)

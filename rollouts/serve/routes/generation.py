@@ -36,6 +36,9 @@ from rollouts.serve.token_stream import TokenStream
 #: What vLLM puts before the id of a request; an abort names the id with it.
 REQUEST_ID_PREFIX = "generate-tokens-"
 
+#: Values of a request beside its prompt: a bias for each token of a large vocabulary, allowed tokens, placeholders.
+_OPTION_VALUES = 2**20
+
 # nginx's status for a client that has gone; nobody receives it.
 _CLIENT_GONE = 499
 
@@ -59,7 +62,7 @@ class GenerationRoutes:
         ]
 
     async def _generate(self, request: Request) -> Response:
-        body = await read_body(request, GenerateBody)
+        body = await read_body(request, GenerateBody, self._state.model.max_model_len + _OPTION_VALUES)
         check_model(body.model, self._state.model)
         request_id = request.headers.get("x-request-id") or body.request_id or uuid.uuid4().hex
         session_id = request.headers.get("x-session-id")

@@ -47,6 +47,8 @@ log = logging.getLogger("rollouts.workers")
 _PROGRESS_SECONDS: Final = 0.05
 #: For how long a worker that ends tries to tell its orchestrator.
 _LEAVE_SECONDS: Final = 1.0
+#: For how long the first attempt to connect lasts at least, whatever `wait_seconds` says.
+_SHORTEST_ATTEMPT: Final = 1.0
 _FIRST_DELAY: Final = 0.2
 _LONGEST_DELAY: Final = 10.0
 
@@ -100,8 +102,9 @@ async def run_link_worker(
             linger=1.0,
         )
         connection = _Connection(worker, client, configuration)
+        left = seconds - (time.monotonic() - lost_since)
         try:
-            await connection.run()
+            await connection.run(max(left, _SHORTEST_ATTEMPT if connections == 1 else 0.0))
             log.info("the run of the orchestrator at %s has ended", address)
             return
         except PeerLostError as error:
@@ -132,9 +135,16 @@ class _Connection:
         self._progress: list[Progress] = []
         self._flushing: asyncio.TimerHandle | None = None
 
-    async def run(self) -> None:
-        """Run jobs until the run has ended. Raises `PeerLostError` and `LinkRefusedError`."""
-        await self._client.send_async(self._hello)
+    async def run(self, connect_seconds: float) -> None:
+        """Connect within `connect_seconds`, and run jobs until the run has ended.
+
+        Raises `PeerLostError` and `LinkRefusedError`.
+        """
+        try:
+            async with asyncio.timeout(connect_seconds):
+                await self._client.send_async(self._hello)
+        except TimeoutError:
+            raise PeerLostError(self._client.address, f"did not answer within {connect_seconds:.3g} s") from None
         self.is_connected = True
         log.info("connected to the orchestrator at %s", self._client.address)
         self._outbox = Outbox(self._client.send_async)

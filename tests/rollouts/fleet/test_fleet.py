@@ -212,6 +212,27 @@ async def test_a_server_that_comes_back_with_another_model_stays_ejected_and_say
         assert (str(member.state), "large" in member.reason) == ("ejected", True)
 
 
+async def test_a_server_that_is_started_again_with_another_model_between_two_checks_samples_nothing():
+    engines, fleet = fleet_of(2, check_seconds=600.0)
+    async with fleet:
+        await fleet.generate(request("s"))
+        other = next(name for name, engine in engines.items() if engine.sessions)
+        engines[other].served["model"] = "other"
+        await fleet.generate(request("s"))
+        assert engines[other].sessions == ["s"]
+        assert states(fleet)[other] == "ejected"
+
+
+async def test_a_server_that_is_started_again_with_another_model_is_ejected_by_its_next_check():
+    engines, fleet = fleet_of(2)
+    async with fleet:
+        await fleet.check()
+        engines["b"].served["model"] = "other"
+        await fleet.check()
+        assert states(fleet) == {"a": "ready", "b": "ejected"}
+        assert "'other'" in fleet.members[1].reason
+
+
 async def test_a_drained_member_finishes_what_it_has_and_its_sessions_move():
     engines, fleet = fleet_of(2)
     async with fleet:

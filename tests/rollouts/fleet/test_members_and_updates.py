@@ -17,7 +17,14 @@ class UpdatableMember(MemberEngine):
         self.may_load.set()
         self.loading = asyncio.Event()
         self.refusals = []
+        self.health_gate = asyncio.Event()
+        self.health_gate.set()
         self.updates = []
+
+    async def health(self):
+        healthy = await super().health()
+        await self.health_gate.wait()
+        return healthy
 
     async def update_weights(self, weights, version, *, in_flight="abort"):
         self.updates.append(version)
@@ -193,3 +200,16 @@ async def test_an_update_goes_on_without_a_member_that_its_checks_eject():
         assert "its health check failed" in str(results["b"])
         assert states(fleet) == {"a": "ready", "b": "ejected"}
         hanging.may_load.set()
+
+
+async def test_a_check_that_began_before_a_member_failed_an_update_does_not_admit_it_again():
+    engines, fleet = await fleet_of("a", "b", check_seconds=600.0)
+    async with fleet:
+        engines["b"].refusals = [WeightUpdateError("refused")]
+        engines["b"].health_gate.clear()
+        check = asyncio.create_task(fleet.check())
+        await until(lambda: engines["b"].health_checks == 2)
+        await fleet.update_weights("directory", "1")
+        engines["b"].health_gate.set()
+        await check
+        assert states(fleet) == {"a": "ready", "b": "ejected"}

@@ -75,7 +75,28 @@ def decompression_bomb():
 
 HELLO = {"messages": [user("a")]}
 
+
+def asked(*call_ids):
+    """An assistant message with a call for each id; None: a call without an id."""
+    ids = [{} if call_id is None else {"id": call_id} for call_id in call_ids]
+    calls = [{**one, "type": "function", "function": {"name": "look", "arguments": "{}"}} for one in ids]
+    return {"role": "assistant", "content": None, "tool_calls": calls}
+
+
+def result(call_id=None):
+    return {"role": "tool", "content": "red"} | ({} if call_id is None else {"tool_call_id": call_id})
+
+
 WRONG = [
+    ({"messages": [user("a"), result("c1")]}, "messages[1].role", "no assistant message before it has tool_calls"),
+    ({"messages": [result(), user("a")]}, "messages[0].role", "send the assistant message with the call"),
+    ({"messages": [user("a"), result("c1"), asked("c1")]}, "messages[1].role", "before its result"),
+    ({"messages": [user("a"), asked("c1"), result("c2")]}, "messages[2].tool_call_id", "'c2' is the id of no call"),
+    (
+        {"messages": [user("a"), asked("c1", "c2"), result("c1"), result("c3")]},
+        "messages[3].tool_call_id",
+        "send the id of the call that the result answers",
+    ),
     ({}, "messages", "at least one message"),
     ({"messages": []}, "messages", "at least one message"),
     ({"messages": "a"}, "messages", "at least one message"),
@@ -112,6 +133,7 @@ WRONG = [
     ({**HELLO, "seed": "a"}, None, "seed"),
     ({**HELLO, "stop": [1]}, "stop", "texts"),
     ({**HELLO, "stop": [""]}, "stop", "texts"),
+    ({**HELLO, "stop": ["a", "\ud800"]}, "stop", "half of a surrogate pair"),
     ({**HELLO, "stop": ["a"] * 65}, "stop", "at most 64"),
     ({**HELLO, "stop_token_ids": ["a"]}, None, "stop_token_ids"),
     ({**HELLO, "stream": "yes"}, "stream", "true or false"),
@@ -152,6 +174,25 @@ def test_what_cannot_be_honoured_is_refused_with_its_place_and_records_nothing(s
         assert error["param"] == param
     session = httpx.get(f"{server.root}/sessions/refused")
     assert session.status_code == 404 or session.json()["turns"] == 0
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [asked("c1", "c2"), result("c2"), result("c1")],
+        [asked("c1"), result("c1"), asked("c2"), result("c2"), user("b")],
+        [asked("c1"), user("wait"), result("c1")],
+        [asked("c1"), asked("c2"), result("c1"), result("c2")],
+        [asked("c1"), result("c1"), result("c1")],
+        [asked("c1", "c2"), result("c1")],
+        [asked("c1"), result()],
+        [asked(None), result("c1")],
+        [asked(None), result()],
+        [asked("c1"), result("")],
+    ],
+)
+def test_results_of_calls_that_a_template_can_render_are_accepted(server, messages):
+    assert post(server, {"messages": [user("a"), *messages]}).status_code == 200
 
 
 def test_a_message_in_a_later_request_is_named_by_its_index_in_that_request(server):

@@ -78,11 +78,21 @@ def test_a_body_beyond_the_limit_is_refused(guarded, chunked):
     assert guarded.get("/health").status == 200
 
 
+def test_a_body_of_openais_api_beyond_the_limit_is_refused_in_its_form(guarded):
+    headers = {"Authorization": "Bearer secret"}
+    refused = {path: guarded.post(path, b" " * 120_000, headers) for path in (GENERATE, "/v1/chat/completions")}
+    assert [answer.status for answer in refused.values()] == [413, 413]
+    codes = [answer.json["error"]["code"] for answer in refused.values()]
+    assert codes == [413, "body_too_large"]
+
+
 def test_without_a_key_web_pages_of_other_origins_are_refused(tiny_server):
     assert tiny_server.get("/version").status == 200
     assert tiny_server.post("/resume", {}, {"Origin": "https://example.org"}).status == 403
     assert tiny_server.post("/resume", {}, {"Origin": "null"}).status == 403
     assert tiny_server.post("/resume", {}, {"Origin": "http://["}).status == 403
+    answer = tiny_server.post("/v1/chat/completions", {}, {"Origin": "https://example.org"})
+    assert (answer.status, answer.json["error"]["code"]) == (403, "foreign_origin")
     own = tiny_server.base_url.removeprefix("http://")
     assert tiny_server.post("/resume", {}, {"Origin": f"http://{own}"}).status == 200
     for host in ("example.org", "example.org:80", "127.0.0.1.example.org", "[", "[::1", ""):

@@ -5,16 +5,31 @@ from __future__ import annotations
 import base64
 import json
 import threading
+import urllib.error
+import urllib.request
 
 import msgpack
 import numpy as np
+import openai
 import pytest
+from served_in_thread import ServedInThread, local_app
 from test_served_engine import image_messages, request_of
 
 from rollouts.engines.vllm import VLLMEngine
 from rollouts.engines.vllm.wire.feature_encoding import encode_features
 from rollouts.errors import OverlongPromptError
 from rollouts.serve import json_bodies
+from rollouts.serve.gateway.routes import Gateway
+from rollouts.serve.json_size import MAX_JSON_VALUES, has_more_values
+from rollouts.testing import ScriptedEngine
+
+
+@pytest.fixture(scope="module")
+def gateway_server(tiny_model_dir, renderer):
+    gateway = Gateway(ScriptedEngine(lambda request: "x", renderer=renderer), renderer)
+    with ServedInThread(local_app(tiny_model_dir, routes=gateway.routes())) as server:
+        yield server
+
 
 GENERATE = "/inference/v1/generate"
 SAMPLING = {"max_tokens": 2, "temperature": 0}
@@ -117,6 +132,50 @@ def test_a_request_that_vllm_refuses_gets_its_status_and_its_kind_of_error(tiny_
 )
 def test_routes_refuse_what_they_do_not_know(tiny_server, method, path, status):
     assert getattr(tiny_server, method)(path, *([{}] if method == "post" else [])).status == status
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code", "said"),
+    [
+        ("post", "/v1/nope", 404, "unknown_url", "POST /v1/nope: there is no such route"),
+        ("get", "/v1", 404, "unknown_url", "GET /v1/models"),
+        ("post", "/v1/completions", 404, "unknown_url", "POST /v1/chat/completions"),
+        ("get", "/sessions/s/nope", 404, "unknown_url", "GET /sessions/s/nope"),
+        ("get", "/v1/chat/completions", 405, "method_not_supported", "this path takes POST"),
+        ("post", "/v1/models", 405, "method_not_supported", "this path takes GET"),
+        ("get", "/sessions/s/reward", 405, "method_not_supported", "this path takes POST"),
+    ],
+)
+def test_an_unknown_route_of_openais_api_is_told_in_its_form(gateway_server, method, path, status, code, said):
+    answer = getattr(gateway_server, method)(path, *([{}] if method == "post" else []))
+    assert answer.status == status
+    error = answer.json["error"]
+    assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", None, code)
+    assert said in error["message"]
+
+
+def test_an_openai_client_reads_the_error_of_a_route_that_there_is_not(gateway_server):
+    with (
+        openai.OpenAI(base_url=f"{gateway_server.base_url}/v1", api_key="none", max_retries=0) as client,
+        pytest.raises(openai.NotFoundError, match="there is no such route") as raised,
+    ):
+        client.embeddings.create(model="m", input="a")
+    assert (raised.value.code, raised.value.type) == ("unknown_url", "invalid_request_error")
+
+
+def test_other_unknown_routes_have_the_form_of_vllm(gateway_server):
+    assert gateway_server.get("/nope").json == {"detail": "Not Found"}
+    answer = gateway_server.get(GENERATE)
+    assert (answer.json, answer.headers["Allow"]) == ({"detail": "Method Not Allowed"}, "POST")
+
+
+def test_all_methods_of_a_path_with_several_routes_are_allowed(gateway_server):
+    request = urllib.request.Request(f"{gateway_server.base_url}/sessions", method="PUT")
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=60)
+    with refused.value as error:
+        assert (error.status, error.headers["Allow"]) == (405, "GET, HEAD, POST")
+        assert "takes GET and HEAD and POST" in json.load(error)["error"]["message"]
 
 
 def test_a_body_of_another_media_type_is_refused(tiny_server):
@@ -246,12 +305,45 @@ def test_the_server_opens_no_address_that_a_request_names(tiny_server, renderer,
 def test_a_large_body_is_parsed_on_a_thread_and_not_on_the_loop(tiny_server, monkeypatch, path):
     threads, loads = [], json_bodies._loads
 
-    def recorded(data):
+    def recorded(data, max_values):
         threads.append(threading.current_thread().name)
-        return loads(data)
+        return loads(data, max_values)
 
     monkeypatch.setattr(json_bodies, "_loads", recorded)
     body = {"prompt": "a" * 300_000, "tokens": [5], "request_ids": []}
     assert tiny_server.post(path, body).status == 200
     assert threads
     assert all(name.startswith("asyncio_") for name in threads)
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        (GENERATE, b'{"token_ids": [%s5], "sampling_params": {}}' % (b"5," * (4096 + 2**20))),
+        ("/detokenize", b'{"tokens": [%s5]}' % (b"5," * MAX_JSON_VALUES)),
+        ("/inference/v1/abort_requests", b'{"request_ids": [%s""]}' % (b'"",' * MAX_JSON_VALUES)),
+        ("/v1/chat/completions", b'{"messages": [%s{}]}' % (b"{}," * MAX_JSON_VALUES)),
+    ],
+)
+def test_a_body_of_more_values_than_a_request_needs_is_refused_before_it_becomes_python_objects(
+    gateway_server, monkeypatch, path, text
+):
+    parsed = []
+    monkeypatch.setattr(json, "loads", lambda data, **options: parsed.append(len(data)) or {})
+    refused = gateway_server.post(path, text)
+    monkeypatch.undo()
+    assert (refused.status, parsed) == (400, [])
+    assert "commas" in refused.json["error"]["message"]
+
+
+def test_a_prompt_beyond_the_context_is_refused_with_its_length_as_long_as_it_is_parsed(gateway_server):
+    answer = gateway_server.post(GENERATE, body(token_ids=[5] * 500_000))
+    assert (answer.status, answer.json["error"]["type"]) == (400, "BadRequestError")
+    assert "(length 500000)" in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize("length", [10, 2**20 - 1, 2**20, 2**20 + 1, 2**21 + 5])
+def test_the_values_of_a_text_are_counted_up_to_the_limit(length):
+    text = b"[" + b"1," * length + b"1]"
+    assert has_more_values(text, length)
+    assert not has_more_values(text, length + 1)

@@ -62,6 +62,10 @@ async def ended(pid):
             await asyncio.sleep(0.02)
 
 
+def parent_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def is_running(pid):
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -225,6 +229,17 @@ async def test_a_fleet_of_lazy_engines_starts_them_with_its_first_request():
         for number in range(20):
             await generate_one(fleet, request(session_id=f"s{number}"))
     assert [start.count for start in starts] == [1, 1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent was killed")
+async def test_the_server_ends_when_its_supervisor_is_killed(tmp_path):
+    async with served(tmp_path) as engine:
+        await engine.start()
+        child = child_of(tmp_path / "server.log")
+        server = parent_of(child)
+        os.kill(parent_of(server), signal.SIGKILL)
+        await ended(server)
+        os.kill(child, signal.SIGKILL)  # a real server ends its processes itself at SIGTERM
 
 
 async def test_a_fleet_starts_a_member_again_whose_server_was_killed(tmp_path):

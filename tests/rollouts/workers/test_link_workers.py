@@ -300,6 +300,20 @@ def test_a_worker_without_an_orchestrator_ends_after_its_time(renderer):
     finish(run)
 
 
+@pytest.mark.parametrize("wait_seconds", [0, 1.2])
+def test_a_worker_that_waits_for_less_than_the_link_does_ends_after_its_own_time(renderer, wait_seconds):
+    async def run():
+        async with LinkWorkers(**TIMES) as workers:
+            address = workers.address
+        worker = EpisodeWorker(Counting, scripted(renderer), renderer)
+        with pytest.raises(OrchestratorLostError, match="did not answer within") as caught:
+            await run_link_worker(worker, address, wait_seconds=wait_seconds, peer_timeout=100_000)
+        assert caught.value.seconds >= wait_seconds
+        assert_no_task_is_left()
+
+    finish(run)
+
+
 def test_workers_outside_of_their_block_name_the_cure(renderer):
     async def run():
         workers = LinkWorkers(**TIMES)
