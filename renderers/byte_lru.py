@@ -99,8 +99,9 @@ class ByteLRU(Generic[K, V]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, by the callers' own count."""
-        return self._nbytes
+        """Bytes held, by the callers' own count; at most `max_bytes`."""
+        with self._lock:  # `put` adds a value before it evicts others for it
+            return self._nbytes
 
     def __contains__(self, key: K) -> bool:
         """Whether there is an entry of `key`; the order of use stays as it is."""

@@ -7,7 +7,7 @@ import functools
 import queue
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeGuard, TypeVar
 
@@ -77,17 +77,9 @@ class RendererPool:
         self.size = threads if size is None else size
         self._executor = DaemonThreads(threads, "renderer-pool")
 
-    @contextmanager
-    def checkout(self) -> Iterator[Renderer]:
+    def checkout(self) -> AbstractContextManager[Renderer]:
         """A renderer of the pool, which no other call uses meanwhile unless threads share one. Waits for a free one."""
-        if self._free is None:
-            yield self.renderer
-            return
-        renderer = self._free.get()
-        try:
-            yield renderer
-        finally:
-            self._free.put(renderer)
+        return nullcontext(self.renderer) if self._free is None else _checked_out(self._free)
 
     @property
     def renderer_cls(self) -> type[Renderer]:
@@ -241,6 +233,15 @@ def _renderers(make: Renderer | Callable[[], Renderer], size: int) -> list[Rende
         if not _is_renderer(renderer):
             raise ConfigError("renderer", renderer, ("a function that makes a renderer",))
     return made
+
+
+@contextmanager
+def _checked_out(free: queue.LifoQueue[Renderer]) -> Iterator[Renderer]:
+    renderer = free.get()
+    try:
+        yield renderer
+    finally:
+        free.put(renderer)
 
 
 def _is_renderer(value: object) -> TypeGuard[Renderer]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import command_reference
 import error_page
+from drawings import scrolling_drawings
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 from nav_patterns import expanded
 from python_reference import python_reference_pages
 
@@ -21,3 +23,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, path, content=text))
     config.nav = expanded(config.nav, [file.src_uri for file in files.documentation_pages()])
     return files
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Let drawings scroll on narrow screens."""
+    return scrolling_drawings(html)

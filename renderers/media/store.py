@@ -131,7 +131,8 @@ class MediaStore:
     @property
     def nbytes(self) -> int:
         """Bytes of items and sources, with a kilobyte for each. At most `max_bytes - references.nbytes`."""
-        return self._entries.nbytes
+        with self._lock:  # an insertion is followed by an eviction
+            return self._entries.nbytes
 
     @property
     def stats(self) -> StoreStats:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rollouts.observability.training_log import MISMATCH_FILE, TRAINING_FILE
+from transport import RecordReader
 from transport.records.file_lock import check_unlocked, locked
 
 
@@ -39,6 +40,9 @@ def interrupted_message(out: Path, started_at: float) -> str:
 
 
 def has_episodes(out: Path, started_at: float) -> bool:
-    """Whether this run (started at `started_at`, epoch) wrote the file of episodes."""
+    """Whether this run (started at `started_at`, epoch) wrote episodes: the file is made before the first of them."""
     episodes = episodes_file(out)
-    return episodes.exists() and episodes.stat().st_mtime >= started_at
+    if not episodes.exists() or episodes.stat().st_mtime < started_at:
+        return False
+    with RecordReader(episodes) as reader:
+        return len(reader) > 0

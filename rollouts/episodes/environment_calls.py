@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -156,24 +156,29 @@ async def close_environment(environment: Environment) -> None:
             log.exception("%s.close failed", name)
 
 
-@contextmanager
-def _named_errors(environment: str, method: str) -> Iterator[None]:
-    """Raise `EnvironmentFailedError` for exceptions of a method.
+class _named_errors(wrap_exceptions):  # noqa: N801
+    """Raises `EnvironmentFailedError` for exceptions of a method.
 
     A limit that the episode reached in the method is raised as it is, also out of a group of such errors: a method that
     calls the policy several times at once has them from a `TaskGroup`.
     """
-    with wrap_exceptions(lambda error: EnvironmentFailedError(environment, method, error), unchanged=_UNCHANGED):
-        try:
-            yield
-        except ExceptionGroup as raised:
-            limits, others = raised.split(EpisodeLimitError)
-            if limits is None or others is not None:
-                raise
-            first: BaseException = limits
-            while isinstance(first, BaseExceptionGroup):
-                first = first.exceptions[0]
-            raise first from raised
+
+    __slots__ = ()
+
+    def __init__(self, environment: str, method: str) -> None:
+        super().__init__(lambda error: EnvironmentFailedError(environment, method, error), unchanged=_UNCHANGED)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, ExceptionGroup):
+            limits, others = error.split(EpisodeLimitError)
+            if limits is not None and others is None:
+                first: BaseException = limits
+                while isinstance(first, BaseExceptionGroup):
+                    first = first.exceptions[0]
+                raise first from error
+        super().__exit__(kind, error, trace)
 
 
 def _checked_messages(messages: Any, method: str) -> list[Message]:

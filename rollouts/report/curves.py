@@ -16,6 +16,8 @@ _POINTS: Final = 48
 _MAX_TRAINING_CHARTS: Final = 16
 _MAX_METRIC_CHARTS: Final = 8
 _EPISODE: Final = "episode"
+#: A time that no clock shows, 31,000 years after 1970, is not known.
+_MOST_SECONDS: Final = 1e12
 
 
 class _Bin(NamedTuple):
@@ -82,7 +84,7 @@ def training_charts(rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
 
 def throughput_charts(episodes: Sequence[EpisodeFigures]) -> list[Chart]:
     """Turns and sampled tokens a second over time; those of an episode count evenly over its duration."""
-    timed = [episode for episode in episodes if episode.started_at > 0]
+    timed = [episode for episode in episodes if 0 < episode.started_at < _MOST_SECONDS > episode.seconds]
     if not timed:
         return []
     starts = np.array([episode.started_at for episode in timed])

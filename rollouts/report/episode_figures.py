@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rollouts.numbers import finite_number
+from rollouts.numbers import finite_number, mean_and_spread
 from rollouts.trajectory.tree import Trajectory
 from rollouts.view.token_columns import ENTROPY
 
@@ -63,7 +63,7 @@ def episode_figures(trajectory: Trajectory, number: int, record: int) -> Episode
         tokens=sum(map(len, trajectory.nodes)),
         sampled=sum(len(node.logprobs) for node in trajectory.nodes),
         surprisal=-sum(float(node.logprobs.astype(np.float64).sum()) for node in trajectory.nodes),
-        entropy=float(entropy.sum()),
+        entropy=mean_and_spread(entropy).mean * len(entropy) if len(entropy) else 0.0,
         entropy_tokens=len(entropy),
         started_at=trajectory.started_at,
         seconds=max(trajectory.seconds, 0.0),

@@ -79,8 +79,9 @@ class RunFiles:
             return
         try:
             opened = RecordReader(path)
-        except TransportError as error:
-            problems.append(f"{MISMATCH_FILE}: {error}")
+        except (TransportError, OSError) as error:
+            reason = error.strerror or error if isinstance(error, OSError) else error
+            problems.append(f"{MISMATCH_FILE}: {reason}")
             return
         with opened as reader:
             for record in range(len(reader)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from rollouts.terminal.text import printable
+from rollouts.terminal.text import printable, shortened
 
 #: Characters of a record; an error may quote a whole response or message.
 _MOST_CHARACTERS = 20_000
@@ -18,17 +18,10 @@ class PrintableFormatter(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        return printable(_shortened(super().format(record)))
+        return printable(shortened(super().format(record), _MOST_CHARACTERS))
 
 
 def make_log_printable() -> None:
     """Use `PrintableFormatter` for records of a program that has set up no logging, which Python prints to stderr."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(PrintableFormatter())
-
-
-def _shortened(text: str) -> str:
-    if len(text) <= _MOST_CHARACTERS:
-        return text
-    half = _MOST_CHARACTERS // 2
-    return f"{text[:half]} [{len(text) - 2 * half:,} characters left out] {text[-half:]}"

@@ -23,6 +23,14 @@ def printable_line(text: str) -> str:
     return printable(text).replace("\n", "⏎")
 
 
+def shortened(text: str, most: int) -> str:
+    """`text`, or of a text with more than `most` characters its beginning and its end, and how many are left out."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]} [{len(text) - 2 * half:,} characters left out] {text[-half:]}"
+
+
 def counted(count: int, noun: str, plural: str = "") -> str:
     """A number and its noun: "1 token", "1,200 tokens"."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"

@@ -92,3 +92,29 @@ def test_threads_keep_the_byte_count_right() -> None:
         thread.join()
     assert cache.nbytes <= 50
     assert cache.nbytes == sum(key % 9 for key in range(40) if key in cache)
+
+
+class _ReadWhileEvicting(ByteLRU[str, int]):
+    """Asks for the number of bytes in another thread whenever it is about to evict."""
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(max_bytes)
+        self.seen: list[int] = []
+        self.readers: list[threading.Thread] = []
+
+    def _evict_to(self, max_bytes: int) -> list[tuple[str, int]]:
+        reader = threading.Thread(target=lambda: self.seen.append(self.nbytes))
+        reader.start()
+        reader.join(0.1)  # a reader that does not wait for the eviction has ended by then
+        self.readers.append(reader)
+        return super()._evict_to(max_bytes)
+
+
+def test_no_thread_sees_more_bytes_than_the_bound_while_a_value_is_added() -> None:
+    cache = _ReadWhileEvicting(10)
+    cache.put("first", 1, 6)
+    cache.put("second", 2, 7)
+    for reader in cache.readers:
+        reader.join()
+    assert len(cache.seen) == 2
+    assert max(cache.seen) <= 10

@@ -85,6 +85,22 @@ def test_a_page_requests_nothing_from_other_hosts_and_fits_the_window(
     page.close()
 
 
+@pytest.mark.parametrize("name", ["branches", "bridging", "image", "mismatch", "staleness", "token"])
+def test_the_texts_of_a_drawing_can_be_read_at_phone_width(browser: Browser, site: str, name: str) -> None:
+    page = browser.new_page(viewport={"width": PHONE[0], "height": PHONE[1]})
+    page.goto(f"{site}concepts/{name}/", wait_until="networkidle")
+    assert page.evaluate("document.querySelector('.drawing img').getBoundingClientRect().width") == 860  # not reduced
+    page.focus(".drawing")
+    page.evaluate("document.querySelector('.drawing').scrollLeft = 1000")
+    assert page.evaluate("document.querySelector('.drawing').scrollLeft") > 400
+    assert page.is_visible("text=scroll it sideways")
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE[0]
+    if directory := os.environ.get("MMROLLOUTS_SCREENSHOTS"):
+        page.evaluate("document.querySelector('.drawing').scrollLeft = 0")
+        page.screenshot(path=Path(directory) / f"drawing-{name}-{PHONE[0]}.png")
+    page.close()
+
+
 def test_the_search_finds_a_class_without_a_server_of_another_host(browser: Browser, site: str) -> None:
     page = browser.new_page(viewport={"width": DESKTOP[0], "height": DESKTOP[1]})
     requests: list[str] = []

@@ -15,10 +15,11 @@ from rich.console import Console
 
 from rollouts.numbers import mean_and_spread
 from rollouts.terminal.table import Column, print_table
-from rollouts.terminal.text import printable_line
+from rollouts.terminal.text import printable_line, shortened
 
 _TOTALS = ("done", "truncated", "failed", "turns", "tokens", "sampled_tokens", "images")
 _MOST_ERRORS = 10
+_MOST_ERROR_CHARACTERS = 1000  # an error may quote a whole message; the episode has all of it
 _MOST_WITHOUT_EXPONENT = 1e12
 
 
@@ -30,7 +31,7 @@ def summarise(
     `complete`: every task of the source, up to the limit, has been run. `seconds` and `metrics` are those of this
     process. Rewards are means over all episodes, failed ones included, and null without episodes; rewards that are not
     finite (sums that overflow) are counted in `rewards_not_finite` and in no mean. `errors` has the most frequent
-    kinds of errors, with the number of episodes and the first text of each.
+    kinds of errors, with the number of episodes and the first text of each, shortened to 1,000 characters.
     """
     groups = attempts = 0
     totals = dict.fromkeys(_TOTALS, 0)
@@ -49,7 +50,7 @@ def summarise(
         for text in row["errors"]:
             kind = text.partition(":")[0]
             errors[kind] += 1
-            examples.setdefault(kind, text)
+            examples.setdefault(kind, shortened(text, _MOST_ERROR_CHARACTERS))
     reward = mean_and_spread(rewards)
     return {
         "complete": complete,

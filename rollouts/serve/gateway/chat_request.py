@@ -259,6 +259,8 @@ def _stop(stop: Any) -> tuple[str, ...]:
         raise InvalidChatRequestError(
             f"stop is {short_repr(stop)}, not a text or a list of texts that are not empty", "stop"
         )
+    if not all(map(is_unicode, strings)):
+        raise InvalidChatRequestError("stop holds half of a surrogate pair, which no text of the model has", "stop")
     if len(strings) > _MAX_STOPS:
         raise InvalidChatRequestError(f"stop has {len(strings)} strings; at most {_MAX_STOPS} are taken", "stop")
     return tuple(strings)

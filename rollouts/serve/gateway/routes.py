@@ -282,7 +282,13 @@ def gateway_routes(engine: Engine, renderer: Renderer | RendererPool, **options:
 def _session_id(request: Request) -> str | None:
     """The session of a request, from its path or from its header. Raises `InvalidChatRequestError`."""
     from_path: str | None = request.path_params.get("session_id")
-    from_header = request.headers.get(_SESSION_HEADER)
+    from_headers = {value for value in request.headers.getlist(_SESSION_HEADER) if value}
+    if len(from_headers) > 1:
+        raise InvalidChatRequestError(
+            f"the request has {len(from_headers)} headers {_SESSION_HEADER} with different ids; send one",
+            _SESSION_HEADER,
+        )
+    from_header = next(iter(from_headers), None)
     if from_path is not None and from_header not in (None, from_path):
         raise InvalidChatRequestError(
             f"the header {_SESSION_HEADER} names another session than the path", _SESSION_HEADER

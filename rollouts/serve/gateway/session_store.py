@@ -30,7 +30,8 @@ from rollouts.trajectory.tree import Trajectory
 
 _log = logging.getLogger("rollouts")
 
-_SESSION_ID: Final = re.compile(r"[A-Za-z0-9._:@-]{1,128}")
+#: Clients and proxies remove "." and ".." from paths.
+_SESSION_ID: Final = re.compile(r"(?!\.\.?$)[A-Za-z0-9._:@-]{1,128}")
 #: Ids of sessions that are gone, remembered so that a late request gets the reason.
 _REMEMBERED_IDS: Final = 65536
 
@@ -260,5 +261,6 @@ def check_session_id(session_id: str) -> None:
     """Raises `InvalidChatRequestError`."""
     if not _SESSION_ID.fullmatch(session_id):
         raise InvalidChatRequestError(
-            f"the session id {short_repr(session_id)} is not 1 to 128 of A-Z a-z 0-9 . _ : @ -", "session_id"
+            f"the session id {short_repr(session_id)} is not 1 to 128 of A-Z a-z 0-9 . _ : @ -, or is . or ..",
+            "session_id",
         )

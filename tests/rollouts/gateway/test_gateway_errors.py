@@ -133,6 +133,7 @@ WRONG = [
     ({**HELLO, "seed": "a"}, None, "seed"),
     ({**HELLO, "stop": [1]}, "stop", "texts"),
     ({**HELLO, "stop": [""]}, "stop", "texts"),
+    ({**HELLO, "stop": ["a", "\ud800"]}, "stop", "half of a surrogate pair"),
     ({**HELLO, "stop": ["a"] * 65}, "stop", "at most 64"),
     ({**HELLO, "stop_token_ids": ["a"]}, None, "stop_token_ids"),
     ({**HELLO, "stream": "yes"}, "stream", "true or false"),

@@ -50,6 +50,17 @@ def test_a_header_and_a_path_that_name_other_sessions_are_refused(renderer):
             ask(client, "a")
 
 
+def test_two_headers_that_name_different_sessions_are_refused(renderer):
+    with served(ScriptedEngine(lambda request: "0", renderer=renderer), renderer) as server:
+        url, body = f"{server.base_url}/chat/completions", {"messages": [user("a")]}
+        refused = httpx.post(url, json=body, headers=[("X-Session-ID", "one"), ("X-Session-ID", "two")])
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "X-Session-ID"
+        assert httpx.get(f"{server.root}/sessions").json()["sessions"] == []
+        taken = httpx.post(url, json=body, headers=[("X-Session-ID", "one")] * 2)
+        assert taken.json()["session_id"] == "one"
+
+
 def test_without_an_id_every_conversation_is_a_session(renderer):
     with served(echo(renderer), renderer) as server:
         client = server.client()
@@ -382,7 +393,7 @@ def test_a_trajectory_that_is_not_accepted_stays_readable_and_disturbs_no_other_
     assert "the disk is full" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["a/b", "a b", "ü", "x" * 129, "..%2f"])
+@pytest.mark.parametrize("name", ["a/b", "a b", "ü", "x" * 129, "..%2f", ".", ".."])
 def test_an_id_that_is_no_plain_name_is_refused(renderer, name):
     with served(echo(renderer), renderer) as server:
         response = httpx.post(

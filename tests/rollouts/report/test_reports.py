@@ -253,6 +253,37 @@ def test_a_file_that_cannot_be_read_is_listed_with_its_reason_and_the_rest_is_re
     assert "values: Reward" in page.text
 
 
+def test_directories_in_place_of_files_are_listed_and_the_rest_is_reported(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    with RecordWriter(directory / "trajectories.mmr") as writer:
+        writer.append([episode(0)])
+    names = ("summary.json", "metrics.jsonl", "training.jsonl", "runner_metrics.jsonl", "mismatch.mmr")
+    for name in names:
+        (directory / name).mkdir()
+    problems = write_report(directory).problems
+    assert sorted(problem.partition(":")[0] for problem in problems) == sorted(names)
+    assert "values: Reward" in read(directory / "report.html").text
+
+
+@pytest.mark.filterwarnings("error")
+def test_times_and_entropies_of_any_size_are_reported(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    times = [(1e308, 1e308), (-1e308, 0.0), (1e9, 1e300), (1e9, 1.5), (1e300, 1e300)]
+    with RecordWriter(directory / "trajectories.mmr") as writer:
+        for number, (started_at, seconds) in enumerate(times):
+            one = episode(number)
+            one.started_at, one.seconds = started_at, seconds
+            one.nodes[1] = replace(one.nodes[1], extras={"entropy": np.array([1e308, 1e308])})
+            writer.append(one)
+    result = run(directory)
+    assert result.exit_code == 0, result.output
+    page = read(directory / "report.html")
+    assert "values: Turns a second" in page.text
+    assert "nan" not in page.text
+
+
 def test_the_end_of_a_file_of_mismatches_that_was_cut_off_is_listed_once(tmp_path: Path) -> None:
     directory = trained_run(tmp_path / "run")
     path = directory / "mismatch.mmr"
