@@ -17,6 +17,8 @@ from rollouts.trajectory.tree import Trajectory
 
 # The time of a token-by-token comparison grows with the product of the lengths. This bounds the products of one branch.
 _MAX_PRODUCT: Final = 4096 * 4096
+#: It also grows with the pairs of equal tokens, which are many where few different ids occur.
+_MAX_EQUAL_PAIRS: Final = 1 << 19
 #: Longer parts are first divided at runs of this many equal tokens that occur once in each part.
 _RUN: Final = 16
 
@@ -109,6 +111,7 @@ class _Comparison:
         self._ids = ids
         self._rendered = rendered
         self._product_left = _MAX_PRODUCT
+        self._pairs_left = _MAX_EQUAL_PAIRS
 
     def differences(self) -> list[Difference]:
         whole = self._without_equal_ends(_Part(0, len(self._ids), 0, len(self._rendered)))
@@ -141,10 +144,12 @@ class _Comparison:
         one, other = self._ids[part.start : part.end], self._rendered[part.rendered_start : part.rendered_end]
         if not len(one) and not len(other):
             return []
-        is_coarse = _product(part) > self._product_left
+        equal_pairs = _equal_pairs(one, other)
+        is_coarse = _product(part) > self._product_left or equal_pairs > self._pairs_left
         if is_coarse or not len(one) or not len(other):
             return [Difference(part.start, part.end, part.rendered_start, other.tolist(), is_coarse)]
         self._product_left -= _product(part)
+        self._pairs_left -= equal_pairs
         matcher = SequenceMatcher(None, one.tolist(), other.tolist(), autojunk=False)
         return [
             Difference(part.start + a, part.start + b, part.rendered_start + c, other[c:d].tolist())
@@ -155,6 +160,13 @@ class _Comparison:
 
 def _product(part: _Part) -> int:
     return (part.end - part.start) * (part.rendered_end - part.rendered_start)
+
+
+def _equal_pairs(one: np.ndarray, other: np.ndarray) -> int:
+    """How many pairs of a token of each side are equal."""
+    (ids, counts), (other_ids, other_counts) = (np.unique(side, return_counts=True) for side in (one, other))
+    _, at, other_at = np.intersect1d(ids, other_ids, assume_unique=True, return_indices=True)
+    return int(counts[at] @ other_counts[other_at])
 
 
 def _equal_runs(one: np.ndarray, other: np.ndarray) -> list[tuple[int, int]]:

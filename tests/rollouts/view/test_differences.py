@@ -64,6 +64,12 @@ def test_long_parts_without_a_common_run_are_one_difference_that_says_so():
     assert difference.is_coarse
 
 
+def test_parts_of_few_different_ids_are_one_difference_that_says_so():
+    generator = np.random.default_rng(3)
+    ids, rendered = (generator.integers(0, 4, 4000).tolist() for _ in range(2))  # minutes, token by token
+    assert [each.is_coarse for each in check(ids, rendered)] == [True]
+
+
 def test_the_work_for_parts_that_differ_is_bounded():
     generator = np.random.default_rng(3)
     common = [generator.integers(0, 50_000, 40).tolist() for _ in range(40)]
