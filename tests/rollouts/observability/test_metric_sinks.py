@@ -185,6 +185,7 @@ def test_tensorboards_own_reader_finds_the_scalars(tmp_path: Path) -> None:
 def test_wandbs_own_record_type_finds_the_metrics_of_an_offline_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import wandb
     from wandb.proto.wandb_internal_pb2 import Record
 
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -193,6 +194,7 @@ def test_wandbs_own_record_type_finds_the_metrics_of_an_offline_run(
     sink.write("training", 1, {"loss": 0.5})
     sink.write("runner", 10, {"turns": 8})
     sink.close()
+    wandb.teardown()  # as at the end of a process: wandb's own process writes what it still holds
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     logged: list[dict[str, object]] = []
     for data in log_records(file.read_bytes()):
