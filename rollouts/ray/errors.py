@@ -27,7 +27,7 @@ class RayWorkerStartError(RolloutsError):
     def __init__(self, worker: str, reason: str, cure: str) -> None:
         self.worker = worker
         self.reason = reason
-        super().__init__(f"worker {worker:.80} did not start: {reason}; {cure}")
+        super().__init__(f"worker {worker:.80} cannot be started: {reason}; {cure}")
 
 
 class RayJobError(RolloutsError):

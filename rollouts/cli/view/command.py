@@ -14,7 +14,7 @@ import typer
 from renderers import TemplateRenderer, load_renderer
 from rollouts.cli.render.conversation_file import read_tools
 from rollouts.cli.trajectory_reader import open_reader, trajectory_file
-from rollouts.terminal.text import counted, exit_with_error, print_error, print_line
+from rollouts.terminal.text import counted, exit_with_error, print_error, print_line, print_note
 from rollouts.trajectory.tree import Trajectory
 from rollouts.trajectory_file.episodes import read_episodes
 from rollouts.view import write_html
@@ -85,7 +85,7 @@ def _write(path: Path, out: Path, renderer: TemplateRenderer | None, tools: list
         episodes = _trajectories(reader, problems)
         written = write_html(episodes, out, renderer=renderer, tools=tools, title=f"{path.name}", problems=problems)
     if not written and not problems:
-        print_error(f"{path} holds no episodes")
+        print_note(f"{path} holds no episodes yet")
     for problem in problems:
         print_error(f"not shown: {problem}")
     size = out.stat().st_size / 1e6

@@ -69,3 +69,12 @@ def test_tools_without_a_model_are_refused(tmp_path):
     result = run(tmp_path / "x.mmr", "--tools", tmp_path / "tools.json")
     assert result.exit_code == 2
     assert "pass --model, too" in result.stderr
+
+
+def test_a_file_without_episodes_gives_an_empty_page_and_a_note_that_is_no_error(tmp_path):
+    result = run(file_of(tmp_path / "episodes.mmr"))
+    assert result.exit_code == 0, result.output
+    assert result.stderr.startswith("note: ")
+    assert "holds no episodes yet" in result.stderr
+    index, _ = read_page(tmp_path / "episodes.mmr.html")
+    assert index["episodes"] == []
