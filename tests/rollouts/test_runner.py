@@ -201,7 +201,8 @@ def test_on_end_has_each_trajectory_as_soon_as_it_is_finished(renderer):
     trajectories = play(renderer, count=40, concurrency=3, on_end=ended.append)
     assert sorted(map(id, ended)) == sorted(map(id, trajectories))
     assert all(t.finished for t in ended)
-    assert {t.seed for t in ended[:3]} == {0, 1, 2}, "three at a time"
+    # Three at a time, which may overtake each other: only those before an episode and two more can have begun.
+    assert all(trajectory.seed <= index + 2 for index, trajectory in enumerate(ended))
 
 
 def test_what_on_end_raises_stops_the_run(renderer):

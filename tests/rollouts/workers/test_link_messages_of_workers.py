@@ -205,7 +205,7 @@ def test_a_worker_that_is_cancelled_ends_although_its_orchestrator_does_not_read
     async def run():
         worker = EpisodeWorker(Counting, ScriptedEngine(lambda request: "yes", renderer=renderer), renderer)
         client = Unread()
-        running = asyncio.ensure_future(link_worker._Connection(worker, client, "").run())
+        running = asyncio.ensure_future(link_worker._Connection(worker, client, "").run(connect_seconds=60))
         await client.greeted.wait()
         await asyncio.sleep(0)
         running.cancel()
