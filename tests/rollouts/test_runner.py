@@ -75,7 +75,8 @@ def test_raising_stops_the_others_and_holds_every_trajectory(renderer):
     assert [t.seed for t in error.trajectories] == list(range(100))
     assert all(t.finished for t in error.trajectories)
     assert error.trajectories[37].num_turns == 2
-    assert all(t.done for t in error.trajectories[:20]), "long finished when it failed"
+    # All before it had begun, and at most nine others ran when it failed.
+    assert sum(not t.done for t in error.trajectories[:37]) <= 9
     unplayed = error.trajectories[60:]
     assert all(t.error.startswith("did not begin") and not t.turns for t in unplayed)
 
