@@ -366,9 +366,10 @@ async def test_a_checkpoint_that_does_not_fit_is_not_loaded(connection, control,
 
 
 async def test_the_planted_fault_vllm_loads_a_checkpoint_that_lacks_a_tensor_without_an_error(
-    connection, control, vllm_server, tmp_path, restored
+    connection, control, vllm_server, tmp_path
 ):
     """The reason for the check of the files: vLLM returns 200 and generates garbage from then on."""
+    vllm_server.restartable()
     before = await generated(connection)
     bad = shutil.copytree(vllm_server.model_dir, tmp_path / "bad")
     weights = load_file(bad / "model.safetensors")
@@ -376,6 +377,9 @@ async def test_the_planted_fault_vllm_loads_a_checkpoint_that_lacks_a_tensor_wit
     save_file({n: t for n, t in weights.items() if n != name}, bad / "model.safetensors", metadata={"format": "pt"})
     await control.update_weights_from_directory(bad, "bad", check=False)
     assert not np.allclose(logprobs(await generated(connection)), logprobs(before), atol=0.1)
+    # The memory of the missing tensor may hold NaN, which then stays in the memory of the KV cache, also under the
+    # right weights: only another process is sound.
+    await asyncio.to_thread(vllm_server.restart)
     await control.update_weights_from_directory(vllm_server.model_dir, "default")
     assert logprobs(await generated(connection)) == logprobs(before)
 
