@@ -125,7 +125,8 @@ def test_an_infinite_source_is_taken_from_only_as_far_as_there_is_capacity(rende
             yield Task(str(index))
 
     async def run():
-        async with make_runner(renderer, group_size=2, concurrency=4) as runner:
+        # Of one episode each: another group begins where only a part of a group is left, so that larger ones vary.
+        async with make_runner(renderer, group_size=1, concurrency=2) as runner:
             stream = runner.stream(endless())
             for wanted in range(1, 20):
                 await anext(stream)
@@ -156,7 +157,7 @@ def test_groups_whose_rewards_take_long_are_bounded_and_episodes_run_meanwhile(r
             await may_score.wait()
             return [0.0] * len(episodes)
 
-        options = {"group_size": 2, "concurrency": 4, "group_rewards": [GroupReward("slow", 1.0, reward)]}
+        options = {"group_size": 1, "concurrency": 2, "group_rewards": [GroupReward("slow", 1.0, reward)]}
         async with make_runner(renderer, **options) as runner:
             stream = runner.stream(endless())
             first = asyncio.ensure_future(anext(stream))
