@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from renderers import TemplateRenderer
+from rollouts.replaced_file import replaced_file
 from rollouts.report.collected import collect
 from rollouts.report.page import report_page
 from rollouts.report.run_files import open_run
@@ -60,16 +61,8 @@ def write_report(
     viewer_path = path.with_name(VIEWER_FILE if path.name == REPORT_FILE else f"{path.stem}-viewer.html")
     deadline = None if seconds is None else started + seconds
     viewer = write_viewer_page(viewer_path, files, collected, linked, renderer=renderer, tools=tools, deadline=deadline)
-    _replace(path, report_page(collected, viewer))
+    page = report_page(collected, viewer)
+    with replaced_file(path) as file:
+        file.write(page)
     written = viewer_path if viewer.places else None
     return WrittenReport(path, written, len(collected.episodes), tuple(collected.problems))
-
-
-def _replace(path: Path, content: bytes) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_bytes(content)
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise

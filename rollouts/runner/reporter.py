@@ -34,10 +34,6 @@ class Reporter:
         self._warns_of_turns = limits.max_turns is None and limits.episode_seconds is None
         self._logged: set[tuple[object, ...]] = set()  # the kinds of failures
 
-    @property
-    def has_listeners(self) -> bool:
-        return bool(self._listeners)
-
     def emit(self, make_event: Callable[P, RunnerEvent], *args: P.args, **kwargs: P.kwargs) -> None:
         """Make an event and pass it to the listeners; without listeners, none is made."""
         if not self._listeners:
@@ -111,8 +107,7 @@ class EpisodeReporter:
 
     def waiting(self, turn: int, part: Part) -> None:
         self._on_waiting(part)
-        if self._reporter.has_listeners:
-            self._reporter.emit(EpisodeWaiting, self._episode_id, turn, part)
+        self._reporter.emit(EpisodeWaiting, self._episode_id, turn, part)
 
     def turn_finished(
         self, turn: int, prompt_tokens: int, completion_tokens: int, images: int, seconds: TurnSeconds, failed: bool

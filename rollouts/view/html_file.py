@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from renderers import TemplateRenderer
+from rollouts.replaced_file import replaced_file
 from rollouts.trajectory.tree import Trajectory
 from rollouts.view.episode_data import episode_payload, summary
 from rollouts.view.errors import ComparedNamesError
@@ -61,7 +61,7 @@ def write_html(
         title = title or (rows[0]["id"] if len(rows) == 1 else f"{len(rows)} episodes")
         index = {"title": title, "episodes": rows, "problems": list(problems), "live": False}
         data.seek(0)
-        with _replaced(path) as out:
+        with replaced_file(path) as out:
             out.write(page_start(title, connects=False))
             out.write(json_block("index", index))
             out.write(script_block())
@@ -78,16 +78,3 @@ def _write_media(trajectory: Trajectory, written: set[str], data: IO[bytes], ima
             written.add(digest)
             medium = display_medium(reference.source, reference.modality, image_side)
             data.write(json_block(f"media-{digest}", medium))
-
-
-@contextmanager
-def _replaced(path: Path) -> Iterator[IO[bytes]]:
-    """A new file that takes the place of `path` when it is complete, and is removed after an error."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with open(partial, "xb") as out:
-            yield out
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
@@ -14,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from rollouts.numbers import mean_and_spread
+from rollouts.replaced_file import replaced_file
 from rollouts.terminal.table import Column, print_table
 from rollouts.terminal.text import printable_line, shortened
 
@@ -72,13 +72,8 @@ def summarise(
 
 def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
     """Write the summary to `path`, whose earlier content stays until the new one is complete. Raises `OSError`."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    with replaced_file(path) as file:
+        file.write((json.dumps(summary, indent=2) + "\n").encode())
 
 
 def print_summary(summary: Mapping[str, Any], console: Console) -> None:

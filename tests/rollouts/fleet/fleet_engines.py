@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from rollouts.engines.fleet import EngineFleet
 from rollouts.engines.protocol import (
     Completion,
     FinishReason,
@@ -70,3 +72,14 @@ class MemberEngine:
 
 def request(session: str | None = "session", **options: Any) -> GenerateRequest:
     return GenerateRequest([1, 2, 3], SamplingParams(max_tokens=1, **options), session_id=session)
+
+
+def states(fleet: EngineFleet) -> dict[str, str]:
+    return {member.name: str(member.state) for member in fleet.members}
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for a state; the test's own time limit is the bound."""
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110  the state of a fleet can only be asked for
+            await asyncio.sleep(0.005)

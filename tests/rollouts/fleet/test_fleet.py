@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from fleet_engines import MemberEngine, request
+from fleet_engines import MemberEngine, request, states, until
 
 from rollouts.engines.fleet import EngineFleet, FleetLimits
 from rollouts.engines.protocol import Engine
@@ -23,17 +23,6 @@ REFUSED = ServerUnreachableError("r", "connection refused")
 def fleet_of(count, **limits):
     engines = {name: MemberEngine() for name in "abcdefgh"[:count]}
     return engines, EngineFleet(engines, limits=FleetLimits(**{"check_seconds": 0.01, "wait_seconds": 5.0, **limits}))
-
-
-def states(fleet):
-    return {member.name: str(member.state) for member in fleet.members}
-
-
-async def until(condition):
-    """Waits for a state; the test's own time limit is the bound."""
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110  the state of a fleet can only be asked for
-            await asyncio.sleep(0.005)
 
 
 def member_with_request(engines):

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from fleet_engines import MemberEngine
+from fleet_engines import MemberEngine, states, until
 
 from rollouts.engines.fleet import EngineFleet, FleetLimits
 from rollouts.errors import ServerTimeoutError, ServerUnreachableError, WeightUpdateError
@@ -33,16 +33,6 @@ class UpdatableMember(MemberEngine):
         if self.refusals:
             raise self.refusals.pop(0)
         self.weight_version = version
-
-
-def states(fleet):
-    return {member.name: str(member.state) for member in fleet.members}
-
-
-async def until(condition):
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110  the state of a fleet can only be asked for
-            await asyncio.sleep(0.005)
 
 
 async def fleet_of(*names, **limits):
