@@ -25,14 +25,14 @@ class TokenLayout(NamedTuple):
     ranges: list[PlaceholderRange]
 
     def with_media(
-        self, items: Sequence[MediaItem] | None, tool_names: list[str | None], markers: Mapping[int, Modality]
+        self, items: Sequence[MediaItem] | None, tool_names: list[str | None], placeholder_token_ids: Mapping[str, int]
     ) -> RenderedTokens:
         """New `RenderedTokens` with these items.
 
-        Its `multi_modal_data` is None for a model without `markers`, and if `items` is None: they were not loaded.
+        Its `multi_modal_data` is None for a model without placeholders, and if `items` is None: they were not loaded.
         """
         media = None
-        if markers and items is not None:
+        if placeholder_token_ids and items is not None:
             media = MultiModalData.from_items(zip(items, self.ranges, strict=True))
         return RenderedTokens(
             self.token_ids.copy(),
@@ -40,7 +40,7 @@ class TokenLayout(NamedTuple):
             self.roles.copy(),
             media,
             message_tool_names=tool_names,
-            placeholder_token_ids={modality: token_id for token_id, modality in markers.items()},
+            placeholder_token_ids=placeholder_token_ids,
         )
 
     @property

@@ -15,15 +15,24 @@ def cache_key(value: Any) -> bytes | None:
     """
     try:
         # Version 2 writes equal values as equal bytes; later ones depend on which objects are shared.
-        return marshal.dumps(value, 2) if _is_plain(value) else None
-    except (RecursionError, ValueError):  # nested too deeply for `_is_plain` or `marshal`
+        key = marshal.dumps(value, 2)
+    except ValueError:  # it holds an object of another type, or is nested too deeply, for example inside itself
         return None
+    return key if _is_plain(value) else None
 
 
 def _is_plain(value: Any) -> bool:
-    kind = type(value)
-    if kind in _SCALARS:
-        return True
-    if kind is dict:
-        return all(_is_plain(key) and _is_plain(item) for key, item in value.items())
-    return kind in (list, tuple) and all(map(_is_plain, value))
+    """Whether a value that is not nested inside itself holds nothing but plain data."""
+    waiting = [value]
+    for item in waiting:  # the list grows meanwhile
+        kind = type(item)
+        if kind in _SCALARS:
+            continue
+        if kind is dict:
+            waiting += item
+            waiting += item.values()
+        elif kind is list or kind is tuple:
+            waiting += item
+        else:
+            return False
+    return True

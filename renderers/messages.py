@@ -89,7 +89,7 @@ class Message(_RequiredKeys, total=False):
     name: str
 
 
-def check_messages(messages: Sequence[Mapping[str, Any]], *, first_index: int = 0) -> list[dict[str, Any]]:
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the conversation as new dicts without None-valued keys; raise a `MessageError` that names the place.
 
     Rows read back from Arrow carry every key of the schema, None where a row had none; such keys are dropped here, so
@@ -101,7 +101,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]], *, first_index: int = 
         isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence)
     ):
         raise MessageError(f"a conversation is a list of messages, not {type(messages).__name__}")
-    return [_check_message(message, index) for index, message in enumerate(messages, first_index)]
+    return [check_message(message, index) for index, message in enumerate(messages)]
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]] | None) -> None:
@@ -128,17 +128,28 @@ def media_parts(message: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, 
                 yield index, part
 
 
+def is_media_part(part: Any) -> bool:
+    """Whether a content part of a message, which need not be checked, holds an image or a video."""
+    if isinstance(part, str):
+        return False
+    kind = part.get("type") or _inferred_type(part)
+    return kind not in ("text", "thinking")
+
+
 def media_value(part: Mapping[str, Any]) -> Any:
     """The medium in a media part of any form: `{"image": ...}`, `{"image_url": {"url": ...}}`, `{"url": ...}`,
     `{"path": ...}`, `{"base64": ...}`; None if there is none.
     """
-    name = next((name for name in _MEDIA_KEYS if part.get(name) is not None), None)
-    if name is None:
-        return None
-    value = part[name]
-    if name == "base64" and isinstance(value, str):
-        return f"data:;base64,{value}"
-    return value.get("url") if isinstance(value, Mapping) else value
+    for name in _MEDIA_KEYS:
+        value = part.get(name)
+        if value is None:
+            continue
+        if type(value) is bytes:  # skips the slower question for a Mapping
+            return value
+        if name == "base64" and isinstance(value, str):
+            return f"data:;base64,{value}"
+        return value.get("url") if isinstance(value, Mapping) else value
+    return None
 
 
 def message_tool_names(messages: Sequence[Mapping[str, Any]]) -> list[str | None]:
@@ -166,26 +177,44 @@ def without_media(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
     for message in messages:
         content = message.get("content")
         if isinstance(content, list) and any(part["type"] != "text" for part in content):
-            message = {**message, "content": [_part_without_media(part) for part in content]}
-        replaced.append(dict(message))
+            replaced.append({**message, "content": [_part_without_media(part) for part in content]})
+        else:
+            replaced.append(dict(message))
     return replaced
 
 
 def _part_without_media(part: Mapping[str, Any]) -> dict[str, Any]:
-    if part["type"] == "text":
-        return dict(part)
+    return dict(part) if part["type"] == "text" else with_medium(part, "<media>")
+
+
+def with_medium(part: Mapping[str, Any], medium: object) -> dict[str, Any]:
+    """An image or video part with `medium` in place of its own, and its other keys; it need not be checked."""
     kind = part_kind(part)
+    if len(part) == 2 and part.get("type") in part:  # nothing but the type and the medium
+        return {"type": kind, kind: medium}
     others = {key: value for key, value in part.items() if key not in _MEDIA_KEYS}
-    return {**others, "type": kind, kind: "<media>"}
+    return {**others, "type": kind, kind: medium}
 
 
 def part_kind(part: Mapping[str, Any]) -> str:
     """The type of a part for templates: `text`, `image` or `video`; as in transformers, `image_url` is an `image`."""
-    kind: str = part["type"]
+    kind: str = part.get("type") or _inferred_type(part)
     return "image" if kind in IMAGE_PART_TYPES else "video" if kind in VIDEO_PART_TYPES else kind
 
 
-def _check_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
+def check_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """The message `index` of a conversation, checked as `check_messages` does it."""
+    if type(message) is dict and len(message) == 2:  # the usual message: a role and its content
+        role, content = message.get("role"), message.get("content")
+        if type(role) is str and role in ROLES:
+            if type(content) is str:
+                return message.copy()
+            if type(content) is list and role != "assistant":
+                return {**message, "content": [_check_part(part, index, at) for at, part in enumerate(content)]}
+    return _check_any_message(message, index)
+
+
+def _check_any_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
     if type(message) is not dict and not isinstance(message, Mapping):
         raise MessageError(f"a message is a dict, not {type(message).__name__}", message_index=index)
     checked = {key: value for key, value in message.items() if value is not None}
@@ -229,6 +258,16 @@ def _check_content(content: Any, message_index: int) -> str | list[dict[str, Any
 
 
 def _check_part(part: Any, message_index: int, part_index: int) -> dict[str, Any]:
+    if type(part) is dict and len(part) == 2:  # the usual part: its type, and the text or the medium under that name
+        kind = part.get("type")
+        if type(kind) is str and kind in PART_TYPES:
+            value = part.get(kind)
+            if (type(value) is str) if kind == "text" else (value is not None):
+                return part.copy()
+    return _check_any_part(part, message_index, part_index)
+
+
+def _check_any_part(part: Any, message_index: int, part_index: int) -> dict[str, Any]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     if not isinstance(part, Mapping):
@@ -236,9 +275,8 @@ def _check_part(part: Any, message_index: int, part_index: int) -> dict[str, Any
             f"a content part is a dict, not {type(part).__name__}", message_index=message_index, part_index=part_index
         )
     checked = {key: value for key, value in part.items() if value is not None}
-    if "type" not in checked:
-        inferred = [kind for kind in (*PART_TYPES, "thinking") if kind in checked]
-        checked = {"type": inferred[0], **checked} if len(inferred) == 1 else checked
+    if "type" not in checked and (inferred := _inferred_type(checked)):
+        checked = {"type": inferred, **checked}
     kind = checked.get("type")
     if kind == "thinking" and isinstance(checked.get("thinking"), str):
         return checked
@@ -251,6 +289,12 @@ def _check_part(part: Any, message_index: int, part_index: int) -> dict[str, Any
     if kind == "text" and not isinstance(checked.get("text"), str):
         raise MessageError("a text part needs a text", message_index=message_index, part_index=part_index)
     return checked
+
+
+def _inferred_type(part: Mapping[str, Any]) -> str:
+    """The type of a part without one: the only type whose key the part has; empty where that is not one."""
+    given = [name for name in (*PART_TYPES, "thinking") if part.get(name) is not None]
+    return given[0] if len(given) == 1 else ""
 
 
 def _move_thinking_parts(message: dict[str, Any], message_index: int) -> None:

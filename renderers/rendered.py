@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
@@ -49,6 +49,8 @@ class PlaceholderRange:
     @property
     def num_embeds(self) -> int:
         """How many tokens stand for features."""
+        if self.embed_runs is None:
+            return self.length
         return sum(end - start for start, end in self.runs)
 
     @property
@@ -62,7 +64,7 @@ class PlaceholderRange:
         return mask
 
     def shifted(self, by: int) -> PlaceholderRange:
-        return replace(self, offset=self.offset + by)
+        return PlaceholderRange(self.offset + by, self.length, self.embed_runs, self.whole)
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class MultiModalData:
     @classmethod
     def from_items(cls, items: Iterable[tuple[MediaItem, PlaceholderRange]]) -> MultiModalData:
         """Collect items with their ranges; each modality keeps their order."""
-        data = cls()
+        data = cls({}, {}, {})
         for item, placeholder in items:
             data._append(item, placeholder)
         return data
@@ -93,6 +95,8 @@ class MultiModalData:
 
     def items_with_ranges(self) -> list[tuple[MediaItem, PlaceholderRange]]:
         """Every item with its range, over all modalities, in prompt order."""
+        if not self.mm_placeholders:
+            return []
         pairs = [
             (_media_item(entry), placeholder)
             for modality, ranges in self.mm_placeholders.items()
@@ -100,15 +104,15 @@ class MultiModalData:
         ]
         return sorted(pairs, key=lambda pair: pair[1].offset)
 
-    def followed_by(self, later: MultiModalData, offset: int) -> MultiModalData:
-        """These items at unchanged offsets, then those of `later`, their offsets increased by `offset` tokens."""
+    def with_items(self, items: Iterable[tuple[MediaItem, PlaceholderRange]]) -> MultiModalData:
+        """These items, then the given ones, in prompt order."""
         joined = MultiModalData(
             {modality: list(hashes) for modality, hashes in self.mm_hashes.items()},
             {modality: list(ranges) for modality, ranges in self.mm_placeholders.items()},
             {modality: list(map(_processor_output, items)) for modality, items in self.mm_items.items()},
         )
-        for item, placeholder in later.items_with_ranges():
-            joined._append(item, placeholder.shifted(offset))
+        for item, placeholder in items:
+            joined._append(item, placeholder)
         return joined
 
     def _append(self, item: MediaItem, placeholder: PlaceholderRange) -> None:
@@ -173,6 +177,12 @@ class TokenSpan(NamedTuple):
     sampled: bool
     content: bool
 
+    def moved(self, by: int) -> TokenSpan:
+        """The span of the same tokens `by` tokens later."""
+        start, end, message_index, sampled, content = self
+        # Without a call of `TokenSpan`, which takes twice as long: each bridge moves several spans.
+        return tuple.__new__(TokenSpan, (start + by, end + by, message_index, sampled, content))
+
 
 def _column(of_span: Callable[[TokenSpan], T], default: T) -> Any:
     """A per-token column, made when it is first read: the value of the token's span, `default` for one of no span."""
@@ -232,23 +242,21 @@ class RenderedTokens:
         Raises `ColumnLengthError` for columns of different lengths, and for one as long as the tokens are not. Without
         `message_roles`, there are as many messages as `message_indices` names, all with an empty role.
         """
-        columns = {"message_indices": message_indices, "sampled_mask": sampled_mask, "is_content": is_content}
-        if any(columns.values()):
+        if message_indices or sampled_mask or is_content:
+            columns = {"message_indices": message_indices, "sampled_mask": sampled_mask, "is_content": is_content}
             length = len(token_ids or message_indices)
             for name, column in columns.items():
                 if column and len(column) != length:
                     raise ColumnLengthError(name, len(column), length)
             spans = _spans_of(length, message_indices, sampled_mask, is_content)
             message_roles = message_roles or [""] * (max(message_indices, default=-1) + 1)
-        values = {
-            "token_ids": [] if token_ids is None else token_ids,
-            "spans": spans,
-            "message_roles": [] if message_roles is None else message_roles,
-            "multi_modal_data": multi_modal_data,
-            "message_tool_names": [] if message_tool_names is None else message_tool_names,
-            "placeholder_token_ids": {} if placeholder_token_ids is None else placeholder_token_ids,
-        }
-        self.__dict__.update(values)
+        values = self.__dict__
+        values["token_ids"] = [] if token_ids is None else token_ids
+        values["spans"] = spans
+        values["message_roles"] = [] if message_roles is None else message_roles
+        values["multi_modal_data"] = multi_modal_data
+        values["message_tool_names"] = [] if message_tool_names is None else message_tool_names
+        values["placeholder_token_ids"] = {} if placeholder_token_ids is None else placeholder_token_ids
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:

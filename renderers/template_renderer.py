@@ -7,6 +7,7 @@ import marshal
 import operator
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from functools import cached_property
 from types import NoneType
 from typing import Any
 
@@ -29,7 +30,14 @@ from renderers.messages import (
     without_media,
 )
 from renderers.parsing.format import Format
-from renderers.parsing.parser import ResponseParser, ends_in_reasoning, ends_unbegun_reasoning, parse_response
+from renderers.parsing.grammar import Grammar, grammar_of
+from renderers.parsing.parser import (
+    ResponseParser,
+    ends_unbegun_reasoning,
+    leaves_reasoning_open,
+    parse_response,
+    plain_response,
+)
 from renderers.parsing.response import ParsedResponse
 from renderers.protocol import Messages, Tools
 from renderers.rendered import TOKEN_TYPE_IDS, MultiModalData, RenderedTokens
@@ -82,6 +90,9 @@ class TemplateRenderer:
         self._markers: dict[int, Modality] = {
             tokenizer.require_control_id(marker, f"the {modality} processor"): modality
             for modality, marker in markers.items()
+        }
+        self._placeholder_token_ids: dict[str, int] = {
+            modality: token_id for token_id, modality in self._markers.items()
         }
         embed_tokens = {processors[m].embed_token if m in processors else marker for m, marker in markers.items()}
         self.thinking_retention = thinking_retention
@@ -150,7 +161,7 @@ class TemplateRenderer:
         inputs = (text_messages, tools, add_generation_prompt, layout_keys)
         layout = self._layouts.get_or_make("prompt", inputs, build_layout)
         items = [entry.item for entry in media] if process_multimodal else None
-        return layout.with_media(items, message_tool_names(checked), self._markers)
+        return layout.with_media(items, message_tool_names(checked), self._placeholder_token_ids.copy())
 
     def render_ids(
         self,
@@ -182,21 +193,25 @@ class TemplateRenderer:
         Raises `TokenizerError` for a negative id. An id beyond the tokenizer's is valid: models pad their embedding,
         and may sample such a row, which reads as U+FFFD.
         """
-        check_tools(tools)
+        if tools is not None:
+            check_tools(tools)
         token_ids = _plain_ids(token_ids)
-        if token_ids and min(token_ids) < 0:
-            index = next(index for index, token_id in enumerate(token_ids) if token_id < 0)
-            raise TokenizerError(f"token {index} has id {token_ids[index]}; pass the sampled ids, which are 0 or more")
         reasoning_open = self._reasoning_open(prompt_ids, token_ids)
-        parsed = parse_response(token_ids, self.format, self.tokenizer, reasoning_open=reasoning_open, tools=tools)
-        key = _turn_key(token_ids, tools, reasoning_open=reasoning_open)
-        self._turn_summaries.put(key, TurnSummary.of(parsed), 2 * len(key) + 500)
+        parsed = None if reasoning_open else plain_response(token_ids, self._grammar)
+        if parsed is None:  # the ids of a plain response are those of tokens
+            _check_not_negative(token_ids)
+            format = self._grammar.format
+            parsed = parse_response(token_ids, format, self.tokenizer, reasoning_open=reasoning_open, tools=tools)
+        key = _turn_key(token_ids, tools, reasoning_open)
+        if key is not None:
+            self._turn_summaries.put(key, TurnSummary.of(parsed), 2 * len(key) + 500)
         return parsed
 
-    def _turn_summary(self, token_ids: Sequence[int], tools: Tools | None, prompt_ids: Sequence[int]) -> TurnSummary:
+    def _turn_summary(self, token_ids: list[int], tools: Tools | None, prompt_ids: Sequence[int]) -> TurnSummary:
         """What a bridge must know of a completion; cached, because callers parse a completion before they bridge it."""
         reasoning_open = self._reasoning_open(prompt_ids, token_ids)
-        cached = self._turn_summaries.get(_turn_key(token_ids, tools, reasoning_open=reasoning_open))
+        key = _turn_key(token_ids, tools, reasoning_open)
+        cached = None if key is None else self._turn_summaries.get(key)
         return cached or TurnSummary.of(self.parse_response(token_ids, tools=tools, prompt_ids=prompt_ids))
 
     def response_parser(self, *, tools: Tools | None = None, prompt_ids: Sequence[int] | None = None) -> ResponseParser:
@@ -214,7 +229,11 @@ class TemplateRenderer:
             if opened and token_ids is not None and not self.format.assumes_open_reasoning:
                 return ends_unbegun_reasoning(token_ids, self.format, self.tokenizer)
             return opened
-        return ends_in_reasoning(prompt_ids, self.format, self.tokenizer)
+        return leaves_reasoning_open(prompt_ids, self._grammar)
+
+    @cached_property
+    def _grammar(self) -> Grammar:
+        return grammar_of(self.format, self.tokenizer)
 
     # Prompt + completion + new messages -> next prompt.
 
@@ -261,7 +280,8 @@ class TemplateRenderer:
         process_multimodal: bool = True,
     ) -> RenderedTokens | BridgeRefusal:
         """As `bridge_to_next_turn`, but a refusal returns its reason in place of None."""
-        check_tools(tools)
+        if tools is not None:
+            check_tools(tools)
         if not isinstance(previous_multi_modal_data, (MultiModalData, NoneType)):
             raise MessageError(
                 "previous_multi_modal_data is the multi_modal_data of the RenderedTokens of the prompt, not "
@@ -282,8 +302,9 @@ class TemplateRenderer:
     def _extend(self, request: BridgeRequest, process_multimodal: bool) -> RenderedTokens | BridgeRefusal:
         if not request.new_messages:
             return BridgeRefusal.NO_NEW_MESSAGES
-        if any(message["role"] == "assistant" for message in request.new_messages):
-            return BridgeRefusal.ASSISTANT_IN_EXTENSION
+        for message in request.new_messages:
+            if message["role"] == "assistant":
+                return BridgeRefusal.ASSISTANT_IN_EXTENSION
         if not request.prompt_ids:
             return BridgeRefusal.NO_PROMPT
         if process_multimodal:
@@ -368,10 +389,21 @@ class TemplateRenderer:
         return modality if known else self._media.modality(part, index, part_index)  # raises
 
 
-def _turn_key(token_ids: Sequence[int], tools: Tools | None, *, reasoning_open: bool) -> bytes:
-    """Equal for completions of equal ids that are parsed alike."""
-    names = None if tools is None else [str(tool.get("function", tool).get("name")) for tool in tools]
-    return marshal.dumps((list(token_ids), names, reasoning_open), 2)
+def _turn_key(token_ids: list[int], tools: Tools | None, reasoning_open: bool) -> bytes | None:
+    """Equal for completions of equal ids that are parsed alike: a call is checked with the schema of its tool.
+
+    None for tools that are no plain data.
+    """
+    try:
+        return marshal.dumps((token_ids, tools, reasoning_open), 2)  # type: ignore[arg-type]
+    except ValueError:
+        return None
+
+
+def _check_not_negative(token_ids: list[int]) -> None:
+    if token_ids and min(token_ids) < 0:
+        index = next(index for index, token_id in enumerate(token_ids) if token_id < 0)
+        raise TokenizerError(f"token {index} has id {token_ids[index]}; pass the sampled ids, which are 0 or more")
 
 
 def _plain_ids(token_ids: Sequence[int]) -> list[int]:

@@ -8,7 +8,6 @@ each shape of conversation (`renderers.bridging.continuation`).
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from renderers.bridging.turn_printer import TurnPrinter
 from renderers.errors import PlaceholderCountError, TemplateError
 from renderers.layout_cache import LayoutCache
 from renderers.media.item import ExpansionPiece, MediaItem, Modality
-from renderers.messages import check_messages, message_tool_names, without_media
+from renderers.messages import check_message, check_messages, message_tool_names, without_media
 from renderers.parsing.format import Format
 from renderers.placement import item_placement_error
 from renderers.protocol import Messages, Tools
@@ -45,8 +44,8 @@ class BridgeRequest(NamedTuple):
     prompt.
     """
 
-    prompt_ids: Sequence[int]
-    completion_ids: Sequence[int]
+    prompt_ids: list[int]
+    completion_ids: list[int]
     new_messages: Messages
     tools: Tools | None
     previous_messages: Messages | None
@@ -54,7 +53,10 @@ class BridgeRequest(NamedTuple):
 
 
 class _Extension(NamedTuple):
-    """The tokens of what a template prints behind a turn; `end` is the token that ends the turn."""
+    """What a template prints behind a turn; `end` is the token that ends the turn.
+
+    The messages of `layout` are the new ones.
+    """
 
     end: TurnEnd
     layout: TokenLayout
@@ -88,6 +90,15 @@ class Bridge:
     embed_ids: Collection[int]
 
     @cached_property
+    def _placeholder_token_ids(self) -> dict[str, int]:
+        return {modality: token_id for token_id, modality in self.markers.items()}
+
+    @cached_property
+    def _plain_history(self) -> list[Mapping[str, Any]]:
+        """What is printed before new messages where nothing depends on the history and the turn called no tool."""
+        return [*self.probes.opening(), self.probes.turn([])]
+
+    @cached_property
     def _continuations(self) -> Continuations:
         return Continuations(self.printer, self.probes, self.format, modalities=tuple(self.markers.values()))
 
@@ -107,13 +118,14 @@ class Bridge:
             return BridgeRefusal.OPEN_REASONING
         continuation = self._continuations.of_shape(shape_of(new_messages, turn, tools))
         obstacles = self._obstacles(continuation, request)
-        if obstacles and request.previous_messages is not None and self._depends_on_history(continuation, request):
-            real, _ = self._history(Continuation(), turn, request)
-            continuation = self._continuations.of_conversation(real[:-1], real[-1], new_messages, tools)
-            obstacles = self._obstacles(continuation, request)
-        refusal = self._refusal(obstacles, continuation, request)
-        if refusal is not None:
-            return refusal
+        if obstacles:
+            if request.previous_messages is not None and self._depends_on_history(continuation, request):
+                real, _ = self._history(Continuation(), turn, request)
+                continuation = self._continuations.of_conversation(real[:-1], real[-1], new_messages, tools)
+                obstacles = self._obstacles(continuation, request)
+            refusal = self._refusal(obstacles, continuation, request)
+            if refusal is not None:
+                return refusal
 
         history, names_are_real = self._history(continuation, turn, request)
         try:
@@ -125,15 +137,18 @@ class Bridge:
             raise error.relative_to(len(history)) from None
         if isinstance(extension, _NoExtension):
             return extension.refusal
-        named = [*history, *new_messages] if names_are_real else new_messages
-        tool_names = message_tool_names(named)[-len(new_messages) :]
-        new_tokens = extension.layout.with_media(
-            new_items,
-            [*itertools.repeat(None, len(history)), *tool_names],
-            self.markers,
+        if obstacles:
+            self.stats.count_overridden(obstacles)
+        # The plain history calls no tools.
+        named = [*history, *new_messages] if names_are_real and history is not self._plain_history else new_messages
+        return _join(
+            request,
+            () if turn.stopped else self._closing_ids(turn, extension.end),
+            extension.layout,
+            new_items if self.markers else None,
+            message_tool_names(named)[-len(new_messages) :],
+            self._placeholder_token_ids.copy(),
         )
-        self.stats.count_overridden(obstacles)
-        return _join(request, self._closing_ids(turn, extension.end), new_tokens, len(history))
 
     def _extension(
         self,
@@ -148,11 +163,12 @@ class Bridge:
 
         Observations of an environment are often equal, or differ in an image of the same size alone.
         """
-        messages = without_media([*history, *request.new_messages])
+        new_messages = without_media(request.new_messages) if new_slots else request.new_messages
         tools = request.tools if continuation.needs_tools else None
-        last_ids = list(request.completion_ids[-1:])
+        last_ids = request.completion_ids[-1:]
 
         def print_extension() -> _Extension | _NoExtension:
+            messages = [*without_media(history), *new_messages]
             continued = self.printer.print_continued(messages, len(history) - 1, tools)
             if continued is None:
                 return _NoExtension(BridgeRefusal.NO_TURN_END)
@@ -171,13 +187,14 @@ class Bridge:
                 markers=self.markers,
                 begin=start,
             )
-            return _Extension(end, layout)
+            return _Extension(end, _of_new_messages(layout, len(history)))
 
+        known_history = None if history is self._plain_history else without_media(history)
         layout_keys = [slot.layout_key for slot in new_slots]
-        inputs = (messages, len(history), names_are_real, tools, last_ids, layout_keys)
+        inputs = (known_history, new_messages, names_are_real, tools, last_ids, layout_keys)
         return self.layouts.get_or_make("extension", inputs, print_extension)
 
-    def check_prompt_media(self, prompt_ids: Sequence[int], media: MultiModalData | None) -> BridgeRefusal | None:
+    def check_prompt_media(self, prompt_ids: list[int], media: MultiModalData | None) -> BridgeRefusal | None:
         """Check that the prompt's placeholders have their media, and that every range covers placeholders of its item.
 
         With None for `media`, no placeholder token may be in the prompt. A `MultiModalData` is trusted to list all
@@ -187,9 +204,16 @@ class Bridge:
             missing = any(token_id in prompt_ids for token_id in self.embed_ids)
             return BridgeRefusal.MISSING_MEDIA if missing else None
         placed = media.items_with_ranges()
+        if not placed:
+            return None
         if item_placement_error(placed, len(prompt_ids)) is not None:
             return BridgeRefusal.MISPLACED_MEDIA
         for item, placeholder in placed:
+            if not item.expansion and placeholder.embed_runs is None:  # the marker, again and again
+                token_id = self._placeholder_token_ids.get(item.modality, -1)
+                if prompt_ids[placeholder.offset : placeholder.end].count(token_id) != placeholder.length:
+                    return BridgeRefusal.MISPLACED_MEDIA
+                continue
             allowed = {self._embed_id(piece, item.modality) for piece in item.expansion or _MARKER if piece.embed}
             if not all(allowed.issuperset(prompt_ids[start:stop]) for start, stop in placeholder.runs):
                 return BridgeRefusal.MISPLACED_MEDIA
@@ -199,7 +223,7 @@ class Bridge:
         """The id of a placeholder that holds features; for a piece without text, the marker of the modality."""
         if piece.text:
             return self.printer.tokenizer.require_control_id(piece.text, f"a placeholder of a {modality}")
-        return next((token_id for token_id, marked in self.markers.items() if marked == modality), -1)
+        return self._placeholder_token_ids.get(modality, -1)
 
     def _obstacles(self, continuation: Continuation, request: BridgeRequest) -> list[BridgeRefusal]:
         """Why a full render would not continue these tokens, or why that is not known."""
@@ -255,7 +279,7 @@ class Bridge:
             at_risk.append([*(request.prompt_ids[-opened:] if opened else ()), *request.completion_ids])
         if not continuation.keeps_prompt:
             at_risk.append(request.prompt_ids)
-        return any(
+        return bool(at_risk) and any(
             not (continuation.keeps_empty_reasoning if is_empty else continuation.keeps_reasoning)
             for token_ids in at_risk
             for is_empty in self._reasoning_blocks(list(token_ids))
@@ -282,6 +306,8 @@ class Bridge:
         else:
             media = request.prompt_media
             counted = media.items_with_ranges() if media is not None and continuation.counts_media else []
+            if last is None and not counted and not turn.called_tools and not _results(request.new_messages):
+                return self._plain_history, True
             opening = self.probes.opening([item.modality for item, _ in counted])
             history = [*opening, *([] if last is None else [last])]
         if last is not None:
@@ -292,8 +318,6 @@ class Bridge:
 
     def _closing_ids(self, turn: TurnSummary, end: TurnEnd) -> list[int]:
         """The ids that close a turn that was cut off: first its reasoning, then the turn itself."""
-        if turn.stopped:
-            return []
         ids: list[int] = []
         if not turn.reasoning_complete and self.printer.reasoning_ids is not None:
             ids += self.printer.reasoning_ids[1]
@@ -320,8 +344,15 @@ def _last_turn(previous: Messages | None) -> Mapping[str, Any] | None:
         return None
     if not isinstance(previous, (list, tuple)):
         previous = check_messages(previous)
-    last = check_messages(previous[-1:], first_index=max(len(previous) - 1, 0))
-    return last[0] if last and last[0]["role"] == "assistant" else None
+    if not previous:
+        return None
+    last = check_message(previous[-1], len(previous) - 1)
+    return last if last["role"] == "assistant" else None
+
+
+def _results(new_messages: Messages) -> list[Mapping[str, Any]]:
+    """The messages that are results of tool calls."""
+    return [message for message in new_messages if message["role"] == "tool"]
 
 
 def _call_names(turn: TurnSummary, new_messages: Messages) -> dict[str, str | None]:
@@ -330,7 +361,7 @@ def _call_names(turn: TurnSummary, new_messages: Messages) -> dict[str, str | No
     A tool message names its call by id, never by position: only where one call has one result, the ids may differ.
     """
     names: dict[str, str | None] = dict(turn.calls)
-    results = [message for message in new_messages if message["role"] == "tool"]
+    results = _results(new_messages)
     ids = {message["tool_call_id"] for message in results if "tool_call_id" in message}
     if results and not (ids and names.keys() >= ids):
         only = next(iter(names.values())) if len(names) == len(results) == 1 else None
@@ -349,8 +380,23 @@ def _copies_from_history(printed: Printed, start: int, first_new_message: int) -
     )
 
 
+def _of_new_messages(layout: TokenLayout, first_new_message: int) -> TokenLayout:
+    """The layout of an extension, with message indices that count the new messages from 0; -1 for earlier ones."""
+    spans = tuple(
+        span._replace(message_index=max(-1, span.message_index - first_new_message))
+        for span in layout.spans
+        if span.end > span.start
+    )
+    return layout._replace(spans=spans, roles=layout.roles[first_new_message:])
+
+
 def _join(
-    request: BridgeRequest, closing_ids: Sequence[int], extension: RenderedTokens, first_new_message: int
+    request: BridgeRequest,
+    closing_ids: Sequence[int],
+    extension: TokenLayout,
+    new_items: Sequence[MediaItem] | None,
+    tool_names: list[str | None],
+    placeholder_token_ids: Mapping[str, int],
 ) -> RenderedTokens:
     """Join prompt + completion verbatim, the ids that close the turn, and the extension.
 
@@ -359,19 +405,26 @@ def _join(
     prompt_ids, completion_ids = request.prompt_ids, request.completion_ids
     prompt_end, completion_end = len(prompt_ids), len(prompt_ids) + len(completion_ids)
     shift = completion_end + len(closing_ids)
-    spans = [TokenSpan(0, prompt_end, -1, False, False), TokenSpan(prompt_end, completion_end, -1, True, True)]
+    spans = [TokenSpan(0, prompt_end, -1, False, False)]
+    if completion_ids:
+        spans.append(TokenSpan(prompt_end, completion_end, -1, True, True))
     if closing_ids:
         spans.append(TokenSpan(completion_end, shift, -1, False, False))
-    for start, end, owner, sampled, content in extension.spans:
-        spans.append(TokenSpan(start + shift, end + shift, max(-1, owner - first_new_message), sampled, content))
+    spans += [span.moved(shift) for span in extension.spans]
     media = None
-    if extension.multi_modal_data is not None:
-        media = (request.prompt_media or MultiModalData()).followed_by(extension.multi_modal_data, shift)
+    if new_items is not None:
+        placed = [(item, at.shifted(shift)) for item, at in zip(new_items, extension.ranges, strict=True)]
+        placed.sort(key=lambda pair: pair[1].offset)
+        earlier = request.prompt_media
+        if earlier is None or earlier.is_empty():
+            media = MultiModalData.from_items(placed)
+        else:
+            media = earlier.with_items(placed)
     return RenderedTokens(
-        token_ids=[*prompt_ids, *completion_ids, *closing_ids, *extension.token_ids],
-        spans=tuple(span for span in spans if span.end > span.start),
-        message_roles=extension.message_roles[first_new_message:],
-        message_tool_names=extension.message_tool_names[first_new_message:],
-        multi_modal_data=media,
-        placeholder_token_ids=extension.placeholder_token_ids,
+        [*prompt_ids, *completion_ids, *closing_ids, *extension.token_ids],
+        tuple(spans),
+        extension.roles.copy(),
+        media,
+        message_tool_names=tool_names,
+        placeholder_token_ids=placeholder_token_ids,
     )

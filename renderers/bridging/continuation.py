@@ -10,7 +10,6 @@ compared. The results are cached; a bridge then does no work for the turns befor
 from __future__ import annotations
 
 import contextlib
-import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -74,20 +73,20 @@ class TurnSummary(NamedTuple):
 
     @classmethod
     def of(cls, parsed: ParsedResponse) -> TurnSummary:
-        calls = parsed.to_message().get("tool_calls", [])
+        calls = parsed.to_message().get("tool_calls", []) if parsed.tool_calls else []
         return cls(
             parsed.stopped,
             parsed.reasoning_complete,
             bool(parsed.content.strip()),
             bool(parsed.tool_calls),
-            tuple((call["id"], call["function"]["name"]) for call in calls),
+            tuple([(call["id"], call["function"]["name"]) for call in calls]),
         )
 
 
 def shape_of(new_messages: Messages, turn: TurnSummary, tools: Tools | None) -> ContinuationShape:
     """The shape of checked new messages after a turn."""
     return ContinuationShape(
-        tuple((message["role"], _part_types(message.get("content")), "name" in message) for message in new_messages),
+        tuple([(message["role"], _part_types(message.get("content")), "name" in message) for message in new_messages]),
         turn.has_text,
         turn.called_tools,
         tools is not None,
@@ -96,7 +95,14 @@ def shape_of(new_messages: Messages, turn: TurnSummary, tools: Tools | None) -> 
 
 def _part_types(content: Any) -> tuple[str, ...] | None:
     """The types of the parts, several of one type in a row once; None for text."""
-    return tuple(kind for kind, _ in itertools.groupby(map(part_kind, content))) if isinstance(content, list) else None
+    if not isinstance(content, list):
+        return None
+    types: list[str] = []
+    for part in content:
+        kind = part_kind(part)
+        if types[-1:] != [kind]:
+            types.append(kind)
+    return tuple(types)
 
 
 class Continuations:

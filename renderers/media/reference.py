@@ -63,7 +63,7 @@ def source_of_part(part: Mapping[str, Any], policy: MediaPolicy) -> MediaSource:
 def load_source(part: Mapping[str, Any], policy: MediaPolicy, store: MediaStore) -> MediaSource:
     """The source of a part, from the store if it was loaded before. Raises the errors of `source_of_part`."""
     key = _reference_key(media_value(part), policy)  # for a file: its state before it is read
-    source = _stored_source(key, policy, store)
+    source = _stored_source(part, key, policy, store)
     if source is None:
         source = store.references.put(key, store.add_source(source_of_part(part, policy)))
     return source
@@ -72,16 +72,24 @@ def load_source(part: Mapping[str, Any], policy: MediaPolicy, store: MediaStore)
 def cached_source(part: Mapping[str, Any], policy: MediaPolicy, store: MediaStore) -> MediaSource | None:
     """The source that `load_source` has loaded before from an equal part; None if there is none.
 
-    Raises `MediaError` for a URL or path that the policy does not allow, or a file that cannot be read.
+    Raises `MediaError` for a URL or path that the policy does not allow, a file that cannot be read, and for what was
+    loaded as a medium of another type.
     """
-    return _stored_source(_reference_key(media_value(part), policy), policy, store)
+    return _stored_source(part, _reference_key(media_value(part), policy), policy, store)
 
 
-def _stored_source(key: Any, policy: MediaPolicy, store: MediaStore) -> MediaSource | None:
+def _stored_source(part: Mapping[str, Any], key: Any, policy: MediaPolicy, store: MediaStore) -> MediaSource | None:
     cached = store.references.get(key)
     # Stores are shared between policies. A source past the limit of this policy is loaded again, which raises the
     # error. For raw pixels the policy limits their number, not their bytes.
-    return cached if cached is not None and (cached.is_pixels or cached.nbytes <= policy.max_bytes) else None
+    if cached is None or not (cached.is_pixels or cached.nbytes <= policy.max_bytes):
+        return None
+    # It may have been loaded from a part of another type.
+    if part.get("type") in VIDEO_PART_TYPES:
+        _check_video(cached, part.get("fps"), policy)
+    else:
+        _check_image(cached)
+    return cached
 
 
 def _reference_key(value: Any, policy: MediaPolicy) -> Any:
@@ -124,12 +132,16 @@ def _image(value: Any, policy: MediaPolicy) -> MediaSource:
     if array is not None:
         return MediaSource.of(array_to_raw(array))
     source = _source_of_file(value, policy, _IMAGE)
+    _check_image(source)
+    return source
+
+
+def _check_image(source: MediaSource) -> None:
     if is_raw_video(source.data):
         raise MediaTypeError(
             'raw video frames, not an image; pass them in a part of type "video"', digest=source.digest
         )
     check_type(source.data, expected="image", digest=source.digest)
-    return source
 
 
 def _video(value: Any, fps: Any, policy: MediaPolicy) -> MediaSource:
@@ -141,6 +153,11 @@ def _video(value: Any, fps: Any, policy: MediaPolicy) -> MediaSource:
     if array is not None:
         return MediaSource.of(frames_to_raw(array, _frame_rate(fps)))
     source = _source_of_file(value, policy, _VIDEO)
+    _check_video(source, fps, policy)
+    return source
+
+
+def _check_video(source: MediaSource, fps: Any, policy: MediaPolicy) -> None:
     if fps is not None:
         raise MediaDecodeError(
             "fps is the frame rate of a list or array of frames; a video file contains its own, and "
@@ -153,7 +170,6 @@ def _video(value: Any, fps: Any, policy: MediaPolicy) -> MediaSource:
         policy.check_size(width, height)
     else:
         _check_is_moving(source)
-    return source
 
 
 def _array(value: Any, policy: MediaPolicy, *, of_frames: bool = False) -> np.ndarray | None:

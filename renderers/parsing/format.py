@@ -83,6 +83,10 @@ class Format:
             raise ConfigError("channels of a Format", self.channels, ("MessageChannels", "None"))
         self._check_tool_calls()
 
+    def __hash__(self) -> int:
+        # Equal formats have equal names and stop tokens; a hash of all fields would take several times as long.
+        return hash((self.name, self.stop_tokens))
+
     def _check_tool_calls(self) -> None:
         syntax = self.tool_calls
         if syntax is None:

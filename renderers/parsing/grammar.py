@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from renderers.parsing.format import Format
@@ -21,6 +22,8 @@ class Grammar:
         closes = () if syntax is None else syntax.end_markers
         inner = () if syntax is None else syntax.inner_markers
         framing = () if channels is None else (channels.start, channels.channel, channels.message, *channels.ends)
+        self.format = format
+        self.tokenizer = tokenizer
         self.decoder = TokenDecoder(tokenizer)
         self.encoding = MarkerEncoding(tokenizer, (*starts, *ends, *opens, *closes, *inner, *framing))
         self.stop_ids = {token_id for token_id in map(tokenizer.control_id, format.stop_tokens) if token_id is not None}
@@ -33,6 +36,17 @@ class Grammar:
         self.reasoning_end = "".join(map(self.encoding.__getitem__, ends))
         self.block_ends = closes
         self.unmarked_starts = "" if syntax is None else syntax.unmarked_starts
+        #: Whether text without any marker is content, whatever it says.
+        self.plain_text_is_content = channels is None and not self.unmarked_starts
+        #: The stop tokens that are not a marker, too.
+        self.plain_stop_ids = self.stop_ids - self.encoding.character_of_id.keys()
+        start_id = None if reasoning is None else tokenizer.control_id(reasoning.start)
+        end_id = None if reasoning is None else tokenizer.control_id(reasoning.end)
+        #: The start marker of reasoning, if both markers are control tokens.
+        self.reasoning_start_id = None if end_id is None else start_id
+        #: The tokens of a prompt of which the last one tells whether it ends inside reasoning. The search stops at the
+        #: end of the last turn: behind it is little more than the generation prompt.
+        self.reasoning_edge_ids = {start_id, end_id, *self.stop_ids}
 
         start = self._roles(starts, Role.REASONING_START)
         end = self._roles(ends, Role.REASONING_END)
@@ -49,6 +63,11 @@ class Grammar:
             header = self._roles((channels.start,), Role.HEADER_START)
             self.in_header = MarkerSearch(header | self._roles((channels.message,), Role.BODY_START))
             self.in_body = MarkerSearch(header | self._roles(channels.ends, Role.BODY_END))
+
+    def find_stop(self, token_ids: Sequence[int]) -> int | None:
+        """The index of the first stop token, None if there is none."""
+        stops = [token_ids.index(token_id) for token_id in self.stop_ids if token_id in token_ids]
+        return min(stops) if stops else None
 
     def _roles(self, markers: tuple[str, ...], role: Role) -> dict[str, Role]:
         return {self.encoding[marker]: role for marker in markers}

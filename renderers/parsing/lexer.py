@@ -27,6 +27,8 @@ class Lexer:
     def feed(self, token_ids: Sequence[int]) -> str:
         """The text that is complete with these ids."""
         pieces = self._decoder.pieces(token_ids)
+        if None not in pieces:
+            return self._add(self._run.feed(pieces))
         texts: list[str] = []
         position = 0
         for _ in range(pieces.count(None)):
@@ -63,6 +65,7 @@ class Lexer:
     def _add(self, decoded: Decoded) -> str:
         first = len(self._begun)
         self._begun += [self._length + begun for begun in decoded.begun] if self._length else decoded.begun
-        self._inside.update(first + index for index in decoded.inside)
+        if decoded.inside:
+            self._inside.update(first + index for index in decoded.inside)
         self._length += len(decoded.text)
         return decoded.text

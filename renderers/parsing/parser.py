@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from renderers.parsing.format import Format
-from renderers.parsing.grammar import grammar_of
+from renderers.parsing.grammar import Grammar, grammar_of
 from renderers.parsing.lexer import Lexer
 from renderers.parsing.message_turn import MessageTurnParser
 from renderers.parsing.response import Delta, ParsedResponse
 from renderers.parsing.schemas import ToolSchemas
 from renderers.parsing.tagged_turn import TaggedTurnParser
-from renderers.parsing.transcript import Transcript
+from renderers.parsing.transcript import TextBuffer, Transcript
 from renderers.tokens.tokenizer import TemplateTokenizer
 
 # A marker of several tokens is searched in this many last ids of a prompt; the longest known marker has 5.
@@ -35,6 +35,26 @@ def parse_response(
     parser = ResponseParser(format, tokenizer, reasoning_open=reasoning_open, tools=tools)
     parser.feed(token_ids)
     return parser.finish()
+
+
+def plain_response(token_ids: list[int], grammar: Grammar) -> ParsedResponse | None:
+    """What `parse_response` returns for the usual turn, after a prompt that has not opened reasoning.
+
+    That turn is content alone: ordinary tokens that hold no marker, then a stop token, or none. None for any other.
+    """
+    if not grammar.plain_text_is_content:
+        return None
+    stopped = bool(token_ids) and token_ids[-1] in grammar.plain_stop_ids
+    text = grammar.decoder.text_of_run(token_ids[:-1] if stopped else token_ids)
+    if text is None or grammar.before_reasoning.find(text, 0) is not None:
+        return None
+    format = grammar.format
+    if text.startswith("\n") or text.endswith("\n"):
+        buffer = TextBuffer.of_content(format)
+        buffer.add(text)
+        buffer.finish(strip_trailing=False)
+        text = buffer.text
+    return ParsedResponse(text, None, [], True, stopped, format.arguments, format.call_id)
 
 
 class ResponseParser:
@@ -67,7 +87,7 @@ class ResponseParser:
         if self._ended:
             return []
         ids = list(token_ids)
-        stop = min((ids.index(token_id) for token_id in self._grammar.stop_ids if token_id in ids), default=None)
+        stop = self._grammar.find_stop(ids)
         self._turn.feed(self._lexer.feed(ids[:stop]))
         if stop is None:
             return self._transcript.take_deltas()
@@ -109,16 +129,19 @@ def ends_in_reasoning(prompt_ids: Sequence[int], format: Format, tokenizer: Temp
     Where both markers are control tokens, the last one in the prompt decides. Otherwise any content may contain their
     text, so only a prompt that ends with the start marker counts.
     """
-    if format.reasoning is None:
+    return leaves_reasoning_open(prompt_ids, grammar_of(format, tokenizer))
+
+
+def leaves_reasoning_open(prompt_ids: Sequence[int], grammar: Grammar) -> bool:
+    """As `ends_in_reasoning`, for the grammar of a format and a tokenizer."""
+    if not grammar.has_reasoning:
         return False
-    start = tokenizer.control_id(format.reasoning.start)
-    end = tokenizer.control_id(format.reasoning.end)
-    if start is not None and end is not None:
-        # The search stops at the end of the last turn: behind it is little more than the generation prompt.
-        search_ends = {end, *(tokenizer.control_id(token) for token in format.stop_tokens)}
-        return next((token for token in reversed(prompt_ids) if token == start or token in search_ends), None) == start
-    grammar = grammar_of(format, tokenizer)
-    lexer = Lexer(tokenizer, grammar.decoder, grammar.encoding)
+    if grammar.reasoning_start_id is not None:
+        for token_id in reversed(prompt_ids):
+            if token_id in grammar.reasoning_edge_ids:
+                return token_id == grammar.reasoning_start_id
+        return False
+    lexer = Lexer(grammar.tokenizer, grammar.decoder, grammar.encoding)
     tail = lexer.feed(prompt_ids[-_TAIL:]) + lexer.finish()
     return tail.rstrip().endswith(grammar.reasoning_start)
 
@@ -129,7 +152,7 @@ def ends_unbegun_reasoning(token_ids: Sequence[int], format: Format, tokenizer: 
         return False
     grammar = grammar_of(format, tokenizer)
     ids = list(token_ids)
-    stop = min((ids.index(token_id) for token_id in grammar.stop_ids if token_id in ids), default=None)
+    stop = grammar.find_stop(ids)
     lexer = Lexer(tokenizer, grammar.decoder, grammar.encoding)
     text = lexer.feed(ids[:stop]) + lexer.finish()
     end = text.find(grammar.reasoning_end)

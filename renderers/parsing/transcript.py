@@ -35,6 +35,12 @@ class TextBuffer:
         self._parts: list[str] = []
         self._newlines = 0  # at the end of the text so far, held back
 
+    @classmethod
+    def of_content(cls, format: Format) -> TextBuffer:
+        """A buffer for the content of a turn of a format."""
+        newlines, newlines_at_end = len(format.leading_newlines), len(format.trailing_newlines)
+        return cls(layout_newlines=newlines, layout_newlines_at_end=newlines_at_end)
+
     def add(self, text: str) -> str:
         """Append `text`; return the text that is now certain to be part of the result."""
         body = text.rstrip("\n")
@@ -75,9 +81,7 @@ class Transcript:
         self._lexer, self._encoding, self._tools = lexer, encoding, tools
         self._strips_reasoning = format.reasoning is None or not format.reasoning.verbatim
         self.reasoning = TextBuffer(strip_leading=self._strips_reasoning)
-        self.content = TextBuffer(
-            layout_newlines=len(format.leading_newlines), layout_newlines_at_end=len(format.trailing_newlines)
-        )
+        self.content = TextBuffer.of_content(format)
         self.calls: list[ParsedToolCall] = []
         self.reasoned = False  # whether reasoning was opened, even if it is empty
         self.reasoning_open = False

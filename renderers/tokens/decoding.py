@@ -48,6 +48,19 @@ class TokenDecoder(dict[int, Any]):
         """The piece of each id."""
         return list(map(self.__getitem__, token_ids))
 
+    def text_of_run(self, token_ids: Iterable[int]) -> str | None:
+        """The text of a whole run; None if there is an added token, or an id without a token, among the ids."""
+        if self._kind == "bytes":
+            try:
+                return b"".join(map(self.__getitem__, token_ids)).decode(errors="replace")
+            except TypeError:  # one of the pieces is None
+                return None
+        pieces = self.pieces(token_ids)
+        if None in pieces:
+            return None
+        run = self.new_run()
+        return run.feed(pieces).text + run.finish().text
+
     def new_run(self) -> _Utf8Run | _ByteFallbackRun | _WholeRun:
         """A decoder of one run: `feed` takes the next pieces; `finish` ends the run and returns the rest.
 

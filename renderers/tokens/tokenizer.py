@@ -176,7 +176,7 @@ class TemplateTokenizer:
         return "".join(pieces)
 
     def _decode_run(self, token_ids: Sequence[int]) -> str:
-        return self.body.decode(list(token_ids), skip_special_tokens=False) if token_ids else ""
+        return self.body.decode(list(token_ids), skip_special_tokens=False) if len(token_ids) else ""
 
 
 def _token_at(encoding: Encoding, character: int, end: int) -> int:

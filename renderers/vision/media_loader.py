@@ -61,6 +61,8 @@ class MediaLoader:
         URL would have to be fetched on the thread of a running event loop.
         """
         parts = self._parts(messages)
+        if not parts:
+            return []
         items = [self._cached_item(part) for part in parts]
         missing = [part for part, item in zip(parts, items, strict=True) if item is None]
         if missing:
@@ -115,6 +117,7 @@ class MediaLoader:
         return [
             _Part(index, part_index, part, self._processor(part["type"], index, part_index))
             for index, message in enumerate(messages)
+            if type(message.get("content")) is not str  # skips the search of most messages
             for part_index, part in media_parts(message)
         ]
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loaded import renderer_of
 from test_bridge import COLOURS, QUESTION, image_part
 
 from renderers import BridgeRefusal, RenderedTokens, RendererOptions, TemplateRenderer, load_renderer
@@ -99,3 +100,30 @@ def test_a_caller_that_changes_the_result_of_a_bridge_does_not_change_the_next(r
     second = renderer.bridge_to_next_turn(prompt, stop, new)
     assert second is not None
     assert (second.token_ids, second.message_roles) == (expected, ["user"])
+
+
+def schema(kind: str) -> list[dict[str, Any]]:
+    parameters = {"type": "object", "properties": {"a": {"type": kind}}, "required": ["a"]}
+    return [{"type": "function", "function": {"name": "get", "parameters": parameters}}]
+
+
+@pytest.mark.parametrize("template", ["trl/qwen3_5_think", "trl/glm4moe_training", "own/minimax"])
+def test_a_call_that_was_parsed_with_another_schema_is_parsed_again(template: str) -> None:
+    renderer = renderer_of(template)
+    call = {"id": "c", "type": "function", "function": {"name": "get", "arguments": {"a": "text"}}}
+    question = [{"role": "user", "content": "?"}]
+    asked = [*question, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    rendered = renderer.render(asked, tools=schema("string"))
+    prompt = renderer.render(question, tools=schema("string"), add_generation_prompt=True)
+    sampled = [id for span in rendered.spans if span.sampled for id in rendered.token_ids[span.start : span.end]]
+    parsed = renderer.parse_response(sampled, tools=schema("integer"), prompt_ids=prompt.token_ids)
+    assert not parsed.to_message().get("tool_calls"), "the argument is no integer"
+
+    def tool_names(of: TemplateRenderer) -> list[str | None]:
+        result = [{"role": "tool", "content": "r", "tool_call_id": "call_0"}]  # the id of the first call of a turn
+        bridged = of.try_bridge(prompt.token_ids, sampled, result, tools=schema("string"), previous_messages=question)
+        assert isinstance(bridged, RenderedTokens)
+        return bridged.message_tool_names
+
+    has_parsed_nothing = renderer_of.__wrapped__(template)
+    assert tool_names(renderer) == tool_names(has_parsed_nothing) == ["get"]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from media_parts import FRAMES, NOISE, PNG, POLICY, below, data_url, encoded, frames, image, pixels, video, video_file
 from PIL import Image
 
-from renderers import MediaPolicy, MediaSource
+from renderers import MediaPolicy, MediaSource, MediaStore
 from renderers.errors import (
     MediaDecodeError,
     MediaLimitError,
@@ -26,7 +26,7 @@ from renderers.errors import (
     MediaTypeError,
 )
 from renderers.media.raw import array_to_raw, frames_to_raw, is_raw_video, raw_video_frames
-from renderers.media.reference import source_of_part
+from renderers.media.reference import cached_source, load_source, source_of_part
 
 # Images.
 
@@ -326,3 +326,24 @@ def test_a_memoryview_with_gaps_is_no_source_and_a_contiguous_one_is() -> None:
     for make in (MediaSource.of, lambda gaps: MediaSource("d" * 64, gaps)):
         with pytest.raises(MediaDecodeError, match="not contiguous"):
             make(view[::2])
+
+
+# What was loaded before, from a part of another type.
+
+
+@pytest.mark.parametrize("value", [PNG, data_url(PNG)], ids=["bytes", "data URL"])
+@pytest.mark.parametrize("wrong", [{"type": "video"}, {"type": "video", "fps": 2.0}], ids=["video", "with fps"])
+def test_an_image_that_was_loaded_before_is_no_video(value: Any, wrong: dict[str, Any]) -> None:
+    store = MediaStore()
+    load_source({"type": "image", "image": value}, POLICY, store)
+    with pytest.raises((MediaTypeError, MediaDecodeError), match=r"not a video|fps is the frame rate"):
+        load_source({**wrong, "video": value}, POLICY, store)
+    with pytest.raises((MediaTypeError, MediaDecodeError), match=r"not a video|fps is the frame rate"):
+        cached_source({**wrong, "video": value}, POLICY, store)
+
+
+def test_raw_frames_that_were_loaded_as_a_video_are_no_image() -> None:
+    store, data = MediaStore(), frames_to_raw(FRAMES)
+    load_source({"type": "video", "video": data}, POLICY, store)
+    with pytest.raises(MediaTypeError, match="raw video frames, not an image"):
+        load_source({"type": "image", "image": data}, POLICY, store)

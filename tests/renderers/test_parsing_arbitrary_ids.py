@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from tool_call_texts import CONTROL, TOOLS, parse, parse_single, tokenizer_for
 
 from renderers.formats import by_name
+from renderers.parsing.grammar import grammar_of
 from renderers.parsing.literals import MAX_DEPTH, is_deeper_than
-from renderers.parsing.parser import parse_response
+from renderers.parsing.parser import parse_response, plain_response
 
 
 @pytest.mark.parametrize(
@@ -86,3 +87,30 @@ def test_any_ids_parse_into_an_encodable_message_with_ordered_spans(name: str, d
         assert tokenizer.decode(ids[start:end]) == call.raw
         position = end
     json.dumps(parsed.to_message(), ensure_ascii=False).encode()
+
+
+@settings(max_examples=300, deadline=None)
+@given(name=st.sampled_from(sorted(CONTROL)), data=st.data())
+def test_a_turn_of_content_alone_has_the_response_of_the_parser(name: str, data: st.DataObject) -> None:
+    tokenizer, format = tokenizer_for(name), by_name(name)
+    texts = [*PIECES, "\n\n", "I go left.", *CONTROL[name]]
+    pieces = data.draw(st.lists(st.sampled_from(texts) | st.integers(-3, 300) | st.just(2**40), max_size=8))
+    ids: list[int] = []
+    for piece in pieces:
+        ids += [piece] if isinstance(piece, int) else ids_of_text(tokenizer, piece)
+    ids += data.draw(st.sampled_from([[], *([tokenizer.require_control_id(t, "")] for t in format.stop_tokens)]))
+    plain = plain_response(ids, grammar_of(format, tokenizer))
+    assert plain is None or plain == parse_response(ids, format, tokenizer, reasoning_open=False)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "glm-4.5", "deepseek-v3"])
+@pytest.mark.parametrize("text", ["I go left.", "\n\nI go left.\n", "\n", "", "5° é"])
+def test_content_alone_takes_no_parser(name: str, text: str) -> None:
+    tokenizer, format = tokenizer_for(name), by_name(name)
+    ids = [*ids_of_text(tokenizer, text), tokenizer.require_control_id(format.stop_tokens[0], "")]
+    for given_ids in (ids, ids[:-1]):
+        plain = plain_response(given_ids, grammar_of(format, tokenizer))
+        assert plain == parse_response(given_ids, format, tokenizer, reasoning_open=False)
+        assert plain is not None
+    assert plain_response([*ids, *ids], grammar_of(format, tokenizer)) is None
+    assert plain_response([-1, *ids], grammar_of(format, tokenizer)) is None

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import corpus
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -160,6 +161,7 @@ def test_tokens_of_the_tokenizer_config_are_added_to_those_of_the_tokenizer() ->
     tokenizer = TemplateTokenizer(definition, model="m", more_added_tokens=more)
     assert tokenizer.control_id("<b>b") == 300
     assert tokenizer.decode([300]) == "<b>b"
+    assert tokenizer.decode(np.array([300])) == "<b>b"
     assert ids(template_text("<b>b"), tokenizer) == [300]
 
 

@@ -16,6 +16,8 @@ from transport.wire.packing import may_hold_extensions, pack
 from transport.wire.unpacking import FindMedia, unpack
 from transport.wire.wire_format import Buffer
 
+# Up to so many lists and dicts in each other, parts of each, and characters, Python is faster than a call of msgpack.
+_SMALL_DEPTH, _SMALL_LENGTH, _SMALL_TEXT = 3, 8, 1 << 20
 _ENCLOSING: Final = 8  # objects, and lists, that `check_encodable` assumes around the value
 _LONGEST_PATH: Final = 32  # steps of the path that `check_encodable` gives for the part that cannot be encoded
 
@@ -91,8 +93,10 @@ def check_encodable(value: object, name: str = "value") -> None:
 def is_plain(value: object) -> bool:
     """Whether `value` consists of text, numbers, bytes, None, lists and dicts alone, and can be encoded in any object.
 
-    A value for which this is False may still be encodable. Costs one call of msgpack.
+    A value for which this is False may still be encodable. Costs at most one call of msgpack.
     """
+    if _is_small_and_plain(value, _SMALL_DEPTH):
+        return True
     packer = msgpack.Packer(default=_refuse, strict_types=True, use_bin_type=True)
     try:
         # The same depth as in `check_encodable`, in an entry of a message.
@@ -102,6 +106,33 @@ def is_plain(value: object) -> bool:
     except (TypeError, ValueError, OverflowError, BufferError):  # also text that is not Unicode, and cycles
         return False
     return True
+
+
+def _is_small_and_plain(value: Any, depth: int) -> bool:
+    """Whether a value is plain, with ASCII text and few parts: usual messages, in a fifth of the time of msgpack."""
+    kind = type(value)
+    if kind is str:
+        return _is_short_ascii(value)
+    if kind is not dict and kind is not list:
+        return kind is float or kind is bool or value is None or (kind is int and value.bit_length() < 64)
+    if not depth or len(value) > _SMALL_LENGTH:
+        return False
+    if kind is dict:
+        for key in value:
+            if type(key) is not str or not _is_short_ascii(key):
+                return False
+        value = value.values()
+    for part in value:
+        if type(part) is str:  # as in the next line, without a call
+            if not part.isascii() or len(part) >= _SMALL_TEXT:
+                return False
+        elif not _is_small_and_plain(part, depth - 1):
+            return False
+    return True
+
+
+def _is_short_ascii(text: str) -> bool:
+    return text.isascii() and len(text) < _SMALL_TEXT
 
 
 def _refuse(*value: object) -> None:

@@ -1,0 +1,69 @@
+"""Messages and parts of usual types are checked in few steps; the result is that of all other types."""
+
+from __future__ import annotations
+
+from collections import UserDict
+from typing import Any
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from renderers.cache_key import cache_key
+from renderers.errors import MessageError
+from renderers.messages import PART_TYPES, ROLES, check_messages
+
+
+class Text(str):
+    """A text of another type than `str`."""
+
+
+TEXTS = st.sampled_from(["", "x", Text("x")])
+VALUES = TEXTS | st.sampled_from([None, 5, b"x", ["x"], {"url": "x"}, [], ()])
+KINDS = st.sampled_from([*PART_TYPES, "thinking", "sound", None, 5, Text("text"), ("text",)])
+PARTS = st.dictionaries(st.sampled_from(["type", *PART_TYPES, "thinking", "detail"]), VALUES, max_size=3).flatmap(
+    lambda part: KINDS.map(lambda kind: {**part, "type": kind}) | st.just(part)
+)
+CONTENTS = VALUES | st.lists(PARTS | VALUES, max_size=3)
+MESSAGES = st.fixed_dictionaries(
+    {"role": st.sampled_from([*ROLES, "robot", None, 5, Text("user"), ["user"]]), "content": CONTENTS},
+    optional={"name": VALUES, "tool_call_id": VALUES, "reasoning_content": VALUES},
+)
+
+
+def checked(message: Any) -> Any:
+    """The checked message, or the type and text of the error."""
+    try:
+        return [list(one.items()) for one in check_messages([message])]
+    except MessageError as error:
+        return type(error), str(error)
+
+
+@settings(max_examples=500)
+@given(message=MESSAGES)
+@example(message={"content": [{"text": "x", "type": "text"}, {"type": "image", "image": b"x"}], "role": "user"})
+@example(message={"role": "assistant", "content": [{"type": "thinking", "thinking": "x"}]})
+@example(message={"role": "user", "content": [{"type": "text", "image": b"x"}]})
+def test_messages_of_the_usual_types_are_checked_as_those_of_all_others(message: dict[str, Any]) -> None:
+    parts = message["content"]
+    if isinstance(parts, list):
+        parts = [UserDict(part) if isinstance(part, dict) else part for part in parts]
+    expected = checked(UserDict({**message, "content": parts}))
+    assert checked(message) == expected
+
+
+def test_a_checked_message_and_its_parts_are_new_dicts() -> None:
+    part = {"type": "text", "text": "x"}
+    message = {"role": "user", "content": [part]}
+    (result,) = check_messages([message])
+    assert result == message
+    assert result is not message
+    assert result["content"] is not message["content"]
+    assert result["content"][0] is not part
+    text = {"role": "user", "content": "x"}
+    assert check_messages([text])[0] is not text
+
+
+def test_a_value_that_holds_itself_has_no_cache_key() -> None:
+    value: list[Any] = []
+    value.append({"k": (value,)})
+    assert cache_key(value) is None
