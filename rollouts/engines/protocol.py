@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import isfinite
 from types import NoneType
@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, Protocol, TypeGuard, get_args, runtime_c
 
 import numpy as np
 
-from renderers import MultiModalData
+from renderers import MultiModalData, RenderedTokens
 from renderers.placement import PlacedItem
 from rollouts.engines.completion_checks import logprobs_error, prompt_error, token_ids_error
 from rollouts.error_texts import is_unicode, short_repr
@@ -69,7 +69,7 @@ class SamplingParams:
         if type(self.stop_token_ids) is not tuple or self.stop_token_ids:
             self._set("stop_token_ids", _token_ids(self.stop_token_ids), "a sequence of token ids")
         is_mapping = type(self.extra) is dict or isinstance(self.extra, Mapping)  # the second takes longer
-        valid = is_mapping and all(isinstance(name, str) for name in self.extra)
+        valid = is_mapping and (not self.extra or all(isinstance(name, str) for name in self.extra))
         self._set("extra", dict(self.extra) if valid else None, "a mapping from names to values")
         if self.max_tokens < 1:
             raise self._range_error("max_tokens", "at least 1")
@@ -92,6 +92,24 @@ class SamplingParams:
             given = getattr(self, name)
             raise InvalidRequestError("sampling", f"{name} is {short_repr(given)} ({type(given).__name__}), not {kind}")
         object.__setattr__(self, name, value)
+
+
+def sampling_of_request(checked: SamplingParams, max_tokens: int, seed: int | None) -> SamplingParams:
+    """`checked` with two other values, which the caller has checked, too: integers, `max_tokens` at least 1."""
+    if type(checked) is not SamplingParams:
+        return replace(checked, max_tokens=max_tokens, seed=seed)
+    # `dataclasses.replace` would check every value again; this runs for every request.
+    params = object.__new__(SamplingParams)
+    set_field = object.__setattr__
+    set_field(params, "max_tokens", max_tokens)
+    set_field(params, "temperature", checked.temperature)
+    set_field(params, "top_p", checked.top_p)
+    set_field(params, "top_k", checked.top_k)
+    set_field(params, "seed", seed)
+    set_field(params, "n", checked.n)
+    set_field(params, "stop_token_ids", checked.stop_token_ids)
+    set_field(params, "extra", dict(checked.extra))
+    return params
 
 
 def _token_ids(values: object) -> tuple[int, ...] | None:
@@ -150,6 +168,30 @@ class GenerateRequest:
     def media(self) -> list[PlacedItem]:
         """The media items with their placeholder ranges, in prompt order."""
         return [] if self.multi_modal_data is None else self.multi_modal_data.items_with_ranges()
+
+
+def request_of_checked(
+    prompt: RenderedTokens,
+    sampling: SamplingParams,
+    sampled: Sequence[tuple[int, int]],
+    session_id: str,
+    request_id: str,
+) -> GenerateRequest:
+    """The request for a prompt of a `TemplateRenderer`, without the checks: its values have the types of the fields."""
+    # This runs for every turn, and the check of the token ids grows with the prompt.
+    request = object.__new__(GenerateRequest)
+    set_field = object.__setattr__
+    set_field(request, "prompt_ids", prompt.token_ids)
+    set_field(request, "sampling", sampling)
+    set_field(request, "multi_modal_data", prompt.multi_modal_data)
+    set_field(request, "session_id", session_id)
+    set_field(request, "request_id", request_id)
+    set_field(request, "placeholder_token_ids", prompt.placeholder_token_ids)
+    set_field(request, "sampled", sampled)
+    set_field(request, "priority", 0)
+    set_field(request, "prompt_logprobs", False)
+    set_field(request, "adapter", None)
+    return request
 
 
 _REQUEST_FIELDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
@@ -334,6 +376,11 @@ def check_adapter_name(name: object) -> None:
         raise ArgumentError("name", name, rule)
 
 
+# Tuples of types: `isinstance` takes longer with a union.
+_INTEGERS: Final = (int, np.integer)
+_LISTS: Final = (list, tuple)
+
+
 def check_result(request: GenerateRequest, result: GenerateResult, *, vocab_size: int | None = None) -> None:
     """Raise unless the result holds n completions with valid ids, each with one valid log-probability.
 
@@ -347,7 +394,7 @@ def check_result(request: GenerateRequest, result: GenerateResult, *, vocab_size
         raise MalformedResultError(name, f"the engine returned {type(result).__name__}, not a GenerateResult")
     if result.request_id != name:
         raise MalformedResultError(name, f"the engine returned the result of request {short_repr(result.request_id)}")
-    if not isinstance(result.completions, list | tuple):
+    if not isinstance(result.completions, _LISTS):
         raise MalformedResultError(name, f"completions are {type(result.completions).__name__}, not a list")
     if len(result.completions) != request.sampling.n:
         raise MalformedResultError(
@@ -355,7 +402,9 @@ def check_result(request: GenerateRequest, result: GenerateResult, *, vocab_size
         )
     for completion in result.completions:
         _check_completion(name, completion, request.sampling.max_tokens, vocab_size)
-    indices = sorted(completion.index for completion in result.completions)
+    if len(result.completions) == 1 and result.completions[0].index == 0:
+        return
+    indices = sorted([completion.index for completion in result.completions])
     if indices != list(range(request.sampling.n)):
         raise MalformedResultError(
             name,
@@ -366,37 +415,38 @@ def check_result(request: GenerateRequest, result: GenerateResult, *, vocab_size
 def _check_completion(name: str, completion: Completion, max_tokens: int, vocab_size: int | None) -> None:
     if not isinstance(completion, Completion):
         raise MalformedResultError(name, f"a completion is a {type(completion).__name__}, not a Completion")
-    if not isinstance(completion.index, int | np.integer):
+    if not isinstance(completion.index, _INTEGERS):
         raise MalformedResultError(name, f"a completion has index {short_repr(completion.index)}, which is no integer")
-    which = f"completion {quoted(completion.index)}"
     if (error := token_ids_error(completion.token_ids, vocab_size)) is not None:
-        raise MalformedResultError(name, f"{which}: {error}")
+        raise MalformedResultError(name, f"{_which(completion)}: {error}")
     count = len(completion.token_ids)
     if count > max_tokens:
-        raise MalformedResultError(name, f"{which} holds {count} tokens; the request has max_tokens={max_tokens}")
+        text = f"{_which(completion)} holds {count} tokens; the request has max_tokens={max_tokens}"
+        raise MalformedResultError(name, text)
     if (error := logprobs_error(completion.logprobs, count)) is not None:
-        raise MissingLogProbsError(name, f"{which}: {error}")
+        raise MissingLogProbsError(name, f"{_which(completion)}: {error}")
     if (error := ending_error(completion)) is not None:
-        raise MalformedResultError(name, f"{which}: {error}")
+        raise MalformedResultError(name, f"{_which(completion)}: {error}")
     if not count and completion.finish_reason is not FinishReason.ABORT:
-        raise MalformedResultError(name, f"{which} holds no token")
+        raise MalformedResultError(name, f"{_which(completion)} holds no token")
+
+
+def _which(completion: Completion) -> str:
+    return f"completion {quoted(completion.index)}"
 
 
 def ending_error(completion: Completion) -> str | None:
     """The text of an error in `finish_reason`, `stop_token_id` or `weight_spans`; None where they are valid."""
     if not isinstance(completion.finish_reason, FinishReason):
         return f"finish_reason is {short_repr(completion.finish_reason)}, not one of {', '.join(FinishReason)}"
-    if not isinstance(completion.stop_token_id, int | np.integer | None):
+    if completion.stop_token_id is not None and not isinstance(completion.stop_token_id, _INTEGERS):
         return f"stop_token_id is {short_repr(completion.stop_token_id)}, not a token id or None"
     return weight_span_error(completion.weight_spans, len(completion.token_ids))
 
 
-_INTEGERS = (int, np.integer)
-
-
 def weight_span_error(spans: object, count: int) -> str | None:
     """Check that spans are ascending ranges within `count` sampled tokens; a sentence about the first wrong one."""
-    if not isinstance(spans, (tuple, list)):
+    if not isinstance(spans, _LISTS):
         return "weight_spans are not WeightSpans; pass a tuple of them"
     previous_end: int | np.integer = 0
     for span in spans:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 #: What an episode waits for, in the names of `rollouts.runner.events`.
 Part = Literal["environment.make", "environment.reset", "environment.step", "renderer", "engine"]
 
 
-@dataclass(frozen=True, slots=True)
-class TurnSeconds:
+class TurnSeconds(NamedTuple):
     """How long the parts of a turn took. The renderer's includes the prompt of the turn."""
 
     engine: float

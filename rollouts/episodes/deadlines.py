@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
 from weakref import WeakKeyDictionary
 
 from rollouts.engines.protocol import InFlight
@@ -51,6 +53,9 @@ class UpdatePauses:
                 deadlines.on_loop(deadlines.release)
 
 
+#: The event loop may call a timer earlier than due, by the resolution of its clock.
+_TIMER_MARGIN = 1.0
+
 #: An engine is passed to each of its runners by itself, and has no place for what they share.
 _pauses_of_engines: WeakKeyDictionary[object, UpdatePauses] = WeakKeyDictionary()
 
@@ -73,28 +78,35 @@ class EpisodeDeadlines:
 
     def begin_turn(self) -> None:
         """Begin the time of a turn, inside the scope."""
-        if self._limits.turn_seconds is None and self.scope.when() is not None:
-            return  # the end of the episode is set
+        if self._limits.turn_seconds is None and (self._episode_end is None or self.scope.when() is not None):
+            return  # there is no deadline, or that of the episode is set
         if self._held_since is not None:  # while another agent's request waits for an update
             self._turn_end = _later(self._held_since, self._limits.turn_seconds)
             return
         self._turn_end = _later(self._loop.time(), self._limits.turn_seconds)
         self._schedule()
 
-    @contextmanager
-    def request(self) -> Iterator[None]:
-        """A request to the engine, during which the time of weight updates does not count."""
+    def request(self) -> Self:
+        """For the block of a request to the engine, during which the time of weight updates does not count.
+
+        Several requests may run at once.
+        """
+        return self
+
+    def __enter__(self) -> Self:
         self._requests += 1
         self._pauses.requesting.add(self)
-        if self._pauses.is_updating and self._requests == 1:
+        if self._requests == 1 and self._pauses.is_updating:
             self.hold()
-        try:
-            yield
-        finally:
-            self._requests -= 1
-            if self._requests == 0:
-                self._pauses.requesting.discard(self)
-                self.release()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._requests -= 1
+        if self._requests == 0:
+            self._pauses.requesting.discard(self)
+            self.release()
 
     def on_loop(self, call: Callable[[], None]) -> None:
         """Make a call on the event loop of the episode: now, or soon where this is another loop or thread."""
@@ -130,7 +142,8 @@ class EpisodeDeadlines:
 
     def passed(self, activity: EpisodeActivity) -> EpisodeLimitError | None:
         """The deadline that ended the scope; None if none did."""
-        if not self.scope.expired():
+        when = self.scope.when()
+        if when is None or self._loop.time() + _TIMER_MARGIN < when or not self.scope.expired():
             return None
         name, seconds = "episode_seconds", self._limits.episode_seconds
         if self._episode_end is None or (self._turn_end is not None and self._turn_end < self._episode_end):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 from renderers import RendererError
 from rollouts.engines.protocol import (
@@ -16,7 +16,7 @@ from rollouts.engines.protocol import (
     check_result,
     is_streaming,
 )
-from rollouts.episodes.errors import wrap_exceptions
+from rollouts.episodes.errors import ends_task
 from rollouts.error_texts import describe_exception
 from rollouts.errors import EngineFailedError, GenerationInterruptedError, RolloutsError
 from rollouts.numbers import whole_number
@@ -26,8 +26,16 @@ _MAX_PADDING = 4096
 
 
 async def generate_completion(engine: Engine, request: GenerateRequest, vocab_size: int | None) -> Completion:
-    """The one completion of a request. Raises as `generate_completions`."""
-    (completion,) = await generate_completions(engine, request, vocab_size)
+    """The one completion of a request, which has `n` 1. Raises as `generate_completions`."""
+    try:
+        result = await engine.generate(request)
+        check_result(request, result, vocab_size=vocab_size)
+    except BaseException as error:  # noqa: BLE001  raised below
+        _raise_engine_error(error, engine, request)
+    completion: Completion = result.completions[0]
+    if completion.finish_reason is FinishReason.STOP or completion.finish_reason is FinishReason.LENGTH:
+        return completion
+    check_uninterrupted(request, result.completions)
     return completion
 
 
@@ -47,18 +55,26 @@ async def generated(
 
     Raises `EngineError`; `EngineFailedError` if the engine raises an exception that is not of this distribution.
     """
-    with wrap_exceptions(
-        lambda error: EngineFailedError(
-            request.request_id, f"{type(engine).__name__} raised {describe_exception(error)}"
-        ),
-        unchanged=(RolloutsError, RendererError),
-    ):
+    try:
         if listen is not None and is_streaming(engine):
             result = await engine.generate_streamed(request, listen)
         else:
             result = await engine.generate(request)
         check_result(request, result, vocab_size=vocab_size)
+    except BaseException as error:  # noqa: BLE001  raised below
+        _raise_engine_error(error, engine, request)
     return sorted(result.completions, key=lambda completion: completion.index)
+
+
+def _raise_engine_error(error: BaseException, engine: Engine, request: GenerateRequest) -> NoReturn:
+    """Raise what an episode raises for an exception of its engine, which may be anything."""
+    try:
+        if isinstance(error, (RolloutsError, RendererError)) or ends_task(error):
+            raise error
+        text = f"{type(engine).__name__} raised {describe_exception(error)}"
+        raise EngineFailedError(request.request_id, text) from error
+    finally:
+        del error  # it refers to this frame
 
 
 def check_uninterrupted(request: GenerateRequest, completions: Iterable[Completion]) -> None:

@@ -121,6 +121,9 @@ def declared_tools(environment: Any) -> Any:
     try:
         return environment.tools
     except AttributeError:
+        kind: Any = type(environment)
+        if kind.__getattribute__ is object.__getattribute__ and not any("tools" in vars(base) for base in kind.__mro__):
+            return None  # the usual case: where the class has none, nor has the object
         if inspect.getattr_static(environment, "tools", None) is not None:
             raise
         return None

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -81,10 +80,12 @@ async def attach_context(environment: Environment, context: object) -> None:
 
 async def reset_environment(environment: Environment, seed: int) -> list[Message]:
     """Call `reset` and check the messages. Raises `EnvironmentFailedError` and `EnvironmentProtocolError`."""
-    name = environment_name(environment)
-    with _named_errors(name, "reset"):
-        messages = _checked_messages(await resolve(environment.reset(seed)), f"{name}.reset")
+    try:
+        messages = _checked_messages(await resolve(environment.reset(seed)), environment, "reset")
+    except BaseException as error:  # noqa: BLE001  raised below
+        _raise_environment_error(error, environment, "reset")
     if not messages:
+        name = environment_name(environment)
         raise EnvironmentProtocolError(f"{name}.reset returned no messages; return the first messages")
     return messages
 
@@ -101,38 +102,55 @@ def environment_tools(environment: Environment) -> Any:
     return tools
 
 
-async def step_environment(environment: Environment, assistant: Message, parsed: ParsedResponse) -> StepResult:
+class CheckedStep(NamedTuple):
+    """The values of a `StepResult`: valid, but for reward and info, which `Trajectory.record_reward` checks."""
+
+    messages: list[Message]
+    reward: float
+    done: bool
+    info: Mapping[str, Any]
+    truncation_reason: str
+
+
+async def step_environment(environment: Environment, assistant: Message, parsed: ParsedResponse) -> CheckedStep:
     """Call `step` or `step_parsed` and check its result.
 
-    `Trajectory.record_reward` checks reward and info. Raises `EnvironmentFailedError` and `EnvironmentProtocolError`.
+    Raises `EnvironmentFailedError` and `EnvironmentProtocolError`.
     """
-    name = environment_name(environment)
-    with _named_errors(name, "step"):
-        result = await resolve(call_step(environment, assistant, parsed))
-        if not isinstance(result, StepResult):
-            raise EnvironmentProtocolError(
-                f"{name}.step returned {type(result).__name__}, not a StepResult; return "
-                "StepResult(messages, reward, done, info)"
-            )
-        if not isinstance(result.done, bool | np.bool_):
-            raise EnvironmentProtocolError(
-                f"{name}.step returned done={short_repr(result.done)}, which is neither True nor False"
-            )
-        # Each field is read once: a subclass may compute it.
-        messages = _checked_messages(result.messages, f"{name}.step")
-        reason = result.truncation_reason
-        if not isinstance(reason, str) or not is_unicode(reason) or (reason and not result.done):
-            raise EnvironmentProtocolError(
-                f"{name}.step returned truncation_reason={short_repr(reason)} with done={result.done}; return text, "
-                "and done=True"
-            )
-        checked = StepResult(messages, result.reward, bool(result.done), result.info, reason)
-    if not checked.done and not checked.messages:
+    try:
+        result = call_step(environment, assistant, parsed)
+        if type(result) is not StepResult:
+            result = await resolve(result)
+        return _checked_step(result, environment)
+    except BaseException as error:  # noqa: BLE001  raised below
+        _raise_environment_error(error, environment, "step")
+
+
+def _checked_step(result: Any, environment: Environment) -> CheckedStep:
+    if not isinstance(result, StepResult):
         raise EnvironmentProtocolError(
-            f"{name}.step returned no messages and is not done: the model would have to continue its own turn. "
-            "Return messages, or done=True"
+            f"{environment_name(environment)}.step returned {type(result).__name__}, not a StepResult; return "
+            "StepResult(messages, reward, done, info)"
         )
-    return checked
+    done = result.done
+    if type(done) is not bool and not isinstance(done, np.bool_):
+        raise EnvironmentProtocolError(
+            f"{environment_name(environment)}.step returned done={short_repr(done)}, which is neither True nor False"
+        )
+    # Each field is read once: a subclass may compute it.
+    messages = _checked_messages(result.messages, environment, "step")
+    reason = result.truncation_reason
+    if not isinstance(reason, str) or not is_unicode(reason) or (reason and not done):
+        raise EnvironmentProtocolError(
+            f"{environment_name(environment)}.step returned truncation_reason={short_repr(reason)} with "
+            f"done={done}; return text, and done=True"
+        )
+    if not done and not messages:
+        raise EnvironmentProtocolError(
+            f"{environment_name(environment)}.step returned no messages and is not done: the model would have to "
+            "continue its own turn. Return messages, or done=True"
+        )
+    return CheckedStep(messages, result.reward, bool(done), result.info, reason)
 
 
 async def close_environment(environment: Environment) -> None:
@@ -141,48 +159,50 @@ async def close_environment(environment: Environment) -> None:
     An exception, or a `close` that takes longer, is logged: the episode is over and its turns are complete.
     """
     name = environment_name(environment)
-    deadline = asyncio.timeout(CLOSE_SECONDS)
+    deadline: asyncio.Timeout | None = None
     try:
         close = getattr(environment, "close", None)
         if callable(close):
-            async with deadline:
+            async with asyncio.timeout(CLOSE_SECONDS) as deadline:
                 await resolve(close())
     except BaseException as error:  # an environment of a user may raise anything
         if ends_task(error):
             raise
-        if deadline.expired():
+        if deadline is not None and deadline.expired():
             log.warning("%s.close had not ended after %s seconds and was cancelled", name, CLOSE_SECONDS)
         else:
             log.exception("%s.close failed", name)
 
 
-class _named_errors(wrap_exceptions):  # noqa: N801
-    """Raises `EnvironmentFailedError` for exceptions of a method.
+def _raise_environment_error(error: BaseException, environment: Environment, method: str) -> NoReturn:
+    """Raise what an episode raises for an exception of an environment's `method`, which may be anything.
 
     A limit that the episode reached in the method is raised as it is, also out of a group of such errors: a method that
     calls the policy several times at once has them from a `TaskGroup`.
     """
-
-    __slots__ = ()
-
-    def __init__(self, environment: str, method: str) -> None:
-        super().__init__(lambda error: EnvironmentFailedError(environment, method, error), unchanged=_UNCHANGED)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    try:
         if isinstance(error, ExceptionGroup):
             limits, others = error.split(EpisodeLimitError)
             if limits is not None and others is None:
-                first: BaseException = limits
-                while isinstance(first, BaseExceptionGroup):
-                    first = first.exceptions[0]
-                raise first from error
-        super().__exit__(kind, error, trace)
+                raise _first_of(limits) from error
+        if isinstance(error, _UNCHANGED) or ends_task(error):
+            raise error
+        raise EnvironmentFailedError(environment_name(environment), method, error) from error
+    finally:
+        del error  # it refers to this frame
 
 
-def _checked_messages(messages: Any, method: str) -> list[Message]:
+def _first_of(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _checked_messages(messages: Any, environment: Environment, method: str) -> list[Message]:
     """The messages as a list that can be stored. The renderer checks the contents of the messages."""
+    if type(messages) is list and all(map(_is_text_of_user, messages)):
+        return messages.copy()
+    method = f"{environment_name(environment)}.{method}"
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
         raise EnvironmentProtocolError(f"{method} returned {type(messages).__name__}, not a list of messages")
     listed = list(messages)
@@ -197,3 +217,11 @@ def _checked_messages(messages: Any, method: str) -> list[Message]:
     except EncodeError as error:
         raise EnvironmentProtocolError(f"cannot be stored: {error}") from error
     return listed
+
+
+def _is_text_of_user(message: object) -> bool:
+    """Whether a message has the form of most, which needs no further check: {"role": "user", "content": a text}."""
+    if type(message) is not dict or len(message) != 2:
+        return False
+    role, content = message.get("role"), message.get("content")
+    return type(role) is str and role == "user" and type(content) is str and is_unicode(content)

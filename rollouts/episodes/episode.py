@@ -8,7 +8,6 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -189,9 +188,12 @@ async def record_episode(
             if failure is None or isinstance(failure, Exception):
                 raise
             log.exception("on_end failed for episode %s, which was cancelled", trajectory.episode_id)
-    if failure is not None:
+    if failure is None:
+        return trajectory
+    try:
         raise failure
-    return trajectory
+    finally:
+        del failure  # it refers to this frame: the memory of the episode would wait for Python's collector
 
 
 async def _run(factory: EnvironmentFactory, recorder: TurnRecorder) -> None:
@@ -237,23 +239,32 @@ async def _play_in_own_task(factory: EnvironmentFactory, recorder: TurnRecorder)
     if playing.cancelled():
         text = "code of the environment cancelled the task of its episode; cancel only tasks that it has made"
         raise EnvironmentProtocolError(text)
+    try:
+        return _result_of(playing)
+    finally:
+        del playing  # its exception refers to this frame, as in `record_episode`
+
+
+def _result_of(playing: asyncio.Task[EpisodeLimitError | None]) -> EpisodeLimitError | None:
+    """The result of a task that has ended, or its exception."""
     error = playing.exception()
-    if error is not None and not isinstance(error, Exception) and not ends_process(error):
-        # Raised further, a GeneratorExit would count as one of this task.
-        raise EnvironmentFailedError("", "code of the environment", error) from error
-    return playing.result()
+    try:
+        if error is not None and not isinstance(error, Exception) and not ends_process(error):
+            # Raised further, a GeneratorExit would count as one of the task that waits.
+            raise EnvironmentFailedError("", "code of the environment", error) from error
+        return playing.result()
+    finally:
+        del playing, error
 
 
 async def _play(
     factory: EnvironmentFactory, recorder: TurnRecorder, ended: asyncio.Future[EpisodeLimitError | None]
 ) -> EpisodeLimitError | None:
     """Make the environment, play it and close it. `ended` receives the result before the environment is closed."""
-    async with AsyncExitStack() as at_end:
-        recorder.deadlines.begin_turn()
-        recorder.activity.waits_for("environment.make", 0)
-        environment = await make_environment(factory)
-        at_end.push_async_callback(close_environment, environment)
-        at_end.push_async_callback(recorder.close)
+    recorder.deadlines.begin_turn()
+    recorder.activity.waits_for("environment.make", 0)
+    environment = await make_environment(factory)
+    try:
         context = EpisodeContext(recorder, play_environment, seed=recorder.trajectory.seed, agent="", path=())
         played = PlayedTurns()
         await play_environment(environment, context, recorder.limits.max_turns, played)
@@ -263,6 +274,11 @@ async def _play(
         elif not played.done:
             reached = recorder.limit_reached()
         ended.set_result(reached)
+    finally:
+        try:
+            await recorder.close()
+        finally:
+            await close_environment(environment)
     return reached
 
 

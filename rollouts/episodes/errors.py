@@ -6,7 +6,7 @@ import asyncio
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Literal, TypeAlias
+from typing import Literal, NoReturn, TypeAlias
 
 from renderers.errors import MediaError, MessageError
 from rollouts.error_texts import describe_exception
@@ -119,24 +119,18 @@ class RemoteFailureError(RolloutsError):
         super().__init__(reason)
 
 
-class naming_origin:  # noqa: N801  as `wrap_exceptions`
-    """Begins the text of an error that names a message by its index with where that message comes from."""
-
-    __slots__ = ("_origin",)
-
-    def __init__(self, origin: str) -> None:
-        self._origin = origin
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, MediaError | MessageError) and error.message_index is not None:
-            # A copy: one error may be raised for several episodes.
-            named = copy.copy(error)
-            named.args = (f"{self._origin}: {error}",)
-            raise named from error
+def raise_naming_origin(error: MediaError | MessageError, origin: str) -> NoReturn:
+    """Raise an error whose text, if it names a message by its index, begins with where that message comes from."""
+    named = error
+    try:
+        if error.message_index is None:
+            raise error
+        # A copy: one error may be raised for several episodes.
+        named = copy.copy(error)
+        named.args = (f"{origin}: {error}",)
+        raise named from error
+    finally:
+        del error, named  # they refer to this frame
 
 
 def ends_task(error: BaseException) -> bool:
@@ -168,7 +162,7 @@ def _single_errors(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-class wrap_exceptions:  # noqa: N801  a context manager, entered five times a turn: a class takes half the time
+class wrap_exceptions:  # noqa: N801  a context manager: a class takes half the time
     """Replaces an exception from the block by `make_error(exception)`; the types `unchanged` are not replaced.
 
     Nor is one for which `ends_task`.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from renderers import (
     Message,
@@ -16,7 +16,7 @@ from renderers import (
     RendererPool,
     TemplateRenderer,
 )
-from rollouts.episodes.errors import RendererFailedError, wrap_exceptions
+from rollouts.episodes.errors import RendererFailedError, ends_task
 from rollouts.episodes.short_calls import ShortCalls
 from rollouts.errors import RolloutsError
 
@@ -45,26 +45,38 @@ class RendererCalls:
 
     def __init__(self, pool: RendererPool, short_calls: ShortCalls | None = None) -> None:
         self._pool = pool
-        self._short_calls = short_calls if isinstance(pool, RendererPool) else None
         renderer = getattr(pool, "renderer", pool)
         self._name = type(renderer).__name__
         self._template_renderer = renderer if isinstance(renderer, TemplateRenderer) else None
+        self._short_calls: ShortCalls | None = None
+        if isinstance(pool, RendererPool) and pool.shares_one_renderer and self._template_renderer is not None:
+            self._short_calls = short_calls
+        # The methods of a pool with one renderer are those of the renderer, which threads share.
+        self._caller: Any = renderer if self._short_calls is not None and type(pool) is RendererPool else pool
+        #: Whether all prompts come from a `TemplateRenderer`, whose token ids need no check.
+        self.uses_template_renderer = (
+            type(pool) is RendererPool and pool.shares_one_renderer and type(renderer) is TemplateRenderer
+        )
 
     def stop_token_ids(self) -> tuple[int, ...]:
-        with self._wrap_exceptions("get_stop_token_ids"):
+        try:
             return tuple(self._pool.get_stop_token_ids())
+        except BaseException as error:  # noqa: BLE001  raised below
+            self._raise(error, "get_stop_token_ids")
 
     async def render(self, messages: Sequence[Message], tools: Any) -> RenderedTokens:
         """The prompt for the next assistant turn."""
         options = {"tools": tools, "add_generation_prompt": True}
-        with self._wrap_exceptions("render"):
+        try:
             text_size, has_media = _text_size(messages)
             # The cost grows with the tools, too, whose size is not known.
             if self._short_calls is None or tools or (has_media and not self._has_processed(messages)):
                 return await self._pool.render_async(messages, **options)
             kind = "render with media" if has_media else "render"
-            render = partial(self._pool.render, messages, **options)
+            render = partial(self._caller.render, messages, **options)
             return await self._short_calls.run(self._pool, kind, text_size, render)
+        except BaseException as error:  # noqa: BLE001  raised below
+            self._raise(error, "render")
 
     async def bridge(
         self,
@@ -81,36 +93,43 @@ class RendererCalls:
         media_argument: dict[str, Any] = {"previous_multi_modal_data": media} if passes_media else {}
         arguments = (prompt.token_ids, completion_ids, new_messages)
         options = {"tools": tools, "previous_messages": previous_messages, **media_argument}
-        with self._wrap_exceptions("bridge_to_next_turn"):
+        try:
             text_size, has_media = _text_size(new_messages)
             if self._short_calls is None or (has_media and not self._has_processed(new_messages)):
                 return await self._pool.bridge_to_next_turn_async(*arguments, **options)
             kind = "bridge with media" if has_media else "bridge"
-            bridge = partial(self._pool.bridge_to_next_turn, *arguments, **options)
+            bridge = partial(self._caller.bridge_to_next_turn, *arguments, **options)
             return await self._short_calls.run(self._pool, kind, text_size + len(completion_ids), bridge)
+        except BaseException as error:  # noqa: BLE001  raised below
+            self._raise(error, "bridge_to_next_turn")
 
     async def parse(
         self, completion_ids: Sequence[int], tools: Any, prompt: RenderedTokens
     ) -> tuple[Message, ParsedResponse]:
         """The completion as an assistant message, and what it was parsed into."""
-        with self._wrap_exceptions("parse_response"):
-            options = {"tools": tools, "prompt_ids": prompt.token_ids}
+        options = {"tools": tools, "prompt_ids": prompt.token_ids}
+        try:
             if self._short_calls is None:
                 parsed = await self._pool.parse_response_async(completion_ids, **options)
             else:
-                parse = partial(self._pool.parse_response, completion_ids, **options)
+                parse = partial(self._caller.parse_response, completion_ids, **options)
                 parsed = await self._short_calls.run(self._pool, "parse", len(completion_ids), parse)
-            message: Message = parsed.to_message()
-            return message, parsed
+            return parsed.to_message(), parsed
+        except BaseException as error:  # noqa: BLE001  raised below
+            self._raise(error, "parse_response")
 
     def _has_processed(self, messages: Sequence[Message]) -> bool:
         """Whether no medium of the messages has to be loaded or processed, which takes long."""
         return self._template_renderer is not None and self._template_renderer.has_processed(messages)
 
-    def _wrap_exceptions(self, method: str) -> AbstractContextManager[None]:
-        return wrap_exceptions(
-            lambda error: RendererFailedError(self._name, method, error), unchanged=(RendererError, RolloutsError)
-        )
+    def _raise(self, error: BaseException, method: str) -> NoReturn:
+        """Raise what an episode raises for an exception of the renderer's `method`, which may be anything."""
+        try:
+            if isinstance(error, (RendererError, RolloutsError)) or ends_task(error):
+                raise error
+            raise RendererFailedError(self._name, method, error) from error
+        finally:
+            del error  # it refers to this frame
 
 
 def _text_size(messages: Sequence[Message]) -> tuple[int, bool]:
@@ -118,6 +137,9 @@ def _text_size(messages: Sequence[Message]) -> tuple[int, bool]:
     size, has_media = 0, False
     for message in messages:
         content: Any = message.get("content")
+        if type(content) is str:
+            size += len(content)
+            continue
         for part in content if isinstance(content, list) else [content]:
             text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else part
             if isinstance(text, str):

@@ -13,8 +13,9 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from math import inf
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from renderers import RendererPool, TemplateRenderer
 
@@ -37,25 +38,42 @@ _FIXED_SIZE: Final = 64
 _LATEST_SHARE: Final = 0.1
 
 
+class _Measuring(NamedTuple):
+    """One of the first two calls of a kind, and the event loop on which the others wait for it."""
+
+    loop: asyncio.AbstractEventLoop
+    ended: asyncio.Event
+
+
 class ShortCalls:
     """Makes calls on the event loop or on the threads of a pool, by what calls of the same kind have cost.
 
     Only calls of a `TemplateRenderer` that threads share are made on the event loop: it computes, and waits for
-    nothing. The first two calls of a kind are made on threads.
+    nothing. The first two calls of a kind are made on a thread, one after the other, and the others wait for them: what
+    a call costs is known then, and thousands of episodes that begin at once do not all go to the threads.
     """
 
     def __init__(self) -> None:
         self._seconds_per_size: dict[str, float] = {}  # by kind: the mean of recent calls
+        self._measuring: dict[str, _Measuring] = {}  # by kind: its first or second call, while it is made
+        self._failed: set[str] = set()  # kinds for whose first calls the others do not wait any more
         self._made = 0  # since the loop has looked at what else is due
         self._planned_seconds = 0.0  # of these
         self._waiting: deque[tuple[asyncio.Future[None], float]] = deque()  # with the seconds that the call may take
 
     async def run(self, pool: RendererPool, kind: str, size: int, call: Callable[[], T]) -> T:
         """Make a call whose cost grows with `size`, a number of tokens or characters. `call` needs no media."""
-        seconds = self._expected_seconds(kind, size)
-        if seconds > _LONGEST_CALL_SECONDS or not _shares_template_renderer(pool):
-            # Processor time: a thread also waits for other threads.
-            return await pool.run_on_thread(lambda: self._measured(kind, size, call, time.thread_time))
+        is_shared = pool.shares_one_renderer and isinstance(pool.renderer, TemplateRenderer)
+        may_be_short = is_shared and size <= _LARGEST_SIZE
+        if may_be_short:
+            loop = asyncio.get_running_loop()
+            while (measuring := self._measuring.get(kind)) is not None and measuring.loop is loop:
+                await measuring.ended.wait()
+        seconds = self._seconds_per_size.get(kind, inf) * (size + _FIXED_SIZE)
+        if not may_be_short or seconds > _LONGEST_CALL_SECONDS:
+            if may_be_short and seconds == inf and kind not in self._failed:
+                return await self._measure(pool, kind, size, call)
+            return await pool.run_on_thread(partial(self._measured_on_thread, kind, size, call))
         if self._are_enough() or self._waiting:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append((turn, seconds))
@@ -64,11 +82,10 @@ class ShortCalls:
             if not self._made:
                 asyncio.get_running_loop().call_soon(self._next_calls)
             self._plan(seconds)
-        return self._measured(kind, size, call, time.perf_counter)
-
-    def _expected_seconds(self, kind: str, size: int) -> float:
-        """How long a call may take; infinite where that is not known."""
-        return inf if size > _LARGEST_SIZE else self._seconds_per_size.get(kind, inf) * (size + _FIXED_SIZE)
+        started = time.perf_counter()
+        result = call()
+        self._note(kind, size, time.perf_counter() - started)
+        return result
 
     def _are_enough(self) -> bool:
         """Whether the loop has to look at what else is due before the next call."""
@@ -89,17 +106,35 @@ class ShortCalls:
         if self._made:
             asyncio.get_running_loop().call_soon(self._next_calls)
 
-    def _measured(self, kind: str, size: int, call: Callable[[], T], clock: Callable[[], float]) -> T:
-        started = clock()
+    async def _measure(self, pool: RendererPool, kind: str, size: int, call: Callable[[], T]) -> T:
+        """Make one of the first two calls of a kind, while the others wait.
+
+        If it fails or is cancelled, the others go to the threads as they are, and the first of them are measured there:
+        how long a call takes that fails says nothing, and they could fail one after the other, too.
+        """
+        measuring = _Measuring(asyncio.get_running_loop(), asyncio.Event())
+        self._measuring[kind] = measuring
+        try:
+            return await pool.run_on_thread(partial(self._measured_on_thread, kind, size, call))
+        except BaseException:
+            self._failed.add(kind)
+            raise
+        finally:
+            if self._measuring.get(kind) is measuring:
+                del self._measuring[kind]
+            measuring.ended.set()
+
+    def _measured_on_thread(self, kind: str, size: int, call: Callable[[], T]) -> T:
+        started = time.thread_time()  # processor time: a thread also waits for other threads
         result = call()
-        rate = (clock() - started) / (size + _FIXED_SIZE)
+        self._note(kind, size, time.thread_time() - started)
+        return result
+
+    def _note(self, kind: str, size: int, seconds: float) -> None:
+        """Count what a call has taken in the mean of its kind."""
+        rate = seconds / (size + _FIXED_SIZE)
         mean = self._seconds_per_size.get(kind)
         if mean is None:
             self._seconds_per_size[kind] = inf  # the first call also fills caches, so that it does not count
         else:
             self._seconds_per_size[kind] = rate if mean == inf else mean + _LATEST_SHARE * (rate - mean)
-        return result
-
-
-def _shares_template_renderer(pool: RendererPool) -> bool:
-    return pool.shares_one_renderer and isinstance(pool.renderer, TemplateRenderer)

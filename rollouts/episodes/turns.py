@@ -7,15 +7,24 @@ import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from renderers import Message, ParsedResponse, RenderedTokens, RendererPool
-from rollouts.engines.protocol import Completion, Engine, GenerateRequest, SamplingParams
+from renderers.errors import MediaError, MessageError
+from rollouts.engines.protocol import (
+    Completion,
+    Engine,
+    GenerateRequest,
+    SamplingParams,
+    request_of_checked,
+    sampling_of_request,
+)
 from rollouts.episodes.activity import EpisodeActivity, TurnSeconds
 from rollouts.episodes.deadlines import EpisodeDeadlines, UpdatePauses
 from rollouts.episodes.engine_calls import expecting_request, generate_completion, known_vocab_size
-from rollouts.episodes.errors import EpisodeLimitError, naming_origin
+from rollouts.episodes.errors import EpisodeLimitError, raise_naming_origin
 from rollouts.episodes.limits import EpisodeLimits, max_turns_limit
+from rollouts.episodes.own_messages import keep_media, own_messages, own_tools
 from rollouts.episodes.renderer_calls import RendererCalls
 from rollouts.episodes.short_calls import ShortCalls
 from rollouts.errors import TrajectoryFinishedError
@@ -34,8 +43,7 @@ class EpisodeSettings:
     pauses: UpdatePauses = field(default_factory=UpdatePauses)
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(NamedTuple):
     """A prompt of an agent. `messages` are those that the message indices of `rendered` refer to, `conversation` all.
 
     `sampled` are the half-open ranges of the prompt that earlier completions sampled, `seconds` is how long the
@@ -51,7 +59,7 @@ class Prompt:
     previous_turn: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one that is frozen takes three times as long to make
 class SampledTurn:
     """A completion in the trajectory: its prompt, its token ids, the parsed message, and the index of the turn.
 
@@ -84,6 +92,9 @@ class TurnRecorder:
         self._calls = RendererCalls(self.renderer, settings.short_calls)
         self.vocab_size = known_vocab_size(self.engine, self.renderer)
         self.stop_token_ids = self.sampling.stop_token_ids or self._calls.stop_token_ids()
+        self._announces_requests = hasattr(self.engine, "expecting_request")
+        self._given_sampling: SamplingParams | None = None  # of the latest request
+        self._checked_sampling = self.sampling  # the same with the renderer's stop tokens
         self._in_flight = 0
         self._closed = False
         self.tasks: set[asyncio.Task[Any]] = set()  # those that wait for a turn or a child of an environment
@@ -91,28 +102,47 @@ class TurnRecorder:
     async def first_prompt(self, messages: Sequence[Message], tools: Any, origin: str) -> Prompt:
         """The prompt of a conversation. `origin` says in errors where the messages come from."""
         began = time.perf_counter()
-        with expecting_request(self.engine), naming_origin(origin):
+        messages, tools = own_messages(messages), own_tools(tools)
+        with expecting_request(self.engine):
             self.activity.waits_for("renderer", self.trajectory.num_turns)
-            rendered = await self._calls.render(messages, tools)
+            try:
+                rendered = await self._calls.render(messages, tools)
+            except (MediaError, MessageError) as error:
+                raise_naming_origin(error, origin)
+        keep_media(messages, rendered)
         return Prompt(rendered, messages, messages, tools, _sampled_ranges(rendered), time.perf_counter() - began)
 
     async def next_prompt(self, turn: SampledTurn, messages: Sequence[Message], origin: str) -> Prompt:
         """The prompt after a turn and new messages: bridged, or rendered again where the bridge refuses."""
-        previous, began = turn.prompt, time.perf_counter()
+        began = time.perf_counter()
+        messages = own_messages(messages)
         self.activity.waits_for("renderer", self.trajectory.num_turns)
+        if not self._announces_requests:
+            return await self._next_prompt(turn, messages, origin, began)
         with expecting_request(self.engine):
-            with naming_origin(f"what {origin} returned for turn {turn.index}"):
-                bridged = await self._calls.bridge(
-                    previous.rendered, turn.completion_ids, messages, previous.tools, previous.conversation
-                )
-            conversation = [*previous.conversation, turn.message, *messages]
-            if bridged is not None:
-                start = len(previous.rendered)
-                sampled = [*previous.sampled, (start, start + len(turn.completion_ids))]
-                seconds = time.perf_counter() - began
-                return Prompt(bridged, messages, conversation, previous.tools, sampled, seconds, turn.index)
-            with naming_origin(f"the conversation after {origin} of turn {turn.index}"):
-                rendered = await self._calls.render(conversation, previous.tools)
+            return await self._next_prompt(turn, messages, origin, began)
+
+    async def _next_prompt(self, turn: SampledTurn, messages: Sequence[Message], origin: str, began: float) -> Prompt:
+        previous = turn.prompt
+        try:
+            bridged = await self._calls.bridge(
+                previous.rendered, turn.completion_ids, messages, previous.tools, previous.conversation
+            )
+        except (MediaError, MessageError) as error:
+            raise_naming_origin(error, f"what {origin} returned for turn {turn.index}")
+        # The message of the trajectory: the environment may have changed the one that its step received.
+        conversation = [*previous.conversation, self.trajectory.turns[turn.index].message, *messages]
+        if bridged is not None:
+            keep_media(messages, bridged)
+            start = len(previous.rendered.token_ids)
+            sampled = [*previous.sampled, (start, start + len(turn.completion_ids))]
+            seconds = time.perf_counter() - began
+            return Prompt(bridged, messages, conversation, previous.tools, sampled, seconds, turn.index)
+        try:
+            rendered = await self._calls.render(conversation, previous.tools)
+        except (MediaError, MessageError) as error:
+            raise_naming_origin(error, f"the conversation after {origin} of turn {turn.index}")
+        keep_media(messages, rendered)
         seconds, sampled = time.perf_counter() - began, _sampled_ranges(rendered)
         return Prompt(rendered, conversation, conversation, previous.tools, sampled, seconds, turn.index)
 
@@ -129,8 +159,9 @@ class TurnRecorder:
             raise limit
         sampling = sampling or self.sampling
         seed = None if sampling.seed is None else derived_seed(sampling.seed, *path)
-        request = self.request(prompt, sampling, seed, "-".join(map(str, (self.trajectory.episode_id, *path))))
-        number = self.trajectory.num_turns + self._in_flight
+        trajectory = self.trajectory
+        request = self.request(prompt, sampling, seed, "-".join(map(str, (trajectory.episode_id, *path))))
+        number = len(trajectory.turns) + self._in_flight
         self.limits.check_prompt(request, number)
         self._in_flight += 1
         try:
@@ -147,20 +178,23 @@ class TurnRecorder:
         """Parse a completion of a prompt and add it to the trajectory."""
         received_at = time.perf_counter()
         ids = completion.token_ids.tolist()
-        with expecting_request(self.engine):
+        if self._announces_requests:
+            with expecting_request(self.engine):
+                message, parsed = await self._calls.parse(ids, prompt.tools, prompt.rendered)
+        else:
             message, parsed = await self._calls.parse(ids, prompt.tools, prompt.rendered)
         renderer_seconds = prompt.seconds + time.perf_counter() - received_at
-        previous = prompt.previous_turn
-        self.trajectory.add_turn(
+        previous, trajectory = prompt.previous_turn, self.trajectory
+        trajectory.add_turn(
             prompt.rendered,
             completion,
             message,
             messages=prompt.messages,
             seconds=engine_seconds,
             agent=agent,
-            after=None if previous is None else self.trajectory.turns[previous].node,
+            after=None if previous is None else trajectory.turns[previous].node,
         )
-        index = self.trajectory.num_turns - 1
+        index = len(trajectory.turns) - 1
         return SampledTurn(prompt, ids, message, parsed, index, engine_seconds, renderer_seconds)
 
     def check_open(self) -> None:
@@ -183,8 +217,8 @@ class TurnRecorder:
 
     def limit_reached(self) -> EpisodeLimitError | None:
         """The limit that allows no further turn, those that are being sampled included."""
-        turns, max_turns = self.trajectory.num_turns + self._in_flight, self.limits.max_turns
-        if max_turns is not None and turns >= max_turns:
+        max_turns = self.limits.max_turns
+        if max_turns is not None and len(self.trajectory.turns) + self._in_flight >= max_turns:
             return max_turns_limit(max_turns)
         return self.deadlines.passed(self.activity)
 
@@ -198,19 +232,28 @@ class TurnRecorder:
         tasks = list(self.tasks)
         for task in tasks:
             task.cancel("the episode has ended")
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def request(self, prompt: Prompt, sampling: SamplingParams, seed: int | None, request_id: str) -> GenerateRequest:
         """The request for a prompt, with `seed` for that of `sampling`, whose stop tokens default to the renderer's."""
         rendered, max_tokens = prompt.rendered, sampling.max_tokens
         if self.limits.max_tokens is not None:
             max_tokens = max(1, min(max_tokens, self.limits.max_tokens - len(rendered)))
-        stop_token_ids = sampling.stop_token_ids or self.stop_token_ids
+        if sampling is not self._given_sampling or sampling.extra or self._checked_sampling.extra:
+            # The renderer's stop tokens are checked here, once for all requests with the same parameters; `extra` is
+            # checked each time, because an environment may change what it holds.
+            self._checked_sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids or self.stop_token_ids)
+            self._given_sampling = sampling
+        sampling = sampling_of_request(self._checked_sampling, max_tokens, seed)
+        episode_id = self.trajectory.episode_id
+        if self._calls.uses_template_renderer:
+            return request_of_checked(rendered, sampling, prompt.sampled, episode_id, request_id)
         return GenerateRequest(
             prompt_ids=rendered.token_ids,
-            sampling=replace(sampling, stop_token_ids=stop_token_ids, max_tokens=max_tokens, seed=seed),
+            sampling=sampling,
             multi_modal_data=rendered.multi_modal_data,
-            session_id=self.trajectory.episode_id,
+            session_id=episode_id,
             request_id=request_id,
             placeholder_token_ids=rendered.placeholder_token_ids,
             sampled=prompt.sampled,

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 import numpy as np
 
 from renderers import Message, RenderedTokens
+from renderers.messages import is_media_part
 from renderers.placement import placement_error
-from rollouts.engines.completion_checks import logprobs_error
+from rollouts.engines.completion_checks import logprobs_error, token_ids_error
 from rollouts.engines.protocol import Completion, ending_error
 from rollouts.errors import InvalidTurnError
+from rollouts.trajectory.media_of_parts import MediaOfParts
 from rollouts.trajectory.plain_copy import copied_mapping, plain_copy
-from rollouts.trajectory.token_node import MediaReference, TokenNode, extra_error, read_only, token_array
+from rollouts.trajectory.token_node import (
+    MediaReference,
+    TokenNode,
+    extra_error,
+    node_of_checked,
+    read_only,
+    token_array,
+)
 
 
 def media_of(prompt: RenderedTokens) -> list[MediaReference]:
     """The media of a prompt in prompt order. Raises `InvalidTurnError` for ranges outside it, or that overlap."""
-    if prompt.multi_modal_data is None:
+    if prompt.multi_modal_data is None or not prompt.multi_modal_data.mm_placeholders:
         return []
     placed = prompt.multi_modal_data.items_with_ranges()
     error = placement_error((placeholder for _, placeholder in placed), len(prompt))
@@ -32,6 +41,11 @@ def media_of(prompt: RenderedTokens) -> list[MediaReference]:
 
 def completion_node(parent: int, completion: Completion, extras: Mapping[str, np.ndarray]) -> TokenNode:
     """The node of a completion. Raises `InvalidTurnError`."""
+    arrays = None if extras else _usual_arrays(completion)
+    if arrays is not None and ending_error(completion) is None:
+        ids, logprobs = arrays
+        spans = tuple(completion.weight_spans)
+        return node_of_checked(parent, ids, _sampled_mask(len(ids), sampled=True), logprobs, spans, (), None, ())
     ids = token_array(completion.token_ids, "completion")
     logprobs = np.asarray(completion.logprobs)
     if logprobs.dtype.kind == "f":
@@ -53,52 +67,79 @@ def completion_node(parent: int, completion: Completion, extras: Mapping[str, np
     )
 
 
+def _usual_arrays(completion: Completion) -> tuple[np.ndarray, np.ndarray] | None:
+    """Read-only copies of valid token ids and log-probabilities; None if one is not valid or has another dtype."""
+    ids, logprobs = completion.token_ids, completion.logprobs
+    if type(ids) is not np.ndarray or type(logprobs) is not np.ndarray:
+        return None
+    if ids.dtype != _INT32 or logprobs.dtype != _FLOAT32 or ids.ndim != 1 or logprobs.ndim != 1:
+        return None
+    # A frozen copy in less time than `read_only` takes.
+    ids, logprobs = np.frombuffer(ids.tobytes(), _INT32), np.frombuffer(logprobs.tobytes(), _FLOAT32)
+    if token_ids_error(ids) is not None or logprobs_error(logprobs, len(ids)) is not None:
+        return None
+    return ids, logprobs
+
+
 def prompt_node(
     parent: int,
     prompt: RenderedTokens,
-    ids: np.ndarray,
     start: int,
+    ids: np.ndarray,
     references: Sequence[MediaReference],
     messages: Sequence[Message],
     num_path_messages: int | None,
     extras: Mapping[str, np.ndarray],
 ) -> TokenNode:
-    """The node of a prompt's tokens from `start` on. `extras` have one row for each of them.
+    """The node of a prompt's tokens from `start` on: `ids`, read-only int32 (n,). `extras` have one row for each.
 
     `references` are all media of the prompt. For `messages` and `num_path_messages` see `_new_messages`.
     """
-    media = [one.shifted(-start) for one in references if one.placeholder.offset >= start]
+    media = [one.shifted(-start) for one in references if one.placeholder.offset >= start] if references else []
     new_messages = _new_messages(prompt, start, messages, num_path_messages)
+    sampled = _sampled_mask(len(ids), sampled=False)
+    logprobs = _NO_LOGPROBS[:]  # an array of its own: equal nodes are encoded as equal bytes
+    content = _content_mask(prompt, start) if prompt.spans else None
+    stored = _with_sources(new_messages, media, len(messages) - len(new_messages)) if messages else ()
+    if not extras and not media:
+        return node_of_checked(parent, ids, sampled, logprobs, (), (), content, stored)
     return TokenNode(
         parent=parent,
-        token_ids=read_only(ids[start:], np.int32),  # a view would keep the whole prompt of every turn in memory
-        sampled=_sampled_mask(len(ids) - start, sampled=False),
-        logprobs=_NO_LOGPROBS[:],  # an array of its own: equal nodes are encoded as equal bytes
+        token_ids=ids,
+        sampled=sampled,
+        logprobs=logprobs,
         media=tuple(media),
-        content=_content_mask(prompt, start) if prompt.spans else None,
-        messages=_with_sources(new_messages, media, len(messages) - len(new_messages)) if messages else (),
+        content=content,
+        messages=stored,
         extras={name: read_only(rows, rows.dtype) for name, rows in extras.items()},
     )
 
 
 def _content_mask(prompt: RenderedTokens, start: int) -> np.ndarray:
     """bool, True on message bodies, of the tokens from `start` on."""
-    mask = np.zeros(len(prompt) - start, dtype=bool)
-    for span in prompt.spans:
-        if span.content and span.end > start:
-            mask[max(span.start - start, 0) : span.end - start] = True
-    mask.setflags(write=False)
-    return mask
+    length = len(prompt.token_ids)
+    mask = bytearray(length - start)
+    for first, end, _, _, content in prompt.spans:
+        if content and end > start:
+            first, end = max(first, start), min(end, length)
+            mask[first - start : end - start] = b"\x01" * (end - first)
+    return _mask(bytes(mask))
+
+
+def _mask(values: bytes) -> np.ndarray:
+    """Zeros and ones as read-only bool (n,): made faster than by numpy, and with the interpreter's lock kept."""
+    return np.frombuffer(values, np.bool_)
 
 
 def _sampled_mask(length: int, *, sampled: bool) -> np.ndarray:
     """bool (length,), all True or all False: for usual lengths a view of an array that all nodes share."""
     shared = _SAMPLED if sampled else _NOT_SAMPLED
-    return shared[:length] if length <= len(shared) else read_only(np.full(length, sampled), np.bool_)
+    return shared[:length] if length <= len(shared) else _mask(bytes([sampled]) * length)
 
 
 _SAMPLED: Final = read_only(np.ones(4096), np.bool_)
 _NOT_SAMPLED: Final = read_only(np.zeros(4096), np.bool_)
+_INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
 _NO_LOGPROBS: Final = read_only((), np.float32)
 
 
@@ -122,6 +163,8 @@ def _new_messages(
             f"{len(messages)} messages were given for a prompt of {len(prompt.message_roles)}; pass the messages that "
             "it was rendered from, or for a bridge the new messages"
         )
+    if not _holds_message_before(prompt, start):
+        return messages
     spans = prompt.message_token_spans()
     first = len(messages)
     for index in range(len(messages) - 1, -1, -1):
@@ -134,11 +177,19 @@ def _new_messages(
     return messages[first:]
 
 
+def _holds_message_before(prompt: RenderedTokens, start: int) -> bool:
+    """Whether one of the prompt's messages has a token before `start`. After a bridge, none has."""
+    for first, _, index, _, _ in prompt.spans:  # noqa: SIM110  a generator would take twice the time
+        if first < start and 0 <= index < len(prompt.message_roles):
+            return True
+    return False
+
+
 def _with_sources(
     messages: Sequence[Message], media: Sequence[MediaReference], first_index: int
 ) -> tuple[Message, ...]:
     """Copies of the messages in which each medium is replaced by its source; `first_index` is for errors."""
-    references = iter(media)
+    references = MediaOfParts(media)
     copies: list[Message] = []
     for index, message in enumerate(messages, first_index):
         try:
@@ -150,7 +201,7 @@ def _with_sources(
                 f"the messages have more media than the prompt, {len(media)} from message {first_index} to {index}; "
                 "pass the messages of the prompt"
             ) from error
-    if unused := len(list(references)):
+    if unused := len(references):
         raise InvalidTurnError(
             f"the prompt has more media than its messages, {len(media)} and {len(media) - unused} from message "
             f"{first_index} on; pass the messages of the prompt"
@@ -162,20 +213,22 @@ class _NoReferenceLeftError(Exception):
     pass
 
 
-def _message_with_sources(message: Message, references: Iterator[MediaReference]) -> Message:
+def _message_with_sources(message: Message, references: MediaOfParts[MediaReference]) -> Message:
     copied: dict[str, Any] = {}
     for key, value in message.items():
-        if key == "content" and not isinstance(value, str) and isinstance(value, Sequence):
+        if type(value) is str:
+            copied[key] = value
+        elif key == "content" and not isinstance(value, str) and isinstance(value, Sequence):
             copied[key] = [_part_with_source(part, references) for part in value]
         else:
             copied[key] = plain_copy(value)
     return cast(Message, copied)
 
 
-def _part_with_source(part: Any, references: Iterator[MediaReference]) -> Any:
-    if isinstance(part, str) or part.get("type") == "text":
+def _part_with_source(part: Any, references: MediaOfParts[MediaReference]) -> Any:
+    if not is_media_part(part):
         return part if isinstance(part, str) else copied_mapping(part)
-    reference = next(references, None)
+    reference = references.take(part)
     if reference is None:
         raise _NoReferenceLeftError
     return {"type": reference.modality, reference.modality: reference.source}

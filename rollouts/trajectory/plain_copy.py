@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
+from transport import TransportError, decode, encode
 from transport.wire.arrays import RawTensor, is_tensor
+from transport.wire.registry import registration_of_class
 
-_IMMUTABLE = frozenset({str, int, float, bool, bytes, type(None)})
+_IMMUTABLE: Final = frozenset({str, int, float, bool, bytes, type(None)})
 
 
 def plain_copy(value: Any) -> Any:
-    """Dicts, lists, tuples, sets, numpy arrays, tensors and buffers, nested in each other, are copied.
+    """Dicts, lists, tuples, sets, numpy arrays, tensors, buffers and wire types, nested in each other, are copied.
 
     Anything else is shared. Raises `RecursionError` for a value that contains itself.
     """
@@ -34,9 +36,17 @@ def plain_copy(value: Any) -> Any:
         return value.tobytes()
     if is_tensor(value) and not isinstance(value, RawTensor):  # a RawTensor is immutable
         return value.detach().clone()
-    return value
+    return value if registration_of_class(kind) is None else _decoded_copy(value)
+
+
+def _decoded_copy(value: Any) -> Any:
+    """A copy of a wire type; the value itself where it cannot be encoded, which is found when it is stored."""
+    try:
+        return decode(encode(value))
+    except TransportError:
+        return value
 
 
 def copied_mapping(mapping: Mapping[str, Any]) -> dict[str, Any]:
     """A mapping as a new dict with copied values."""
-    return {key: plain_copy(part) for key, part in mapping.items()}
+    return {key: part if type(part) in _IMMUTABLE else plain_copy(part) for key, part in mapping.items()}

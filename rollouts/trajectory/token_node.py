@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import NoneType
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +42,9 @@ class MediaReference:
     placeholder: PlaceholderRange
 
     def shifted(self, by: int) -> MediaReference:
-        return replace(self, placeholder=self.placeholder.shifted(by))
+        if by == 0:
+            return self
+        return MediaReference(self.modality, self.mm_hash, self.source, self.placeholder.shifted(by))
 
     def derive(self, processors: Mapping[Modality, MediaProcessor]) -> MediaItem:
         """Compute the pixels again from the source, with a renderer's `processors`.
@@ -102,10 +104,8 @@ class TokenNode:
             error = f"sampled is {_kind(sampled)}, not bool ({len(ids)},)"
         elif not isinstance(logprobs, np.ndarray) or (logprobs.dtype != _FLOAT32 and logprobs.dtype.kind != "f"):
             error = f"log-probabilities are {_kind(logprobs)}, not one row of float32"
-        elif logprobs.shape != (np.count_nonzero(sampled),):
-            error = (
-                f"{np.count_nonzero(sampled)} tokens and {logprobs.size} log-probabilities of shape {logprobs.shape}"
-            )
+        elif logprobs.shape != (count := _num_sampled(sampled),):
+            error = f"{count} tokens and {logprobs.size} log-probabilities of shape {logprobs.shape}"
         elif self.content is not None and not _is_mask(self.content, len(ids)):
             error = f"content is {_kind(self.content)}, not bool ({len(ids)},)"
         elif self.messages is not _EMPTY and not _are_messages(self.messages):
@@ -123,6 +123,42 @@ class TokenNode:
         return len(self.token_ids)
 
 
+class _Slots:
+    """The fields of a node before it is a `TokenNode`."""
+
+    __slots__ = TokenNode.__slots__
+
+
+def node_of_checked(
+    parent: int,
+    token_ids: np.ndarray,
+    sampled: np.ndarray,
+    logprobs: np.ndarray,
+    weight_spans: tuple[WeightSpan, ...],
+    media: tuple[MediaReference, ...],
+    content: np.ndarray | None,
+    messages: tuple[Message, ...],
+) -> TokenNode:
+    """A node without extras, of values that the caller has checked as `TokenNode` does.
+
+    A call of `TokenNode` takes ten times as long: it checks its values again, and sets each by its name, because its
+    instances are frozen.
+    """
+    node: Any = _Slots()
+    node.parent = parent
+    node.token_ids = token_ids
+    node.sampled = sampled
+    node.logprobs = logprobs
+    node.weight_spans = weight_spans
+    node.media = media
+    node.content = content
+    node.messages = messages
+    node.extras = {}
+    node.__class__ = TokenNode
+    made: TokenNode = node
+    return made
+
+
 _EMPTY: Final = ()
 _INT32, _BOOL, _FLOAT32 = np.dtype(np.int32), np.dtype(np.bool_), np.dtype(np.float32)
 _SEQUENCES = (tuple, list)
@@ -137,6 +173,11 @@ def extra_error(name: object, rows: object, count: int) -> str | None:
     if len(rows) != count:
         return f"extra {quoted(name)} has {len(rows)} rows for {count} tokens; pass one row for each"
     return None
+
+
+def _num_sampled(sampled: np.ndarray) -> int:
+    """How many of a mask's values are True: counted with the interpreter's lock, which `np.count_nonzero` gives up."""
+    return sampled.size - sampled.tobytes().count(0)
 
 
 def _kind(value: object) -> str:
@@ -189,20 +230,22 @@ def _is_run(run: object) -> bool:
 
 def token_array(values: Sequence[int] | np.ndarray, what: str) -> np.ndarray:
     """Token ids as a new read-only int32 (n,). Raises `InvalidTurnError` for values that are not token ids."""
-    packed = _packed(values) if type(values) is list else None
-    array = np.asarray(values) if packed is None else packed
+    packed = packed_ids(values)
+    array = np.asarray(values) if packed is None else np.frombuffer(packed, np.int32)
     is_empty_row = array.shape == (0,)  # of any dtype
     if not is_empty_row and token_ids_error(array) is not None:
         raise InvalidTurnError(
             f"{what} of {array.dtype} {array.shape} holds no token ids; pass ints from 0 to 2**31 - 1"
         )
-    return read_only(array, np.int32) if packed is None else packed
+    return read_only(array, np.int32) if packed is None else array
 
 
-def _packed(values: list[int]) -> np.ndarray | None:
-    """A list of integers as read-only int32 (n,), in a seventh of numpy's time; None if one does not fit."""
+def packed_ids(values: object) -> bytes | None:
+    """The bytes of a list of integers as int32 (n,), in a seventh of numpy's time; None where it is not such a list."""
+    if type(values) is not list:
+        return None
     try:
-        return np.frombuffer(struct.pack(f"{len(values)}i", *values), np.int32)
+        return struct.pack(f"{len(values)}i", *values)
     except struct.error:
         return None
 

@@ -214,3 +214,18 @@ def test_step_parsed_receives_the_malformed_calls_that_the_message_has_as_text(r
     assert "tool_calls" not in environment.message
     assert environment.message["content"] == environment.parsed.tool_calls[0].raw
     assert environment.parsed.tool_calls[0].status is ToolCallParseStatus.INVALID_JSON
+
+
+def test_tools_that_an_object_finds_by_itself_and_cannot_return_are_not_taken_for_none(renderer):
+    class Looking(Closable):
+        def __getattribute__(self, name):
+            if name == "tools":
+                raise AttributeError("the tools are not loaded")
+            return super().__getattribute__(name)
+
+    without = Looking()
+    assert play(without, ScriptedEngine(["a"], renderer=renderer), renderer).done
+    having = Looking()
+    having.__dict__["tools"] = [{"name": "look"}]
+    with pytest.raises(EpisodeError, match="tools raised AttributeError: the tools are not loaded"):
+        play(having, ScriptedEngine(["a"], renderer=renderer), renderer)

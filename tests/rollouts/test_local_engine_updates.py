@@ -168,7 +168,7 @@ async def test_a_directory_that_is_no_checkpoint_of_the_model_changes_nothing(
             path.write_bytes(path.read_bytes()[:1000])
         else:
             save_file(changed[fault], path, metadata={"format": "pt"})
-    with pytest.raises(WeightUpdateError, match="nothing was changed"):
+    with pytest.raises(WeightUpdateError, match=r"no directory|holds no|has 1 .*; nothing was changed"):
         await engine.update_weights(directory, "1")
     after = (await engine.generate(request(prompt))).completions[0]
     assert after.logprobs.tolist() == before.logprobs.tolist()
@@ -200,3 +200,12 @@ async def test_a_closed_engine_takes_no_weights(tiny_model_dir):
     await engine.close()
     with pytest.raises(EngineClosedError):
         await engine.update_weights({}, "1")
+
+
+async def test_a_relative_path_is_never_the_name_of_a_repository(engine, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with pytest.raises(WeightUpdateError, match="there is no directory checkpoints/step-3; nothing was changed"):
+        await engine.update_weights("checkpoints/step-3", "1")
+    with pytest.raises(ArgumentError, match="there is no such directory"):
+        LocalEngine.from_pretrained("checkpoints/step-3")

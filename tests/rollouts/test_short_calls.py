@@ -78,6 +78,68 @@ async def test_the_first_calls_of_a_kind_are_made_on_threads_and_later_short_one
     assert await places(pool, on_loop) == [False, False, True, True]
 
 
+async def test_of_many_calls_that_are_due_at_once_only_the_first_two_go_to_threads(pool, monkeypatch):
+    monkeypatch.setattr(short_calls, "_LONGEST_CALL_SECONDS", 1e9)  # on a loaded machine a call may take long
+    short = ShortCalls()
+    made_on_loop = await asyncio.gather(*[short.run(pool, "kind", 10, on_loop) for _ in range(MANY)])
+    assert made_on_loop == [False] * 2 + [True] * (MANY - 2)
+
+
+async def test_after_a_first_call_that_fails_the_others_go_to_threads_until_two_have_been_measured(pool, monkeypatch):
+    monkeypatch.setattr(short_calls, "_LONGEST_CALL_SECONDS", 1e9)
+    short, places = ShortCalls(), []
+
+    def failing():
+        places.append(on_loop())
+        raise ValueError("no")
+
+    async with asyncio.timeout(60):
+        results = await asyncio.gather(
+            *[short.run(pool, "kind", 10, failing) for _ in range(MANY)], return_exceptions=True
+        )
+    assert [str(result) for result in results] == ["no"] * MANY
+    assert places == [False] * MANY
+    assert [await short.run(pool, "kind", 10, on_loop) for _ in range(4)] == [False, False, True, True]
+
+
+def test_a_loop_that_was_closed_during_a_first_call_does_not_keep_the_next_one_waiting(pool):
+    short, begun, may_end = ShortCalls(), threading.Event(), threading.Event()
+
+    def waiting():
+        begun.set()
+        assert may_end.wait(60)
+
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(short.run(pool, "kind", 10, waiting))
+    loop.run_until_complete(asyncio.sleep(0.01))
+    assert begun.wait(60)
+    loop.close()  # without ending its task
+    may_end.set()
+    assert asyncio.run(asyncio.wait_for(short.run(pool, "kind", 10, on_loop), 60)) is False
+    task._log_destroy_pending = False  # it is never run again
+
+
+async def test_a_first_call_that_is_cancelled_lets_the_others_begin(pool):
+    short, begun, may_end = ShortCalls(), threading.Event(), threading.Event()
+
+    def waiting():
+        begun.set()
+        assert may_end.wait(60)
+
+    first = asyncio.create_task(short.run(pool, "kind", 10, waiting))
+    others = [asyncio.create_task(short.run(pool, "kind", 10, on_loop)) for _ in range(MANY)]
+    assert await asyncio.to_thread(begun.wait, 60)
+    assert not any(other.done() for other in others)
+    others[0].cancel()  # one that waits
+    first.cancel()
+    await asyncio.wait([first])
+    may_end.set()
+    async with asyncio.timeout(60):
+        await asyncio.gather(*others[1:])
+    assert first.cancelled()
+    assert others[0].cancelled()
+
+
 async def test_calls_that_take_long_stay_on_threads(pool):
     assert await places(pool, slow) == [False] * 4
 

@@ -306,7 +306,8 @@ def test_prompts_of_a_long_episode_are_not_held_once_a_turn():
         trajectory.add_turn(RenderedTokens(list(ids)), completion(2), say("a"))
         ids.append(2)
     held = sum(
-        node.token_ids.nbytes if (base := node.token_ids.base) is None else base.nbytes for node in trajectory.nodes
+        node.token_ids.nbytes if (base := node.token_ids.base) is None else memoryview(base).nbytes
+        for node in trajectory.nodes
     )
     assert held == 4 * len(ids)
 

@@ -100,11 +100,16 @@ class LocalEngine:
         cls, directory: str | Path, *, attn_implementation: str | dict[str, str] = "sdpa", **options: Any
     ) -> Self:
         """Load a checkpoint directory in float32. Raises `ArgumentError` where there is none."""
+        if not Path(directory).is_dir():  # transformers would take the path for the name of a repository
+            rule = "pass a checkpoint directory with config.json and model.safetensors; there is no such directory"
+            raise ArgumentError("directory", str(directory), rule)
         try:
-            config = AutoConfig.from_pretrained(directory)
+            config = AutoConfig.from_pretrained(directory, local_files_only=True)
             reads_images = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
             auto_class = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
-            model = auto_class.from_pretrained(directory, dtype=torch.float32, attn_implementation=attn_implementation)
+            model = auto_class.from_pretrained(
+                directory, dtype=torch.float32, attn_implementation=attn_implementation, local_files_only=True
+            )
         except OSError as error:
             rule = f"pass a checkpoint directory with config.json and model.safetensors (transformers: {error})"
             raise ArgumentError("directory", str(directory), rule) from error

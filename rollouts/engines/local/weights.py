@@ -54,9 +54,13 @@ def checkpoint_weights(model: torch.nn.Module, directory: str | Path) -> Mapping
 
     Raises `WeightUpdateError` where the directory cannot be read, or lacks tensors of the model or has others.
     """
+    if not Path(directory).is_dir():  # transformers would take the path for the name of a repository
+        raise _error(f"there is no directory {directory}")
     model_class: Any = type(model)
     try:
-        loaded, report = model_class.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)
+        loaded, report = model_class.from_pretrained(
+            directory, dtype=torch.float32, output_loading_info=True, local_files_only=True
+        )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise _error(f"{directory} holds no checkpoint that {model_class.__name__} can load ({error})") from error
     for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):

@@ -179,7 +179,7 @@ class Session:
             # The trajectory has the sources of the media; the messages of the request have them in base64.
             parent = self.trajectory.nodes[self.trajectory.turns[turn.index].node].parent
             conversation = self.trajectory.to_messages(parent)
-            turn = replace(turn, prompt=replace(prompt, messages=(), conversation=conversation))
+            turn = replace(turn, prompt=prompt._replace(messages=(), conversation=conversation))
         self._prompts[turn.index] = turn
         if len(self._prompts) > _KEPT_PROMPTS:
             self._prompts.popitem(last=False)

@@ -1,0 +1,246 @@
+"""What an environment changes after it gave it to the episode changes no prompt, no message and no info.
+
+The renderer refuses the bridge after `OPEN`, reasoning that never ends, so that the whole conversation is rendered.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from sub_agents import Delegating, play
+
+from renderers import ParsedToolCall, load_renderer
+from rollouts import SamplingParams, StepResult, run_episode
+from rollouts.testing import ScriptedEngine
+from rollouts.testing.tiny_model import CHAT_TEMPLATE
+from transport import wire_type
+
+OPEN = "<think>open<|im_end|>"
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def run(environment, renderer, completions, max_turns=10):
+    engine = ScriptedEngine(list(completions), renderer=renderer)
+    trajectory = asyncio.run(
+        run_episode(environment, engine=engine, renderer=renderer, sampling=SamplingParams(), max_turns=max_turns)
+    )
+    return trajectory, engine.requests
+
+
+def levels(request):
+    """The first byte of each picture of a prompt."""
+    return [int(item.source.data[-1]) for item, _ in request.media]
+
+
+class ThreeTurns:
+    """Returns what `shown` returns, before each of three turns and after the last."""
+
+    def __init__(self):
+        self.taken = 0
+
+    def reset(self, seed):
+        return self.shown()
+
+    def step(self, assistant):
+        self.taken += 1
+        return StepResult(self.shown(), done=self.taken == 3)
+
+
+class Frames(ThreeTurns):
+    """Shows one buffer of pixels, which it fills again for every turn."""
+
+    def __init__(self):
+        super().__init__()
+        self.frame = np.zeros((32, 32, 3), np.uint8)
+
+    def shown(self):
+        self.frame[:] = 10 + 50 * self.taken
+        return [{"role": "user", "content": [{"type": "image", "image": self.frame}]}]
+
+
+def test_a_frame_buffer_that_is_filled_again_does_not_change_earlier_frames(renderer):
+    trajectory, requests = run(Frames(), renderer, ["ok", OPEN, "ok"])
+    assert trajectory.forks == 1, "the bridge was refused"
+    assert [levels(request) for request in requests] == [[10], [10, 60], [10, 60, 110]]
+
+
+class OneMessage:
+    """Returns the same dict again and again, with another text."""
+
+    def __init__(self):
+        self.message = user("state 0")
+        self.taken = 0
+
+    def reset(self, seed):
+        return [self.message]
+
+    def step(self, assistant):
+        self.taken += 1
+        self.message["content"] = f"state {self.taken}"
+        assistant["content"] = "CHANGED"
+        return StepResult([self.message], done=self.taken == 3)
+
+
+def test_messages_that_are_changed_later_stay_in_the_history_as_they_were(renderer):
+    trajectory, requests = run(OneMessage(), renderer, ["ok", OPEN, "end"])
+    assert trajectory.forks == 1
+    text = renderer.tokenizer.decode(requests[-1].prompt_ids)
+    assert [text.count(f"state {number}") for number in range(3)] == [1, 1, 1]
+    assert "CHANGED" not in text
+    assert [message["content"] for message in trajectory.to_messages(trajectory.leaves()[-1])][:2] == ["state 0", "ok"]
+
+
+class Sorts:
+    """Sorts the argument of a call in place."""
+
+    tools = (TOOL,)
+
+    def __init__(self):
+        self.taken = 0
+
+    def reset(self, seed):
+        return [user("sort")]
+
+    def step(self, assistant):
+        self.taken += 1
+        for call in assistant.get("tool_calls", ()):
+            call["function"]["arguments"]["xs"].sort()
+        answer = {"role": "tool", "content": "sorted"} if self.taken == 1 else user("go on")
+        return StepResult([answer], done=self.taken == 3)
+
+
+def test_arguments_that_a_tool_changes_stay_in_the_history_as_they_were_sampled(renderer):
+    call = '<tool_call>\n{"name": "look", "arguments": {"xs": [3, 1, 2]}}\n</tool_call>'
+    trajectory, requests = run(Sorts(), renderer, [call, OPEN, "end"])
+    assert trajectory.forks == 1
+    assert "[3, 1, 2]" in renderer.tokenizer.decode(requests[-1].prompt_ids)
+
+
+@wire_type("tests.StateOfAnEnvironment")
+@dataclass
+class State:
+    seen: list[int] = field(default_factory=list)
+
+
+class OneInfo:
+    def __init__(self):
+        self.state = State()
+        self.tools = [TOOL]
+
+    def reset(self, seed):
+        return [user("?")]
+
+    def step(self, assistant):
+        self.state.seen.append(len(self.state.seen))
+        self.tools.append({"type": "function", "function": {"name": f"late-{len(self.tools)}"}})
+        return StepResult([user("go on")], info={"state": self.state}, done=len(self.state.seen) == 3)
+
+
+def test_infos_of_registered_classes_and_tools_are_copied(renderer):
+    trajectory, requests = run(OneInfo(), renderer, ["a", OPEN, "c"])
+    assert [turn.info["state"].seen for turn in trajectory.turns] == [[0], [0, 1], [0, 1, 2]]
+    assert "late" not in renderer.tokenizer.decode(requests[-1].prompt_ids)
+
+
+def test_a_list_of_messages_that_grows_after_generate_turn_is_not_the_conversation(renderer):
+    requests = []
+
+    async def work(context, assistant):
+        history = [user("first")]
+        turn = await context.generate_turn(history, agent="critic")
+        history.append(turn.message)
+        await context.generate_turn([user("second")], agent="critic", after=turn)
+
+    def answer(request):
+        requests.append(request)
+        return OPEN if len(requests) == 2 else "fine"
+
+    play(Delegating(work), ScriptedEngine(answer, renderer=renderer), renderer)
+    text = renderer.tokenizer.decode(requests[-1].prompt_ids)
+    assert text.count("<|im_start|>assistant") == 2, "one before the second message, one to be sampled"
+
+
+def test_messages_that_change_while_the_engine_samples_are_recorded_as_they_were_rendered(renderer):
+    message = user("before")
+
+    async def work(context, assistant):
+        await context.generate_turn([message], agent="critic")
+
+    def answer(request):
+        if "before" in renderer.tokenizer.decode(request.prompt_ids):
+            message["content"] = "after"
+        return "fine"
+
+    trajectory = play(Delegating(work), ScriptedEngine(answer, renderer=renderer), renderer)
+    assert trajectory.to_messages(trajectory.turns[-1].node)[0]["content"] == "before"
+
+
+VIDEOS_LAST = CHAT_TEMPLATE.replace(
+    CHAT_TEMPLATE[CHAT_TEMPLATE.index("{%- for part in content -%}") :].split("{%- endfor -%}")[0] + "{%- endfor -%}",
+    "{%- for part in content if part.type == 'image' -%}<|vision_start|><|image_pad|><|vision_end|>{%- endfor -%}"
+    "{%- for part in content if part.type == 'video' -%}<|vision_start|><|video_pad|><|vision_end|>{%- endfor -%}",
+)
+
+
+class VideoBeforeImage(ThreeTurns):
+    def shown(self):
+        clip = np.full((4, 32, 32, 3), 100 + self.taken, np.uint8)
+        image = np.full((32, 32, 3), self.taken, np.uint8)
+        return [
+            {"role": "user", "content": [{"type": "video", "video": clip, "fps": 2}, {"type": "image", "image": image}]}
+        ]
+
+
+def test_media_are_those_of_their_parts_where_a_template_prints_images_before_videos(tiny_model_dir):
+    renderer = load_renderer(tiny_model_dir, chat_template=VIDEOS_LAST)
+    trajectory, requests = run(VideoBeforeImage(), renderer, ["ok", OPEN, "ok"])
+    assert trajectory.forks == 1
+    assert levels(requests[-1]) == [0, 100, 1, 101, 2, 102]
+    shown = [message["content"] for message in trajectory.to_messages(trajectory.leaves()[-1])[::2]]
+    for number, parts in enumerate(shown):
+        assert [part["type"] for part in parts] == ["video", "image"]
+        assert [int(part[part["type"]].data[-1]) for part in parts] == [100 + number, number]
+
+
+USUAL_CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": {}}}
+RESULT = {"role": "tool", "content": "red", "tool_call_id": "c"}
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": [{"text": "hello"}]}],
+        [{"role": "user", "content": [{"type": None, "text": "hello"}]}],
+        [{"role": "user", "content": [{"image": np.zeros((32, 32, 3), np.uint8)}, {"text": "hello"}]}],
+        [
+            user("hello"),
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "so"}, {"type": "text", "text": "yes"}]},
+            user("?"),
+        ],
+        [
+            user("hello"),
+            {"role": "assistant", "content": "", "tool_calls": [ParsedToolCall("", "look", {}, id="c")]},
+            RESULT,
+        ],
+        [user("hello"), {"role": "assistant", "content": "", "tool_calls": (USUAL_CALL,)}, RESULT],
+    ],
+    ids=["no type", "type None", "image without type", "thinking", "parsed call", "tuple of calls"],
+)
+def test_messages_in_every_form_that_the_renderer_reads_are_recorded(renderer, messages):
+    class Says:
+        def reset(self, seed):
+            return messages
+
+        def step(self, assistant):
+            return StepResult(done=True)
+
+    trajectory, requests = run(Says(), renderer, ["ok"])
+    assert trajectory.done
+    recorded = trajectory.to_messages(trajectory.leaves()[0])[:-1]
+    rendered = renderer.render(recorded, add_generation_prompt=True)
+    assert rendered.token_ids == list(requests[0].prompt_ids)
