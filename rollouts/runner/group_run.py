@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
 
-from rollouts.engines.protocol import SamplingParams
-from rollouts.episodes.activity import Part
+from rollouts.engines.protocol import SamplingParams, sampling_of_request
 from rollouts.episodes.errors import EpisodeError, ends_task
 from rollouts.episodes.limits import EpisodeLimits
 from rollouts.episodes.turns import derived_seed
@@ -23,7 +23,7 @@ from rollouts.runner.group import Group
 from rollouts.runner.journal import Journal, RecordedAttempt
 from rollouts.runner.reporter import EpisodeReporter, Reporter
 from rollouts.runner.retries import RetryPolicy
-from rollouts.runner.version_history import VersionHistory, oldest_place
+from rollouts.runner.version_history import SampledVersions, VersionHistory, oldest_place, sampled_versions
 from rollouts.task import Task
 from rollouts.trajectory.tree import Trajectory
 from rollouts.workers.episode_job import EpisodeJob
@@ -64,8 +64,10 @@ class GroupRun:
         self.is_over = False  # whether nothing is left to do
         self._is_assembling = False  # whether it runs, and all its episodes have ended
         self._settings = settings
+        self._seed = task.seed  # of all environments; None until the first one needs it
         self._ended: list[Trajectory | None] = [None] * size
         self._running: list[Trajectory | None] = [None] * size
+        self._versions: list[SampledVersions | None] = [None] * size  # of the ended episodes, once they are asked for
         self._attempts = [0] * size
         self._began = [settings.history.current_place] * size  # the place of the version in use at the start
         self._requested: list[int | None] = [None] * size  # of the version in use when the running request was sent
@@ -109,13 +111,21 @@ class GroupRun:
         """
         history = self._settings.history
         places: list[int | None] = []
-        for ended, running, began, requested, assigned in zip(
-            self._ended, self._running, self._began, self._requested, self._assigned, strict=True
-        ):
-            episode = ended or running
-            sampled = None if episode is None else oldest_place(episode, history, began)
-            places.append(_oldest([sampled, requested, assigned]))
+        for index, began in enumerate(self._began):
+            ended, running = self._versions_of_ended(index), self._running[index]
+            if ended is not None:
+                places.append(ended.oldest_place(history, began))
+            else:
+                sampled = None if running is None else oldest_place(running, history, began)
+                places.append(_oldest([sampled, self._requested[index], self._assigned[index]]))
         return places
+
+    def _versions_of_ended(self, index: int) -> SampledVersions | None:
+        """The versions of an episode that has ended, whose tokens no longer change; None for any other."""
+        versions, episode = self._versions[index], self._ended[index]
+        if versions is None and episode is not None:
+            versions = self._versions[index] = sampled_versions(episode)
+        return versions
 
     @property
     def ended_episodes(self) -> tuple[Trajectory, ...]:
@@ -196,8 +206,8 @@ class GroupRun:
         observer = EpisodeReporter(
             reporter,
             job.episode_id,
-            on_waiting=lambda part: self._note_request(index, part),
-            on_assigned=lambda: self._note_assigned(index),
+            on_engine=partial(self._note_request, index),
+            on_assigned=partial(self._note_assigned, index),
         )
         outcome: Outcome = "cancelled"
         failure: BaseException | None = None
@@ -221,15 +231,16 @@ class GroupRun:
 
     def _job(self, index: int, attempt: int) -> EpisodeJob:
         settings, task = self._settings, self.task
-        seed = task.seed if task.seed is not None else derived_seed(settings.seed, "environment", task.task_id)
+        if self._seed is None:
+            self._seed = derived_seed(settings.seed, "environment", task.task_id)
         sampling_seed = derived_seed(settings.seed, "sampling", task.task_id, index, attempt)
         return EpisodeJob(
             episode_id=f"{task.task_id}/{index}.{attempt}",
             task=task,
             index=index,
             attempt=attempt,
-            seed=seed,
-            sampling=replace(settings.sampling, seed=sampling_seed),
+            seed=self._seed,
+            sampling=sampling_of_request(settings.sampling, settings.sampling.max_tokens, sampling_seed),
             limits=settings.limits,
             group_id=task.task_id,
         )
@@ -238,12 +249,9 @@ class GroupRun:
         """A worker of another process begins an episode: no token of it is older than the version in use."""
         self._began[index] = self._assigned[index] = self._settings.history.current_place
 
-    def _note_request(self, index: int, part: Part) -> None:
-        """An episode waits for `part`: for the engine from when it sends a request until it has the completion."""
-        if part != "engine":
-            self._requested[index] = None
-        elif self._requested[index] is None:
-            self._requested[index] = self._settings.history.current_place
+    def _note_request(self, index: int, waits: bool) -> None:
+        """An episode begins to wait for the engine when it sends a request, until it has the completion."""
+        self._requested[index] = self._settings.history.current_place if waits else None
 
     async def _make_group(self) -> Group:
         settings, task_id = self._settings, self.task.task_id

@@ -25,26 +25,27 @@ _WITH_TRACEBACK = (EnvironmentFailedError, RendererFailedError)
 class Reporter:
     """The counters and listeners of a runner.
 
-    A listener that raises is logged and receives no further event: what observes a run does not end it.
+    A listener that raises is logged and receives no further event: what observes a run does not end it. `listeners` are
+    the others; what is reported often is not passed to `emit` where there are none.
     """
 
     def __init__(self, listeners: Iterable[Listener], limits: EpisodeLimits = EpisodeLimits()) -> None:  # noqa: B008
         self.counters = RunnerCounters()
-        self._listeners = list(listeners)
+        self.listeners = list(listeners)
         self._warns_of_turns = limits.max_turns is None and limits.episode_seconds is None
         self._logged: set[tuple[object, ...]] = set()  # the kinds of failures
 
     def emit(self, make_event: Callable[P, RunnerEvent], *args: P.args, **kwargs: P.kwargs) -> None:
         """Make an event and pass it to the listeners; without listeners, none is made."""
-        if not self._listeners:
+        if not self.listeners:
             return
         event = make_event(*args, **kwargs)
-        for listener in self._listeners.copy():
+        for listener in self.listeners.copy():
             try:
                 listener(event)
             except Exception:
                 log.exception("listener %r failed for a %s and gets no more events", listener, type(event).__name__)
-                self._listeners.remove(listener)
+                self.listeners.remove(listener)
 
     def log_failure(self, episode: Trajectory, error: BaseException) -> None:
         """Log the error of an episode that failed for good: once for each kind and place of an exception."""
@@ -84,52 +85,60 @@ class Reporter:
 class EpisodeReporter:
     """A `JobObserver` for one attempt.
 
-    `on_waiting` is called with each part that the episode waits for, `on_assigned` when a worker begins it.
+    `on_engine` is called with True when the episode begins to wait for the engine, and with False when it waits for
+    another part then; `on_assigned` when a worker begins it.
     """
 
-    __slots__ = ("_episode_id", "_on_assigned", "_on_waiting", "_reporter")
+    __slots__ = ("_episode_id", "_on_assigned", "_on_engine", "_reporter", "_waits_for_engine")
 
     def __init__(
         self,
         reporter: Reporter,
         episode_id: str,
         *,
-        on_waiting: Callable[[Part], object],
+        on_engine: Callable[[bool], object],
         on_assigned: Callable[[], object],
     ) -> None:
         self._reporter = reporter
         self._episode_id = episode_id
-        self._on_waiting = on_waiting
+        self._on_engine = on_engine
         self._on_assigned = on_assigned
+        self._waits_for_engine = False
 
     def assigned(self, worker: str) -> None:
         self._on_assigned()
 
     def waiting(self, turn: int, part: Part) -> None:
-        self._on_waiting(part)
-        self._reporter.emit(EpisodeWaiting, self._episode_id, turn, part)
+        waits_for_engine = part == "engine"
+        if waits_for_engine is not self._waits_for_engine:
+            self._waits_for_engine = waits_for_engine
+            self._on_engine(waits_for_engine)
+        if self._reporter.listeners:
+            self._reporter.emit(EpisodeWaiting, self._episode_id, turn, part)
 
     def turn_finished(
         self, turn: int, prompt_tokens: int, completion_tokens: int, images: int, seconds: TurnSeconds, failed: bool
     ) -> None:
-        counters = self._reporter.counters
+        reporter, counters = self._reporter, self._reporter.counters
         counters.turns += 1
-        self._reporter.warn_of_turns(self._episode_id, turn + 1)
+        if turn + 1 >= _MANY_TURNS:
+            reporter.warn_of_turns(self._episode_id, turn + 1)
         counters.prompt_tokens += prompt_tokens
         counters.completion_tokens += completion_tokens
         counters.prompt_images += images
         counters.engine_seconds += seconds.engine
         counters.renderer_seconds += seconds.renderer
         counters.environment_seconds += seconds.environment
-        self._reporter.emit(
-            TurnFinished,
-            self._episode_id,
-            turn,
-            prompt_tokens,
-            completion_tokens,
-            images,
-            seconds.engine,
-            seconds.renderer,
-            seconds.environment,
-            failed,
-        )
+        if reporter.listeners:
+            reporter.emit(
+                TurnFinished,
+                self._episode_id,
+                turn,
+                prompt_tokens,
+                completion_tokens,
+                images,
+                seconds.engine,
+                seconds.renderer,
+                seconds.environment,
+                failed,
+            )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -18,10 +19,14 @@ from rollouts.runner.group import Group
 from rollouts.runner.group_run import GroupRun, GroupSettings
 from rollouts.runner.modes import Demand, Mode, is_dropped, is_too_old, sample_weight
 from rollouts.runner.task_source import TaskSource
-from rollouts.runner.version_history import oldest_place, staleness
+from rollouts.runner.version_history import ages, oldest_place, staleness
 from rollouts.workers.episode_worker import EpisodeWorker
 from rollouts.workers.errors import WorkersClosedError
 
+log = logging.getLogger("rollouts.runner")
+
+#: After so many groups that were dropped one after the other, a warning says so.
+_MANY_DROPPED: Final = 10
 #: Whether a finished group is skipped; text is the reason, under which it is counted.
 SkipGroup: TypeAlias = Callable[[Group], bool | str]
 
@@ -53,6 +58,7 @@ class Schedule:
         self._interrupted: deque[GroupRun] = deque()
         self._running: dict[GroupRun, asyncio.Task[None]] = {}
         self._finished: deque[FinishedGroup | Exception] = deque()
+        self._dropped_in_a_row = 0  # groups that were too old, since one was delivered
         self._source_error: TaskSourceError | None = None
         self._starting: asyncio.Task[None] | None = None
         self._lacks_workers = False  # whether groups are left that cannot be started: the workers are closed
@@ -180,10 +186,11 @@ class Schedule:
 
     def _deliver(self, finished: FinishedGroup) -> Group:
         """Count a group as received by the consumer; the group, with the weights of its samples."""
-        group, ages = finished.group, self._ages(finished)
-        worst = max(ages)
+        self._dropped_in_a_row = 0
+        group, of_episodes = finished.group, self._ages(finished)
+        worst = max(of_episodes)
         if is_too_old(self._mode, worst):
-            group = replace(group, sample_weights=np.array([sample_weight(self._mode, age) for age in ages]))
+            group = replace(group, sample_weights=np.array([sample_weight(self._mode, age) for age in of_episodes]))
             self._count_stale(group.task.task_id, worst, "downweight")
         self._reporter.counters.groups_delivered += 1
         self._reporter.emit(GroupDelivered, group.task.task_id, worst)
@@ -360,9 +367,9 @@ class Schedule:
         """The staleness of each episode."""
         history, run = self._settings.history, finished.run
         if run is not None:
-            return [staleness(history, place) for place in run.places()]
+            return ages(history, run.places())
         # Tokens of an earlier process without a version count as sampled at the start of this one.
-        return [staleness(history, oldest_place(episode, history, 0)) for episode in finished.group.episodes]
+        return ages(history, [oldest_place(episode, history, 0) for episode in finished.group.episodes])
 
     def _finished_stale(self) -> FinishedGroup | None:
         """A group that waits for delivery and is too old; None if there is none."""
@@ -375,6 +382,16 @@ class Schedule:
 
     async def _drop(self, task_id: str, age: int) -> None:
         self._count_stale(task_id, age, "drop")
+        self._dropped_in_a_row += 1
+        if self._dropped_in_a_row == _MANY_DROPPED:
+            log.warning(
+                "the last %d groups were too old and were dropped, the latest by %d versions of the weights, where the "
+                "mode allows %d. Update the weights less often, allow more, or pass on_stale='downweight'; after a "
+                "restart, begin with the weights of the last checkpoint",
+                _MANY_DROPPED,
+                age,
+                self._mode.max_staleness,
+            )
         if self._journal is not None:
             await self._journal.discarded(task_id, f"stale by {age} versions")
 

@@ -6,7 +6,8 @@ Versions are names: "10" is not newer than "9" because of its digits, but becaus
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from rollouts.error_texts import is_unicode
 from rollouts.errors import ArgumentError
@@ -73,9 +74,12 @@ class VersionHistory:
         """Take over the order of the versions that earlier processes of the run have used, before any is compared.
 
         The version in use keeps its place among them. Later ones may come into use again, when their weights are loaded
-        again; a token of such a version is not older than those weights.
+        again; a token of such a version is not older than those weights. Where the engine reports no version, as one
+        that only workers have, the last of `versions` counts as the one in use until a token has another.
         """
         order = list(dict.fromkeys(versions))
+        if not self._current and order:
+            self._current = order[-1]
         if self._current not in order:
             order.append(self._current)
         here = order.index(self._current)
@@ -129,28 +133,54 @@ class VersionHistory:
         return min(self._places.values()) - 1
 
 
+class SampledVersions(NamedTuple):
+    """The names of the versions that sampled tokens of an episode, and whether a token has no version."""
+
+    names: tuple[str, ...]
+    lacks_some: bool
+
+    def oldest_place(self, history: VersionHistory, began: int) -> int | None:
+        """The place of the oldest version, as the function `oldest_place`."""
+        places = [history.place(name) for name in self.names]
+        if self.lacks_some:
+            places.append(began)
+        return min(places, default=None)
+
+
+def sampled_versions(episode: Trajectory) -> SampledVersions:
+    """The versions of an episode, in the order of its nodes."""
+    names: dict[str, None] = {}
+    lacks_some = False
+    for node in episode.nodes:
+        left = len(node.logprobs)
+        if not left:
+            continue
+        for span in node.weight_spans:
+            if span.end > span.start:
+                names[span.version] = None
+                left -= span.end - span.start
+        lacks_some = lacks_some or left > 0
+    return SampledVersions(tuple(names), lacks_some)
+
+
 def oldest_place(episode: Trajectory, history: VersionHistory, began: int) -> int | None:
     """The place of the oldest version that sampled a token of an episode; None for one without sampled tokens.
 
     `began` is the place of the version that was in use when the episode began. A token whose version the engine has not
     reported counts as sampled by that one: it cannot be older.
     """
-    oldest: int | None = None
-    for node in episode.nodes:
-        sampled = len(node.logprobs)
-        if not sampled:
-            continue
-        spans = [span for span in node.weight_spans if span.end > span.start]
-        places = [history.place(span.version) for span in spans]
-        if sum(span.end - span.start for span in spans) < sampled:
-            places.append(began)
-        oldest = min(places) if oldest is None else min(oldest, *places)
-    return oldest
+    return sampled_versions(episode).oldest_place(history, began)
 
 
 def staleness(history: VersionHistory, place: int | None) -> int:
     """How many updates the version at `place` is behind the one in use; 0 where no token was sampled."""
     return 0 if place is None else max(0, history.current_place - place)
+
+
+def ages(history: VersionHistory, places: Iterable[int | None]) -> list[int]:
+    """The `staleness` of each place."""
+    current = history.current_place
+    return [0 if place is None else max(0, current - place) for place in places]
 
 
 def _check_name(version: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -65,14 +66,33 @@ def run(
         else:
             count = None if limit is None else min(limit, sys.maxsize)  # islice takes no larger number
             make_workers = ray_workers_of_run(parts.file) if ray else workers_of_run(parts.file, workers)
-            _run(parts, prepare_output(parts.file, resume=resume), count, make_workers)
+            continuing = _resume_command(parts.file.path, limit, workers, ray)
+            _run(parts, prepare_output(parts.file, resume=resume), count, make_workers, continuing)
     except RunConfigError as error:
         for problem in error.problems:
             print_error(problem.text(error.path))
         raise typer.Exit(2) from None
 
 
-def _run(parts: RunParts, output: OutputDirectory, limit: int | None, make_workers: MakeWorkers | None) -> None:
+def _resume_command(path: Path, limit: int | None, workers: str | None, ray: bool) -> str:
+    """The command that continues a run where it is interrupted, with the options that it was begun with."""
+    command = ["rollouts", "run", str(path), "--resume"]
+    if limit is not None:
+        command += ["--limit", str(limit)]
+    if workers is not None:
+        command += ["--workers", workers]
+    if ray:
+        command.append("--ray")
+    return shlex.join(command)
+
+
+def _run(
+    parts: RunParts,
+    output: OutputDirectory,
+    limit: int | None,
+    make_workers: MakeWorkers | None,
+    resume_command: str,
+) -> None:
     """Run, then write and print the summary, also after Ctrl-C and an error of the run."""
     from rollouts.cli.report.command import write_report_at_the_end
     from rollouts.cli.run.execution import Execution
@@ -83,7 +103,9 @@ def _run(parts: RunParts, output: OutputDirectory, limit: int | None, make_worke
 
     console = Console()
     started = time.monotonic()
-    execution = Execution(parts, output, limit=limit, console=console, make_workers=make_workers)
+    execution = Execution(
+        parts, output, limit=limit, console=console, make_workers=make_workers, resume_command=resume_command
+    )
 
     def report(*, complete: bool, report_seconds: float = REPORT_SECONDS) -> dict[str, Any]:
         rows = read_group_rows(output.metrics)
@@ -101,7 +123,7 @@ def _run(parts: RunParts, output: OutputDirectory, limit: int | None, make_worke
     except KeyboardInterrupt:
         if execution.has_begun:
             report(complete=False, report_seconds=INTERRUPTED_REPORT_SECONDS)
-            print_line(f"interrupted; to continue: rollouts run {parts.file.path} --resume")
+            print_line(f"interrupted; to continue: {resume_command}")
         else:
             print_line("interrupted before the first episode")
         exit_interrupted()

@@ -58,12 +58,14 @@ class Execution:
         *,
         limit: int | None,
         console: Console,
+        resume_command: str,
         make_workers: MakeWorkers | None = None,
     ) -> None:
         self._parts = parts
         self._output = output
         self._limit = limit
         self._console = console
+        self._resume_command = resume_command
         self._make_workers = make_workers
         self._metrics: RunMetrics | None = None
 
@@ -73,7 +75,7 @@ class Execution:
         Raises `RunConfigError` if the engine cannot be used, `JournalError`, and `KeyboardInterrupt` after Ctrl-C.
         """
         engine = self._parts.make_engine() if self._make_workers is None else None
-        message = f"interrupted, and stopped at once; to continue: rollouts run {self._parts.file.path} --resume"
+        message = f"interrupted, and stopped at once; to continue: {self._resume_command}"
         run_with_deadline(self._run(engine), _INTERRUPT_SECONDS, message)
 
     @property

@@ -115,7 +115,7 @@ def test_a_killed_run_continues_and_repeats_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_run_within_5_seconds_and_it_can_be_continued(tmp_path: Path, number: int) -> None:
     path = write_waiting_run(tmp_path)
-    with started(path) as process:
+    with started(path, "--limit", "50") as process:
         wait_for_written(process, tmp_path)
         process.send_signal(number)
         interrupted = time.monotonic()
@@ -123,7 +123,7 @@ def test_a_signal_ends_a_run_within_5_seconds_and_it_can_be_continued(tmp_path: 
         seconds = time.monotonic() - interrupted
     assert process.returncode == 130, output
     assert seconds < 5
-    assert f"interrupted; to continue: rollouts run {path} --resume" in output
+    assert f"interrupted; to continue: rollouts run {path} --resume --limit 50\n" in output
     assert "Traceback" not in output
     assert sorted(written_groups(tmp_path)) == ["0", "1", "2"]
     summary = json.loads((tmp_path / "out/summary.json").read_text())

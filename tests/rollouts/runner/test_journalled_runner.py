@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from journalled_run import digest_of
 from runner_world import assert_no_task_is_left, make_runner, tasks
 
 from rollouts.errors import ArgumentError
@@ -23,7 +24,7 @@ from rollouts.runner import (
 )
 from rollouts.runner.events import EpisodeEnded, GroupFinished
 from rollouts.testing import ScriptedEngine
-from transport import RecordWriter, encode
+from transport import RecordWriter
 
 
 def journalled(renderer: Any, directory: Path, **options: Any) -> Any:
@@ -80,7 +81,7 @@ async def test_a_group_that_was_not_acknowledged_is_delivered_again_unchanged_an
     before = await received(renderer, tmp_path, 3, limit=2, group_size=2)
     engine = ScriptedEngine(lambda request: "yes", renderer=renderer)
     after = await received(renderer, tmp_path, 3, engine=engine, group_size=2)
-    assert encode(after[0]) == encode(before[1])
+    assert digest_of(after[0]) == digest_of(before[1])
     assert sorted(ids(before[:1] + after)) == ["t0", "t1", "t2"]
     assert not {request.session_id.split("/")[0] for request in engine.requests} & {*ids(before)}
     assert await received(renderer, tmp_path, 3, group_size=2) == []
@@ -101,7 +102,7 @@ async def test_the_groups_of_a_collect_are_delivered_again_until_the_next_collec
     async with journalled(renderer, tmp_path, tasks=tasks(6)) as runner:
         again = await runner.collect(2)
         rest = await runner.collect(9)
-    assert sorted(map(encode, again)) == sorted(map(encode, second))
+    assert sorted(map(digest_of, again)) == sorted(map(digest_of, second))
     assert sorted(ids(first + second + rest)) == [f"t{number}" for number in range(6)]
 
 

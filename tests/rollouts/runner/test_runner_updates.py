@@ -1,6 +1,7 @@
 """Weight updates while groups run: what goes on, what is dropped, and that its capacity is free."""
 
 import asyncio
+import logging
 
 import pytest
 from simulated_runs import LoopRenderer, TaskLog
@@ -157,6 +158,22 @@ async def test_an_episode_is_judged_by_its_oldest_token_while_its_environment_wo
         held.released.set()
         (group,) = await asyncio.wait_for(collecting, 60)
         assert set(versions_of(group)) == {"2"}
+
+
+async def test_a_run_whose_groups_are_all_too_old_says_so_once(held, caplog):
+    async with runner_with(engine_with(), Asynchronous(1), make=held) as runner:
+        collecting = asyncio.ensure_future(runner.collect(1))
+        with caplog.at_level(logging.WARNING, "rollouts.runner"):
+            for number in range(1, 7):  # two groups run at a time
+                await until(lambda number=number: held.num_waiting == 2 * number)
+                await runner.update_weights(None, f"{number}.a")
+                await runner.update_weights(None, f"{number}.b")
+                await until(lambda number=number: runner.metrics().get(DROPPED) == 2 * number)
+        held.released.set()
+        await asyncio.wait_for(collecting, 60)
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "the last 10 groups were too old" in message
+    assert "by 2 versions of the weights, where the mode allows 1" in message
 
 
 async def test_a_group_that_waits_for_the_consumer_is_dropped_by_the_update_that_makes_it_too_old():

@@ -9,14 +9,13 @@ of all workers.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import signal
 import sys
 from pathlib import Path
 from typing import Any
 
-from journalled_run import GROUP_SIZE, NUM_TASKS, Gallery, skipped
+from journalled_run import GROUP_SIZE, NUM_TASKS, Gallery, digest_of, skipped
 
 from renderers import load_renderer
 from rollouts import SamplingParams
@@ -24,7 +23,6 @@ from rollouts.runner import Journal, RetryPolicy, Runner, Task
 from rollouts.testing import SimulatedEngine
 from rollouts.workers import EpisodeWorker
 from rollouts.workers.link import LinkWorkers, run_link_worker
-from transport import encode
 
 FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 #: Every worker is killed again and again: no episode is given up for it.
@@ -48,8 +46,7 @@ async def orchestrate(directory: Path, address: str) -> None:
         )
         async with runner:
             async for group in runner.stream(Task(f"t{number}", number) for number in range(NUM_TASKS)):
-                digest = hashlib.sha256(encode(group)).hexdigest()
-                os.write(consumed, f"{group.task.task_id} {digest}\n".encode())
+                os.write(consumed, f"{group.task.task_id} {digest_of(group)}\n".encode())
 
 
 async def work(directory: Path, address: str, renderer: Any) -> None:
