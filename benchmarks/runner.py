@@ -4,7 +4,8 @@
 
 The engine is in the process and takes no time. The bare loop makes the same calls of renderer, engine and environment
 on the event loop itself: no threads, no trajectory, no checks, no limits, no retries. Turns per second are wall-clock
-time; CPU is that of the process, threads included.
+time; CPU is that of the process, threads included. The messages of "text" and "cached images" repeat from episode to
+episode, so that the renderer has printed them before; in "new text" no message repeats.
 
 Three further measurements: the memory of an episode that waits for the engine, without its tokens and media; the time
 per turn by part; and how long the event loop is blocked while images of 1024x1024 are processed.
@@ -17,6 +18,7 @@ import asyncio
 import cProfile
 import gc
 import io
+import itertools
 import pstats
 import resource
 import tempfile
@@ -63,10 +65,10 @@ class InstantEngine:
 
 
 class Maze:
-    """Asks `turns` times; with `images`, each message has one."""
+    """Asks `turns` times; with `images`, each message has one. `place` is in each message."""
 
-    def __init__(self, turns: int, images: Sequence[bytes]) -> None:
-        self.turns, self.images, self.turn = turns, images, 0
+    def __init__(self, turns: int, images: Sequence[bytes], place: str = "") -> None:
+        self.turns, self.images, self.place, self.turn = turns, images, place, 0
 
     def reset(self, seed: int) -> list[Any]:
         return [self._message()]
@@ -77,7 +79,7 @@ class Maze:
         return StepResult([] if done else [self._message()], reward=0.125, done=done)
 
     def _message(self) -> dict[str, Any]:
-        text = f"{QUESTION} {self.turn}."
+        text = f"{QUESTION} {self.place}{self.turn}."
         if not self.images:
             return {"role": "user", "content": text}
         image = {"type": "image", "image": self.images[self.turn % len(self.images)]}
@@ -145,11 +147,14 @@ async def run_runner(
         return runner.metrics()
 
 
-def compare(renderer: TemplateRenderer, name: str, images: Sequence[bytes], episodes: int, turns: int) -> None:
+def compare(
+    renderer: TemplateRenderer, name: str, images: Sequence[bytes], episodes: int, turns: int, *, repeats: bool = True
+) -> None:
     engine = InstantEngine(renderer)
+    numbers = itertools.count()
 
     def make() -> Maze:
-        return Maze(turns, images)
+        return Maze(turns, images, "" if repeats else f"{next(numbers)}/")
 
     async def ours() -> None:
         parts.update(await run_runner(renderer, engine, make, episodes))
@@ -245,7 +250,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--episodes", type=int, default=4096)
     parser.add_argument("--turns", type=int, default=8)
-    parser.add_argument("--only", choices=("memory", "text", "images", "blocking"))
+    parser.add_argument("--only", choices=("memory", "text", "new-text", "images", "blocking"))
     parser.add_argument("--profile", action="store_true", help="profile the event loop's thread of the text run")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
@@ -271,6 +276,7 @@ def main() -> None:
         # First: later on, the process has memory that earlier episodes used.
         "memory": lambda: report_memory(renderer, options.episodes),
         "text": lambda: compare(renderer, "text", [], options.episodes, options.turns),
+        "new-text": lambda: compare(renderer, "new text", [], options.episodes, options.turns, repeats=False),
         "images": lambda: compare(
             renderer, "cached images", [png(64, seed) for seed in range(4)], options.episodes, options.turns
         ),
