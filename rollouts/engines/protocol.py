@@ -438,7 +438,8 @@ def _which(completion: Completion) -> str:
 def ending_error(completion: Completion) -> str | None:
     """The text of an error in `finish_reason`, `stop_token_id` or `weight_spans`; None where they are valid."""
     if not isinstance(completion.finish_reason, FinishReason):
-        return f"finish_reason is {short_repr(completion.finish_reason)}, not one of {', '.join(FinishReason)}"
+        reasons = ", ".join(f"FinishReason.{reason.name}" for reason in FinishReason)
+        return f"finish_reason is {short_repr(completion.finish_reason)}; pass one of {reasons}"
     if completion.stop_token_id is not None and not isinstance(completion.stop_token_id, _INTEGERS):
         return f"stop_token_id is {short_repr(completion.stop_token_id)}, not a token id or None"
     return weight_span_error(completion.weight_spans, len(completion.token_ids))

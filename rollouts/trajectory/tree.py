@@ -256,7 +256,7 @@ class Trajectory(_Growing):
             raise _kind_error(f"the completion of turn {len(turns)}", completion, Completion)
         if after is not None and not 0 <= after < len(nodes):
             raise NodeIndexError(self.episode_id, after, len(nodes))
-        chain = self._chain_to_extend()
+        chain = self._chain_to_extend(agent)
         new_ids = None if chain is None else chain.new_ids(nodes, prompt.token_ids)
         ids = token_array(prompt.token_ids, "prompt") if new_ids is None else None
         references = media_of(prompt)
@@ -338,10 +338,12 @@ class Trajectory(_Growing):
             raise TrajectoryFinishedError(self.episode_id, "turns")
         return self.nodes, self.turns
 
-    def _chain_to_extend(self) -> KeptChain | None:
-        """The chain of all nodes, if `add_turn` has made them all."""
+    def _chain_to_extend(self, agent: str) -> KeptChain | None:
+        """The chain of all nodes, if `add_turn` has made them all and a turn of `agent` may extend the last one."""
         if not self.nodes:
             object.__setattr__(self, "_chain", KeptChain())
+        elif self.turns[-1:] and self.turns[-1].agent != agent and not len(self.nodes[-1]):
+            return None  # an empty completion of another agent, beside which this agent may continue
         return getattr(self, "_chain", None)  # one that was made with nodes has none
 
     # Reading.
@@ -461,8 +463,6 @@ class Trajectory(_Growing):
         with the same tokens, it is the last one of `agent`, or the first one where none is the agent's.
         """
         offsets = [reference.placeholder.offset for reference in references]
-        if (length := self._chain_length(prompt, references, offsets)) is not None:
-            return len(self.nodes) - 1, length
         best, best_length = -1, 0
         lengths: dict[int, int] = {-1: 0}  # nodes whose path is a prefix; parents come before their children
         for index, node in enumerate(self.nodes):
@@ -486,27 +486,6 @@ class Trajectory(_Growing):
     def _is_other_agent(self, node: int, agent: str) -> bool:
         """Whether `node` is a completion that another agent sampled."""
         return any(turn.node == node and turn.agent != agent for turn in self.turns)
-
-    def _chain_length(
-        self, prompt: np.ndarray, references: Sequence[MediaReference], offsets: Sequence[int]
-    ) -> int | None:
-        """The number of tokens of a tree without forks whose whole path is a prefix of the prompt; None for others.
-
-        One comparison takes less time than one for each node, and this is the case of most turns.
-        """
-        nodes = self.nodes
-        if not nodes or [node.parent for node in nodes] != list(range(-1, len(nodes) - 1)):
-            return None
-        path = np.concatenate([node.token_ids for node in nodes], dtype=np.int32, casting="unsafe")
-        if prompt[: len(path)].tobytes() != path.tobytes():
-            return None
-        start = 0
-        for node in nodes if references or any(node.media for node in nodes) else ():
-            end = start + len(node)
-            if not same_media(node.media, start, references[bisect_left(offsets, start) : bisect_left(offsets, end)]):
-                return None
-            start = end
-        return len(path)
 
 
 def _kind_error(what: str, value: object, kind: type) -> InvalidTurnError:

@@ -41,9 +41,9 @@ def prompts(draw, so_far: list[int]) -> RenderedTokens:
 
 @st.composite
 def completions(draw) -> Completion:
-    ids = draw(st.lists(NUMBERS, min_size=1, max_size=3))
+    ids = draw(st.lists(NUMBERS, max_size=3))
     logprobs = -np.ones(len(ids), draw(st.sampled_from([np.float32, np.float32, np.float64])))
-    if draw(st.integers(0, 9)) == 0:
+    if ids and draw(st.integers(0, 9)) == 0:
         logprobs[0] = draw(st.sampled_from([np.nan, 1.0, -np.inf, np.inf, -9999.0]))
     array = np.array(ids, draw(st.sampled_from([np.int32, np.int32, np.int64, np.uint8])))
     if draw(st.integers(0, 9)) == 0:
