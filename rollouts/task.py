@@ -10,6 +10,7 @@ from rollouts.episodes.environment import Environment
 from rollouts.error_texts import is_unicode
 from rollouts.errors import ArgumentError
 from rollouts.numbers import whole_number
+from rollouts.signatures import call_error
 from transport import wire_type
 
 
@@ -41,6 +42,16 @@ class Task:
 
 #: Makes the environment of each episode of a task.
 MakeEnvironment: TypeAlias = Callable[[Task], Environment | Awaitable[Environment]]
+
+
+def check_make_environment(make_environment: object) -> None:
+    """Raises `ArgumentError` unless it can be called with a task."""
+    name, rule = "make_environment", "pass a function of a Task that returns a new environment"
+    if not callable(make_environment):
+        raise ArgumentError(name, make_environment, rule)
+    reason = call_error(make_environment, ["task"])
+    if reason is not None:
+        raise ArgumentError(name, make_environment, f"{reason}; {rule}, such as lambda task: MyEnvironment()")
 
 
 def for_one_episode(task: Task) -> Task:

@@ -17,6 +17,7 @@ from rollouts.episodes.limits import EpisodeLimits
 from rollouts.episodes.renderer_calls import renderer_pool
 from rollouts.episodes.turns import EpisodeSettings
 from rollouts.numbers import whole_number
+from rollouts.signatures import call_error
 from rollouts.trajectory.tree import Trajectory
 
 
@@ -88,6 +89,9 @@ def _check_arguments(
     if not callable(make_environment):
         rule = "pass a class or a function that returns a new environment for each episode"
         raise EpisodeArgumentError("make_environment", make_environment, rule)
+    if (reason := call_error(make_environment, [])) is not None:
+        rule = "pass a function without arguments; `Runner` is for environments of tasks"
+        raise EpisodeArgumentError("make_environment", make_environment, f"{reason}; {rule}")
     if not isinstance(specs, Sequence) or not all(isinstance(spec, EpisodeSpec) for spec in specs):
         raise EpisodeArgumentError("specs", specs, "pass a list of EpisodeSpec")
     ids = Counter(spec.episode_id for spec in specs if spec.episode_id is not None)

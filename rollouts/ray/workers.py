@@ -24,7 +24,7 @@ from rollouts.ray.errors import RayWorkerStartError
 from rollouts.ray.object_media import ObjectMedia
 from rollouts.ray.worker_actor import MakeEngine, MakeRenderer, StartedActor, WorkerActor, WorkerParts
 from rollouts.start_and_close import StartAndClose
-from rollouts.task import MakeEnvironment
+from rollouts.task import MakeEnvironment, check_make_environment
 from rollouts.trajectory.tree import Trajectory
 from rollouts.workers import EpisodeJob, JobObserver, WorkerPool, WorkersClosedError
 
@@ -74,11 +74,8 @@ class RayWorkers(StartAndClose):
         start_seconds: float = 600.0,
         media: ObjectMedia | None = None,
     ) -> None:
-        for name, make in (
-            ("make_environment", make_environment),
-            ("make_engine", make_engine),
-            ("make_renderer", make_renderer),
-        ):
+        check_make_environment(make_environment)
+        for name, make in (("make_engine", make_engine), ("make_renderer", make_renderer)):
             if not callable(make):
                 raise ArgumentError(name, make, "pass a function, which is called in each worker")
         _check_count("num_workers", num_workers)

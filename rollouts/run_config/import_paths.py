@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
@@ -15,6 +14,7 @@ from typing import Any
 from rollouts.error_texts import describe_exception
 from rollouts.run_config.config_file import ConfigFile
 from rollouts.run_config.key_lines import KeyPath
+from rollouts.signatures import call_error
 
 
 def imported_object(file: ConfigFile, key: KeyPath, import_path: str) -> Any:
@@ -64,16 +64,9 @@ def check_call(
 
     `positional` are names for the error.
     """
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some classes in C have none
-        return
-    try:
-        signature.bind(*positional, **arguments)
-    except TypeError as error:
-        name = getattr(function, "__qualname__", type(function).__name__)
-        call = ", ".join([*positional, *(f"{one}=" for one in arguments)])
-        raise file.error(key, f"it is called as {name}({call}), but takes {signature}: {error}") from error
+    reason = call_error(function, positional, arguments)
+    if reason is not None:
+        raise file.error(key, reason)
 
 
 def _make_importable(directory: Path) -> None:

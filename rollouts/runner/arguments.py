@@ -13,6 +13,7 @@ from rollouts.rewards import GroupReward, check_names
 from rollouts.runner.errors import RunnerArgumentError
 from rollouts.runner.journal import Journal
 from rollouts.runner.retries import RetryPolicy
+from rollouts.task import check_make_environment
 from rollouts.workers.protocol import are_workers
 
 
@@ -26,9 +27,7 @@ def check_counts(**counts: Any) -> None:
 def check_place(make_environment: object, engine: object, renderer: object, workers: object) -> None:
     """Raises `ArgumentError` unless there is all that episodes need here, or `workers` and no more than an engine."""
     if workers is None:
-        if not callable(make_environment):
-            rule = "pass a function of a Task that returns a new environment"
-            raise RunnerArgumentError("make_environment", make_environment, rule)
+        check_make_environment(make_environment)
         check_engine(engine)
         check_renderer(renderer)
         return

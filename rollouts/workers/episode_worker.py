@@ -18,7 +18,7 @@ from rollouts.episodes.renderer_calls import renderer_pool
 from rollouts.episodes.turns import EpisodeSettings
 from rollouts.errors import ArgumentError
 from rollouts.numbers import whole_number
-from rollouts.task import MakeEnvironment, for_one_episode
+from rollouts.task import MakeEnvironment, check_make_environment, for_one_episode
 from rollouts.trajectory.tree import Trajectory
 from rollouts.workers.episode_job import EpisodeJob
 from rollouts.workers.episode_outcome import EpisodeOutcome
@@ -40,9 +40,7 @@ class EpisodeWorker:
         *,
         slots: int = 64,
     ) -> None:
-        if not callable(make_environment):
-            rule = "pass a function of a Task that returns a new environment"
-            raise ArgumentError("make_environment", make_environment, rule)
+        check_make_environment(make_environment)
         if (whole_number(slots) or 0) < 1:
             raise ArgumentError("slots", slots, "pass an integer of at least 1")
         check_engine(engine)

@@ -1,0 +1,67 @@
+"""A function that makes environments, but cannot be called as it will be, is refused before the first episode."""
+
+import asyncio
+from functools import partial
+
+import pytest
+
+from rollouts import SamplingParams, StepResult, run_episodes
+from rollouts.episodes.errors import EpisodeArgumentError
+from rollouts.errors import ArgumentError
+from rollouts.runner import Runner, Task
+from rollouts.testing import ScriptedEngine
+from rollouts.workers import EpisodeWorker
+
+
+class Plain:
+    """An environment that takes no task."""
+
+    def reset(self, seed):
+        return [{"role": "user", "content": "Hi"}]
+
+    def step(self, assistant):
+        return StepResult(reward=1.0, done=True)
+
+
+def two(task, other):
+    return Plain()
+
+
+@pytest.fixture(params=[Runner, EpisodeWorker], ids=lambda place: place.__name__)
+def place(request, renderer):
+    options = {"sampling": SamplingParams()} if request.param is Runner else {}
+    return partial(
+        request.param, engine=ScriptedEngine(lambda request: "yes", renderer=renderer), renderer=renderer, **options
+    )
+
+
+@pytest.mark.parametrize("make", [Plain, lambda: Plain(), two, lambda *, task: Plain()], ids=range(4))
+def test_a_function_that_cannot_take_a_task_is_refused_with_its_signature_and_a_cure(place, make):
+    with pytest.raises(ArgumentError, match=r"^make_environment is .*\(task\), but takes \(.*lambda task: ") as caught:
+        place(make)
+    assert caught.value.name == "make_environment"
+
+
+@pytest.mark.parametrize(
+    "make", [lambda task: Plain(), lambda *tasks: Plain(), partial(two, other=1), lambda task, size=3: Plain()]
+)
+def test_functions_that_can_take_a_task_play_it(renderer, make):
+    engine = ScriptedEngine(lambda request: "yes", renderer=renderer)
+
+    async def run():
+        async with Runner(make, engine, renderer, sampling=SamplingParams()) as runner:
+            return [group async for group in runner.stream([Task("a")])]
+
+    (group,) = asyncio.run(run())
+    assert group.rewards.tolist() == [1.0]
+
+
+def test_a_class_whose_signature_is_unknown_is_called(place):
+    place(type)  # one of the classes in C
+
+
+def test_run_episodes_refuses_a_function_of_a_task(renderer):
+    engine = ScriptedEngine(lambda request: "yes", renderer=renderer)
+    settings = {"engine": engine, "renderer": renderer, "sampling": SamplingParams(), "max_turns": 1}
+    with pytest.raises(EpisodeArgumentError, match=r"^make_environment is .*\(\), but takes \(task\): .* `Runner` is"):
+        asyncio.run(run_episodes(lambda task: Plain(), [], **settings))
