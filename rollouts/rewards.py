@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,6 +18,8 @@ from rollouts.trajectory.tree import Trajectory
 
 #: Names of reward parts that are not a reward's: what the environments themselves returned.
 _OWN_PARTS = ("environment",)
+#: What the function of a `GroupReward` may not return: `list` takes numbers from it that are not those of the episodes.
+_NOT_BY_EPISODE = (Mapping, Set, bytes, bytearray)
 #: The key in the info of a turn under which environments store their rewards by name.
 INFO_KEY = "rewards"
 
@@ -138,7 +140,7 @@ async def score_group(rewards: Sequence[GroupReward], place: str, episodes: Sequ
     columns = await _gathered([_column(reward, place, episodes) for reward in rewards])
     total = np.zeros(len(episodes))
     for reward, column in zip(rewards, columns, strict=True):
-        total += reward.weight * column
+        total += float(reward.weight) * column
     return GroupScores(total, {reward.name: column for reward, column in zip(rewards, columns, strict=True)})
 
 
@@ -196,11 +198,15 @@ async def _number(reward: Reward, place: str, arguments: tuple[Any, ...]) -> flo
 
 async def _column(reward: GroupReward, place: str, episodes: Sequence[Trajectory]) -> np.ndarray:
     values = await _call(reward, place, (episodes,))
+    wrong = (
+        f"returned {short_repr(values)}; return a list with a finite number for each of the {len(episodes)} episodes"
+    )
+    if isinstance(values, _NOT_BY_EPISODE):
+        raise RewardError(reward.name, place, wrong)
     try:
         listed = list(values)
     except TypeError as error:
-        reason = f"returned {short_repr(values)}; return a finite number for each of the {len(episodes)} episodes"
-        raise RewardError(reward.name, place, reason) from error
+        raise RewardError(reward.name, place, wrong) from error
     if len(listed) != len(episodes):
         raise RewardError(
             reward.name, place, f"returned {len(listed)} numbers; return one for each of the {len(episodes)} episodes"

@@ -90,7 +90,8 @@ def logprobs_error(logprobs: object, count: int) -> str | None:
         return None
     valid = (logprobs > MISSING_LOGPROB) & (logprobs <= MAX_LOGPROB)
     index = int(valid.argmin())
-    return f"token {index} has log-probability {logprobs[index]}"
+    cause = ", as NaN in the weights gives" if np.isnan(logprobs[index]) else ""
+    return f"token {index} has log-probability {logprobs[index]}{cause}"
 
 
 def _are_logprobs(logprobs: np.ndarray) -> bool:

@@ -358,11 +358,16 @@ def is_relabelled(engine: object) -> TypeGuard[RelabelledEngine]:
 
 def check_update_arguments(version: object, in_flight: object) -> None:
     """Raises `ArgumentError` for a version that is no text, empty or not for UTF-8, and for an unknown `in_flight`."""
-    if not isinstance(version, str) or not version or not is_unicode(version):
-        rule = "pass a name for the new weights, text that is not empty and that UTF-8 can encode"
-        raise ArgumentError("version", version, rule)
+    check_version("version", version)
     if in_flight not in get_args(InFlight):
         raise ArgumentError("in_flight", in_flight, f"pass one of {', '.join(map(repr, get_args(InFlight)))}")
+
+
+def check_version(argument: str, version: object) -> None:
+    """Raises `ArgumentError`, which names `argument`, for a version that is no text, empty or not for UTF-8."""
+    if not isinstance(version, str) or not version or not is_unicode(version):
+        rule = 'pass a name for the weights, text that is not empty and that UTF-8 can encode, such as "3"'
+        raise ArgumentError(argument, version, rule)
 
 
 def check_adapter_name(name: object) -> None:

@@ -74,8 +74,9 @@ class VersionHistory:
         """Take over the order of the versions that earlier processes of the run have used, before any is compared.
 
         The version in use keeps its place among them. Later ones may come into use again, when their weights are loaded
-        again; a token of such a version is not older than those weights. Where the engine reports no version, as one
-        that only workers have, the last of `versions` counts as the one in use until a token has another.
+        again; a token of such a version is not older than those weights, and a warning says so. Where the engine
+        reports no version, as one that only workers have, the last of `versions` counts as the one in use until a token
+        has another.
         """
         order = list(dict.fromkeys(versions))
         if not self._current and order:
@@ -83,6 +84,15 @@ class VersionHistory:
         if self._current not in order:
             order.append(self._current)
         here = order.index(self._current)
+        if later := order[here + 1 :]:
+            log.warning(
+                "the engine begins with weights %.80r, and earlier processes of this run have used %.80r after them: "
+                "groups that these have sampled are not too old, though the engine's weights may be others. Load the "
+                "last checkpoint and pass its version, as in LocalEngine.from_pretrained(..., weight_version=%.80r)",
+                self._current,
+                later[-1],
+                later[-1],
+            )
         self._places = {version: index - here for index, version in enumerate(order)}
 
     def place(self, version: str) -> int:

@@ -1,6 +1,7 @@
 """The embedded engine against transformers' own forward pass."""
 
 import asyncio
+import math
 import time
 import tracemalloc
 from dataclasses import replace
@@ -15,6 +16,7 @@ from rollouts import Engine, FinishReason, GenerateRequest, SamplingParams
 from rollouts.engines.limits import EngineLimits
 from rollouts.engines.local import LocalEngine
 from rollouts.errors import (
+    ArgumentError,
     EngineClosedError,
     EngineFailedError,
     InvalidRequestError,
@@ -265,6 +267,26 @@ def test_weights_that_are_not_numbers_are_refused(engine, value):
     state[next(reversed(state))] = value
     with pytest.raises(WeightUpdateError, match="nothing was changed"):
         asyncio.run(engine.update_weights(state, "bad"))
+
+
+@pytest.mark.parametrize("convert", [lambda t: t.clone(), lambda t: t.numpy().copy()], ids=["tensors", "arrays"])
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+@pytest.mark.parametrize("name", ["lm_head.weight", "model.language_model.layers.0.mlp.up_proj.weight"])
+def test_weights_of_a_training_that_failed_are_refused_and_change_nothing(engine, renderer, convert, value, name):
+    rendered = prompt(renderer)
+    (before,) = generate(engine, request(rendered))
+    state = {key: 2 * convert(weight) for key, weight in engine._model.state_dict().items()}
+    state[name][1, 2:4] = value
+    with pytest.raises(WeightUpdateError, match=rf"{name} has 2 values that are NaN or infinite.*nothing was changed"):
+        asyncio.run(engine.update_weights(state, "bad"))
+    (after,) = generate(engine, request(rendered))
+    assert after.completions[0].logprobs.tolist() == before.completions[0].logprobs.tolist()
+
+
+@pytest.mark.parametrize("version", [3, "", None, "\ud800"], ids=repr)
+def test_a_first_version_that_is_no_name_is_refused(tiny_model_dir, version):
+    with pytest.raises(ArgumentError, match=r"^weight_version is "):
+        LocalEngine.from_pretrained(tiny_model_dir, weight_version=version)
 
 
 # What one request may ask for.

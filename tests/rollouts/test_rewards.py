@@ -3,9 +3,11 @@
 import asyncio
 import math
 import threading
+from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -148,15 +150,26 @@ def test_group_rewards_are_weighted_summed_and_kept_apart():
     ("function", "reason"),
     [
         (lambda group: [1.0], "returned 1 numbers; return one for each of the 3 episodes"),
-        (lambda group: 1.0, "returned 1.0; return a finite number for each of the 3 episodes"),
+        (lambda group: 1.0, "returned 1.0; return a list with a finite number for each of the 3 episodes"),
+        (lambda group: {0: 5.0, 1: 6.0, 2: 7.0}, r"returned \{0: 5.0, 1: 6.0, 2: 7.0\}; return a list"),
+        (lambda group: {0.1, 0.2, 0.3}, r"returned \{.*\}; return a list"),
+        (lambda group: b"abc", "returned b'abc'; return a list"),
         (lambda group: [0.0, math.inf, 0.0], "returned inf for episode 1; return finite numbers"),
         (lambda group: group[3], "raised IndexError"),
     ],
-    ids=["too few", "a number", "infinite", "exception"],
+    ids=["too few", "a number", "a dict", "a set", "bytes", "infinite", "exception"],
 )
 def test_a_group_reward_that_fails_is_named_with_its_group(function, reason):
     with pytest.raises(RewardError, match=f"reward 'bad' for the group of task 't' {reason}"):
         group_scores([GroupReward("bad", 1.0, function)], episodes(3))
+
+
+@pytest.mark.parametrize(
+    "weight", [Fraction(1, 2), np.float32(0.5), torch.tensor(0.5)], ids=["fraction", "numpy", "torch"]
+)
+def test_the_weight_of_a_group_reward_is_any_number(weight):
+    total, _ = group_scores([GroupReward("a", weight, lambda group: [2.0, 4.0, 6.0])], episodes(3))
+    assert total.tolist() == [1.0, 2.0, 3.0]
 
 
 def test_a_group_reward_with_the_name_of_a_reward_of_the_episodes_is_refused(renderer):

@@ -29,6 +29,7 @@ from rollouts.engines.protocol import (
     TokenDelta,
     TokenListener,
     check_update_arguments,
+    check_version,
 )
 from rollouts.errors import ArgumentError, InvalidRequestError, MissingExtraError, UnsupportedModelError
 from rollouts.numbers import whole_number
@@ -73,6 +74,7 @@ class LocalEngine:
     ) -> None:
         if (whole_number(max_batch_rows) or 0) < 1:
             raise ArgumentError("max_batch_rows", max_batch_rows, "pass an integer of at least 1")
+        check_version("weight_version", weight_version)
         try:
             self._forward = ForwardPass(model)
         except UnsupportedModelError as error:

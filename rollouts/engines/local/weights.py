@@ -18,7 +18,7 @@ def matched_weights(model: torch.nn.Module, weights: Mapping[str, Any]) -> list[
 
     Names are those of `state_dict()`. Parameters that are tied to each other are one tensor: one of their names is
     enough, and values given under several names must be equal. Raises `WeightUpdateError` where a name is unknown, a
-    parameter is missing, or a shape or type does not fit.
+    parameter is missing, a shape or type does not fit, or a value of a parameter is not finite.
     """
     own = model.state_dict(keep_vars=True)
     if unknown := sorted(weights.keys() - own.keys()):
@@ -38,6 +38,8 @@ def matched_weights(model: torch.nn.Module, weights: Mapping[str, Any]) -> list[
             continue
         for name in given:
             _check_fits(name, target, weights[name])
+            if isinstance(target, torch.nn.Parameter):
+                _check_finite(name, weights[name])
         for name in given[1:]:
             if not _equal(weights[given[0]], weights[name]):
                 raise _error(f"{given[0]} and {name} are one tensor in the model and differ in the given weights")
@@ -78,6 +80,17 @@ def _check_fits(name: str, target: torch.Tensor, value: Any) -> None:
         raise _error(f"{name} is an array of {value.dtype}, which torch cannot convert; pass a tensor")
     if tuple(value.shape) != tuple(target.shape):
         raise _error(f"{name} has shape {tuple(value.shape)}, the model wants {tuple(target.shape)}")
+
+
+def _check_finite(name: str, value: torch.Tensor | np.ndarray) -> None:
+    if isinstance(value, torch.Tensor):
+        wrong = value.numel() - int(value.isfinite().sum())
+    else:
+        wrong = value.size - int(np.isfinite(value).sum())
+    if wrong:
+        raise _error(
+            f"{name} has {wrong} values that are NaN or infinite; go back to weights from before the training failed"
+        )
 
 
 def _equal(one: Any, other: Any) -> bool:

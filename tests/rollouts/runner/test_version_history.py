@@ -176,6 +176,22 @@ def test_a_process_that_begins_with_older_weights_counts_from_the_newer_ones_tha
         history.check_new("3")
 
 
+@pytest.mark.parametrize(
+    ("first", "earlier", "is_warned"),
+    [
+        ("0", ["0", "1", "2"], True),
+        ("1", ["0", "1", "2"], True),
+        ("2", ["0", "1", "2"], False),
+        ("3", ["0", "1", "2"], False),
+        ("0", [], False),
+    ],
+)
+def test_an_engine_that_begins_with_weights_from_before_the_last_ones_is_warned_of(caplog, first, earlier, is_warned):
+    history_of(first).restore(earlier)
+    expected = f"the engine begins with weights '{first}', and earlier processes of this run have used '2' after them"
+    assert [expected in record.message for record in caplog.records] == [True] * is_warned
+
+
 def test_new_weights_are_newer_than_all_of_earlier_processes():
     history = history_of("base")
     history.restore(["base", "1", "2"])
