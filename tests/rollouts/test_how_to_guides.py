@@ -49,6 +49,9 @@ def test_the_guide_to_a_loop():
     names = run_page("how-to/rl-loop.md")
     assert len(names["history"]) == 3
     assert max(mismatch for _, mismatch in names["history"]) < 1e-4
+    trained = names["first"] + names["second"]
+    assert len(trained) == len({task_id for task_id, _ in trained}) == 4 * 3
+    assert max(mismatch for _, mismatch in trained) < 1e-4
 
 
 def test_the_guide_to_several_servers():
