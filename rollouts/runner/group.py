@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -89,13 +89,15 @@ class Group:
         *,
         baseline: Literal["mean", "leave_one_out"] = "mean",
         scale: Literal["group", "none"] = "group",
+        agents: Collection[str] | None = None,
     ) -> list[TrainingSample]:
         """The training samples of the episodes that did not fail; their advantages compare the group's `rewards`.
 
         The advantage of an episode (`rollouts.training.group_advantages`, which explains `baseline` and `scale`) holds
         for all tokens that it sampled, times its `sample_weights`. Episodes that failed are not compared with. A group
-        of equal rewards gives samples with advantages of 0. `processors` are those of the renderer. Needs the extra
-        `torch`. Raises as `rollouts.training.samples_from_trajectory` does.
+        of equal rewards gives samples with advantages of 0. With `agents`, only turns of these agents are trained (""
+        is the one that plays the environment). `processors` are those of the renderer. Needs the extra `torch`. Raises
+        as `rollouts.training.samples_from_trajectory` does.
         """
         from rollouts.training import group_advantages, samples_from_trajectory
 
@@ -115,5 +117,5 @@ class Group:
         return [
             sample
             for (_, episode), advantage in zip(kept, weighted.tolist(), strict=True)
-            for sample in samples_from_trajectory(episode, advantage=advantage, processors=processors)
+            for sample in samples_from_trajectory(episode, advantage=advantage, processors=processors, agents=agents)
         ]

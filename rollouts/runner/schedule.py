@@ -27,6 +27,8 @@ log = logging.getLogger("rollouts.runner")
 
 #: After so many groups that were dropped one after the other, a warning says so.
 _MANY_DROPPED: Final = 10
+#: As many for groups that `skip_group` has skipped.
+_MANY_SKIPPED: Final = 100
 #: Whether a finished group is skipped; text is the reason, under which it is counted.
 SkipGroup: TypeAlias = Callable[[Group], bool | str]
 
@@ -59,6 +61,7 @@ class Schedule:
         self._running: dict[GroupRun, asyncio.Task[None]] = {}
         self._finished: deque[FinishedGroup | Exception] = deque()
         self._dropped_in_a_row = 0  # groups that were too old, since one was delivered
+        self._skipped_in_a_row = 0  # likewise, by `skip_group`
         self._source_error: TaskSourceError | None = None
         self._starting: asyncio.Task[None] | None = None
         self._lacks_workers = False  # whether groups are left that cannot be started: the workers are closed
@@ -186,7 +189,7 @@ class Schedule:
 
     def _deliver(self, finished: FinishedGroup) -> Group:
         """Count a group as received by the consumer; the group, with the weights of its samples."""
-        self._dropped_in_a_row = 0
+        self._dropped_in_a_row = self._skipped_in_a_row = 0
         group, of_episodes = finished.group, self._ages(finished)
         worst = max(of_episodes)
         if is_too_old(self._mode, worst):
@@ -360,6 +363,14 @@ class Schedule:
     async def _skip(self, task_id: str, reason: str) -> None:
         self._reporter.counters.groups_skipped[reason] += 1
         self._reporter.emit(GroupSkipped, task_id, reason)
+        self._skipped_in_a_row += 1
+        if self._skipped_in_a_row == _MANY_SKIPPED:
+            log.warning(
+                "skip_group has skipped the last %d groups, the latest for %.80r; a consumer waits until one is not "
+                "skipped, or the tasks have ended",
+                _MANY_SKIPPED,
+                reason,
+            )
         if self._journal is not None:
             await self._journal.discarded(task_id, reason)
 

@@ -28,7 +28,7 @@ Advantage = float | Sequence[float | np.ndarray] | np.ndarray
 
 
 @wire_type("rollouts.TrainingSample")
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class TrainingSample:
     """A row of n tokens.
 
@@ -98,6 +98,10 @@ class TrainingSample:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    def __repr__(self) -> str:
+        tokens, trained, media = len(self.token_ids), np.count_nonzero(self.loss_mask), len(self.media)
+        return f"<TrainingSample {self.name:.80}: {tokens} tokens, {trained} trained, {media} media>"
 
     def _first_not_finite(self, column: np.ndarray) -> int:
         return int(np.flatnonzero(self.loss_mask & ~np.isfinite(column))[0])

@@ -36,7 +36,7 @@ from transport import wire_type
 
 
 @wire_type("rollouts.TrainingBatch")
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class TrainingBatch:
     """N samples in B rows and T columns.
 
@@ -102,6 +102,13 @@ class TrainingBatch:
             tensor = torch.from_numpy(array.reshape(rows, columns))
             object.__setattr__(self, name, tensor.to(self.input_ids.device))
         check_trained(self.loss_mask, self.position_ids, self.sequence_ids, self.samples)
+
+    def __repr__(self) -> str:
+        rows, columns = self._shape
+        trained = int(self.loss_mask.sum())
+        return (
+            f"<TrainingBatch {self.layout}: {len(self.samples)} samples, ({rows}, {columns}), {trained} tokens trained>"
+        )
 
     @classmethod
     def from_samples(

@@ -9,6 +9,7 @@ from runner_world import Counting, run_groups, tasks
 from rollouts import StepResult
 from rollouts.errors import ArgumentError
 from rollouts.runner import Group
+from rollouts.training import TrainingBatch
 
 
 class Graded(Counting):
@@ -46,6 +47,23 @@ def test_advantages_are_multiplied_by_the_weights_of_the_samples(renderer):
     (low, high) = weighted.samples(renderer.processors)
     assert low.advantages[low.loss_mask].tolist() == pytest.approx([-1.0] * int(low.loss_mask.sum()))
     assert high.advantages[high.loss_mask].tolist() == pytest.approx([0.25] * int(high.loss_mask.sum()))
+
+
+def test_the_samples_of_a_group_can_be_those_of_some_agents(renderer):
+    group = graded_group(renderer, 3)
+    assert group.samples(renderer.processors, agents={"critic"}) == []
+    assert len(group.samples(renderer.processors, agents={"", "critic"})) == 2
+    with pytest.raises(ArgumentError, match="agents"):
+        group.samples(renderer.processors, agents="critic")
+
+
+def test_samples_and_batches_are_printed_in_a_line(renderer):
+    samples = graded_group(renderer, 3).samples(renderer.processors)
+    tokens, trained = len(samples[0].token_ids), int(samples[0].loss_mask.sum())
+    assert repr(samples[0]) == f"<TrainingSample {samples[0].name}: {tokens} tokens, {trained} trained, 0 media>"
+    batch = TrainingBatch.from_samples(samples, pad_id=0)
+    columns, trained = batch.input_ids.shape[1], int(batch.loss_mask.sum())
+    assert repr(batch) == f"<TrainingBatch padded: 2 samples, (2, {columns}), {trained} tokens trained>"
 
 
 def test_a_scale_that_needs_the_whole_batch_is_refused(renderer):

@@ -40,6 +40,16 @@ def test_every_task_yields_one_group_with_its_episodes_in_order(renderer):
     assert outcomes(runner) == {"done": 15}
 
 
+def test_a_function_that_skips_one_group_after_the_other_is_warned_of_once(renderer, caplog):
+    def skip(group):
+        return "too easy" if int(group.task.task_id[1:]) < 150 else False
+
+    groups, _ = run_groups(renderer, tasks(152), skip_group=skip, concurrency=4)
+    assert sorted(groups) == ["t150", "t151"]
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "skip_group has skipped the last 100 groups, the latest for 'too easy'" in message
+
+
 def test_the_episodes_of_a_task_share_the_seed_of_the_environment_and_no_seed_of_a_sample(renderer):
     engine = ScriptedEngine(lambda request: "yes", renderer=renderer)
     groups, _ = run_groups(renderer, [Task("own", seed=7), Task("derived")], engine=engine, group_size=4)
