@@ -38,6 +38,7 @@ from rollouts.episodes.errors import (
 )
 from rollouts.episodes.limits import OVERLONG_ERRORS, EpisodeLimits, overlong_limit
 from rollouts.episodes.renderer_calls import renderer_pool
+from rollouts.episodes.repeated_turns import check_only_new
 from rollouts.episodes.turns import EpisodeSettings, TurnRecorder
 from rollouts.error_texts import describe_exception, exception_text, is_unicode, text_with_notes
 from rollouts.errors import RolloutsError
@@ -346,5 +347,6 @@ async def play_environment(
             return
         if context.agent == "":
             recorder.deadlines.begin_turn()
+        check_only_new(step.messages, turn, f"{name}.step")
         prompt = await recorder.next_prompt(turn, step.messages, f"{name}.step")
         del turn  # its prompt would stay in memory during the next turn
