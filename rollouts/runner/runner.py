@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import warnings
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -59,7 +60,8 @@ class Runner:
 
     One event loop uses a runner. `renderer` may be a `RendererPool`; for any other renderer one is made, whose threads
     do all rendering. The engine, a pool that was given and the workers are not closed; the journal is, also where the
-    runner is refused. Raises `RunnerArgumentError`.
+    runner is refused. A runner that has begun groups and is garbage-collected without `close` gives a
+    `ResourceWarning`. Raises `RunnerArgumentError`.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Runner:
         tasks: Tasks | None = None,
         workers: Workers | None = None,
     ) -> None:
+        self._has_begun = False  # before anything can be refused: `__del__` reads it
         with ExitStack() as refused:  # a runner that is refused keeps nothing open
             if isinstance(journal, Journal):
                 refused.callback(journal.close_unused)
@@ -250,6 +253,11 @@ class Runner:
     ) -> None:
         await self.close()
 
+    def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:  # at exit the module may be cleared already
+        if self._has_begun and not self._is_closed:
+            cure = "use `async with Runner(...) as runner:`, or call `await runner.close()`"
+            _warn(f"a Runner that has begun groups was not closed; {cure}", ResourceWarning, source=self)
+
     def _check_open(self) -> None:
         if self._is_closed:
             raise RunnerClosedError
@@ -265,6 +273,7 @@ class Runner:
 
     async def _next_groups(self, schedule: Schedule, count: int, demand: Demand) -> list[Group]:
         self._check_open()
+        self._has_begun = True
         await self._resume_journal()
         # Where `collect` can be called, evaluations that stream other tasks do not receive what it left.
         if self._left is not None and self._collected in (None, schedule):
