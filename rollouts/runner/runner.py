@@ -144,7 +144,7 @@ class Runner:
 
     # Groups.
 
-    def stream(self, tasks: Tasks) -> GroupStream:
+    def stream(self, tasks: Tasks | None = None) -> GroupStream:
         """An async iterator of the groups of `tasks`, as they finish.
 
         `tasks` is an iterable or async iterable, finite or not, of tasks with different ids. A task is taken from it
@@ -158,9 +158,15 @@ class Runner:
         Several streams share the capacity of the runner. Iterating raises `TaskSourceError`, after the groups of all
         earlier tasks, if `tasks` raises or yields something else or an id twice; `GroupFailedError`; `RunnerBusyError`
         while another call waits for the same stream; `RunnerClosedError`; `WorkersClosedError`, each time, once the
-        workers are closed and no finished group is left (`collect`: fewer than `count`).
+        workers are closed and no finished group is left (`collect`: fewer than `count`). Raises `RunnerArgumentError`
+        where `tasks` is none of these or missing.
         """
         self._check_open()
+        if tasks is None:
+            rule = (
+                "pass the tasks of this stream; groups of the tasks that the Runner was made with come from `collect`"
+            )
+            raise RunnerArgumentError("tasks", tasks, rule)
         return GroupStream(self, self._new_schedule(tasks))
 
     async def collect(self, count: int) -> list[Group]:

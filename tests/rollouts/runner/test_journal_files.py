@@ -102,6 +102,12 @@ def test_a_configuration_that_cannot_be_compared_is_refused(tmp_path: Path, valu
         Journal.open(tmp_path / "j", configuration=value)
 
 
+def test_a_value_that_is_no_path_is_refused() -> None:
+    path: Any = 5
+    with pytest.raises(ArgumentError, match="path is 5; pass the path of the journal's directory"):
+        Journal.open(path)
+
+
 async def test_a_journal_that_is_in_use_is_refused_with_the_holder(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "j")
     with pytest.raises(JournalInUseError, match="another Runner of this process has it open; close that one") as caught:
