@@ -517,15 +517,16 @@ class NoJsonFormError(RolloutsError):
 
 
 class SampleError(RolloutsError, ValueError):
-    """A training sample contradicts itself. `sample` names it. Decoding reports it as a `transport.MalformedError`.
+    """A training sample contradicts itself, or a call has no list of samples. `sample` names the sample, if it is one.
+    Decoding reports this error as a `transport.MalformedError`.
 
     Cure: give each column one value for each token, with ids of the tokenizer and finite numbers.
     """
 
-    def __init__(self, sample: str, reason: str) -> None:
+    def __init__(self, sample: str | None, reason: str) -> None:
         self.sample = sample
         self.reason = reason
-        super().__init__(f"sample {sample}: {reason}")
+        super().__init__(reason if sample is None else f"sample {sample}: {reason}")
 
 
 class BatchError(RolloutsError, ValueError):

@@ -206,6 +206,11 @@ def _checked_messages(messages: Any, environment: Environment, method: str) -> l
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
         raise EnvironmentProtocolError(f"{method} returned {type(messages).__name__}, not a list of messages")
     listed = list(messages)
+    if isinstance(messages, tuple) and not all(isinstance(message, Mapping) for message in listed):
+        kinds = ", ".join(type(value).__name__ for value in listed[:3])  # of `reset` of Gymnasium: (messages, {})
+        raise EnvironmentProtocolError(
+            f"{method} returned a tuple ({kinds}), not a list of messages; return the list of messages alone"
+        )
     for index, message in enumerate(listed):
         if not isinstance(message, Mapping):
             raise EnvironmentProtocolError(f"{method}: message {index} is a {type(message).__name__}, not a dict")

@@ -30,6 +30,8 @@ _EXPECTED = {
     "string_too_short": "text that is not empty",
     "too_short": "an array that is not empty",
 }
+#: A name that is shorter begins too many others by chance.
+_FEWEST_OF_AN_ABBREVIATION = 3
 #: Keys whose text is a path.
 _PATH_KEYS = ("path", "directory", "model", "chat_template", "file", "log")
 _BOUNDS = {"ge": "at least {}", "gt": "above {}", "le": "at most {}", "lt": "below {}"}
@@ -115,18 +117,28 @@ def _reason(details: Any, path: KeyPath, table: type[BaseModel] | None) -> str:
     if kind == "string_pattern_mismatch":
         return f'{short_repr(value)} is no import path; write "module:name" or "package.module:name"'
     if kind in _EXPECTED:
-        return f"{short_repr(value)} is {_toml_type(value)}; write {_EXPECTED[kind]}"
+        header = _header(path, table)
+        expected = f"{header} and its keys below it" if header else _EXPECTED[kind]
+        return f"{short_repr(value)} is {_toml_type(value)}; write {expected}"
     if bounds := [text.format(context[name]) for name, text in _BOUNDS.items() if name in context]:
         return f"{short_repr(value)} is out of range; write a number that is {' and '.join(bounds)}"
     return f"{short_repr(value)}: {details['msg']}"
 
 
 def _missing(path: KeyPath, table: type[BaseModel] | None) -> str:
-    name = str(path[-1])
-    annotation = table.model_fields[name].annotation if table is not None and name in table.model_fields else None
-    if _is_table(annotation):
-        return f"the table is missing; add [{key_text(path)}]"
-    return f"the key is missing; add `{name} = ...` to {_table_name(path[:-1])}"
+    if header := _header(path, table):
+        return f"the table is missing; add {header}"
+    return f"the key is missing; add `{path[-1]} = ...` to {_table_name(path[:-1])}"
+
+
+def _header(path: KeyPath, table: type[BaseModel] | None) -> str:
+    """The line that begins the table of a key, "[key]", or each of its tables, "[[key]]"; "" where it has none."""
+    field = None if table is None else table.model_fields.get(str(path[-1]))
+    if field is None:
+        return ""
+    if _is_table(field.annotation):
+        return f"[{key_text(path)}]"
+    return f"[[{key_text(path)}]]" if _is_table(_element(field.annotation)) else ""
 
 
 def _unknown_key(path: KeyPath, table: type[BaseModel] | None) -> str:
@@ -135,8 +147,8 @@ def _unknown_key(path: KeyPath, table: type[BaseModel] | None) -> str:
     known = [] if table is None else list(table.model_fields)
     if name == "api_key":
         return 'a key is never written in the file; put it in an environment variable: api_key_env = "VLLM_API_KEY"'
-    close = get_close_matches(name, known, n=1)
-    suggestion = f"did you mean `{close[0]}`? " if close else ""
+    close = _closest(name, known)
+    suggestion = f"did you mean `{close}`? " if close else ""
     return f"{_table_name(path[:-1])} has no such key; {suggestion}its keys are {', '.join(known)}"
 
 
@@ -145,9 +157,15 @@ def _wrong_choice(value: object, choices: Sequence[str]) -> str:
     listed = " or ".join(f'"{choice}"' for choice in choices)
     if value is None:
         return f"the key is missing; write {listed}"
-    close = get_close_matches(str(value), choices, n=1)
-    suggestion = f'did you mean "{close[0]}"? ' if close else ""
+    close = _closest(str(value), choices)
+    suggestion = f'did you mean "{close}"? ' if close else ""
     return f"{short_repr(value)} is not known; {suggestion}write {listed}"
+
+
+def _closest(name: str, known: Sequence[str]) -> str | None:
+    """The known name that is most like `name`, or that `name` abbreviates; None where there is none."""
+    abbreviated = [one for one in known if len(name) >= _FEWEST_OF_AN_ABBREVIATION and one.startswith(name)]
+    return next(iter(get_close_matches(name, known, n=1) or abbreviated), None)
 
 
 def _table_name(path: KeyPath) -> str:

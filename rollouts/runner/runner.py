@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import warnings
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -59,7 +60,8 @@ class Runner:
 
     One event loop uses a runner. `renderer` may be a `RendererPool`; for any other renderer one is made, whose threads
     do all rendering. The engine, a pool that was given and the workers are not closed; the journal is, also where the
-    runner is refused. Raises `RunnerArgumentError`.
+    runner is refused. A runner that has begun groups and is garbage-collected without `close` gives a
+    `ResourceWarning`. Raises `RunnerArgumentError`.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Runner:
         tasks: Tasks | None = None,
         workers: Workers | None = None,
     ) -> None:
+        self._has_begun = False  # before anything can be refused: `__del__` reads it
         with ExitStack() as refused:  # a runner that is refused keeps nothing open
             if isinstance(journal, Journal):
                 refused.callback(journal.close_unused)
@@ -141,7 +144,7 @@ class Runner:
 
     # Groups.
 
-    def stream(self, tasks: Tasks) -> GroupStream:
+    def stream(self, tasks: Tasks | None = None) -> GroupStream:
         """An async iterator of the groups of `tasks`, as they finish.
 
         `tasks` is an iterable or async iterable, finite or not, of tasks with different ids. A task is taken from it
@@ -155,9 +158,15 @@ class Runner:
         Several streams share the capacity of the runner. Iterating raises `TaskSourceError`, after the groups of all
         earlier tasks, if `tasks` raises or yields something else or an id twice; `GroupFailedError`; `RunnerBusyError`
         while another call waits for the same stream; `RunnerClosedError`; `WorkersClosedError`, each time, once the
-        workers are closed and no finished group is left (`collect`: fewer than `count`).
+        workers are closed and no finished group is left (`collect`: fewer than `count`). Raises `RunnerArgumentError`
+        where `tasks` is none of these or missing.
         """
         self._check_open()
+        if tasks is None:
+            rule = (
+                "pass the tasks of this stream; groups of the tasks that the Runner was made with come from `collect`"
+            )
+            raise RunnerArgumentError("tasks", tasks, rule)
         return GroupStream(self, self._new_schedule(tasks))
 
     async def collect(self, count: int) -> list[Group]:
@@ -250,6 +259,11 @@ class Runner:
     ) -> None:
         await self.close()
 
+    def __del__(self, _warn: Callable[..., None] = warnings.warn) -> None:  # at exit the module may be cleared already
+        if self._has_begun and not self._is_closed:
+            cure = "use `async with Runner(...) as runner:`, or call `await runner.close()`"
+            _warn(f"a Runner that has begun groups was not closed; {cure}", ResourceWarning, source=self)
+
     def _check_open(self) -> None:
         if self._is_closed:
             raise RunnerClosedError
@@ -265,6 +279,7 @@ class Runner:
 
     async def _next_groups(self, schedule: Schedule, count: int, demand: Demand) -> list[Group]:
         self._check_open()
+        self._has_begun = True
         await self._resume_journal()
         # Where `collect` can be called, evaluations that stream other tasks do not receive what it left.
         if self._left is not None and self._collected in (None, schedule):

@@ -30,7 +30,7 @@ def model_inputs(batch: TrainingBatch, model: Any) -> dict[str, Any]:
     known = architecture(model)
     if not batch.lengths.any():
         missing = "tokens" if batch.samples else "samples"
-        raise SampleError("-", f"a batch without {missing} has no model inputs; leave it out")
+        raise SampleError(None, f"a batch without {missing} has no model inputs; leave it out")
     rows = batch_rows(batch)
     check_placeholders(known, rows)
     check_token_ids(known, rows)

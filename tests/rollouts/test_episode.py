@@ -256,6 +256,16 @@ def test_a_reset_that_returns_no_messages_is_named(renderer, opening):
     assert isinstance(caught.value.__cause__, EnvironmentProtocolError)
 
 
+def test_the_tuple_of_gymnasiums_reset_is_refused_with_what_to_return(renderer):
+    class Gymnastic(Guessing):
+        def reset(self, seed):
+            return super().reset(seed), {}
+
+    text = r"Gymnastic.reset returned a tuple \(list, dict\), not a list of messages; return the list of messages alone"
+    with pytest.raises(EpisodeError, match=text):
+        play(Gymnastic(), ScriptedEngine(renderer, ["a"]), renderer)
+
+
 def test_a_step_without_messages_that_is_not_done_is_refused(renderer):
     class Mute(Guessing):
         def step(self, assistant):

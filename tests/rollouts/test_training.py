@@ -146,9 +146,13 @@ def test_splitting_pads_each_part_to_its_own_width_and_keeps_order(renderer):
     assert parts[0].input_ids.shape[1] == len(samples[1])
 
 
-def test_an_empty_batch_is_an_error():
-    with pytest.raises(SampleError, match="at least one"):
+def test_an_empty_batch_is_an_error_with_the_usual_cause():
+    with pytest.raises(
+        SampleError, match=r"^a batch needs at least one .* episodes .* failed .* look at `episode.error`"
+    ):
         TrainingBatch.from_samples([], pad_id=0)
+    with pytest.raises(SampleError, match=r"^a batch needs a list of TrainingSample, not None"):
+        TrainingBatch.from_samples(None, pad_id=0)
 
 
 def test_a_tensor_list_slices_and_concatenates_its_tensors():

@@ -85,6 +85,14 @@ def test_training_and_the_local_engine(call, error):
         call()
 
 
+@pytest.mark.parametrize("config", [None, "{}", "{", '{"model_type": "no_such_model"}'])
+def test_a_directory_that_is_no_checkpoint(tmp_path, config):
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    with pytest.raises(ArgumentError, match=r"directory is .*; pass a checkpoint directory with config.json and"):
+        LocalEngine.from_pretrained(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("prompt", "completion", "error"),
     [

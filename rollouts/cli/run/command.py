@@ -49,7 +49,7 @@ def run(
 ) -> None:
     """Run the episodes of a configuration file; write trajectories, metrics and a summary to its output directory."""
     from rollouts.cli.run.dry_run import print_first_prompt
-    from rollouts.cli.run.output_directory import prepare_output
+    from rollouts.cli.run.output_directory import check_output, prepare_output
     from rollouts.cli.run.parts import make_parts
     from rollouts.cli.run.ray_workers import ray_workers_of_run
     from rollouts.cli.run.workers import workers_of_run
@@ -62,6 +62,7 @@ def run(
     try:
         parts = make_parts(read_config(config), offline=dry_run)
         if dry_run:
+            check_output(parts.file, resume=resume)
             print_first_prompt(parts, Console())
         else:
             count = None if limit is None else min(limit, sys.maxsize)  # islice takes no larger number

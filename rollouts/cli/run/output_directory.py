@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,23 +42,43 @@ class OutputDirectory:
         return self.path / "summary.json"
 
 
-def prepare_output(file: ConfigFile, *, resume: bool) -> OutputDirectory:
-    """Make the output directory. Without `resume` it must be new or empty; with it, new, empty or that of a run.
+_KEY = ("output", "directory")
 
-    Raises `RunConfigError`.
-    """
-    key = ("output", "directory")
-    output = OutputDirectory(file.resolve(file.config.output.directory))
-    try:
+
+def prepare_output(file: ConfigFile, *, resume: bool) -> OutputDirectory:
+    """Check the output directory as `check_output`, and make it. Raises `RunConfigError`."""
+    output = check_output(file, resume=resume)
+    with _refusing(file, output, "cannot be made"):
         output.path.mkdir(parents=True, exist_ok=True)
-        is_empty = not any(os.scandir(output.path))
-    except OSError as error:
-        reason = f"{output.path} cannot be made: {error.strerror or error}; name another directory"
-        raise file.error(key, reason) from error
+    return output
+
+
+def check_output(file: ConfigFile, *, resume: bool) -> OutputDirectory:
+    """The output directory, which is not made here.
+
+    Without `resume` it must be new or empty; with it, new, empty or that of a run. Raises `RunConfigError`.
+    """
+    output = OutputDirectory(file.resolve(file.config.output.directory))
+    existing = next(path for path in (output.path, *output.path.parents) if os.path.lexists(path))
+    if not existing.is_dir():
+        reason = f"{output.path} cannot be made: {existing} is no directory; name another directory"
+        raise file.error(_KEY, reason)
+    with _refusing(file, output, "cannot be read"):
+        is_empty = existing != output.path or not any(os.scandir(output.path))
     if not is_empty and not resume:
         cure = "pass --resume to continue the run in it, or name another directory"
-        raise file.error(key, f"{output.path} is not empty; {cure}")
+        raise file.error(_KEY, f"{output.path} is not empty; {cure}")
     if not is_empty and not output.journal.is_dir():
         cure = "name the directory of a run, or an empty one"
-        raise file.error(key, f"{output.path} is not empty and has no journal to continue from; {cure}")
+        raise file.error(_KEY, f"{output.path} is not empty and has no journal to continue from; {cure}")
     return output
+
+
+@contextmanager
+def _refusing(file: ConfigFile, output: OutputDirectory, refusal: str) -> Iterator[None]:
+    """Raise `RunConfigError` in place of an error of the system."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"{output.path} {refusal}: {error.strerror or error}; name another directory"
+        raise file.error(_KEY, reason) from error

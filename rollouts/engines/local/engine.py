@@ -105,16 +105,14 @@ class LocalEngine:
         if not Path(directory).is_dir():  # transformers would take the path for the name of a repository
             rule = "pass a checkpoint directory with config.json and model.safetensors; there is no such directory"
             raise ArgumentError("directory", str(directory), rule)
-        try:
+        with _naming_directory(directory, OSError, ValueError):
             config = AutoConfig.from_pretrained(directory, local_files_only=True)
-            reads_images = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-            auto_class = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
+        reads_images = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+        auto_class = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
+        with _naming_directory(directory, OSError):  # a ValueError would be of `attn_implementation`
             model = auto_class.from_pretrained(
                 directory, dtype=torch.float32, attn_implementation=attn_implementation, local_files_only=True
             )
-        except OSError as error:
-            rule = f"pass a checkpoint directory with config.json and model.safetensors (transformers: {error})"
-            raise ArgumentError("directory", str(directory), rule) from error
         return cls(model, **options)
 
     @property
@@ -363,3 +361,13 @@ def _on_loop(listen: TokenListener | None) -> TokenListener | None:
 def _with_index(listen: TokenListener | None, index: int) -> TokenListener | None:
     """A listener for a continuation, whose only completion is completion `index` of the request."""
     return None if listen is None else lambda delta: listen(replace(delta, index=index))
+
+
+@contextmanager
+def _naming_directory(directory: str | Path, *refusals: type[Exception]) -> Iterator[None]:
+    """Raise `ArgumentError` for `directory` in place of what transformers raises for its files."""
+    try:
+        yield
+    except refusals as error:
+        rule = f"pass a checkpoint directory with config.json and model.safetensors (transformers: {error})"
+        raise ArgumentError("directory", str(directory), rule) from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Sequence
 
 from rollouts.errors import RolloutsError
@@ -22,16 +24,18 @@ class JournalError(RolloutsError):
 class JournalInUseError(JournalError):
     """Another runner has the journal open. `pid` and `host` name its process; None if unknown.
 
-    Cure: wait until the other run has ended, or give this run a directory of its own.
+    Cure: wait until the other run has ended, or give this run a directory of its own; close a runner of this process.
     """
 
     def __init__(self, path: str, pid: int | None, host: str | None) -> None:
         self.pid = pid
         self.host = host
-        holder = "another process" if pid is None else f"process {pid} on {host}"
-        super().__init__(
-            path, f"{holder} has it open. Wait until that run has ended, or give this run a directory of its own"
-        )
+        if (pid, host) == (os.getpid(), socket.gethostname()):
+            reason = "another Runner of this process has it open; close that one first"
+        else:
+            holder = "another process" if pid is None else f"process {pid} on {host}"
+            reason = f"{holder} has it open. Wait until that run has ended, or give this run a directory of its own"
+        super().__init__(path, reason)
 
 
 class JournalOfAnotherRunError(JournalError):

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ParamSpec, Self, TypeVar
 
+from rollouts.errors import ArgumentError
 from rollouts.runner.group import Group
 from rollouts.runner.journal.configuration import plain_configuration
 from rollouts.runner.journal.errors import JournalClosedError, JournalError
@@ -68,6 +69,8 @@ class Journal:
         `JournalError` where the directory cannot be made, and `ArgumentError`.
         """
         plain = plain_configuration("configuration", configuration)
+        if not isinstance(path, str | os.PathLike):
+            raise ArgumentError("path", path, "pass the path of the journal's directory")
         directory = Path(path)
         return cls(Recorder(str(directory), JournalFiles(directory), fsync=fsync), plain)
 

@@ -125,8 +125,11 @@ class TrainingBatch:
         Raises `SampleError` unless there is at least one sample and each is a `TrainingSample`, and `ArgumentError` for
         a `pad_id` that is no token id and for other arguments that do not exist.
         """
-        if not isinstance(samples, Sequence) or not samples:
-            raise SampleError("-", f"a batch needs a list of at least one TrainingSample, not {short_repr(samples)}")
+        if not isinstance(samples, Sequence):
+            raise SampleError(None, f"a batch needs a list of TrainingSample, not {short_repr(samples)}")
+        if not samples:
+            usual = "usually all episodes of the step failed or were skipped; look at `episode.error`"
+            raise SampleError(None, f"a batch needs at least one TrainingSample, and the list is empty: {usual}")
         for index, sample in enumerate(samples):
             if not isinstance(sample, TrainingSample):
                 raise SampleError(str(index), f"{short_repr(sample)} is not a TrainingSample")

@@ -101,7 +101,7 @@ def pack_samples(
     """
     _check_arguments(max_tokens, max_patches, ranks, too_long, hidden_size)
     if not isinstance(samples, Sequence):
-        raise SampleError("-", f"pass a list of TrainingSample, not {short_repr(samples)}")
+        raise SampleError(None, f"pass a list of TrainingSample, not {short_repr(samples)}")
     if quarantine is None:
         quarantine = Quarantine()
         quarantine.seen = len(samples)

@@ -32,6 +32,7 @@ def test_a_valid_file_is_read(path: Path) -> None:
 # The text that is replaced, its replacement, the key of the error, and texts of the reason.
 WRONG: dict[str, tuple[str, str, str, list[str]]] = {
     "unknown key at the top": ("group_size = 2", "grup_size = 2", "grup_size", ["did you mean `group_size`?"]),
+    "abbreviated key": ('directory = "out"', 'dir = "out"', "output.dir", ["did you mean `directory`?"]),
     "unknown key that resembles nothing": ("seed = 3", "zzz = 3", "zzz", ["no such key", "tasks", "output"]),
     "unknown key in a table": (
         "max_tokens = 16",
@@ -67,7 +68,12 @@ WRONG: dict[str, tuple[str, str, str, list[str]]] = {
     ),
     "empty array": ('completions = ["4", "7"]', "completions = []", "engine.completions", ["not empty"]),
     "number for a table": ("arguments = { tries = 2 }", "arguments = 2", "environment.arguments", ["a table"]),
-    "array for a table": ('[output]\ndirectory = "out"', '[[output]]\ndirectory = "out"', "output", ["a table"]),
+    "array for a table": (
+        '[output]\ndirectory = "out"',
+        '[[output]]\ndirectory = "out"',
+        "output",
+        ["write [output] and"],
+    ),
     "empty text": ('path = "tasks.jsonl"', 'path = ""', "tasks.path", ["not empty"]),
     "date for a text": ('path = "tasks.jsonl"', "path = 2026-01-01", "tasks.path", ["a date", "in quotes"]),
     "number too small": ("group_size = 2", "group_size = 0", "group_size", ["0 is out of range", "at least 1"]),
@@ -96,6 +102,33 @@ WRONG: dict[str, tuple[str, str, str, list[str]]] = {
         ["VLLM_API_KEY"],
     ),
 }
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        (
+            "[limits]",
+            '[group_rewards]\nname = "short"\n[limits]',
+            "group_rewards: {'name': 'short'} is a table; write [[group_rewards]] and its keys below it",
+        ),
+        (
+            'kind = "import"\nfactory = "guess_env:Guess"\narguments = { tries = 2 }',
+            'kind = "scored_prompt"\nmessages = "guess_env:messages"',
+            "environment.rewards: the table is missing; add [[environment.rewards]]",
+        ),
+        (
+            'kind = "import"\nfactory = "guess_env:Guess"\narguments = { tries = 2 }',
+            'kind = "scored_prompt"\nmessages = "guess_env:messages"\nrewards = []',
+            "environment.rewards: [] is an empty array; write [[environment.rewards]] and its keys below it",
+        ),
+    ],
+    ids=["one table", "missing", "empty"],
+)
+def test_an_array_of_tables_is_named_with_the_line_that_begins_each(
+    path: Path, old: str, new: str, problem: str
+) -> None:
+    assert [f"{one.key}: {one.reason}" for one in problems_of(path, CONFIG.replace(old, new))] == [problem]
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,25 @@ def test_a_dry_run_whose_first_prompt_is_over_a_limit_says_so(tmp_path: Path) ->
     assert "task four has no first prompt" in result.stderr
     assert "max_tokens" in result.stderr
     assert "the limit is 8" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [("--dry-run",), ()])
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        ("out", "out cannot be made: .*/out is no directory; name another directory"),
+        ("out/notes.txt", "out is not empty; pass --resume to continue the run in it, or name another directory"),
+    ],
+)
+def test_an_output_directory_that_cannot_be_used_is_refused_by_a_dry_run_as_by_a_run(
+    tmp_path: Path, arguments: tuple[str, ...], made: str, text: str
+) -> None:
+    path = write_run(tmp_path)
+    (tmp_path / made).parent.mkdir(exist_ok=True)
+    (tmp_path / made).write_text("a file")
+    result = run(path, *arguments)
+    assert result.exit_code == 2
+    assert re.search(f"output.directory: .*/{text}", result.stderr)
 
 
 @pytest.mark.parametrize("arguments", [("--dry-run",), ()])

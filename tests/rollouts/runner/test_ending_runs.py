@@ -1,13 +1,14 @@
 """What ends a run ends it: closed runners and streams start nothing, and no environment holds up the end."""
 
 import asyncio
+import gc
 from contextlib import suppress
 
 import pytest
 from runner_world import Counting, HeldEngine, assert_no_task_is_left, groups_of, make_runner, tasks
 
 from rollouts import EpisodeLimits
-from rollouts.runner import RunnerClosedError
+from rollouts.runner import RunnerArgumentError, RunnerClosedError
 
 
 def test_closing_a_runner_ends_the_wait_of_its_consumer_and_starts_no_episode(renderer):
@@ -150,3 +151,29 @@ def test_an_environment_has_its_time_to_close_whoever_cancels_meanwhile(renderer
 
     asyncio.run(world())
     assert "is left" not in caplog.text
+
+
+def test_a_runner_that_has_begun_groups_and_is_not_closed_warns_of_it_when_it_is_collected(renderer):
+    async def world():
+        runner = make_runner(renderer, tasks=tasks(3))
+        assert len(await runner.collect(1)) == 1
+
+    def forget_the_runner():
+        asyncio.run(world())
+        gc.collect()
+
+    with pytest.warns(ResourceWarning, match=r"Runner .* not closed; use `async with .* `await runner.close\(\)`$"):
+        forget_the_runner()
+
+
+def test_a_runner_that_is_closed_or_has_begun_nothing_or_is_refused_does_not_warn(renderer, recwarn):
+    async def world():
+        async with make_runner(renderer, tasks=tasks(3)) as runner:
+            await runner.collect(1)
+        make_runner(renderer).stream(tasks(3))
+        with pytest.raises(RunnerArgumentError):
+            make_runner(renderer, group_size=0)
+
+    asyncio.run(world())
+    gc.collect()
+    assert not [warning for warning in recwarn if warning.category is ResourceWarning]

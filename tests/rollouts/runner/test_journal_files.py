@@ -102,9 +102,15 @@ def test_a_configuration_that_cannot_be_compared_is_refused(tmp_path: Path, valu
         Journal.open(tmp_path / "j", configuration=value)
 
 
-async def test_a_journal_that_is_in_use_is_refused_with_the_process_that_has_it(tmp_path: Path) -> None:
+def test_a_value_that_is_no_path_is_refused() -> None:
+    path: Any = 5
+    with pytest.raises(ArgumentError, match="path is 5; pass the path of the journal's directory"):
+        Journal.open(path)
+
+
+async def test_a_journal_that_is_in_use_is_refused_with_the_holder(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "j")
-    with pytest.raises(JournalInUseError, match=f"process {os.getpid()} on .* has it open") as caught:
+    with pytest.raises(JournalInUseError, match="another Runner of this process has it open; close that one") as caught:
         Journal.open(tmp_path / "j")
     assert caught.value.pid == os.getpid()
     code = f"from rollouts.runner.journal import Journal; Journal.open({str(tmp_path / 'j')!r})"

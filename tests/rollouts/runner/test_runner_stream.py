@@ -436,6 +436,8 @@ def test_tasks_without_a_source_and_counts_below_one_are_errors(renderer):
                 await runner.collect(1)
             with pytest.raises(RunnerArgumentError, match="tasks"):
                 runner.stream("t0")
+            with pytest.raises(RunnerArgumentError, match=r"pass the tasks of this stream; .* come from `collect`"):
+                runner.stream()
         async with make_runner(renderer, tasks=tasks(1)) as runner:
             for count in (0, -1, 1.5, None):
                 with pytest.raises(RunnerArgumentError, match="count"):
