@@ -14,9 +14,10 @@ from played import PROMPT, play
 from pydantic import Field
 
 from renderers import ParsedResponse, ParsedToolCall, ToolCallParseStatus
+from renderers.daemon_threads import DaemonThreads
 from renderers.media.raw import array_to_raw
 from renderers.media.source import MediaSource
-from rollouts import SamplingParams, run_episode
+from rollouts import SamplingParams, run_episode, thread_calls
 from rollouts.environments import Tool, ToolEnvironment
 from rollouts.environments.tools import ToolDefinitionError, ToolFailedError, ToolResultError
 from rollouts.episodes.errors import EpisodeError
@@ -241,6 +242,69 @@ def test_blocking_calls_that_never_end_do_not_stop_later_ones(renderer):
     trajectory, _ = play(environment(slow, add), turns, renderer)
     released.set()
     assert outcomes(trajectory) == ["timeout"] * 36 + ["ok"]
+
+
+@pytest.fixture
+def one_thread(monkeypatch):
+    threads = DaemonThreads(1, "test")
+    monkeypatch.setattr(thread_calls, "_threads", lambda: threads)
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["ends", "hangs"])
+def test_the_time_of_a_call_that_waits_for_a_thread_begins_when_a_thread_begins_it(renderer, one_thread, ends):
+    free, begun, released = threading.Event(), threading.Event(), threading.Event()
+    if ends:
+        released.set()
+
+    def occupy() -> str:
+        free.wait(30)
+        return "free"
+
+    def late() -> str:
+        begun.set()
+        released.wait(30)
+        return "ended"
+
+    async def wait_beyond_the_limit() -> str:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            assert not begun.is_set()
+            free.set()
+
+    tools = [
+        occupy,
+        Tool.from_function(late, timeout_seconds=0.5),
+        Tool.from_function(wait_beyond_the_limit, timeout_seconds=0.5),
+    ]
+    turn = call("occupy", {}) + call("late", {}) + call("wait_beyond_the_limit", {})
+    trajectory, _ = play(environment(*tools), [turn, "done"], renderer)
+    released.set()
+    assert begun.is_set()
+    assert outcomes(trajectory) == ["ok", "ok" if ends else "timeout", "timeout"]
+
+
+def test_a_call_that_is_cancelled_while_it_waits_for_a_thread_ends_at_once_and_never_runs(one_thread):
+    free, begun = threading.Event(), []
+
+    def occupy() -> None:
+        free.wait(30)
+
+    async def scenario():
+        first = asyncio.create_task(Tool.from_function(occupy).call({}))
+        tools = environment(Tool.from_function(lambda: begun.append("late"), name="late"))
+        await tools.reset(0)
+        function = {"name": "late", "arguments": {}}
+        message = {"role": "assistant", "content": "", "tool_calls": [{"id": "x", "function": function}]}
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(tools.step(message), 0.01)
+        assert not free.is_set()
+        free.set()
+        await first
+        await Tool.from_function(lambda: begun.append("next"), name="next").call({})
+
+    asyncio.run(scenario())
+    assert begun == ["next"]
 
 
 def test_a_tool_that_raises_a_timeout_itself_has_failed(renderer):
