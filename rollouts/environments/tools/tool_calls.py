@@ -168,9 +168,12 @@ async def _outcome(call: RequestedCall, tools: Mapping[str, Tool], limits: CallL
         if deadline.expired():
             return "timeout", f"error: {call.name} had not ended after {seconds:g} seconds and was stopped"
         return _failure(call.name, error)
-    return "ok", await tool_content_of(
-        tool.name, result, max_characters=limits.max_characters, max_images=limits.max_images
-    )
+    try:
+        return "ok", await tool_content_of(
+            tool.name, result, max_characters=limits.max_characters, max_images=limits.max_images
+        )
+    except ToolFailedError as error:
+        return _failure(call.name, error)
 
 
 async def _result(tool: Tool, arguments: dict[str, Any], on_begin: Callable[[float], object]) -> Any:

@@ -398,6 +398,32 @@ def test_a_result_that_no_message_can_hold_fails_the_episode(renderer):
     assert caught.value.trajectory.num_turns == 1
 
 
+def crop(left: int, top: int, right: int, bottom: int) -> np.ndarray:
+    """Crop the image."""
+    return np.full((400, 400, 3), 200, np.uint8)[top:bottom, left:right]
+
+
+@pytest.mark.parametrize("kind", ["image", "list"])
+def test_an_image_without_pixels_is_answered_with_the_tool_and_the_size(renderer, kind):
+    tool = crop if kind == "image" else Tool.from_function(lambda: ["here: ", IMAGE[:0]], name="crop")
+    arguments = {"left": 5, "top": 0, "right": 5, "bottom": 10} if kind == "image" else {}
+    trajectory, _ = play(environment(tool), [call("crop", arguments), "done"], renderer)
+    size = "0x10" if kind == "image" else "32x0"
+    assert answers(trajectory)[0][2] == f"error: crop returned an image of {size} pixels, which has nothing to see"
+    assert outcomes(trajectory) == ["failed"]
+
+
+@pytest.mark.parametrize("bridged", [True, False])
+def test_an_image_that_the_renderer_refuses_is_named_with_its_tool(renderer, monkeypatch, bridged):
+    if not bridged:
+        monkeypatch.setattr(type(renderer), "bridge_to_next_turn", lambda *args, **options: None)
+    turn = call("add", {"a": 1}) + call("crop", {"left": 0, "top": 0, "right": 1, "bottom": 300})
+    with pytest.raises(
+        EpisodeError, match=r"(for|of) turn 0, the result of tool 'crop': message \d, part 0: 1x300 pixels"
+    ):
+        play(environment(add, crop), [turn, "done"], renderer)
+
+
 def test_a_scoring_function_that_fails_is_named_and_the_turns_are_kept(renderer):
     rewards = [
         Reward("length", 1.0, lambda conversation, task: len(conversation)),
