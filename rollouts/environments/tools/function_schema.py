@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import json
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -52,18 +54,30 @@ class FunctionParameters:
         from pydantic import ValidationError
 
         try:
-            values = self._model.model_validate(dict(arguments))
+            values = self._validated(dict(arguments))
         except ValidationError as error:
             problems = [self._problem(each) for each in error.errors(include_url=False, include_context=False)]
             raise ToolArgumentsError(self._tool, problems) from error
         given = values.model_fields_set
         return {name: getattr(values, field) for field, name in self._fields().items() if field in given}
 
+    def _validated(self, arguments: dict[str, Any]) -> BaseModel:
+        # As JSON, which the model wrote: there a date is a text for a strict type too.
+        try:
+            text = json.dumps(arguments, ensure_ascii=False).encode()
+        except RecursionError as error:
+            raise ToolArgumentsError(self._tool, ["the arguments are nested too deeply"]) from error
+        except (TypeError, ValueError):  # JSON cannot hold them: half of a surrogate pair, an object of a caller
+            return self._model.model_validate(arguments)
+        return self._model.model_validate_json(text)
+
     def _fields(self) -> dict[str, str]:
         return {_field(index): name for index, name in enumerate(self._names)}
 
     def _problem(self, error: Any) -> str:
         place = ".".join(map(str, error["loc"]))
+        if not place:  # pydantic reads 200 levels
+            return f"the arguments cannot be read: {error['msg']}"
         if error["type"] == "extra_forbidden" and len(error["loc"]) == 1:
             return f"there is no argument {place!r}; the arguments are {', '.join(self._names) or 'none'}"
         if error["type"] == "missing":
@@ -136,6 +150,10 @@ def _schema(tool: str, model: type[BaseModel]) -> dict[str, Any]:
         def field_title_should_be_set(self, schema: Any) -> bool:
             return False
 
+        def literal_schema(self, schema: Any) -> dict[str, Any]:
+            _refuse_plain_members(tool, schema["expected"])
+            return super().literal_schema(schema)
+
     try:
         schema = model.model_json_schema(by_alias=True, schema_generator=Untitled)
     except PydanticUserError as error:
@@ -145,6 +163,18 @@ def _schema(tool: str, model: type[BaseModel]) -> dict[str, Any]:
     for definition in (schema, *definitions.values()):
         definition.pop("title", None)
     return {"type": "object", "properties": {}, **_inlined(tool, schema, definitions)}
+
+
+def _refuse_plain_members(tool: str, literals: Sequence[Any]) -> None:
+    """Refuse what pydantic describes by its value and accepts from Python alone. Raises `ToolDefinitionError`."""
+    for each in literals:
+        if isinstance(each, Enum) and not isinstance(each, str | int):
+            kind = type(each).__name__
+            raise ToolDefinitionError(
+                tool,
+                f"a Literal has the member {each!r}, which JSON cannot hold; write Literal[{each.value!r}], the whole "
+                f"enum {kind}, or make {kind} a StrEnum or IntEnum",
+            )
 
 
 def _inlined(tool: str, schema: Any, definitions: Mapping[str, Any], within: tuple[str, ...] = ()) -> Any:
