@@ -15,6 +15,7 @@ from rollouts.error_texts import describe_exception, short_repr
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+    from pydantic.fields import FieldInfo
 
 
 #: The parameters of a function or of the function of a method, by (name of the tool, whether it is a method). To build
@@ -36,8 +37,8 @@ class FunctionParameters:
     """The parameters of a function: their JSON schema, and the conversion of a model's arguments to their types.
 
     Every parameter needs an annotation that pydantic knows, and a name (no `*args`, `**kwargs` or positional-only
-    ones). Text in `Annotated[int, "the number of days"]` is a parameter's description; `Field` has constraints and
-    descriptions too. Raises `ToolDefinitionError`.
+    ones). Text in `Annotated[int, "the number of days"]` is a parameter's description; a `Field` there has constraints
+    and descriptions too. Raises `ToolDefinitionError`.
     """
 
     def __init__(self, tool: str, function: Callable[..., Any]) -> None:
@@ -91,6 +92,8 @@ def _field(index: int) -> str:
 
 
 def _parameter_names(tool: str, function: Callable[..., Any]) -> list[str]:
+    from pydantic.fields import FieldInfo
+
     names = []
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
@@ -101,6 +104,13 @@ def _parameter_names(tool: str, function: Callable[..., Any]) -> list[str]:
         if parameter.annotation is parameter.empty:
             raise ToolDefinitionError(
                 tool, f"parameter {name!r} has no annotation; write its type, such as {name}: str"
+            )
+        if isinstance(parameter.default, FieldInfo):
+            value = "" if parameter.default.is_required() else f" = {short_repr(parameter.default.get_default())}"
+            raise ToolDefinitionError(
+                tool,
+                f"the default of parameter {name!r} is a pydantic Field, which the function would get where a call "
+                f"leaves {name} out; write it into the annotation, {name}: Annotated[the type, Field(...)]{value}",
             )
         names.append(name)
     return names
@@ -121,10 +131,29 @@ def _arguments_model(tool: str, function: Callable[..., Any], names: list[str]) 
         has_default = default is not inspect.Parameter.empty
         fields[_field(index)] = (_described(hints[name]), Field(default if has_default else ..., alias=name))
     try:
-        return create_model(tool, __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=False), **fields)
+        model: type[BaseModel] = create_model(
+            tool, __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=False), **fields
+        )
     except (PydanticUserError, TypeError) as error:
         reason = f"pydantic cannot read an annotation: {describe_exception(error).splitlines()[0]}"
         raise ToolDefinitionError(tool, reason) from error
+    for index, name in enumerate(names):
+        _check_field(tool, parameters[name], model.model_fields.get(_field(index)))
+    return model
+
+
+def _check_field(tool: str, parameter: inspect.Parameter, field: FieldInfo | None) -> None:
+    """Refuse a parameter that a call cannot pass, or that it may leave out in the schema alone."""
+    name = parameter.name
+    if field is None:  # ClassVar; Final with a default
+        annotation = inspect.formatannotation(parameter.annotation)
+        reason = (
+            f"parameter {name!r} is annotated {annotation}, which is not a type of an argument; write the type alone"
+        )
+        raise ToolDefinitionError(tool, reason)
+    if parameter.default is parameter.empty and not field.is_required():
+        reason = f"the Field of parameter {name!r} has a default, and the function has none; write it in the function,"
+        raise ToolDefinitionError(tool, f"{reason} {name}: Annotated[the type, Field(...)] = the default")
 
 
 def _described(annotation: Any) -> Any:

@@ -71,7 +71,7 @@ class Tool:
                 "Crop the image."
 
         Every parameter is annotated; defaults, enums, `Literal`, `None`, nested pydantic models and dataclasses become
-        parts of the schema. A text in `Annotated`, or a pydantic `Field`, describes a parameter. The name of the tool
+        parts of the schema. A text or a pydantic `Field` in `Annotated` describes a parameter. The name of the tool
         is that of the function, the description its docstring, unless they are given. An `async` function runs on the
         event loop, any other on one of 256 threads. The time of a call begins when the function does: waiting for a
         thread does not count. A call on a thread that timed out runs to its end.

@@ -7,7 +7,7 @@ import enum
 import functools
 import json
 import pickle
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 from hypothesis import given, settings
@@ -252,6 +252,18 @@ def opaque(a: Opaque) -> None: ...
 def literal_member(a: list[Literal[Colour.RED]]) -> None: ...
 
 
+def field_default(n: int = Field(5, gt=1)) -> None: ...
+
+
+def required_field(n: int = Field(gt=1)) -> None: ...
+
+
+def default_of_field(n: Annotated[int, Field(5, gt=1)]) -> None: ...
+
+
+def class_variable(n: Annotated[ClassVar[int], "how many"] = 1) -> None: ...
+
+
 class Tree(BaseModel):
     children: list["Tree"] = []
 
@@ -269,6 +281,10 @@ def recursive(tree: Tree) -> None: ...
         (unknown, "its annotations cannot be read: NameError: name 'Missing' is not defined"),
         (opaque, "pydantic cannot read an annotation"),
         (literal_member, r"<Colour.RED: 'red'>, which JSON cannot hold; write Literal\['red'\], the whole enum Colour"),
+        (field_default, r"'n' is a pydantic Field.* write .* n: Annotated\[the type, Field\(...\)\] = 5$"),
+        (required_field, r"'n' is a pydantic Field.* write .* n: Annotated\[the type, Field\(...\)\]$"),
+        (default_of_field, "the Field of parameter 'n' has a default, and the function has none"),
+        (class_variable, r"parameter 'n' is annotated .*ClassVar\[int\].*, which is not a type of an argument"),
         (recursive, "the type Tree contains itself"),
         (functools.partial(look, copy=1), "is not a function or method"),
         ("look", "is not a function or method"),
@@ -296,6 +312,18 @@ def test_a_wrong_field_of_a_tool_is_refused(field, value):
     fields = {"name": "look", "description": "", "parameters": {}, "call": look, field: value}
     with pytest.raises(ArgumentError, match=f"{field} is "):
         Tool(**fields)
+
+
+def test_a_field_in_an_annotation_checks_an_argument_and_leaves_the_default_to_the_function():
+    def repeat(n: Annotated[int, Field(gt=1)] = 5) -> int:
+        return n
+
+    assert Tool.from_function(repeat).parameters["properties"] == {
+        "n": {"type": "integer", "exclusiveMinimum": 1, "default": 5}
+    }
+    assert [called(repeat, {}), called(repeat, {"n": 2})] == [5, 2]
+    with pytest.raises(ToolArgumentsError, match="n: Input should be greater than 1, not 0"):
+        called(repeat, {"n": 0})
 
 
 def test_methods_of_many_objects_share_one_schema_and_keep_their_objects():
