@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Callable
 from typing import Any, Final
@@ -12,13 +13,29 @@ from renderers.daemon_threads import DaemonThreads
 _MAX_THREADS: Final = 256
 
 
-async def call_on_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+async def call_on_thread(
+    function: Callable[..., Any], *arguments: Any, on_begin: Callable[[float], object] | None = None
+) -> Any:
     """Call a function that may block on a thread, with the context variables of the caller.
 
     Up to 256 calls run at the same time; others wait. A cancelled call runs to its end without counting, so that calls
-    that hang do not stop others, and it does not keep the process alive.
+    that hang do not stop others, and it does not keep the process alive. One that is cancelled while it waits never
+    runs. `on_begin` is called on the event loop with the loop's time at which a thread began the function, perhaps
+    after the call was cancelled.
     """
+    if on_begin is not None:
+        function = _announced(function, on_begin)
     return await _threads().run(result_of, function, *arguments)
+
+
+def _announced(function: Callable[..., Any], on_begin: Callable[[float], object]) -> Callable[..., Any]:
+    loop = asyncio.get_running_loop()
+
+    def announce_and_call(*arguments: Any) -> Any:
+        loop.call_soon_threadsafe(on_begin, loop.time())
+        return function(*arguments)
+
+    return announce_and_call
 
 
 def result_of(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Literal, NoReturn, TypeAlias
 
+from renderers import Message
 from renderers.errors import MediaError, MessageError
-from rollouts.error_texts import describe_exception
+from rollouts.error_texts import describe_exception, short_repr
 from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.trajectory.tree import Trajectory
 
@@ -119,18 +120,26 @@ class RemoteFailureError(RolloutsError):
         super().__init__(reason)
 
 
-def raise_naming_origin(error: MediaError | MessageError, origin: str) -> NoReturn:
-    """Raise an error whose text, if it names a message by its index, begins with where that message comes from."""
+def raise_naming_origin(error: MediaError | MessageError, origin: str, messages: Sequence[Message]) -> NoReturn:
+    """Raise an error whose text, if it names one of `messages` by its index, begins with where it comes from."""
     named = error
     try:
         if error.message_index is None:
             raise error
         # A copy: one error may be raised for several episodes.
         named = copy.copy(error)
-        named.args = (f"{origin}: {error}",)
+        named.args = (f"{origin}{_tool_of(error.message_index, messages)}: {error}",)
         raise named from error
     finally:
         del error, named  # they refer to this frame
+
+
+def _tool_of(index: int, messages: Sequence[Message]) -> str:
+    """The tool whose result a message is, to be added to a place; empty for other messages."""
+    message = messages[index] if 0 <= index < len(messages) else None
+    if not isinstance(message, Mapping) or message.get("role") != "tool" or not message.get("name"):
+        return ""
+    return f", the result of tool {short_repr(message['name'])}"
 
 
 def ends_task(error: BaseException) -> bool:

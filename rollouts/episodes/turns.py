@@ -108,7 +108,7 @@ class TurnRecorder:
             try:
                 rendered = await self._calls.render(messages, tools)
             except (MediaError, MessageError) as error:
-                raise_naming_origin(error, origin)
+                raise_naming_origin(error, origin, messages)
         keep_media(messages, rendered)
         return Prompt(rendered, messages, messages, tools, _sampled_ranges(rendered), time.perf_counter() - began)
 
@@ -129,7 +129,7 @@ class TurnRecorder:
                 previous.rendered, turn.completion_ids, messages, previous.tools, previous.conversation
             )
         except (MediaError, MessageError) as error:
-            raise_naming_origin(error, f"what {origin} returned for turn {turn.index}")
+            raise_naming_origin(error, f"what {origin} returned for turn {turn.index}", messages)
         # The message of the trajectory: the environment may have changed the one that its step received.
         conversation = [*previous.conversation, self.trajectory.turns[turn.index].message, *messages]
         if bridged is not None:
@@ -141,7 +141,7 @@ class TurnRecorder:
         try:
             rendered = await self._calls.render(conversation, previous.tools)
         except (MediaError, MessageError) as error:
-            raise_naming_origin(error, f"the conversation after {origin} of turn {turn.index}")
+            raise_naming_origin(error, f"the conversation after {origin} of turn {turn.index}", conversation)
         keep_media(messages, rendered)
         seconds, sampled = time.perf_counter() - began, _sampled_ranges(rendered)
         return Prompt(rendered, conversation, conversation, previous.tools, sampled, seconds, turn.index)

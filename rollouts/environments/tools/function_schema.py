@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import json
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -13,6 +15,7 @@ from rollouts.error_texts import describe_exception, short_repr
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+    from pydantic.fields import FieldInfo
 
 
 #: The parameters of a function or of the function of a method, by (name of the tool, whether it is a method). To build
@@ -34,8 +37,8 @@ class FunctionParameters:
     """The parameters of a function: their JSON schema, and the conversion of a model's arguments to their types.
 
     Every parameter needs an annotation that pydantic knows, and a name (no `*args`, `**kwargs` or positional-only
-    ones). Text in `Annotated[int, "the number of days"]` is a parameter's description; `Field` has constraints and
-    descriptions too. Raises `ToolDefinitionError`.
+    ones). Text in `Annotated[int, "the number of days"]` is a parameter's description; a `Field` there has constraints
+    and descriptions too. Raises `ToolDefinitionError`.
     """
 
     def __init__(self, tool: str, function: Callable[..., Any]) -> None:
@@ -52,18 +55,30 @@ class FunctionParameters:
         from pydantic import ValidationError
 
         try:
-            values = self._model.model_validate(dict(arguments))
+            values = self._validated(dict(arguments))
         except ValidationError as error:
             problems = [self._problem(each) for each in error.errors(include_url=False, include_context=False)]
             raise ToolArgumentsError(self._tool, problems) from error
         given = values.model_fields_set
         return {name: getattr(values, field) for field, name in self._fields().items() if field in given}
 
+    def _validated(self, arguments: dict[str, Any]) -> BaseModel:
+        # As JSON, which the model wrote: there a date is a text for a strict type too.
+        try:
+            text = json.dumps(arguments, ensure_ascii=False).encode()
+        except RecursionError as error:
+            raise ToolArgumentsError(self._tool, ["the arguments are nested too deeply"]) from error
+        except (TypeError, ValueError):  # JSON cannot hold them: half of a surrogate pair, an object of a caller
+            return self._model.model_validate(arguments)
+        return self._model.model_validate_json(text)
+
     def _fields(self) -> dict[str, str]:
         return {_field(index): name for index, name in enumerate(self._names)}
 
     def _problem(self, error: Any) -> str:
         place = ".".join(map(str, error["loc"]))
+        if not place:  # pydantic reads 200 levels
+            return f"the arguments cannot be read: {error['msg']}"
         if error["type"] == "extra_forbidden" and len(error["loc"]) == 1:
             return f"there is no argument {place!r}; the arguments are {', '.join(self._names) or 'none'}"
         if error["type"] == "missing":
@@ -77,6 +92,8 @@ def _field(index: int) -> str:
 
 
 def _parameter_names(tool: str, function: Callable[..., Any]) -> list[str]:
+    from pydantic.fields import FieldInfo
+
     names = []
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
@@ -87,6 +104,13 @@ def _parameter_names(tool: str, function: Callable[..., Any]) -> list[str]:
         if parameter.annotation is parameter.empty:
             raise ToolDefinitionError(
                 tool, f"parameter {name!r} has no annotation; write its type, such as {name}: str"
+            )
+        if isinstance(parameter.default, FieldInfo):
+            value = "" if parameter.default.is_required() else f" = {short_repr(parameter.default.get_default())}"
+            raise ToolDefinitionError(
+                tool,
+                f"the default of parameter {name!r} is a pydantic Field, which the function would get where a call "
+                f"leaves {name} out; write it into the annotation, {name}: Annotated[the type, Field(...)]{value}",
             )
         names.append(name)
     return names
@@ -107,10 +131,29 @@ def _arguments_model(tool: str, function: Callable[..., Any], names: list[str]) 
         has_default = default is not inspect.Parameter.empty
         fields[_field(index)] = (_described(hints[name]), Field(default if has_default else ..., alias=name))
     try:
-        return create_model(tool, __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=False), **fields)
+        model: type[BaseModel] = create_model(
+            tool, __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=False), **fields
+        )
     except (PydanticUserError, TypeError) as error:
         reason = f"pydantic cannot read an annotation: {describe_exception(error).splitlines()[0]}"
         raise ToolDefinitionError(tool, reason) from error
+    for index, name in enumerate(names):
+        _check_field(tool, parameters[name], model.model_fields.get(_field(index)))
+    return model
+
+
+def _check_field(tool: str, parameter: inspect.Parameter, field: FieldInfo | None) -> None:
+    """Refuse a parameter that a call cannot pass, or that it may leave out in the schema alone."""
+    name = parameter.name
+    if field is None:  # ClassVar; Final with a default
+        annotation = inspect.formatannotation(parameter.annotation)
+        reason = (
+            f"parameter {name!r} is annotated {annotation}, which is not a type of an argument; write the type alone"
+        )
+        raise ToolDefinitionError(tool, reason)
+    if parameter.default is parameter.empty and not field.is_required():
+        reason = f"the Field of parameter {name!r} has a default, and the function has none; write it in the function,"
+        raise ToolDefinitionError(tool, f"{reason} {name}: Annotated[the type, Field(...)] = the default")
 
 
 def _described(annotation: Any) -> Any:
@@ -136,6 +179,10 @@ def _schema(tool: str, model: type[BaseModel]) -> dict[str, Any]:
         def field_title_should_be_set(self, schema: Any) -> bool:
             return False
 
+        def literal_schema(self, schema: Any) -> dict[str, Any]:
+            _refuse_plain_members(tool, schema["expected"])
+            return super().literal_schema(schema)
+
     try:
         schema = model.model_json_schema(by_alias=True, schema_generator=Untitled)
     except PydanticUserError as error:
@@ -145,6 +192,18 @@ def _schema(tool: str, model: type[BaseModel]) -> dict[str, Any]:
     for definition in (schema, *definitions.values()):
         definition.pop("title", None)
     return {"type": "object", "properties": {}, **_inlined(tool, schema, definitions)}
+
+
+def _refuse_plain_members(tool: str, literals: Sequence[Any]) -> None:
+    """Refuse what pydantic describes by its value and accepts from Python alone. Raises `ToolDefinitionError`."""
+    for each in literals:
+        if isinstance(each, Enum) and not isinstance(each, str | int):
+            kind = type(each).__name__
+            raise ToolDefinitionError(
+                tool,
+                f"a Literal has the member {each!r}, which JSON cannot hold; write Literal[{each.value!r}], the whole "
+                f"enum {kind}, or make {kind} a StrEnum or IntEnum",
+            )
 
 
 def _inlined(tool: str, schema: Any, definitions: Mapping[str, Any], within: tuple[str, ...] = ()) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -69,9 +71,10 @@ class Tool:
                 "Crop the image."
 
         Every parameter is annotated; defaults, enums, `Literal`, `None`, nested pydantic models and dataclasses become
-        parts of the schema. A text in `Annotated`, or a pydantic `Field`, describes a parameter. The name of the tool
+        parts of the schema. A text or a pydantic `Field` in `Annotated` describes a parameter. The name of the tool
         is that of the function, the description its docstring, unless they are given. An `async` function runs on the
-        event loop, any other on a thread; a call on a thread that timed out runs to its end.
+        event loop, any other on one of 256 threads. The time of a call begins when the function does: waiting for a
+        thread does not count. A call on a thread that timed out runs to its end.
 
         Raises `ToolDefinitionError` for a function that cannot be called with named, typed arguments.
         """
@@ -81,20 +84,26 @@ class Tool:
         name = name or function.__name__
         schema = function_parameters(name, function).schema
         text = description if description is not None else inspect.getdoc(function) or ""
-        return cls(name, text, schema, _FunctionCall(name, function), timeout_seconds)
+        return cls(name, text, schema, FunctionCall(name, function), timeout_seconds)
 
 
 @dataclass(frozen=True, slots=True)
-class _FunctionCall:
+class FunctionCall:
     """Calls a function with the arguments of a model. It can be pickled if the function can."""
 
     tool: str
     function: Callable[..., Any]
 
     async def __call__(self, arguments: dict[str, Any]) -> Any:
+        return await self.call(arguments)
+
+    async def call(self, arguments: dict[str, Any], on_begin: Callable[[float], object] | None = None) -> Any:
+        """Call the function. `on_begin` gets the event loop's time at which it begins: it may wait for a thread."""
         function = self.function
         checked = function_parameters(self.tool, function).checked(arguments)
         if inspect.iscoroutinefunction(function):
+            if on_begin is not None:
+                on_begin(asyncio.get_running_loop().time())
             return await function(**checked)
-        result = await call_on_thread(lambda: function(**checked))
+        result = await call_on_thread(functools.partial(function, **checked), on_begin=on_begin)
         return await result if inspect.isawaitable(result) else result

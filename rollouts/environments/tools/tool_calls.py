@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from rollouts.environments.tools.errors import (
     ToolResultError,
     ToolUnavailableError,
 )
-from rollouts.environments.tools.tool import Tool
+from rollouts.environments.tools.tool import FunctionCall, Tool
 from rollouts.environments.tools.tool_content import tool_content_of
 from rollouts.episodes.environment import resolve
 from rollouts.episodes.errors import EpisodeLimitError
@@ -149,10 +150,15 @@ async def _outcome(call: RequestedCall, tools: Mapping[str, Tool], limits: CallL
     if not isinstance(arguments, dict):
         return "malformed", f"error: the arguments of {call.name} are {short_repr(arguments)}, not a JSON object"
     seconds = limits.seconds if tool.timeout_seconds is None else tool.timeout_seconds
-    deadline = asyncio.timeout(seconds)
+    deadline = asyncio.timeout(None)
+
+    def begin(time: float) -> None:
+        with suppress(RuntimeError):  # the call was cancelled meanwhile
+            deadline.reschedule(time + seconds)
+
     try:
         async with deadline:
-            result = await resolve(tool.call(arguments))
+            result = await _result(tool, arguments, begin)
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or task.cancelling() > 0:
@@ -162,9 +168,20 @@ async def _outcome(call: RequestedCall, tools: Mapping[str, Tool], limits: CallL
         if deadline.expired():
             return "timeout", f"error: {call.name} had not ended after {seconds:g} seconds and was stopped"
         return _failure(call.name, error)
-    return "ok", await tool_content_of(
-        tool.name, result, max_characters=limits.max_characters, max_images=limits.max_images
-    )
+    try:
+        return "ok", await tool_content_of(
+            tool.name, result, max_characters=limits.max_characters, max_images=limits.max_images
+        )
+    except ToolFailedError as error:
+        return _failure(call.name, error)
+
+
+async def _result(tool: Tool, arguments: dict[str, Any], on_begin: Callable[[float], object]) -> Any:
+    """What the tool returns. `on_begin` gets the time of the event loop from which the call's time counts."""
+    if isinstance(tool.call, FunctionCall):
+        return await tool.call.call(arguments, on_begin)
+    on_begin(asyncio.get_running_loop().time())
+    return await resolve(tool.call(arguments))
 
 
 def _failure(name: str, error: Exception | SystemExit) -> tuple[str, str]:

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from renderers.messages import PART_TYPES, Content
-from rollouts.environments.tools.errors import ToolResultError
+from rollouts.environments.tools.errors import ToolFailedError, ToolResultError
 from rollouts.error_texts import as_unicode, describe_exception, short_repr
 from rollouts.thread_calls import call_on_thread
 
@@ -28,7 +28,8 @@ def tool_content(tool: str, result: Any, *, max_characters: int, max_images: int
 
     Text of more than `max_characters` characters in all is cut off, and images beyond `max_images` are left out; a text
     in the message says so. Raises `ToolResultError` for a value that cannot be written as JSON, for a text part whose
-    `text` is no str, and for an array that has the shape of an image and not its dtype.
+    `text` is no str, and for an array that has the shape of an image and not its dtype. Raises `ToolFailedError` for an
+    image without pixels, which the arguments of a call may lead to: the part of a photo that lies beside it.
     """
     if not isinstance(result, (list, tuple)) or not any(map(_is_content, result)):
         if isinstance(result, str):
@@ -53,8 +54,11 @@ def _part(tool: str, item: Any) -> dict[str, Any]:
     if _is_part(item):
         if item["type"] == "text" and not isinstance(item["text"], str):
             raise ToolResultError(tool, f'returned a text part whose "text" is {short_repr(item["text"])}; pass a str')
+        if item["type"] == "image" and _is_image(item["image"]):
+            _check_has_pixels(tool, item["image"])
         return dict(item)
     if _is_image(item):
+        _check_has_pixels(tool, item)
         return {"type": "image", "image": item}
     text = item if isinstance(item, str) else _json(tool, item)
     return {"type": "text", "text": text}
@@ -76,6 +80,17 @@ def _is_image(item: Any) -> bool:
     if isinstance(item, np.ndarray):
         return item.dtype == np.uint8 and (item.ndim == 2 or (item.ndim == 3 and item.shape[2] in (1, 3, 4)))
     return isinstance(item, Image.Image)
+
+
+def _check_has_pixels(tool: str, image: Any) -> None:
+    """Raise `ToolFailedError` for an empty file, and for an image or an array that is 0 pixels wide or high."""
+    if isinstance(image, (bytes, bytearray)):
+        if not image:
+            raise ToolFailedError(f"{tool} returned an image of 0 bytes")
+        return
+    height, width = image.shape[:2] if isinstance(image, np.ndarray) else (image.height, image.width)
+    if not width or not height:
+        raise ToolFailedError(f"{tool} returned an image of {width}x{height} pixels, which has nothing to see")
 
 
 def _json(tool: str, value: Any) -> str:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from pydantic import BaseModel
 
-from rollouts.environments.tools import ToolResultError
+from rollouts.environments.tools import ToolFailedError, ToolResultError
 from rollouts.environments.tools.tool_content import tool_content
 
 PIXELS = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
@@ -111,6 +111,23 @@ def test_content_parts_are_passed_on():
 def test_a_value_that_no_message_can_hold_is_an_error_that_names_the_tool(value, reason):
     with pytest.raises(ToolResultError, match=f"tool 'look' {reason}" if reason.startswith("returned") else reason):
         content(value)
+
+
+@pytest.mark.parametrize(
+    ("image", "size"),
+    [
+        (Image.new("RGB", (0, 10)), "0x10 pixels"),
+        (Image.new("L", (10, 0)), "10x0 pixels"),
+        (PIXELS[2:2], "4x0 pixels"),
+        (PIXELS[:, 4:, 0], "0x4 pixels"),
+        (b"", "0 bytes"),
+    ],
+    ids=["narrow", "flat", "flat array", "narrow grey array", "file"],
+)
+def test_an_image_without_pixels_is_a_failure_that_names_the_tool_and_the_size(image, size):
+    for result in (image, ["before", image], {"type": "image", "image": image}):
+        with pytest.raises(ToolFailedError, match=f"^look returned an image of {size}"):
+            content(result)
 
 
 def test_a_value_that_contains_itself_is_an_error():

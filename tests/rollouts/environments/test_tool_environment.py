@@ -14,9 +14,10 @@ from played import PROMPT, play
 from pydantic import Field
 
 from renderers import ParsedResponse, ParsedToolCall, ToolCallParseStatus
+from renderers.daemon_threads import DaemonThreads
 from renderers.media.raw import array_to_raw
 from renderers.media.source import MediaSource
-from rollouts import SamplingParams, run_episode
+from rollouts import SamplingParams, run_episode, thread_calls
 from rollouts.environments import Tool, ToolEnvironment
 from rollouts.environments.tools import ToolDefinitionError, ToolFailedError, ToolResultError
 from rollouts.episodes.errors import EpisodeError
@@ -243,6 +244,69 @@ def test_blocking_calls_that_never_end_do_not_stop_later_ones(renderer):
     assert outcomes(trajectory) == ["timeout"] * 36 + ["ok"]
 
 
+@pytest.fixture
+def one_thread(monkeypatch):
+    threads = DaemonThreads(1, "test")
+    monkeypatch.setattr(thread_calls, "_threads", lambda: threads)
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["ends", "hangs"])
+def test_the_time_of_a_call_that_waits_for_a_thread_begins_when_a_thread_begins_it(renderer, one_thread, ends):
+    free, begun, released = threading.Event(), threading.Event(), threading.Event()
+    if ends:
+        released.set()
+
+    def occupy() -> str:
+        free.wait(30)
+        return "free"
+
+    def late() -> str:
+        begun.set()
+        released.wait(30)
+        return "ended"
+
+    async def wait_beyond_the_limit() -> str:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            assert not begun.is_set()
+            free.set()
+
+    tools = [
+        occupy,
+        Tool.from_function(late, timeout_seconds=0.5),
+        Tool.from_function(wait_beyond_the_limit, timeout_seconds=0.5),
+    ]
+    turn = call("occupy", {}) + call("late", {}) + call("wait_beyond_the_limit", {})
+    trajectory, _ = play(environment(*tools), [turn, "done"], renderer)
+    released.set()
+    assert begun.is_set()
+    assert outcomes(trajectory) == ["ok", "ok" if ends else "timeout", "timeout"]
+
+
+def test_a_call_that_is_cancelled_while_it_waits_for_a_thread_ends_at_once_and_never_runs(one_thread):
+    free, begun = threading.Event(), []
+
+    def occupy() -> None:
+        free.wait(30)
+
+    async def scenario():
+        first = asyncio.create_task(Tool.from_function(occupy).call({}))
+        tools = environment(Tool.from_function(lambda: begun.append("late"), name="late"))
+        await tools.reset(0)
+        function = {"name": "late", "arguments": {}}
+        message = {"role": "assistant", "content": "", "tool_calls": [{"id": "x", "function": function}]}
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(tools.step(message), 0.01)
+        assert not free.is_set()
+        free.set()
+        await first
+        await Tool.from_function(lambda: begun.append("next"), name="next").call({})
+
+    asyncio.run(scenario())
+    assert begun == ["next"]
+
+
 def test_a_tool_that_raises_a_timeout_itself_has_failed(renderer):
     async def slow() -> str:
         raise TimeoutError("no answer")
@@ -332,6 +396,32 @@ def test_a_result_that_no_message_can_hold_fails_the_episode(renderer):
         play(environment(odd), [call("odd", {}), "done"], renderer)
     assert isinstance(caught.value.__cause__.__cause__, ToolResultError)
     assert caught.value.trajectory.num_turns == 1
+
+
+def crop(left: int, top: int, right: int, bottom: int) -> np.ndarray:
+    """Crop the image."""
+    return np.full((400, 400, 3), 200, np.uint8)[top:bottom, left:right]
+
+
+@pytest.mark.parametrize("kind", ["image", "list"])
+def test_an_image_without_pixels_is_answered_with_the_tool_and_the_size(renderer, kind):
+    tool = crop if kind == "image" else Tool.from_function(lambda: ["here: ", IMAGE[:0]], name="crop")
+    arguments = {"left": 5, "top": 0, "right": 5, "bottom": 10} if kind == "image" else {}
+    trajectory, _ = play(environment(tool), [call("crop", arguments), "done"], renderer)
+    size = "0x10" if kind == "image" else "32x0"
+    assert answers(trajectory)[0][2] == f"error: crop returned an image of {size} pixels, which has nothing to see"
+    assert outcomes(trajectory) == ["failed"]
+
+
+@pytest.mark.parametrize("bridged", [True, False])
+def test_an_image_that_the_renderer_refuses_is_named_with_its_tool(renderer, monkeypatch, bridged):
+    if not bridged:
+        monkeypatch.setattr(type(renderer), "bridge_to_next_turn", lambda *args, **options: None)
+    turn = call("add", {"a": 1}) + call("crop", {"left": 0, "top": 0, "right": 1, "bottom": 300})
+    with pytest.raises(
+        EpisodeError, match=r"(for|of) turn 0, the result of tool 'crop': message \d, part 0: 1x300 pixels"
+    ):
+        play(environment(add, crop), [turn, "done"], renderer)
 
 
 def test_a_scoring_function_that_fails_is_named_and_the_turns_are_kept(renderer):

@@ -7,12 +7,12 @@ import enum
 import functools
 import json
 import pickle
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from renderers.messages import check_tools
 from rollouts.environments import Tool
@@ -23,6 +23,10 @@ from rollouts.errors import ArgumentError
 class Colour(enum.Enum):
     RED = "red"
     BLUE = "blue"
+
+
+class Level(enum.StrEnum):
+    LOW = "low"
 
 
 class Point(BaseModel):
@@ -123,6 +127,55 @@ def test_arguments_arrive_as_the_annotated_types():
     )
 
 
+class StrictBox(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    made: datetime.date
+    colour: Colour
+    corners: tuple[int, int] = (0, 0)
+
+
+def test_arguments_that_fit_the_schema_are_accepted_by_strict_types_and_literals():
+    def show(
+        box: StrictBox, when: Annotated[datetime.date, Field(strict=True)], level: Literal[Level.LOW, "all"]
+    ) -> str:
+        return repr((box, when, level))
+
+    arguments = {
+        "box": {"made": "2030-01-02", "colour": "red", "corners": [1, 2]},
+        "when": "2030-01-03",
+        "level": "low",
+    }
+    box = StrictBox(made=datetime.date(2030, 1, 2), colour=Colour.RED, corners=(1, 2))
+    assert called(show, arguments) == repr((box, datetime.date(2030, 1, 3), Level.LOW))
+    with pytest.raises(ToolArgumentsError) as caught:
+        called(show, {**arguments, "when": 3, "box": {**arguments["box"], "corners": ["1", 2]}})
+    assert caught.value.problems == [
+        "box.corners.0: Input should be a valid integer, not '1'",
+        "when: Input should be a valid date, not 3",
+    ]
+
+
+def anything(value: Any, number: int = 0) -> Any:
+    return value
+
+
+@pytest.mark.parametrize("value", ["\ud800", {"\ud800": 1}, float("inf"), 2**70, 10**5000, Colour.RED], ids=type)
+def test_an_argument_that_json_may_not_hold_arrives_as_it_is(value):
+    assert called(anything, {"value": value}) == value
+    with pytest.raises(ToolArgumentsError, match="number: Input should be a valid integer"):
+        called(anything, {"value": value, "number": "x"})
+
+
+@pytest.mark.parametrize("depth", [300, 100_000])
+def test_arguments_that_are_nested_too_deeply_are_refused(depth):
+    value = []
+    for _ in range(depth):
+        value = [value]
+    with pytest.raises(ToolArgumentsError, match=r"the arguments (cannot be read: .*recursion limit|are nested too)"):
+        called(anything, {"value": value})
+
+
 def test_defaults_are_those_of_the_function_and_not_copies():
     marker = []
 
@@ -196,6 +249,21 @@ class Opaque: ...
 def opaque(a: Opaque) -> None: ...
 
 
+def literal_member(a: list[Literal[Colour.RED]]) -> None: ...
+
+
+def field_default(n: int = Field(5, gt=1)) -> None: ...
+
+
+def required_field(n: int = Field(gt=1)) -> None: ...
+
+
+def default_of_field(n: Annotated[int, Field(5, gt=1)]) -> None: ...
+
+
+def class_variable(n: Annotated[ClassVar[int], "how many"] = 1) -> None: ...
+
+
 class Tree(BaseModel):
     children: list["Tree"] = []
 
@@ -212,6 +280,11 @@ def recursive(tree: Tree) -> None: ...
         (positional, "parameter 'a' is positional-only"),
         (unknown, "its annotations cannot be read: NameError: name 'Missing' is not defined"),
         (opaque, "pydantic cannot read an annotation"),
+        (literal_member, r"<Colour.RED: 'red'>, which JSON cannot hold; write Literal\['red'\], the whole enum Colour"),
+        (field_default, r"'n' is a pydantic Field.* write .* n: Annotated\[the type, Field\(...\)\] = 5$"),
+        (required_field, r"'n' is a pydantic Field.* write .* n: Annotated\[the type, Field\(...\)\]$"),
+        (default_of_field, "the Field of parameter 'n' has a default, and the function has none"),
+        (class_variable, r"parameter 'n' is annotated .*ClassVar\[int\].*, which is not a type of an argument"),
         (recursive, "the type Tree contains itself"),
         (functools.partial(look, copy=1), "is not a function or method"),
         ("look", "is not a function or method"),
@@ -239,6 +312,18 @@ def test_a_wrong_field_of_a_tool_is_refused(field, value):
     fields = {"name": "look", "description": "", "parameters": {}, "call": look, field: value}
     with pytest.raises(ArgumentError, match=f"{field} is "):
         Tool(**fields)
+
+
+def test_a_field_in_an_annotation_checks_an_argument_and_leaves_the_default_to_the_function():
+    def repeat(n: Annotated[int, Field(gt=1)] = 5) -> int:
+        return n
+
+    assert Tool.from_function(repeat).parameters["properties"] == {
+        "n": {"type": "integer", "exclusiveMinimum": 1, "default": 5}
+    }
+    assert [called(repeat, {}), called(repeat, {"n": 2})] == [5, 2]
+    with pytest.raises(ToolArgumentsError, match="n: Input should be greater than 1, not 0"):
+        called(repeat, {"n": 0})
 
 
 def test_methods_of_many_objects_share_one_schema_and_keep_their_objects():
