@@ -127,10 +127,12 @@ def test_what_one_file_lacks_is_taken_from_the_others_and_not_run_again(tmp_path
 
 
 def test_a_line_that_is_computed_from_a_record_knows_how_often_its_episodes_were_begun(tmp_path: Path) -> None:
-    path = write_run(tmp_path, FOURS + '[retry]\nmax_attempts = 2\nkinds = ["environment"]\n')
+    path = write_run(
+        tmp_path, FOURS.replace("guess_env", "flaky_env") + '[retry]\nmax_attempts = 2\nkinds = ["environment"]\n'
+    )
     source = (tmp_path / "guess_env.py").read_text().replace("NUMBER = 5\n", "BEGUN = []\n")
     fail_once = "BEGUN.append(seed)\n        if len(BEGUN) == 1:\n            raise RuntimeError\n        return "
-    (tmp_path / "guess_env.py").write_text(source.replace("return ", fail_once, 1))
+    (tmp_path / "flaky_env.py").write_text(source.replace("return ", fail_once, 1))
     assert run(path).exit_code == 0
     before = figures_of(tmp_path)
     assert sorted(count for row in before.values() for count in row["attempts"]) == [1, 1, 1, 2]
