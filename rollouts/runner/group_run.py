@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
+from typing import Self
 
 import numpy as np
 
@@ -76,10 +77,25 @@ class GroupRun:
         self._group: Group | None = None
         self._is_recorded = False
         self._started_at: float | None = None
+        self._seconds = 0.0  # of a group that an earlier process ran
         for index, attempt in recorded.items():
             self._attempts[index] = attempt.attempt + 1
             if attempt.final:
                 self._ended[index] = attempt.episode
+
+    @classmethod
+    def ended(cls, task: Task, settings: GroupSettings, episodes: Sequence[Trajectory]) -> Self:
+        """A group of which an earlier process has run all episodes; it has not recorded how often each was begun.
+
+        That is part of their ids.
+        """
+        recorded = {
+            index: RecordedAttempt(_attempt_of(episode.episode_id), True, episode)
+            for index, episode in enumerate(episodes)
+        }
+        run = cls(task, settings, recorded)
+        run._seconds = max(episode.seconds for episode in episodes)
+        return run
 
     def claim(self) -> None:
         """Claim capacity for the episodes that are left, before `run`."""
@@ -141,7 +157,7 @@ class GroupRun:
         """Run the episodes, compute the rewards of the group and record it. Raises `GroupFailedError`."""
         await self._run_episodes()
         if self._group is None:
-            self._group = await self._make_group()
+            self._group = await self.make_group()
         journal = self._settings.journal
         if journal is not None and not self._is_recorded:
             self._is_recorded = True  # a cancelled call of the journal is carried out nevertheless
@@ -235,7 +251,7 @@ class GroupRun:
             self._seed = derived_seed(settings.seed, "environment", task.task_id)
         sampling_seed = derived_seed(settings.seed, "sampling", task.task_id, index, attempt)
         return EpisodeJob(
-            episode_id=f"{task.task_id}/{index}.{attempt}",
+            episode_id=_episode_id(task.task_id, index, attempt),
             task=task,
             index=index,
             attempt=attempt,
@@ -253,7 +269,8 @@ class GroupRun:
         """An episode begins to wait for the engine when it sends a request, until it has the completion."""
         self._requested[index] = self._settings.history.current_place if waits else None
 
-    async def _make_group(self) -> Group:
+    async def make_group(self) -> Group:
+        """The group, after all its episodes have ended. Raises `GroupFailedError`."""
         settings, task_id = self._settings, self.task.task_id
         episodes = self.ended_episodes
         try:
@@ -271,9 +288,19 @@ class GroupRun:
             rewards=own + scores.rewards,
             reward_parts={"environment": own, **reward_parts(episodes), **scores.parts},
             oldest_version="" if oldest is None else settings.history.name_of(oldest),
-            seconds=time.monotonic() - (self._started_at or 0.0),
+            seconds=self._seconds if self._started_at is None else time.monotonic() - self._started_at,
         )
 
 
 def _oldest(places: Sequence[int | None]) -> int | None:
     return min((place for place in places if place is not None), default=None)
+
+
+def _episode_id(task_id: str, index: int, attempt: int) -> str:
+    return f"{task_id}/{index}.{attempt}"
+
+
+def _attempt_of(episode_id: str) -> int:
+    """The attempt that an id names; 0 for an id of another form."""
+    attempt = episode_id.rpartition(".")[2]
+    return int(attempt) if attempt.isascii() and attempt.isdigit() else 0

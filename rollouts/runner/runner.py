@@ -12,13 +12,14 @@ from typing import Any, Self
 from renderers import Renderer, RendererPool
 from rollouts.engines.protocol import Engine, InFlight, SamplingParams
 from rollouts.episodes.limits import EpisodeLimits
+from rollouts.errors import ArgumentError
 from rollouts.rewards import GroupReward
 from rollouts.runner.arguments import check_counts, check_options, check_place
 from rollouts.runner.capacity import Capacity
 from rollouts.runner.errors import RunnerArgumentError, RunnerClosedError
 from rollouts.runner.events import Listener
 from rollouts.runner.group import Group
-from rollouts.runner.group_run import GroupSettings
+from rollouts.runner.group_run import GroupRun, GroupSettings
 from rollouts.runner.journal import Journal
 from rollouts.runner.journal.recorder import ResumedRun
 from rollouts.runner.modes import Demand, Mode, Synchronous
@@ -27,7 +28,8 @@ from rollouts.runner.retries import RetryPolicy
 from rollouts.runner.schedule import Schedule, SkipGroup
 from rollouts.runner.task_source import Tasks, TaskSource
 from rollouts.runner.weight_updates import WeightUpdates
-from rollouts.task import MakeEnvironment
+from rollouts.task import MakeEnvironment, Task
+from rollouts.trajectory.tree import Trajectory
 from rollouts.workers.episode_worker import EpisodeWorker
 from rollouts.workers.protocol import Workers
 
@@ -189,6 +191,28 @@ class Runner:
                 return
         if self._journal is not None:  # of a stream that has ended
             await self._journal.delivered(group.task.task_id)
+
+    async def resume(self) -> None:
+        """Read what earlier processes have recorded in the journal, which otherwise the first group does.
+
+        Raises `JournalOfAnotherRunError` and the other errors of `Journal.resume`.
+        """
+        self._check_open()
+        await self._resume_journal()
+
+    async def group_of(self, task: Task, episodes: Sequence[Trajectory]) -> Group:
+        """The group of episodes that an earlier process ran and stored, with the rewards that this runner gives it.
+
+        Its `seconds` are those of its longest episode. The journal records nothing of it. Raises `GroupFailedError`
+        where a group reward fails, and `ArgumentError` for another number of episodes than that of a group.
+        """
+        await self.resume()
+        size = self._settings.group_size
+        if len(episodes) != size:
+            raise ArgumentError(
+                "episodes", len(episodes), f"the group of task {task.task_id!r:.80} has {size} episodes"
+            )
+        return await GroupRun.ended(task, self._settings, episodes).make_group()
 
     # Weights.
 

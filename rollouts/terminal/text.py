@@ -51,6 +51,11 @@ def print_note(message: str) -> None:
     _print_on_stderr(f"note: {message}")
 
 
+def print_warning(message: str) -> None:
+    """As `print_error`, for what went wrong and did not end the command."""
+    _print_on_stderr(f"warning: {message}")
+
+
 def _print_on_stderr(message: str) -> None:
     with contextlib.suppress(OSError):
         Console(stderr=True).print(Text(printable_line(message)), soft_wrap=True)

@@ -65,6 +65,19 @@ def test_records_come_back_in_order_by_index_and_by_iteration(path: Path) -> Non
             reader[4]
 
 
+def test_a_record_can_be_read_without_the_bytes_of_its_media(path: Path) -> None:
+    write(path, {"id": "first", "image": IMAGE}, [OTHER])
+    flip(path, path.read_bytes().index(bytes(IMAGE.data)))
+    with RecordReader(path) as reader:
+        record = reader.without_media(0)
+        assert record == {"id": "first", "image": IMAGE}  # sources are equal where their digests are
+        assert record["image"].nbytes == 0
+        assert reader[1][0].data == OTHER.data
+        assert reader.without_media(-1)[0].nbytes == 0
+        with pytest.raises(ChecksumError):
+            reader[0]
+
+
 def test_an_image_shared_by_records_is_stored_once_and_read_as_one_object(path: Path) -> None:
     write(path, [IMAGE, IMAGE], {"again": MediaSource.of(bytes(IMAGE.data)), "new": OTHER}, IMAGE)
     assert path.read_bytes().count(bytes(IMAGE.data)) == 1

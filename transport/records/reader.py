@@ -100,6 +100,15 @@ class RecordReader:
         except MissingMediaError as error:
             raise self._media_lost(record, error.digest) from error
 
+    def without_media(self, index: int) -> Any:
+        """Record `index`, whose media have their digests and no bytes: these are not read, and not verified.
+
+        For ids and figures of records; do not store the object again. Raises the other errors of reading the record.
+        """
+        return codec.decode(
+            self._contents(self._record(index)), limits=self._limits, find_media=lambda digest: MediaSource(digest, b"")
+        )
+
     def __iter__(self) -> Iterator[Any]:
         for number in range(len(self)):
             yield self[number]

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from rollouts.errors import RolloutsError
-from rollouts.terminal.text import print_error, print_line
+from rollouts.terminal.text import counted, print_error, print_line, print_warning
 
 if TYPE_CHECKING:
     from rollouts.cli.run.execution import MakeWorkers
@@ -97,7 +97,7 @@ def _run(
     """Run, then write and print the summary, also after Ctrl-C and an error of the run."""
     from rollouts.cli.report.command import write_report_at_the_end
     from rollouts.cli.run.execution import Execution
-    from rollouts.cli.run.group_files import read_group_rows
+    from rollouts.cli.run.group_rows import read_group_rows
     from rollouts.cli.run.summary import print_summary, summarise, write_summary
     from rollouts.runner.journal import JournalInUseError, JournalOfAnotherRunError
     from rollouts.terminal.interrupt_deadline import exit_interrupted
@@ -109,7 +109,7 @@ def _run(
     )
 
     def report(*, complete: bool, report_seconds: float = REPORT_SECONDS) -> dict[str, Any]:
-        rows = read_group_rows(output.metrics)
+        rows = (row.values for row in read_group_rows(output.metrics))
         seconds = time.monotonic() - started
         summary = summarise(rows, complete=complete, seconds=seconds, metrics=execution.metrics())
         print_summary(summary, console)
@@ -137,7 +137,14 @@ def _run(
             except (OSError, RolloutsError) as error:  # on a full disk nothing can be written, the summary included
                 print_error(f"{output.summary} was not written: {error}")
         raise
-    summary = report(complete=True)
+    missing = execution.missing_tasks()
+    summary = report(complete=not missing)
+    if missing:
+        named = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+        print_warning(
+            f"the groups of {counted(len(missing), 'task')} were lost, and the tasks were not run again, because the "
+            f"source or --limit leaves them out: {named}"
+        )
     if summary["episodes"] and summary["failed"] == summary["episodes"]:
         print_error("every episode failed; the summary has the errors")
         raise typer.Exit(1)

@@ -13,6 +13,7 @@ from rich.console import Console
 from rollouts.cli.run.group_files import GroupFiles
 from rollouts.cli.run.output_directory import OutputDirectory
 from rollouts.cli.run.parts import RunParts
+from rollouts.cli.run.stored_groups import StoredGroups
 from rollouts.engines.protocol import Engine
 from rollouts.observability import (
     EngineMonitor,
@@ -32,7 +33,9 @@ from rollouts.run_config.engines import connect
 from rollouts.run_config.tasks import TaskSource, first_tasks
 from rollouts.runner.journal import Journal
 from rollouts.runner.runner import Runner
+from rollouts.task import Task
 from rollouts.terminal.interrupt_deadline import run_with_deadline
+from rollouts.terminal.text import counted, print_note
 from rollouts.workers.protocol import Workers
 
 #: Returns the context in which workers run the episodes of a run.
@@ -68,6 +71,7 @@ class Execution:
         self._resume_command = resume_command
         self._make_workers = make_workers
         self._metrics: RunMetrics | None = None
+        self._journal: Journal | None = None
 
     def run(self) -> None:
         """Run, and write every group as it finishes. Called once, in the main thread.
@@ -87,6 +91,10 @@ class Execution:
         """The metrics of the runner by name (`rollouts.observability.METRICS`); empty before it began."""
         return {} if self._metrics is None else dict(self._metrics.metrics())
 
+    def missing_tasks(self) -> list[str]:
+        """Tasks whose groups an earlier process wrote, the files have lost, and this process has not written again."""
+        return [] if self._journal is None else sorted(self._journal.lost)
+
     async def _run(self, engine: Engine | None) -> None:
         async with AsyncExitStack() as opened:
             sources: list[Source] = []
@@ -105,15 +113,27 @@ class Execution:
         journal = Journal.open(self._output.journal, configuration=parts.journal_configuration())
         async with AsyncExitStack() as opened:
             opened.push_async_callback(journal.close)  # the runner closes it, if it comes to that
+            stored = StoredGroups(self._output)
+            journal.count_as_delivered(stored.task_ids, lost=stored.without_record)
+            self._journal = journal
             sinks = self._sinks()
             self._metrics = metrics = RunMetrics(sources=sources)
             waits = WaitWatcher(threshold_seconds=_LONG_WAIT_SECONDS)
             runner = parts.make_runner(place, journal=journal, listeners=[metrics, waits])
             progress = ProgressDisplay(metrics, total_groups=limit, console=self._console)
             history = MetricHistory(metrics, sinks, first_step=last_step(self._output.runner_metrics))
-            with GroupFiles(self._output) as files, waits, history, progress:
+            with waits, history, progress:
                 async with runner:
-                    await _write_groups(runner, tasks, files)
+                    await runner.resume()
+                    if lost := journal.lost:
+                        print_note(
+                            f"trajectories.mmr has lost the groups of {counted(len(lost), 'task')}; "
+                            "they are written again from the journal, or run again"
+                        )
+                    stored.remove_rows_without_record()
+                    with GroupFiles(self._output) as files:
+                        await _complete_rows(runner, stored, files)
+                        await _write_groups(runner, tasks, files)
 
     def _sinks(self) -> list[MetricSink]:
         """Where the metrics of the runner are written. Raises `MissingExtraError` and `RunConfigError`."""
@@ -125,6 +145,15 @@ class Execution:
             with self._parts.file.naming("output", "wandb"):
                 sinks.append(WandbSink(**output.wandb.model_dump(), directory=self._output.path))
         return [JsonLinesSink(self._output.runner_metrics), *sinks]
+
+
+async def _complete_rows(runner: Runner, stored: StoredGroups, files: GroupFiles) -> None:
+    """Write the lines that `metrics.jsonl` has lost, or that a process was killed before it had written."""
+    for task_id, episodes in stored.groups_without_row():
+        files.write_row(await runner.group_of(Task(task_id), episodes))
+    if stored.without_row:
+        count = counted(len(stored.without_row), "group")
+        print_note(f"metrics.jsonl lacked the lines of {count}; they were computed from trajectories.mmr")
 
 
 async def _write_groups(runner: Runner, tasks: TaskSource, files: GroupFiles) -> None:

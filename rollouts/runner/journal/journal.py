@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
@@ -73,6 +73,28 @@ class Journal:
             raise ArgumentError("path", path, "pass the path of the journal's directory")
         directory = Path(path)
         return cls(Recorder(str(directory), JournalFiles(directory), fsync=fsync), plain)
+
+    def count_as_delivered(self, task_ids: Collection[str], *, lost: Collection[str] = ()) -> None:
+        """Say of which tasks the consumer has the groups. They and no others count as delivered, as recorded or not.
+
+        For a consumer that stores the groups: after a power cut, journal and store may have lost different ones. A
+        group that only the store has is not delivered again. One that only the journal has is delivered again; where
+        the journal has lost it too, its task is run again. Discarded groups stay discarded. `lost` are tasks of which
+        the consumer knows that it had the groups. Called before the runner begins.
+
+        Raises `JournalError` after `resume`.
+        """
+        if self._resumed:
+            raise JournalError(self.path, "a runner uses it already; call count_as_delivered before the runner begins")
+        self._recorder.count_as_delivered(task_ids, lost)
+
+    @property
+    def lost(self) -> frozenset[str]:
+        """After `resume`, tasks whose groups the consumer had and `count_as_delivered` did not name.
+
+        Those that are delivered again, or discarded, are no longer among them.
+        """
+        return self._recorder.lost
 
     async def resume(self, configuration: Mapping[str, Any] = MappingProxyType({})) -> ResumedRun:
         """What is left of earlier processes. Called once, by the runner, before anything else.

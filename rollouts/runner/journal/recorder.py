@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -57,10 +58,23 @@ class Recorder:
         self._files = files
         self._fsync = fsync
         self._to_read: set[str] = set()  # tasks of earlier processes whose records may still be read
+        self._received: frozenset[str] | None = None  # what the consumer has, where it has said so
+        self._lost: set[str] = set()  # what was delivered, and the consumer does not have
+
+    def count_as_delivered(self, task_ids: Collection[str], lost: Collection[str]) -> None:
+        self._received = frozenset(task_ids)
+        self._lost.update(lost)
+
+    @property
+    def lost(self) -> frozenset[str]:
+        return frozenset(self._lost - self.history.closed)
 
     def resume(self, configuration: dict[str, Any]) -> ResumedRun:
         for entry in self._files.read_entries():
-            self.history.apply(entry)
+            if isinstance(entry, JournalClosed) and self._is_lost(entry):
+                self._lost.add(entry.task_id)
+            else:
+                self.history.apply(entry)
         recorded = self.history.configuration
         if recorded is None:
             self._check_begun()
@@ -70,6 +84,8 @@ class Recorder:
             self.history.configuration = configuration
         elif found := differences(recorded, configuration):
             raise JournalOfAnotherRunError(self.path, found)
+        for task_id in self._received or ():
+            self.history.apply(JournalClosed(task_id))
         self._forget_unreadable()
         resumed = ResumedRun(
             tuple(self.history.undelivered),
@@ -80,6 +96,10 @@ class Recorder:
         self._to_read = {*resumed.undelivered, *resumed.unfinished}
         self._release_reader()
         return resumed
+
+    def _is_lost(self, entry: JournalClosed) -> bool:
+        """Whether a group was delivered, as an entry says, to a consumer that does not have it."""
+        return not entry.reason and self._received is not None and entry.task_id not in self._received
 
     # Recording.
 

@@ -1,10 +1,18 @@
-"""A valid configuration with its files, and changed forms of it."""
+"""A valid configuration with its files, changed forms of it, and what `rollouts run` writes for it."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
+from click.testing import Result
+from typer.testing import CliRunner
+
+from rollouts.cli.main import app
 from rollouts.testing import tiny_qwen3_vl
+from rollouts.trajectory.tree import Trajectory
+from transport import read_records
 
 CONFIG = """\
 # A valid configuration.
@@ -39,6 +47,8 @@ max_turns = 4
 [output]
 directory = "out"
 """
+
+FOURS = CONFIG.replace('["4", "7"]', '["4"]')  # task "four" is solved in one turn; "seven" is not solved in two
 
 ENVIRONMENT = '''\
 """Guess a number."""
@@ -83,3 +93,20 @@ def changed(old: str, new: str) -> tuple[str, int]:
     assert CONFIG.count(old) == 1, old
     before, _, after = CONFIG.partition(old)
     return before + new + after, (before + new).count("\n") + 1
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["run", *map(str, arguments)])
+
+
+def rows_of(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (directory / "out/metrics.jsonl").read_text().splitlines()]
+
+
+def groups_of(directory: Path) -> list[list[Trajectory]]:
+    return list(read_records(directory / "out/trajectories.mmr"))
+
+
+def summary_of(directory: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((directory / "out/summary.json").read_text())
+    return summary

@@ -3,42 +3,20 @@
 from __future__ import annotations
 
 import errno
-import json
 import re
 import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
-from run_config_files import CONFIG, changed, write_run
+from run_config_files import CONFIG, FOURS, changed, groups_of, rows_of, run, summary_of, write_run
 from typer.testing import CliRunner
 
 from rollouts.cli.main import app
 from rollouts.cli.run.group_files import GroupFiles
 from rollouts.engines.vllm.http.limits import HttpLimits
 from rollouts.runner.group import Group
-from rollouts.trajectory.tree import Trajectory
-from transport import RecordWriter, read_records
-
-FOURS = CONFIG.replace('["4", "7"]', '["4"]')  # task "four" is solved in one turn; "seven" is not solved in two
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["run", *map(str, arguments)])
-
-
-def rows_of(directory: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (directory / "out/metrics.jsonl").read_text().splitlines()]
-
-
-def groups_of(directory: Path) -> list[list[Trajectory]]:
-    return list(read_records(directory / "out/trajectories.mmr"))
-
-
-def summary_of(directory: Path) -> dict[str, Any]:
-    summary: dict[str, Any] = json.loads((directory / "out/summary.json").read_text())
-    return summary
+from transport import RecordWriter
 
 
 def test_a_run_writes_every_group_once_with_its_figures(tmp_path: Path) -> None:

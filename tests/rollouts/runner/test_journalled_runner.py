@@ -17,6 +17,7 @@ from rollouts.runner import (
     Asynchronous,
     Group,
     Journal,
+    JournalError,
     JournalInUseError,
     JournalOfAnotherRunError,
     JournalWriteError,
@@ -92,6 +93,35 @@ async def test_an_acknowledged_group_is_not_delivered_again(renderer: Any, tmp_p
         group = await anext(runner.stream(tasks(1)))
         await runner.acknowledge(group)
     assert await received(renderer, tmp_path, 1) == []
+
+
+async def test_the_groups_that_the_consumer_has_are_those_that_it_says_whatever_the_journal_has(
+    renderer: Any, tmp_path: Path
+) -> None:
+    whole = await received(renderer, tmp_path, 4)
+    journal = Journal.open(tmp_path / "journal")
+    journal.count_as_delivered({"t0", "t1", "t9"})
+    async with make_runner(renderer, journal=journal) as runner:
+        await runner.resume()
+        assert journal.lost == {"t2", "t3"}
+        with pytest.raises(JournalError, match="before the runner begins"):
+            journal.count_as_delivered({"t0"})
+        groups = [group async for group in runner.stream(tasks(4))]
+    assert journal.lost == frozenset()
+    before = {group.task.task_id: digest_of(group) for group in whole}
+    assert {group.task.task_id: digest_of(group) for group in groups} == {name: before[name] for name in ("t2", "t3")}
+    assert await received(renderer, tmp_path, 4) == []
+
+
+async def test_a_runner_makes_the_group_of_episodes_that_were_stored(renderer: Any, tmp_path: Path) -> None:
+    (group,) = await received(renderer, tmp_path, 1)
+    async with journalled(renderer, tmp_path) as runner:
+        again = await runner.group_of(Task(group.task.task_id), group.episodes)
+        assert again.rewards.tolist() == group.rewards.tolist()
+        assert (again.attempts, again.oldest_version) == (group.attempts, group.oldest_version)
+        assert again.seconds == max(episode.seconds for episode in group.episodes)
+        with pytest.raises(ArgumentError, match="episodes"):
+            await runner.group_of(group.task, group.episodes[1:])
 
 
 async def test_the_groups_of_a_collect_are_delivered_again_until_the_next_collect(

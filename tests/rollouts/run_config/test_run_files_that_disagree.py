@@ -1,0 +1,217 @@
+"""`rollouts run --resume` where journal, trajectories and metrics have lost different groups, as after a power cut."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_config_files import FOURS, groups_of, rows_of, run, summary_of, write_run
+
+from rollouts.runner.journal.entries import JournalClosed
+from transport import RecordReader, RecordWriter
+
+NUMBERS = (4, 7, 1, 2, 3, 5)
+TASKS = [f"number {number}" for number in NUMBERS]
+GROUP_REWARD = '[[group_rewards]]\nname = "first"\nfunction = "first_env:first"\nweight = 2.0\n'
+FIRST = "def first(episodes):\n    return [1.0] + [0.0] * (len(episodes) - 1)\n"
+
+
+def write_run_of_six(directory: Path) -> Path:
+    path = write_run(directory, FOURS + GROUP_REWARD)
+    (directory / "first_env.py").write_text(FIRST)
+    lines = [json.dumps({"name": name, "number": number}) for name, number in zip(TASKS, NUMBERS, strict=True)]
+    (directory / "tasks.jsonl").write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture
+def complete_run(tmp_path: Path) -> Path:
+    """The configuration of a run of six tasks that is complete."""
+    path = write_run_of_six(tmp_path)
+    assert run(path).exit_code == 0
+    return path
+
+
+def figures_of(directory: Path) -> dict[str, dict[str, Any]]:
+    """The lines of metrics.jsonl by task, without what depends on the clock; every task has one line."""
+    rows = rows_of(directory)
+    figures = {
+        row["task_id"]: {key: value for key, value in row.items() if key not in ("time", "seconds")} for row in rows
+    }
+    assert len(figures) == len(rows)
+    return figures
+
+
+def keep_records(path: Path, keep: Callable[[Any], bool]) -> None:
+    with RecordReader(path) as reader:
+        kept = [record for record in reader if keep(record)]
+    path.unlink()
+    with RecordWriter(path) as writer:
+        for record in kept:
+            writer.append(record)
+
+
+def lose(directory: Path, file: str, tasks: Collection[str]) -> None:
+    """Lose what a file has of tasks: "journal" all of it, "deliveries" that they were delivered."""
+    out = directory / "out"
+    if file == "metrics":
+        lines = (out / "metrics.jsonl").read_text().splitlines()
+        lines = [line for line in lines if json.loads(line)["task_id"] not in tasks]
+        (out / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    elif file == "trajectories":
+        keep_records(out / "trajectories.mmr", lambda group: group[0].group_id not in tasks)
+    else:
+        kinds = object if file == "journal" else JournalClosed
+        keep_records(
+            out / "journal/entries.mmr",
+            lambda entry: not (isinstance(entry, kinds) and getattr(entry, "task_id", None) in tasks),
+        )
+
+
+LOSSES = [
+    losses
+    for count in (1, 2, 3)
+    for losses in itertools.combinations(("trajectories", "metrics", "journal", "deliveries"), count)
+    if not {"journal", "deliveries"} <= set(losses)
+]
+
+
+@pytest.mark.parametrize("losses", LOSSES, ids="+".join)
+def test_every_task_has_one_record_and_one_line_whatever_the_files_have_lost(
+    tmp_path: Path, complete_run: Path, losses: tuple[str, ...]
+) -> None:
+    before = figures_of(tmp_path)
+    for file in losses:
+        lose(tmp_path, file, TASKS[1:4])
+    assert run(complete_run, "--resume").exit_code == 0
+    assert figures_of(tmp_path) == before
+    assert sorted(group[0].group_id for group in groups_of(tmp_path)) == sorted(TASKS)
+    assert summary_of(tmp_path)["groups"] == len(TASKS)
+    assert summary_of(tmp_path)["complete"] is True
+
+
+def test_files_that_have_lost_different_tails_agree_after_the_run_is_continued(
+    tmp_path: Path, complete_run: Path
+) -> None:
+    before = figures_of(tmp_path)
+    files = [tmp_path / "out" / name for name in ("trajectories.mmr", "metrics.jsonl")]
+    files += [tmp_path / "out/journal" / name for name in ("entries.mmr", "episodes.mmr")]
+    shutil.copytree(tmp_path / "out", tmp_path / "whole")
+    for kept in itertools.islice(itertools.permutations((0.4, 0.6, 0.8, 1.0)), 0, None, 3):
+        shutil.rmtree(tmp_path / "out")
+        shutil.copytree(tmp_path / "whole", tmp_path / "out")
+        for file, part in zip(files, kept, strict=True):
+            os.truncate(file, int(file.stat().st_size * part))
+        result = run(complete_run, "--resume")
+        assert result.exit_code == 0, result.stderr
+        assert figures_of(tmp_path) == before
+        assert sorted(group[0].group_id for group in groups_of(tmp_path)) == sorted(TASKS)
+
+
+def test_what_one_file_lacks_is_taken_from_the_others_and_not_run_again(tmp_path: Path, complete_run: Path) -> None:
+    lose(tmp_path, "trajectories", TASKS[:2])
+    lose(tmp_path, "metrics", TASKS[4:])
+    lose(tmp_path, "journal", TASKS[4:])
+    result = run(complete_run, "--resume")
+    assert "trajectories.mmr has lost the groups of 2 tasks" in result.stderr
+    assert "metrics.jsonl lacked the lines of 2 groups" in result.stderr
+    assert summary_of(tmp_path)["metrics"]["episodes_started"] == 0
+    assert run(complete_run, "--resume").stderr == ""
+
+
+def test_a_line_that_is_computed_from_a_record_knows_how_often_its_episodes_were_begun(tmp_path: Path) -> None:
+    path = write_run(
+        tmp_path, FOURS.replace("guess_env", "flaky_env") + '[retry]\nmax_attempts = 2\nkinds = ["environment"]\n'
+    )
+    source = (tmp_path / "guess_env.py").read_text().replace("NUMBER = 5\n", "BEGUN = []\n")
+    fail_once = "BEGUN.append(seed)\n        if len(BEGUN) == 1:\n            raise RuntimeError\n        return "
+    (tmp_path / "flaky_env.py").write_text(source.replace("return ", fail_once, 1))
+    assert run(path).exit_code == 0
+    before = figures_of(tmp_path)
+    assert sorted(count for row in before.values() for count in row["attempts"]) == [1, 1, 1, 2]
+    (tmp_path / "out/metrics.jsonl").unlink()
+    assert run(path, "--resume").exit_code == 0
+    assert figures_of(tmp_path) == before
+    assert all(row["seconds"] > 0 for row in rows_of(tmp_path))
+
+
+def test_tasks_that_are_lost_and_not_run_again_are_named_and_the_run_is_not_complete(
+    tmp_path: Path, complete_run: Path
+) -> None:
+    for file in ("trajectories", "journal"):
+        lose(tmp_path, file, TASKS[4:])
+    result = run(complete_run, "--resume", "--limit", 4)
+    (warning,) = (line for line in result.stderr.splitlines() if line.startswith("warning: "))
+    assert "the groups of 2 tasks were lost" in warning
+    assert warning.endswith("number 3, number 5")
+    assert summary_of(tmp_path)["complete"] is False
+    assert list(figures_of(tmp_path)) == [group[0].group_id for group in groups_of(tmp_path)]
+    assert run(complete_run, "--resume").exit_code == 0
+    assert summary_of(tmp_path)["complete"] is True
+    assert sorted(figures_of(tmp_path)) == sorted(TASKS)
+
+
+def test_a_group_with_a_damaged_record_is_written_again(tmp_path: Path, complete_run: Path) -> None:
+    file = tmp_path / "out/trajectories.mmr"
+    before, content = figures_of(tmp_path), file.read_bytes()
+    file.write_bytes(content.replace(b"number 1", b"number 8", 1))
+    result = run(complete_run, "--resume")
+    assert "trajectories.mmr has lost the groups of 1 task;" in result.stderr
+    assert figures_of(tmp_path) == before
+
+
+def test_files_are_not_changed_where_a_run_is_continued_with_other_values(tmp_path: Path, complete_run: Path) -> None:
+    lose(tmp_path, "trajectories", TASKS[:2])
+    lose(tmp_path, "metrics", TASKS[4:])
+    before = (tmp_path / "out/metrics.jsonl").read_bytes()
+    complete_run.write_text(complete_run.read_text().replace("weight = 2.0", "weight = 3.0"))
+    assert run(complete_run, "--resume").exit_code == 2
+    assert (tmp_path / "out/metrics.jsonl").read_bytes() == before
+
+
+DAMAGES = {
+    "bytes that are not UTF-8": (lambda line: line.replace(b"number", b"n\xffmber", 1), "not JSON"),
+    "no object": (lambda line: b"[1]", "no line of a run"),
+    "a key is missing": (lambda line: line.replace(b'"rewards"', b'"rewardz"'), "rewards: Field required"),
+    "another type": (lambda line: re.sub(rb'"attempts": \[[^]]*\]', b'"attempts": 11', line), "attempts: "),
+    "another type inside": (
+        lambda line: re.sub(rb'"rewards": \[[^]]*\]', b'"rewards": [""]', line),
+        "rewards: 0: ",
+    ),
+    "not JSON": (lambda line: line[:-5], "not JSON"),
+    "nested too deep": (lambda line: b"[" * 100_000, "not JSON"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_line_is_an_error_before_anything_is_run_and_removing_it_cures_it(
+    tmp_path: Path, damage: str
+) -> None:
+    path = write_run_of_six(tmp_path)
+    assert run(path, "--limit", 3).exit_code == 0
+    before = figures_of(tmp_path)
+    summary = summary_of(tmp_path)
+    metrics = tmp_path / "out/metrics.jsonl"
+    lines = metrics.read_bytes().splitlines()
+    change, reason = DAMAGES[damage]
+    metrics.write_bytes(b"\n".join([lines[0], change(lines[1]), lines[2]]) + b"\n")
+    result = run(path, "--resume")
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert f"{metrics}, line 2: " in line
+    assert reason in line
+    assert "remove the line" in line
+    assert summary_of(tmp_path) == summary
+    assert len(groups_of(tmp_path)) == 3
+    metrics.write_bytes(b"\n".join([lines[0], lines[2]]) + b"\n")
+    assert run(path, "--resume").exit_code == 0
+    after = figures_of(tmp_path)
+    assert sorted(after) == sorted(TASKS)
+    assert {task: after[task] for task in before} == before
