@@ -27,6 +27,7 @@ class GeneratedTurn:
     index: int
     message: Message
     sampled: SampledTurn = field(repr=False)
+    recorder: TurnRecorder = field(repr=False, compare=False)  # that of the episode
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +123,15 @@ class EpisodeContext:
 
         Raises `EpisodeArgumentError`, `EpisodeLimitError`, and what engine and renderer raise.
         """
+        _check_messages(messages)
         _check_agent(agent)
         sampling = _checked_sampling(sampling)
         if not isinstance(after, GeneratedTurn | None):
             raise EpisodeArgumentError("after", after, "pass what generate_turn returned, or None")
-        if after is not None and tools is not None:
-            raise EpisodeArgumentError("tools", tools, "leave it out with after=: the tools of that turn hold")
+        if after is not None:
+            self._check_own("after", after)
+            if tools is not None:
+                raise EpisodeArgumentError("tools", tools, "leave it out with after=: the tools of that turn hold")
         path = (*self.path, self._next_call(), 0)
         with self._running():
             try:
@@ -136,7 +140,7 @@ class EpisodeContext:
             except OVERLONG_ERRORS as error:
                 raise overlong_limit(error) from error
             self.recorder.finish_turn(sampled, environment_seconds=0.0)
-        return GeneratedTurn(agent, sampled.index, sampled.message, sampled)
+        return GeneratedTurn(agent, sampled.index, sampled.message, sampled, self.recorder)
 
     async def run_child(
         self, environment: Environment, *, agent: str, max_turns: int, seed: int | None = None
@@ -182,9 +186,21 @@ class EpisodeContext:
         return ChildEpisode(agent, indices, played.message, played.reward, done, bool(reason), reason)
 
     def record_reward(self, turn: GeneratedTurn | int, reward: float, info: Mapping[str, Any] | None = None) -> None:
-        """Set the reward and the info of a turn, in place of earlier ones. Raises as `Trajectory.record_reward`."""
-        index = turn.index if isinstance(turn, GeneratedTurn) else turn
-        self.recorder.trajectory.record_reward(reward, info or {}, turn=index)
+        """Set the reward and the info of a turn, in place of earlier ones.
+
+        Raises `EpisodeArgumentError` for a turn of another episode, and as `Trajectory.record_reward`.
+        """
+        if isinstance(turn, GeneratedTurn):
+            self._check_own("turn", turn)
+            turn = turn.index
+        self.recorder.trajectory.record_reward(reward, info or {}, turn=turn)
+
+    def _check_own(self, name: str, turn: GeneratedTurn) -> None:
+        """Raises `EpisodeArgumentError` for a turn of another episode, or of another attempt of this one."""
+        if turn.recorder is not self.recorder:
+            other = turn.recorder.trajectory.episode_id
+            rule = f"it belongs to another episode, {other!r}; pass a turn that generate_turn returned in this episode"
+            raise EpisodeArgumentError(name, turn, rule)
 
     async def _prompt(self, messages: Sequence[Message], tools: Any, agent: str, after: GeneratedTurn | None) -> Prompt:
         origin = f"generate_turn of {agent!r}"
@@ -215,6 +231,17 @@ class EpisodeContext:
             if is_outermost:
                 tasks.discard(task)
         activity.waits_for(part, turn)  # the environment again; after an error, the part that was waited for is kept
+
+
+def _check_messages(messages: object) -> None:
+    """Raises `EpisodeArgumentError` unless messages are a list of dicts; the renderer checks their contents."""
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        raise EpisodeArgumentError("messages", messages, "pass a list of messages, each a dict")
+    if not messages:
+        raise EpisodeArgumentError("messages", messages, "pass at least one message for the model to answer")
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise EpisodeArgumentError(f"messages[{index}]", message, "pass a dict with a role and a content")
 
 
 def _check_agent(agent: object) -> None:

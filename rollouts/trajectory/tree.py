@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import sys
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import NoneType
@@ -37,10 +36,11 @@ from rollouts.errors import (
 from rollouts.numbers import finite_number, whole_number
 from rollouts.trajectory.kept_chain import KeptChain
 from rollouts.trajectory.new_nodes import completion_node, media_of, prompt_node
+from rollouts.trajectory.node_index import NodeIndex
 from rollouts.trajectory.plain_copy import copied_mapping
 from rollouts.trajectory.provenance import Provenance
 from rollouts.trajectory.reported_extras import reported_extras
-from rollouts.trajectory.token_node import MediaReference, TokenNode, read_only, same_media, token_array
+from rollouts.trajectory.token_node import MediaReference, TokenNode, read_only, token_array
 from transport import EncodeError, wire_type
 from transport.wire.codec import check_encodable, is_plain
 from transport.wire.error_texts import quoted
@@ -137,15 +137,17 @@ _FIELD_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
 class _Growing:
     """What a trajectory keeps while it grows, which is not one of its fields: it is neither compared nor sent."""
 
-    __slots__ = ("_chain",)
+    __slots__ = ("_chain", "_index")
 
-    _chain: KeptChain | None
+    _chain: KeptChain | None  # while each node has been the parent of the next
+    _index: NodeIndex | None  # from the first turn on for which the chain does not do
 
     def __getstate__(self) -> tuple[dict[str, Any] | None, dict[str, Any]]:
         """The fields, for `copy` and `pickle`; `finished`, after which nothing can be set, is the last of them."""
         state: Any = object.__getstate__(self)
         attributes, slots = state  # of a subclass without slots, and all others
-        slots.pop("_chain", None)
+        for name in _Growing.__slots__:
+            slots.pop(name, None)
         return attributes, slots
 
 
@@ -275,9 +277,7 @@ class Trajectory(_Growing):
             sampled_extras = {**extras, **sampled_extras}
         added: list[TokenNode] = []
         if len(new_ids):
-            follows_completion = bool(turns) and (
-                turns[-1].node == parent or any(turn.node == parent for turn in turns)
-            )
+            follows_completion = parent >= 0 and any(turn.node == parent for turn in reversed(turns))
             path_messages = self._messages(parent) if parent >= 0 and not follows_completion else []
             num_path_messages = None if follows_completion else len(path_messages)
             added.append(
@@ -299,6 +299,8 @@ class Trajectory(_Growing):
         turns.append(turn)
         if chain is not None:
             chain.extend(added, references)
+        else:
+            object.__setattr__(self, "_chain", None)  # it lacks these nodes, and is of no more use
         return node
 
     def record_reward(self, reward: float, info: Mapping[str, Any], *, turn: int | None = None) -> None:
@@ -329,7 +331,7 @@ class Trajectory(_Growing):
     def finish(self) -> None:
         """Make the trajectory immutable. A second call does nothing."""
         if not self.finished:
-            self.nodes, self.turns, self._chain = tuple(self.nodes), tuple(self.turns), None
+            self.nodes, self.turns, self._chain, self._index = tuple(self.nodes), tuple(self.turns), None, None
             self.finished = True
 
     def _growing(self) -> tuple[list[TokenNode], list[Turn]]:
@@ -462,30 +464,16 @@ class Trajectory(_Growing):
         Where the path to `after` is such a prefix, only `after` and the nodes below it are considered. Of completions
         with the same tokens, it is the last one of `agent`, or the first one where none is the agent's.
         """
-        offsets = [reference.placeholder.offset for reference in references]
-        best, best_length = -1, 0
-        lengths: dict[int, int] = {-1: 0}  # nodes whose path is a prefix; parents come before their children
-        for index, node in enumerate(self.nodes):
-            start = lengths.get(node.parent)
-            if start is None:
-                continue
-            end = start + len(node)
-            if (
-                end <= len(prompt)
-                and np.array_equal(prompt[start:end], node.token_ids)
-                and same_media(node.media, start, references[bisect_left(offsets, start) : bisect_left(offsets, end)])
-            ):
-                lengths[index] = end
-                if index == after:
-                    lengths = {index: end}  # the nodes of other paths are considered no more
-                    best, best_length = index, end
-                elif end > best_length or (end == best_length and not self._is_other_agent(index, agent)):
-                    best, best_length = index, end
-        return best, best_length
-
-    def _is_other_agent(self, node: int, agent: str) -> bool:
-        """Whether `node` is a completion that another agent sampled."""
-        return any(turn.node == node and turn.agent != agent for turn in self.turns)
+        index: NodeIndex | None = getattr(self, "_index", None)
+        if index is None:
+            index = NodeIndex()
+            object.__setattr__(self, "_index", index)
+        index.update(self.nodes)
+        nodes, length = index.longest_prefixes(prompt, references, after)
+        if len(nodes) == 1:
+            return nodes[0], length
+        of_others = {turn.node for turn in self.turns if turn.agent != agent}
+        return next((node for node in reversed(nodes) if node not in of_others), nodes[0]), length
 
 
 def _kind_error(what: str, value: object, kind: type) -> InvalidTurnError:

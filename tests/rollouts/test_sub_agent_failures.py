@@ -184,11 +184,27 @@ def test_a_generated_turn_beyond_the_limit_ends_the_episode_truncated(renderer, 
         (lambda context: context.generate_turn([user("x")], agent=3), "agent"),
         (lambda context: context.generate_turn([user("x")], agent="c", sampling=SamplingParams(n=2)), "sampling"),
         (lambda context: context.generate_turn([user("x")], agent="c", after=0), "after"),
+        (lambda context: context.generate_turn("x", agent="c"), "messages"),
+        (lambda context: context.generate_turn(user("x"), agent="c"), "messages"),
+        (lambda context: context.generate_turn([], agent="c"), "messages"),
+        (lambda context: context.generate_turn([user("x"), "y"], agent="c"), "messages[1]"),
         (lambda context: context.run_child(Echo("sub"), agent="s", max_turns=0), "max_turns"),
         (lambda context: context.run_child(Echo("sub"), agent="s", max_turns=1, seed="x"), "seed"),
         (lambda context: context.run_child(Echo, agent="s", max_turns=1), "environment"),
     ],
-    ids=["no agent", "a number as agent", "n", "after", "max_turns", "seed", "a class"],
+    ids=[
+        "no agent",
+        "a number as agent",
+        "n",
+        "after",
+        "a text as messages",
+        "a message as messages",
+        "no messages",
+        "a text as message",
+        "max_turns",
+        "seed",
+        "a class",
+    ],
 )
 def test_wrong_arguments_are_refused_by_name_before_anything_is_sampled(renderer, engine, call, argument):
     async def work(context, assistant):
@@ -200,6 +216,37 @@ def test_wrong_arguments_are_refused_by_name_before_anything_is_sampled(renderer
     play(environment, engine, renderer)
     assert environment.result == argument
     assert len(engine.requests) == 1
+
+
+async def reward(context, turn):
+    context.record_reward(turn, 9.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "argument"),
+    [
+        (lambda context, foreign: context.generate_turn([user("x")], agent="c", after=foreign), "after"),
+        (reward, "turn"),
+    ],
+    ids=["after", "record_reward"],
+)
+def test_a_turn_of_another_episode_is_refused(renderer, engine, call, argument):
+    async def other(context, assistant):
+        return await context.generate_turn([user("of the other")], agent="c")
+
+    async def work(context, assistant):
+        await context.generate_turn([user("own")], agent="c")
+        with pytest.raises(EpisodeArgumentError, match="it belongs to another episode, 'first'; pass a turn") as caught:
+            await call(context, environment.result)
+        return caught.value.name
+
+    environment = Delegating(other)
+    play(environment, engine, renderer, episode_id="first")
+    refusing = Delegating(work)
+    trajectory = play(refusing, engine, renderer, episode_id="second")
+    assert refusing.result == argument
+    assert [turn.reward for turn in trajectory.turns] == [100.0, 0.0]
+    assert len(engine.requests) == 4
 
 
 def test_an_attach_that_raises_is_named(renderer, engine):
