@@ -113,7 +113,7 @@ class Execution:
         journal = Journal.open(self._output.journal, configuration=parts.journal_configuration())
         async with AsyncExitStack() as opened:
             opened.push_async_callback(journal.close)  # the runner closes it, if it comes to that
-            stored = StoredGroups(self._output)
+            stored = await asyncio.to_thread(StoredGroups, self._output)
             journal.count_as_delivered(stored.task_ids, lost=stored.without_record)
             self._journal = journal
             sinks = self._sinks()

@@ -12,17 +12,18 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from rollouts.cli.errors import CommandFileError
 from rollouts.cli.run.group_rows import read_group_rows
 from rollouts.cli.run.output_directory import OutputDirectory
 from rollouts.replaced_file import replaced_file
 from rollouts.trajectory.tree import Trajectory
-from transport import DecodeError, RecordReader
+from transport import DecodeError, MalformedError, RecordReader
 
 
 class StoredGroups:
     """The tasks of both files. Of a record only the position is kept. An incomplete last line is cut off.
 
-    Raises `CommandFileError` for a damaged line of `metrics.jsonl`.
+    Raises `CommandFileError` for a damaged line of `metrics.jsonl`, and where `trajectories.mmr` has no usable header.
     """
 
     def __init__(self, output: OutputDirectory) -> None:
@@ -58,7 +59,7 @@ def _tasks_of_records(path: Path) -> Iterator[tuple[str, int]]:
     """The task and the position of each record. A damaged record counts as lost."""
     if not path.exists():
         return
-    with RecordReader(path) as reader:
+    with _opened(path) as reader:
         for index in range(len(reader)):
             try:
                 record = reader.without_media(index)
@@ -66,6 +67,14 @@ def _tasks_of_records(path: Path) -> Iterator[tuple[str, int]]:
                 continue
             if isinstance(record, list) and record and isinstance(record[0], Trajectory):
                 yield record[0].group_id, index
+
+
+def _opened(path: Path) -> RecordReader:
+    try:
+        return RecordReader(path)
+    except MalformedError as error:
+        reason = "it has no usable header; delete it, and --resume writes its groups again from the journal"
+        raise CommandFileError(path, reason) from error
 
 
 def _cut_incomplete_line(path: Path) -> None:

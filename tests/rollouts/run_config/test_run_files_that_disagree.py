@@ -167,6 +167,28 @@ def test_a_group_with_a_damaged_record_is_written_again(tmp_path: Path, complete
     assert figures_of(tmp_path) == before
 
 
+def test_a_file_without_its_header_is_named_with_what_to_do(tmp_path: Path, complete_run: Path) -> None:
+    file = tmp_path / "out/trajectories.mmr"
+    before, content = figures_of(tmp_path), file.read_bytes()
+    file.write_bytes(bytes(64) + content[64:])
+    result = run(complete_run, "--resume")
+    assert result.exit_code == 2
+    assert f"{file}: it has no usable header; delete it" in result.stderr
+    file.unlink()
+    assert run(complete_run, "--resume").exit_code == 0
+    assert figures_of(tmp_path) == before
+
+
+def test_what_a_killed_process_with_the_same_number_has_left_is_replaced(tmp_path: Path, complete_run: Path) -> None:
+    left = tmp_path / f"out/.metrics.jsonl.{os.getpid()}.partial"
+    left.write_bytes(b"half a li")
+    before = figures_of(tmp_path)
+    lose(tmp_path, "trajectories", TASKS[:2])
+    assert run(complete_run, "--resume").exit_code == 0
+    assert figures_of(tmp_path) == before
+    assert not left.exists()
+
+
 def test_files_are_not_changed_where_a_run_is_continued_with_other_values(tmp_path: Path, complete_run: Path) -> None:
     lose(tmp_path, "trajectories", TASKS[:2])
     lose(tmp_path, "metrics", TASKS[4:])
