@@ -36,7 +36,8 @@ from rollouts.trajectory.provenance import Provenance  # noqa: E402
 from rollouts.trajectory.step_lists import step_processors, trajectory_from_steps  # noqa: E402
 from rollouts.trajectory.token_node import MediaReference, TokenNode  # noqa: E402
 from rollouts.trajectory.traces import trajectory_from_trace  # noqa: E402
-from rollouts.trajectory.tree import Branch, Trajectory, Turn  # noqa: E402
+from rollouts.trajectory.tree import Branch, Trajectory  # noqa: E402
+from rollouts.trajectory.turn import Turn  # noqa: E402
 
 if TYPE_CHECKING:
     from rollouts.engines.local import LocalEngine

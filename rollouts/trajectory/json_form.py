@@ -7,7 +7,8 @@ from typing import Any
 
 from rollouts.trajectory.plain_json import plain, short_float
 from rollouts.trajectory.token_node import TokenNode
-from rollouts.trajectory.tree import Trajectory, Turn
+from rollouts.trajectory.tree import Trajectory
+from rollouts.trajectory.turn import Turn
 
 #: The JSON values of the media of a node, in prompt order.
 MediaEntries = Callable[[TokenNode], list[dict[str, Any]]]

@@ -10,7 +10,6 @@ introduced it. Branches, compacted histories and sub-agents need no further rule
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import NoneType
@@ -20,10 +19,9 @@ import numpy as np
 
 from renderers import Message, MultiModalData, RenderedTokens, TemplateRenderer
 from renderers.media.item import Modality
-from renderers.media.source import MediaSource
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.completion_checks import logprobs_error, token_ids_error
-from rollouts.engines.protocol import Completion, FinishReason
+from rollouts.engines.protocol import Completion
 from rollouts.error_texts import is_unicode, short_repr
 from rollouts.errors import (
     InvalidTrajectoryError,
@@ -37,85 +35,14 @@ from rollouts.numbers import finite_number, whole_number
 from rollouts.trajectory.kept_chain import KeptChain
 from rollouts.trajectory.new_nodes import completion_node, media_of, prompt_node
 from rollouts.trajectory.node_index import NodeIndex
-from rollouts.trajectory.plain_copy import copied_mapping
 from rollouts.trajectory.provenance import Provenance
 from rollouts.trajectory.reported_extras import reported_extras
+from rollouts.trajectory.storable import check_stored, check_turn_stored, stored_copy
 from rollouts.trajectory.token_node import MediaReference, TokenNode, read_only, token_array
-from transport import EncodeError, wire_type
-from transport.wire.codec import check_encodable, is_plain
+from rollouts.trajectory.turn import Turn, is_plain_number, turn_of_checked
+from transport import wire_type
+from transport.wire.codec import is_plain
 from transport.wire.error_texts import quoted
-
-
-@wire_type("rollouts.Turn")
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One model call: the node of its completion, how it ended, and the reward and info from the environment.
-
-    `seconds` is how long the engine took. `agent` names which agent of the episode took the turn: "" is the one that
-    plays the episode's environment. Raises `InvalidTurnError` for values of another type, also when decoded.
-    """
-
-    node: int
-    finish_reason: FinishReason
-    message: Message
-    reward: float = 0.0
-    info: dict[str, Any] = field(default_factory=dict)
-    seconds: float = 0.0
-    agent: str = ""
-
-    def __post_init__(self) -> None:
-        if type(self.node) is not int or self.node < 0:
-            raise InvalidTurnError(f"a turn has the node {quoted(self.node)}; pass the index of its completion's node")
-        if not isinstance(self.finish_reason, FinishReason):
-            raise InvalidTurnError(
-                f"the turn of node {self.node} has no FinishReason, but {quoted(self.finish_reason)}"
-            )
-        if not isinstance(self.message, dict) or not isinstance(self.info, dict):
-            raise InvalidTurnError(f"the turn of node {self.node} has a message or an info that is not a dict")
-        if not _is_number(self.reward) or not _is_number(self.seconds):
-            raise InvalidTurnError(
-                f"the turn of node {self.node} has the reward {quoted(self.reward)} and the seconds "
-                f"{quoted(self.seconds)}; both are finite numbers"
-            )
-        if type(self.agent) is not str:
-            raise InvalidTurnError(f"the turn of node {self.node} has the agent {quoted(self.agent)}, which is no text")
-
-
-class _Slots:
-    """The fields of a turn before it is a `Turn`."""
-
-    __slots__ = Turn.__slots__
-
-
-def _turn_of_checked(
-    node: int,
-    finish_reason: FinishReason,
-    message: Message,
-    reward: float,
-    info: dict[str, Any],
-    seconds: float,
-    agent: str,
-) -> Turn:
-    """A turn of values that the caller has checked as `Turn` does, in a tenth of the time that a call of it takes."""
-    turn: Any = _Slots()
-    turn.node = node
-    turn.finish_reason = finish_reason
-    turn.message = message
-    turn.reward = reward
-    turn.info = info
-    turn.seconds = seconds
-    turn.agent = agent
-    turn.__class__ = Turn
-    made: Turn = turn
-    return made
-
-
-_LARGEST: Final = sys.float_info.max
-
-
-def _is_number(value: object) -> bool:
-    """Whether the value is a finite float, or an int that a float can hold. Called for every decoded turn."""
-    return (type(value) is float or type(value) is int) and -_LARGEST <= value <= _LARGEST
 
 
 class Branch(NamedTuple):
@@ -189,7 +116,7 @@ class Trajectory(_Growing):
             if not isinstance(value := getattr(self, name), types):
                 return f"{name} is a {type(value).__name__}"
         for name in ("started_at", "seconds"):
-            if not _is_number(value := getattr(self, name)):
+            if not is_plain_number(value := getattr(self, name)):
                 return f"{name} is {quoted(value)}, not a finite number"
         if type(self.seed) is not int or not -(2**63) <= self.seed < 2**63:
             return f"its seed {quoted(self.seed)} is not an integer of 64 bits"
@@ -285,12 +212,12 @@ class Trajectory(_Growing):
             )
         added.append(completion_node(len(nodes) if added else parent, completion, sampled_extras))
         node = len(nodes) + len(added) - 1
-        stored_message = cast(Message, _copied(message, f"the message of turn {len(turns)}"))
-        if type(seconds) is float and -_LARGEST <= seconds <= _LARGEST and type(agent) is str:
-            turn = _turn_of_checked(node, completion.finish_reason, stored_message, 0.0, {}, seconds, agent)
+        stored_message = cast(Message, stored_copy(message, f"the message of turn {len(turns)}"))
+        if type(seconds) is float and is_plain_number(seconds) and type(agent) is str:
+            turn = turn_of_checked(node, completion.finish_reason, stored_message, 0.0, {}, seconds, agent)
         else:
             turn = Turn(node, completion.finish_reason, stored_message, seconds=seconds, agent=agent)
-        _check_turn_stored(added, turn, f"turn {len(turns)}")
+        check_turn_stored(added, turn, f"turn {len(turns)}")
         if not turns or turns[-1].agent != agent or turns[-1].node != parent:
             latest = next((earlier.node for earlier in reversed(turns) if earlier.agent == agent), parent)
             if parent != latest:
@@ -320,13 +247,11 @@ class Trajectory(_Growing):
         if number is None:
             raise InvalidTurnError(f"the reward of turn {index} is {short_repr(reward)}; pass a finite number")
         name = f"the info of turn {index}"
-        copied = _copied(info, name)
+        copied = stored_copy(info, name)
         if not is_plain(copied):
-            _check_stored(copied, name)
+            check_stored(copied, name)
         old = turns[index]
-        turns[index] = _turn_of_checked(
-            old.node, old.finish_reason, old.message, number, copied, old.seconds, old.agent
-        )
+        turns[index] = turn_of_checked(old.node, old.finish_reason, old.message, number, copied, old.seconds, old.agent)
 
     def finish(self) -> None:
         """Make the trajectory immutable. A second call does nothing."""
@@ -499,62 +424,3 @@ def _range_error(nodes: Sequence[TokenNode]) -> str | None:
 
 def _values_error(token_ids: np.ndarray, logprobs: np.ndarray) -> str | None:
     return token_ids_error(token_ids) or logprobs_error(logprobs, len(logprobs))
-
-
-def _copied(mapping: Mapping[str, Any], name: str) -> dict[str, Any]:
-    if type(mapping) is not dict and not isinstance(mapping, Mapping):
-        raise InvalidTurnError(f"{name} is a {type(mapping).__name__}, not a dict")
-    try:
-        return copied_mapping(mapping)
-    except RecursionError as error:
-        raise InvalidTurnError(f"{name} contains itself, or is nested too deep to be stored") from error
-
-
-def _check_turn_stored(nodes: Sequence[TokenNode], turn: Turn, name: str) -> None:
-    is_plain_turn = (
-        is_plain(turn.message)
-        and (type(turn.seconds) is float or is_plain(turn.seconds))
-        and (not turn.agent or is_plain(turn.agent))
-    )
-    if not is_plain_turn or not all(map(_is_node_storable, nodes)):
-        _check_stored({"nodes": nodes, "turn": turn}, name)
-
-
-def _is_node_storable(node: TokenNode) -> bool:
-    """Whether a node can certainly be stored. Its arrays always can, and so can usual references."""
-    if node.extras:
-        return False
-    for span in node.weight_spans:
-        if type(span.start) is not int or type(span.end) is not int or not is_plain(span.version):
-            return False
-    if node.media:
-        return all(map(_is_storable, node.media)) and is_plain(_without_sources(node.messages))
-    return all(map(is_plain, node.messages))
-
-
-def _is_storable(reference: MediaReference) -> bool:
-    """Whether a reference, whose node has checked it, can be stored. Others may be storable, too."""
-    source = reference.source
-    return type(source) is MediaSource and source.digest.isascii() and reference.mm_hash.isascii()
-
-
-def _without_sources(messages: Sequence[Message]) -> list[Any]:
-    """The stored messages with None in place of the parts that hold a source."""
-    return [
-        {**message, "content": [None if _holds_source(part) else part for part in content]}
-        if isinstance(content := message.get("content"), list)
-        else message
-        for message in messages
-    ]
-
-
-def _holds_source(part: Any) -> bool:
-    """Whether a part is one that `new_nodes` has made: its type, and a source."""
-    return type(part) is dict and len(part) == 2 and type(part.get(part.get("type"))) is MediaSource
-
-
-def _check_stored(value: object, name: str) -> None:
-    try:
-        check_encodable(value, name)
-    except EncodeError as error:
-        raise InvalidTurnError(f"cannot be stored: {error}") from error

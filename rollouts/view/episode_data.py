@@ -17,7 +17,8 @@ import numpy as np
 from renderers import TemplateRenderer
 from rollouts.numbers import finite_number
 from rollouts.trajectory.token_node import MediaReference, TokenNode
-from rollouts.trajectory.tree import Trajectory, Turn
+from rollouts.trajectory.tree import Trajectory
+from rollouts.trajectory.turn import Turn
 from rollouts.view.display_json import display_json
 from rollouts.view.model_view import ModelView, model_view
 from rollouts.view.token_columns import mismatch, token_columns

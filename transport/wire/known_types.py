@@ -60,7 +60,7 @@ DECLARED_IN: Final[Mapping[str, str]] = MappingProxyType(
         "rollouts.TrainingBatch": "rollouts.training.batch.training_batch",
         "rollouts.TrainingSample": "rollouts.training.samples",
         "rollouts.Trajectory": "rollouts.trajectory.tree",
-        "rollouts.Turn": "rollouts.trajectory.tree",
+        "rollouts.Turn": "rollouts.trajectory.turn",
         "rollouts.WeightSpan": "rollouts.engines.protocol",
         "rollouts.WorkerHello": "rollouts.workers.link.messages",
         "rollouts.WorkerLeaves": "rollouts.workers.link.messages",

@@ -22,7 +22,8 @@ from rollouts.numbers import mean_and_spread
 from rollouts.terminal.table import Column, print_table
 from rollouts.terminal.text import counted, print_line, printable_line
 from rollouts.trajectory.token_node import TokenNode
-from rollouts.trajectory.tree import Trajectory, Turn
+from rollouts.trajectory.tree import Trajectory
+from rollouts.trajectory.turn import Turn
 from rollouts.trajectory_file.episodes import Episode
 
 _SNIPPET = 72
