@@ -8,6 +8,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from renderers.fork_reset import ProcessLock
 from rollouts.engines.fleet.control import FleetControl
 from rollouts.engines.fleet.fleet import EngineFleet
 from rollouts.engines.fleet.members import Member
@@ -45,6 +46,7 @@ class RoutedEngine(VLLMEngine):
     def __init__(self, router_url: str, servers: Sequence[str], **options: Any) -> None:
         if not servers:
             raise ArgumentError("servers", servers, "name the servers behind the router; control calls go to them")
+        self._session_lock = ProcessLock()
         self._session_media: OrderedDict[str, ServerMediaCache] = OrderedDict()
         self._misses: Counter[str] = Counter()
         self._forgotten_counts = MediaCacheCounts()
@@ -152,7 +154,7 @@ class RoutedEngine(VLLMEngine):
     def _media_cache_of(self, request: GenerateRequest) -> ServerMediaCache:
         if request.session_id is None:
             return ServerMediaCache()
-        with self._lock:
+        with self._session_lock:
             cache = self._session_media.setdefault(request.session_id, ServerMediaCache())
             self._session_media.move_to_end(request.session_id)
             if len(self._session_media) > _MAX_SESSIONS:

@@ -5,15 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import threading
-import time
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Self
 
 from renderers import RendererError
-from renderers.fork_reset import register_fork_reset
 from rollouts.engines.continuation import continuation, join_completions, restarts_from_prompt
 from rollouts.engines.limits import EngineLimits
 from rollouts.engines.protocol import (
@@ -45,6 +41,7 @@ from rollouts.engines.vllm.media.server_media_cache import (
     ServerMediaCache,
 )
 from rollouts.engines.vllm.resuming import ResumePolicy
+from rollouts.engines.vllm.running_requests import RunningRequests
 from rollouts.engines.vllm.wire.generate_response import Generation
 from rollouts.engines.vllm.wire.request_body import Chunks, request_body
 from rollouts.errors import (
@@ -64,16 +61,11 @@ _GENERATE = "/inference/v1/generate"
 #: The longest time that sending an abort to the server may delay a caller that is cancelled.
 _ABORT_REQUEST_SECONDS = 5.0
 
-#: A server ends an aborted request in less time. A request that has not ended after it never reached the server.
-_ABORT_EFFECT_SECONDS = 1.0
-
 #: How often a request is sent again after the server evicted its media or its response broke off.
 _MAX_RESENDS = 3
 
 #: Responses of more bytes are parsed in a thread, because parsing them would delay the other requests of the loop.
 _LARGE_RESPONSE = 256 * 2**10
-
-_Wait = tuple[asyncio.AbstractEventLoop, asyncio.Timeout]
 
 
 class VLLMEngine:
@@ -126,22 +118,13 @@ class VLLMEngine:
         self._weight_version = "default"  # vLLM's label of the weights that it was started with
         self._closed = False
         self._adapters = ServerAdapters(self._connection, self.capabilities, lambda: self._weight_version)
-        self.reset_after_fork()
-        register_fork_reset(self)
+        self._requests = RunningRequests()
         self.control = ServerControl(
             self._connection,
             self.capabilities,
             forget_media=self._media_cache.clear,
             on_weight_version=self._set_weight_version,
         )
-
-    def reset_after_fork(self) -> None:
-        """Forget the running requests: they run in the parent process."""
-        self._lock = threading.Lock()
-        # Request id -> the ids under which the server runs it (its own, or those of the continuations of its samples)
-        # -> the wait for the response.
-        self._running: dict[str, dict[str, _Wait]] = {}
-        self._aborted: set[str] = set()
 
     @property
     def base_url(self) -> str:
@@ -216,25 +199,14 @@ class VLLMEngine:
 
         A request that has not reached the server yet is ended on this side.
         """
-        with self._lock:
-            running = [request_id for request_id in request_ids if request_id in self._running]
-            self._aborted.update(running)
-        if not (left := self._aborted_exchanges(running)):
-            return
-        await self._abort_on_server(left)
-        ends = time.monotonic() + _ABORT_EFFECT_SECONDS
-        # Polling, because the requests may belong to other event loops.
-        while (left := self._aborted_exchanges(running)) and time.monotonic() < ends:  # noqa: ASYNC110
-            await asyncio.sleep(_ABORT_EFFECT_SECONDS / 50)
-        for loop, wait in left.values():
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(_expire, wait)
+        running = self._requests.mark_aborted(request_ids)
+        if server_ids := self._requests.server_ids(running):
+            await self._abort_on_server(server_ids)
+            await self._requests.expire(running)
 
     async def abort_all(self) -> None:
         """End every request of this engine, and none of other clients."""
-        with self._lock:
-            running = list(self._running)
-        await self.abort(running)
+        await self.abort(self._requests.ids())
 
     async def update_weights(
         self, weights: str | os.PathLike[str], version: str, *, in_flight: InFlight = "abort"
@@ -283,15 +255,6 @@ class VLLMEngine:
     async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
-    def _aborted_exchanges(self, request_ids: Iterable[str]) -> dict[str, _Wait]:
-        with self._lock:
-            return {
-                name: wait
-                for request_id in request_ids
-                if request_id in self._aborted
-                for name, wait in self._running[request_id].items()
-            }
-
     # One request.
 
     async def _generate(self, request: GenerateRequest, listen: TokenListener | None) -> GenerateResult:
@@ -303,27 +266,12 @@ class VLLMEngine:
             check_request(request, capabilities, vocab_size=self._vocab_size, media=self._media)
             if request.adapter is not None:
                 await self._adapters.require(request.request_id, request.adapter)
-            with self._lock:
-                if request.request_id in self._running:
-                    raise EngineError(request.request_id, "a request of this id is running already; give each its own")
-                self._running[request.request_id] = {}
             version_before = self._weight_version
-            try:
+            with self._requests.running(request.request_id):
                 generations = [await self._exchange(request, request.request_id, listen)]
                 completions = generations[0].completions(len(request.prompt_ids), self._weight_version)
                 if any(completion.finish_reason is FinishReason.ABORT for completion in completions):
-                    async with asyncio.TaskGroup() as group:
-                        tasks = [
-                            group.create_task(self._complete(request, partial, listen, generations))
-                            for partial in completions
-                        ]
-                    completions = [task.result() for task in tasks]
-            except BaseExceptionGroup as failures:
-                raise failures.exceptions[0] from None
-            finally:
-                with self._lock:
-                    del self._running[request.request_id]
-                    self._aborted.discard(request.request_id)
+                    completions = await self._complete_all(request, completions, listen, generations)
             prompt_logprobs = None
             if request.prompt_logprobs and any(each.finish_reason is not FinishReason.ABORT for each in completions):
                 source = next((each for each in generations if each.has_prompt_logprobs(len(request.prompt_ids))), None)
@@ -335,12 +283,27 @@ class VLLMEngine:
                 return replace(result, completions=self._adapters.labelled(completions, request.adapter))
             return result
 
+    async def _complete_all(
+        self,
+        request: GenerateRequest,
+        partial: Sequence[Completion],
+        listen: TokenListener | None,
+        generations: list[Generation],
+    ) -> list[Completion]:
+        """`_complete` for all completions of a request at once. Raises the first error alone."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._complete(request, each, listen, generations)) for each in partial]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return [task.result() for task in tasks]
+
     async def _complete(
         self, request: GenerateRequest, partial: Completion, listen: TokenListener | None, generations: list[Generation]
     ) -> Completion:
         """A completion, continued as often as pauses cut it off. Appends what is sampled to `generations`."""
         rounds = 0
-        while partial.finish_reason is FinishReason.ABORT and request.request_id not in self._aborted:
+        while partial.finish_reason is FinishReason.ABORT and not self._requests.is_aborted(request.request_id):
             rounds += 1
             if rounds > self._resume.rounds:
                 raise EngineError(
@@ -349,7 +312,7 @@ class VLLMEngine:
                     "pause the server less often, or raise ResumePolicy.rounds",
                 )
             await self._wait_until_resumed(request.request_id)
-            if request.request_id in self._aborted:
+            if self._requests.is_aborted(request.request_id):
                 return partial
             rest_request = continuation(request, partial, rounds, (await self.capabilities()).max_model_len)
             if rest_request is None:
@@ -374,7 +337,7 @@ class VLLMEngine:
         pause = self._resume.first_poll_seconds
         try:
             async with asyncio.timeout(self._resume.wait_seconds):
-                while request_id not in self._aborted and await self._is_paused():
+                while not self._requests.is_aborted(request_id) and await self._is_paused():
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, self._resume.longest_poll_seconds)
         except TimeoutError as error:
@@ -389,21 +352,16 @@ class VLLMEngine:
 
         `root_id` is the id of the caller's request, of which this request may be a continuation.
         """
-        wait = asyncio.timeout(None)
-        with self._lock:
-            self._running[root_id][request.request_id] = (asyncio.get_running_loop(), wait)
-        try:
-            async with wait:
-                with self._capabilities.exchange():
-                    return await self._send_until_complete(request, root_id, listen)
-        except (asyncio.CancelledError, ServerTimeoutError, TimeoutError) as error:
-            await self._abort_on_server([request.request_id])
-            if isinstance(error, TimeoutError) and wait.expired():  # `abort` ended the wait
-                return Generation.aborted(request.request_id, request.sampling.n)
-            raise
-        finally:
-            with self._lock:
-                del self._running[root_id][request.request_id]
+        with self._requests.waiting(root_id, request.request_id) as wait:
+            try:
+                async with wait:
+                    with self._capabilities.exchange():
+                        return await self._send_until_complete(request, root_id, listen)
+            except (asyncio.CancelledError, ServerTimeoutError, TimeoutError) as error:
+                await self._abort_on_server([request.request_id])
+                if isinstance(error, TimeoutError) and wait.expired():  # `abort` ended the wait
+                    return Generation.aborted(request.request_id, request.sampling.n)
+                raise
 
     async def _send_until_complete(
         self, request: GenerateRequest, root_id: str, listen: TokenListener | None
@@ -418,7 +376,7 @@ class VLLMEngine:
             media_cache = self._media_cache_of(request)
             reservation = await media_cache.reserve(payload.names, include_all=resends >= _MAX_RESENDS - 1)
             generation = Generation(request.request_id, request.sampling.n)
-            if root_id in self._aborted:
+            if self._requests.is_aborted(root_id):
                 media_cache.release(reservation)
                 return Generation.aborted(request.request_id, request.sampling.n)
             try:
@@ -556,11 +514,6 @@ class VLLMEngine:
         for completion in completions:
             if completion.weight_spans and self._weight_version == before != completion.weight_spans[-1].version:
                 self._set_weight_version(completion.weight_spans[-1].version)
-
-
-def _expire(wait: asyncio.Timeout) -> None:
-    with suppress(RuntimeError):  # the wait has ended already
-        wait.reschedule(0.0)
 
 
 def _with_index(listen: TokenListener | None, index: int) -> TokenListener | None:

@@ -123,7 +123,7 @@ async def test_a_completion_that_waits_for_the_end_of_a_pause_is_told_when_the_s
     async with killable(model_dir) as server, VLLMEngine(server.base_url, limits=LIMITS) as engine:
         await engine.control.pause()
         running = asyncio.ensure_future(engine.generate(request(request_id="turn-7")))
-        while "turn-7" not in engine._running:  # noqa: ASYNC110 nothing tells
+        while "turn-7" not in engine._requests.ids():  # noqa: ASYNC110 nothing tells
             await asyncio.sleep(0.01)
         await server.kill()
         with pytest.raises(ServerUnreachableError, match="request turn-7") as caught:
