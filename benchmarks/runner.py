@@ -7,8 +7,9 @@ on the event loop itself: no threads, no trajectory, no checks, no limits, no re
 time; CPU is that of the process, threads included. The messages of "text" and "cached images" repeat from episode to
 episode, so that the renderer has printed them before; in "new text" no message repeats.
 
-Three further measurements: the memory of an episode that waits for the engine, without its tokens and media; the time
-per turn by part; and how long the event loop is blocked while images of 1024x1024 are processed.
+CPU by part is from a second run, in which the call that the event loop is in is looked at every two milliseconds. Two
+further measurements: the memory of an episode that waits for the engine, without its tokens and media; and how long the
+event loop is blocked while images of 1024x1024 are processed.
 """
 
 from __future__ import annotations
@@ -21,10 +22,14 @@ import io
 import itertools
 import pstats
 import resource
+import signal
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +43,19 @@ from rollouts.testing import tiny_qwen3_vl
 SAMPLING = SamplingParams(max_tokens=64)
 GROUP_SIZE = 8
 QUESTION = "What do you see at this position of the maze, and where do you go? Step"
+
+
+#: The part that the code of a file belongs to; all other files (transport, numpy) belong to the part that calls them.
+PARTS = {
+    "/renderers/": "renderer",
+    "/rollouts/trajectory/": "trajectory",
+    "/rollouts/episodes/": "episode",
+    "/rollouts/engines/": "episode",
+    "/rollouts/runner/": "runner",
+    "/rollouts/workers/": "runner",
+    "/asyncio/": "event loop",
+    "/benchmarks/": "engine and environment",
+}
 
 
 class InstantEngine:
@@ -105,6 +123,28 @@ async def measured(run: Callable[[], Awaitable[None]], turns: int) -> Measured:
     return Measured(turns / (time.perf_counter() - wall), 1e3 * (time.process_time() - cpu) / turns)
 
 
+@contextmanager
+def sampled_parts() -> Iterator[Counter[str]]:
+    """Counts by part, for each two milliseconds of CPU in the block, what the main thread was in."""
+    counts: Counter[str] = Counter()
+
+    def note(signal_number: int, frame: FrameType | None) -> None:
+        while frame is not None:
+            path = frame.f_code.co_filename
+            if (part := next((part for folder, part in PARTS.items() if folder in path), None)) is not None:
+                counts[part] += 1
+                return
+            frame = frame.f_back
+
+    previous = signal.signal(signal.SIGPROF, note)
+    signal.setitimer(signal.ITIMER_PROF, 0.002, 0.002)
+    try:
+        yield counts
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, previous)
+
+
 async def run_bare(renderer: TemplateRenderer, engine: InstantEngine, make: Callable[[], Maze], episodes: int) -> None:
     async def play(index: int) -> None:
         environment = make()
@@ -130,7 +170,7 @@ async def run_bare(renderer: TemplateRenderer, engine: InstantEngine, make: Call
 
 async def run_runner(
     renderer: TemplateRenderer, engine: InstantEngine, make: Callable[[], Maze], episodes: int
-) -> dict[str, float]:
+) -> None:
     tasks = (Task(str(index)) for index in range(episodes // GROUP_SIZE))
     limits = EpisodeLimits(max_turns=100, episode_seconds=3600)
     async with Runner(
@@ -144,7 +184,6 @@ async def run_runner(
     ) as runner:
         async for group in runner.stream(tasks):
             assert not group.num_failed, group.episodes[0].error
-        return runner.metrics()
 
 
 def compare(
@@ -157,9 +196,8 @@ def compare(
         return Maze(turns, images, "" if repeats else f"{next(numbers)}/")
 
     async def ours() -> None:
-        parts.update(await run_runner(renderer, engine, make, episodes))
+        await run_runner(renderer, engine, make, episodes)
 
-    parts: dict[str, float] = {}
     asyncio.run(run_bare(renderer, engine, make, 64))  # fills the caches
     count = episodes * turns
     bare = asyncio.run(measured(lambda: run_bare(renderer, engine, make, episodes), count))
@@ -168,8 +206,10 @@ def compare(
     for side, result in (("bare asyncio loop", bare), ("Runner", runner)):
         print(f"  {side:18} {result.turns_per_second:8,.0f} turns/s {result.cpu_ms:8.3f} ms CPU per turn")
     print(f"  Runner / bare loop: {runner.turns_per_second / bare.turns_per_second:.2f} x turns/s")
-    for part in ("renderer", "engine", "environment"):
-        print(f"  waited for {part:12} {1e3 * parts[f'turn_seconds_sum/{part}'] / count:10.2f} ms per turn")
+    with sampled_parts() as counts:
+        asyncio.run(measured(ours, count))
+    shares = [f"{part} {runner.cpu_ms * samples / counts.total():.3f}" for part, samples in counts.most_common()]
+    print(f"  CPU of the Runner by part, ms per turn: {', '.join(shares)}")
 
 
 def prompt_bytes(requests: Sequence[GenerateRequest]) -> int:
