@@ -147,6 +147,8 @@ class TemplateRenderer:
         def build_layout() -> TokenLayout:
             printed = self.template.print(text_messages, tools=tools, add_generation_prompt=add_generation_prompt)
             self._printer.warn_of_unread_content(text_messages)
+            if add_generation_prompt:
+                self._printer.warn_of_unread_tools(text_messages, tools, printed)
             return attribute(
                 printed,
                 self._printer.controls(printed, text_messages),

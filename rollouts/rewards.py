@@ -170,15 +170,23 @@ def rank_by(key: Callable[[Trajectory], Any]) -> Callable[[Sequence[Trajectory]]
 
     An episode gets the share of the other episodes whose key is lower, where an equal key counts as half: without ties
     1.0 for the highest key and 0.0 for the lowest. Failed episodes get 0.0 and are not ranked; a single ranked episode
-    gets 0.5.
+    gets 0.5. A key that is None or NaN, which has no place in an order, is a `RewardError`.
     """
 
     def ranks(episodes: Sequence[Trajectory]) -> list[float]:
-        keys = [None if episode.error else key(episode) for episode in episodes]
+        keys = [None if episode.error else _ordered(key(episode), index) for index, episode in enumerate(episodes)]
         ranked = [each for each in keys if each is not None]
         return [0.0 if each is None else _rank(each, ranked) for each in keys]
 
     return ranks
+
+
+def _ordered(key: Any, index: int) -> Any:
+    """The key of an episode. Raises ValueError for None and NaN."""
+    for part in key if isinstance(key, tuple) else (key,):
+        if part is None or part != part:
+            raise ValueError(f"the key of episode {index} is {short_repr(key)}; return a number, or a tuple of numbers")
+    return key
 
 
 def _rank(key: Any, keys: Sequence[Any]) -> float:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from renderers.errors import TemplateError
 from renderers.parsing.format import Format
 from renderers.template.chat_template import Messages, Printed, Template, Tools
 from renderers.template.content_forms import ContentForms, has_text
@@ -63,6 +64,8 @@ class TurnPrinter:
         )
         self._body_policies = body_policies
         self._forms = forms
+        self._format = format
+        self._checked_tools = False
         self.shape = self._turn_shape(smallest, format)
         self.generation_prompt_ids = tokenizer.encode_scaffold(self.shape.generation_prompt)
         self.empty_reasoning_ids = self._empty_reasoning(smallest, format)
@@ -89,6 +92,33 @@ class TurnPrinter:
                     "a list of parts" if form == "text" else "a string",
                     form,
                 )
+
+    def warn_of_unread_tools(self, messages: Messages, tools: Tools | None, printed: Printed) -> None:
+        """Log, once, that the template does not print tools, or that calls of them are not parsed.
+
+        `printed` is the prompt of `messages` with `tools`. transformers leaves such tools out and logs nothing.
+        """
+        if not tools or self._checked_tools:
+            return
+        self._checked_tools = True
+        try:
+            is_printed = self.template.print(messages, add_generation_prompt=True).text != printed.text
+        except TemplateError:  # it prints conversations with tools alone
+            is_printed = True
+        has_calls = self._format.tool_calls is not None or self._format.channels is not None
+        if not is_printed:
+            _log.warning(
+                "the chat template of %s does not print tools: the model is not told of them. Describe them in a "
+                "message, or load the renderer with a chat_template= that prints them",
+                self.tokenizer.model,
+            )
+        if not has_calls:
+            _log.warning(
+                "the format of %s (%s) has no tool calls: calls in its completions stay text. Load the renderer with a "
+                "chat_template= or a format= that has them",
+                self.tokenizer.model,
+                self._format.name,
+            )
 
     def print_continued(self, messages: Messages, turn: int, tools: Tools | None) -> Continued | None:
         """Print a conversation up to the next prompt and find the end of assistant `turn`; None if nothing ends it."""

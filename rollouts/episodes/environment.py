@@ -61,7 +61,8 @@ class ThreadedEnvironment:
 
     One method runs at a time: after a cancellation, `close` begins when the method that still runs has ended. A method
     that hangs does not keep the process alive. All environments together have as many threads as `asyncio.to_thread`
-    has: the number of cores and 4 more, at most 32.
+    has: the number of cores and 4 more, at most 32. `close` has other threads: it does not wait for methods of other
+    environments.
     """
 
     def __init__(self, environment: Environment) -> None:
@@ -91,16 +92,23 @@ class ThreadedEnvironment:
     async def close(self) -> None:
         close = getattr(self._environment, "close", None)
         if callable(close):
-            await self._call(close)
+            await self._call(close, threads=_closing_threads())
 
-    async def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
-        return await resolve(await environment_threads().run(_call_with, self._running, method, *arguments))
+    async def _call(self, method: Callable[..., Any], *arguments: Any, threads: DaemonThreads | None = None) -> Any:
+        threads = threads or environment_threads()
+        return await resolve(await threads.run(_call_with, self._running, method, *arguments))
 
 
 @functools.cache
 def environment_threads() -> DaemonThreads:
     """The threads of this process for blocking methods of environments, in place of those of `asyncio.to_thread`."""
     return DaemonThreads(min(32, available_cores() + 4), "environment")
+
+
+@functools.cache
+def _closing_threads() -> DaemonThreads:
+    """The threads for `close`, which is cancelled after a few seconds: one that has not begun then never runs."""
+    return DaemonThreads(256, "environment-close")
 
 
 def environment_name(environment: Any) -> str:

@@ -62,6 +62,30 @@ def test_an_environment_is_closed_once_when_its_episode_is_done(renderer, kind, 
     assert environment.calls == ["reset", "step", "close"]
 
 
+def test_close_does_not_wait_for_the_methods_of_other_environments():
+    may_return = threading.Event()
+
+    class Slow(Closable):
+        def step(self, assistant):
+            assert may_return.wait(30)
+            return super().step(assistant)
+
+    async def close_beside_steps():
+        slow = [ThreadedEnvironment(Slow()) for _ in range(40)]  # more than there are threads for
+        steps = [asyncio.create_task(environment.step({"role": "assistant", "content": ""})) for environment in slow]
+        await asyncio.sleep(0)
+        environment = Closable()
+        try:
+            await asyncio.wait_for(ThreadedEnvironment(environment).close(), 20)
+            assert not any(step.done() for step in steps)
+        finally:
+            may_return.set()
+            await asyncio.gather(*steps)
+        return environment.calls
+
+    assert asyncio.run(close_beside_steps()) == ["close"]
+
+
 @pytest.mark.parametrize("failing", ["reset", "step"])
 def test_an_environment_is_closed_when_its_episode_fails(renderer, failing):
     environment = Closable(failing)

@@ -195,6 +195,13 @@ def test_ranks_keep_the_order_of_the_keys_and_have_the_mean_one_half(keys):
             assert (one < other) == (first < second)
 
 
+@pytest.mark.parametrize("key", [None, math.nan, (1.0, math.nan), np.float32("nan")], ids=str)
+def test_a_key_without_a_place_in_an_order_is_an_error_that_names_its_episode(key):
+    rank = rank_by(lambda episode: key if episode.episode_id == "1" else 0.5)
+    with pytest.raises(RewardError, match=r"the key of episode 1 is .*; return a number, or a tuple of numbers"):
+        group_scores([GroupReward("rank", 1.0, rank)], episodes(3))
+
+
 class Twice:
     """Two turns whose rewards have parts; the info of the first has other entries too."""
 

@@ -12,7 +12,8 @@ import numpy as np
 from rollouts.environments.gymnasium.errors import GymnasiumError, InvalidActionError
 
 # A whole word: `(?>` keeps "1.5x" from being read as 1.
-_NUMBER = re.compile(r"(?<![\w.])(?>[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)(?!\w)")
+# U+2212 is the minus sign that texts have in place of the hyphen.
+_NUMBER = re.compile(r"(?<![\w.])(?>[-+\u2212]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)(?!\w)")
 
 
 def is_described(space: Any) -> bool:
@@ -62,6 +63,20 @@ def parse_action(text: str, space: Any, action_names: Sequence[str] = ()) -> Any
     raise GymnasiumError(f"the action space {space}", "is neither Discrete nor Box; pass parse_action")
 
 
+def in_dtype_of(space: Any, action: Any) -> Any:
+    """An array of numbers in the dtype of a space that can hold them: a `Box` of float32 contains no array of float64.
+
+    Other actions are returned as they are.
+    """
+    dtype = getattr(space, "dtype", None)
+    if not isinstance(action, np.ndarray) or action.dtype.kind not in "iuf" or not isinstance(dtype, np.dtype):
+        return action
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast = action.astype(dtype)
+    is_same = np.allclose(cast, action) if dtype.kind == "f" else np.array_equal(cast, action)
+    return cast if is_same else action
+
+
 def _discrete_action(text: str, space: Any, action_names: Sequence[str]) -> int:
     first, count = int(space.start), int(space.n)
     found = set()
@@ -69,7 +84,7 @@ def _discrete_action(text: str, space: Any, action_names: Sequence[str]) -> int:
         if index is not None:
             found.add(first + index)
             continue
-        value = float(written)
+        value = _value(written)
         if not value.is_integer() or not first <= value < first + count:
             raise InvalidActionError(f"{_shortened(written)} is not the number of an action")
         found.add(int(value))
@@ -98,7 +113,7 @@ def _outermost(text: str, action_names: Sequence[str]) -> Iterator[tuple[str, in
 
 def _box_action(text: str, space: Any) -> np.ndarray:
     written = _NUMBER.findall(text)
-    numbers = [float(number) for number in written]
+    numbers = [_value(number) for number in written]
     size = int(np.prod(space.shape))
     if len(numbers) != size:
         raise InvalidActionError(f"the answer has {len(numbers)} numbers; an action has {size}")
@@ -135,12 +150,16 @@ def _check_names(space: Any, action_names: Sequence[str]) -> None:
         )
     first = int(space.start)
     for index, name in enumerate(action_names):
-        number = float(name) if _NUMBER.fullmatch(name) else None
+        number = _value(name) if _NUMBER.fullmatch(name) else None
         if number is not None and first <= number < first + count and number != first + index:
             raise GymnasiumError(
                 f"the action space {space}",
                 f"has action {first + index} with the name {name!r}, the number of another action; pass another name",
             )
+
+
+def _value(written: str) -> float:
+    return float(written.replace("\u2212", "-"))
 
 
 def _shortened(number: str) -> str:

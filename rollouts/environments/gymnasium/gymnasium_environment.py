@@ -10,7 +10,7 @@ import numpy as np
 
 from renderers import Message
 from renderers.daemon_threads import DaemonThreads
-from rollouts.environments.gymnasium.actions import describe_actions, is_described, parse_action
+from rollouts.environments.gymnasium.actions import describe_actions, in_dtype_of, is_described, parse_action
 from rollouts.environments.gymnasium.errors import GymnasiumError, InvalidActionError
 from rollouts.environments.gymnasium.frames import close_env, make_env, render_frame
 from rollouts.episodes.environment import StepResult
@@ -30,7 +30,7 @@ class _State(NamedTuple):
 
     frame: np.ndarray | None
     text: str
-    reward: float
+    reward: Any
     terminated: bool
     truncated: bool
     info: dict[str, Any]
@@ -54,8 +54,8 @@ class GymnasiumEnvironment:
     - `observation`: "image" (frames), "text" (`describe_observation` of the observation; no frame is rendered), or
       "image and text".
     - `parse_action(text)` returns the action in a completion and raises `ValueError` with a reason for the model; it is
-      needed for spaces other than `Discrete` and `Box`. By default an answer has one number or one of `action_names`,
-      or the numbers of a `Box`.
+      needed for spaces other than `Discrete` and `Box`; an array need not have the dtype of the space. By default an
+      answer has one number or one of `action_names`, or the numbers of a `Box`.
     - `on_invalid_action`: "ask again" (the model gets the reason and another turn, in which nothing has changed) or
       "end" (the episode is done). The reward of such a turn is `invalid_action_reward`.
 
@@ -133,12 +133,18 @@ class GymnasiumEnvironment:
         return StepResult([] if done else [self._message(state, "")], state.reward, done, info, reason)
 
     async def close(self) -> None:
-        """Close the environment; a step that still runs ends first. A closed environment can be reset."""
+        """Close the environment; a step that still runs ends first, and if this call is cancelled, it is closed then.
+
+        A closed environment can be reset.
+        """
         thread, self._thread = self._thread, None
         if thread is None:
             return
         try:
-            await asyncio.wrap_future(thread.submit(self._close))
+            closing = thread.submit(self._close)
+            # Its result is awaited through another call: a wait that is cancelled cancels what it waits for, so that
+            # an environment with a long step would never be closed.
+            await asyncio.wrap_future(thread.submit(closing.result))
         finally:
             thread.shutdown(wait=False)
 
@@ -151,13 +157,19 @@ class GymnasiumEnvironment:
 
     def _next_state(self, action: Any) -> _State:
         observation, reward, terminated, truncated, info = self._env.step(action)
-        return self._state(observation, float(reward), bool(terminated), bool(truncated), info)
+        return self._state(observation, reward, bool(terminated), bool(truncated), info)
 
-    def _state(self, observation: Any, reward: float, terminated: bool, truncated: bool, info: Any) -> _State:
+    def _state(self, observation: Any, reward: Any, terminated: bool, truncated: bool, info: Any) -> _State:
         is_shown = not (terminated or truncated)
-        text = self._describe_observation(observation) if is_shown and self._observation != "image" else ""
+        text = self._described(observation) if is_shown and self._observation != "image" else ""
         frame = render_frame(self._env) if is_shown and self._observation != "text" else None
         return _State(frame, text, reward, terminated, truncated, _storable_info(info))
+
+    def _described(self, observation: Any) -> str:
+        text = self._describe_observation(observation)
+        if not isinstance(text, str):
+            raise GymnasiumError("describe_observation", f"returned {short_repr(text)}; return text")
+        return text
 
     def _close(self) -> None:
         env, self._env = self._env, None
@@ -187,7 +199,7 @@ class GymnasiumEnvironment:
         text = content if isinstance(content, str) else ""
         if self._parse_action is None:
             return parse_action(text, space, self._action_names)
-        action = self._parse_action(text)
+        action = in_dtype_of(space, self._parse_action(text))
         if not space.contains(action):
             raise InvalidActionError(f"{short_repr(action)} is not an action of {space}")
         return action

@@ -12,13 +12,16 @@ from typing import Any
 
 from rollouts.environments.mcp.errors import McpServerError
 from rollouts.environments.mcp.servers import HttpServer, StdioServer, process_arguments
-from rollouts.environments.tools import ToolFailedError
+from rollouts.environments.tools import ToolArgumentsError, ToolFailedError
 from rollouts.error_texts import describe_exception
 
 log = logging.getLogger("rollouts")
 
 #: Lines of a server's standard error that are kept for the text of an error.
 _STDERR_LINES = 8
+
+#: A server that does not respond to a ping within this time after an error has ended.
+_PING_SECONDS = 5.0
 
 #: The largest event of a server over HTTP. The client's own limit, 1 MiB, is less than the base64 of many images.
 _MAX_EVENT_BYTES = 64 * 2**20
@@ -56,14 +59,15 @@ class Connection:
     async def call(self, tool: str, arguments: dict[str, Any]) -> Any:
         """Call a tool; the result is a `mcp.types.CallToolResult`.
 
-        Raises `ToolFailedError` where the server refuses the arguments, and `McpServerError` for any other error of the
-        protocol and where the server has ended.
+        Raises `ToolArgumentsError` for arguments that cannot be sent, `ToolFailedError` where the server refuses the
+        arguments, and `McpServerError` for any other error of the protocol and where the server has ended.
         """
         from mcp import MCPError
         from mcp.types import CONNECTION_CLOSED, INVALID_PARAMS, INVALID_REQUEST
 
         if asyncio.get_running_loop() is not self._task.get_loop():
             raise self._error("was opened on another event loop; open McpTools on the one that uses it")
+        _check_can_be_sent(tool, arguments)
         try:
             return await self._client.session.call_tool(tool, arguments)
         except MCPError as error:
@@ -71,12 +75,29 @@ class Connection:
                 raise ToolFailedError(error.message) from error
             # A server over HTTP that has forgotten the session refuses every request.
             has_no_session = error.code == INVALID_REQUEST and isinstance(self._server, HttpServer)
-            if error.code == CONNECTION_CLOSED or has_no_session:
-                self._ended = True
-            what = "the connection ended during" if error.code == CONNECTION_CLOSED else "there was an error in"
+            ended = (error.code == CONNECTION_CLOSED or has_no_session) and not await self._responds()
+            self._ended = self._ended or ended
+            what = "the connection ended during" if ended and not has_no_session else "there was an error in"
             raise self._error(f"{what} a call of {tool!r}: {error.message} ({error.code})") from error
         except Exception as error:
             raise self._error(f"a call of {tool!r} failed: {describe_exception(error)}") from error
+
+    async def _responds(self) -> bool:
+        """Whether the connection is still open, which calls of other episodes may be waiting on.
+
+        The code of the error does not say: servers use the one of a closed connection for errors of their own.
+        """
+        from mcp import MCPError
+        from mcp.types import CONNECTION_CLOSED, INVALID_REQUEST
+
+        try:
+            async with asyncio.timeout(_PING_SECONDS):
+                await self._client.session.send_ping()
+        except MCPError as error:
+            return error.code not in (CONNECTION_CLOSED, INVALID_REQUEST)
+        except OSError:  # TimeoutError is one
+            return False
+        return True
 
     @property
     def is_usable(self) -> bool:
@@ -159,6 +180,19 @@ class Connection:
     def _error(self, reason: str) -> McpServerError:
         stderr = f"; its standard error ends with:\n{chr(10).join(self._stderr)}" if self._stderr else ""
         return McpServerError(self._name, reason + stderr)
+
+
+def _check_can_be_sent(tool: str, arguments: dict[str, Any]) -> None:
+    """Raise `ToolArgumentsError` for half of a surrogate pair, and for what is nested too deeply.
+
+    The client would find it while it writes to the server, and end the connection, which all episodes share.
+    """
+    from pydantic_core import to_json
+
+    try:
+        to_json(arguments)
+    except ValueError as error:
+        raise ToolArgumentsError(tool, [f"the arguments cannot be sent as JSON: {error}"]) from error
 
 
 async def _all_tools(session: Any) -> list[Any]:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 
+#: A model is told this many of the problems of its arguments, each with at most this many characters.
+_MAX_PROBLEMS = 10
+_MAX_PROBLEM_CHARACTERS = 300
+
 #: The parameters of a function or of the function of a method, by (name of the tool, whether it is a method). To build
 #: them takes a millisecond, and the tools of an episode are often methods of an object that is made for the episode.
 _CACHE: WeakKeyDictionary[Any, dict[tuple[str, bool], FunctionParameters]] = WeakKeyDictionary()
@@ -57,7 +61,10 @@ class FunctionParameters:
         try:
             values = self._validated(dict(arguments))
         except ValidationError as error:
-            problems = [self._problem(each) for each in error.errors(include_url=False, include_context=False)]
+            errors = error.errors(include_url=False, include_context=False)
+            problems = [_shortened(self._problem(each)) for each in errors[:_MAX_PROBLEMS]]
+            if len(errors) > _MAX_PROBLEMS:  # a list of a thousand wrong items has a thousand
+                problems.append(f"{len(errors) - _MAX_PROBLEMS} more problems")
             raise ToolArgumentsError(self._tool, problems) from error
         given = values.model_fields_set
         return {name: getattr(values, field) for field, name in self._fields().items() if field in given}
@@ -84,6 +91,12 @@ class FunctionParameters:
         if error["type"] == "missing":
             return f"{place} is missing"
         return f"{place}: {error['msg']}, not {short_repr(error['input'])}"
+
+
+def _shortened(problem: str) -> str:
+    """A problem within the limit: the name of an argument, or the tag of a union, may be any text of the model."""
+    is_long = len(problem) > _MAX_PROBLEM_CHARACTERS
+    return f"{problem[: _MAX_PROBLEM_CHARACTERS - 3]}..." if is_long else problem
 
 
 def _field(index: int) -> str:

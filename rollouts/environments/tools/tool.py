@@ -82,6 +82,8 @@ class Tool:
             rule = "is not a function or method; write `def`, or make a Tool of its name, schema and call"
             raise ToolDefinitionError(name or short_repr(function), rule)
         name = name or function.__name__
+        if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+            raise ToolDefinitionError(name, "is a generator; return a list of the results instead of yielding them")
         schema = function_parameters(name, function).schema
         text = description if description is not None else inspect.getdoc(function) or ""
         return cls(name, text, schema, FunctionCall(name, function), timeout_seconds)

@@ -28,8 +28,9 @@ def tool_content(tool: str, result: Any, *, max_characters: int, max_images: int
 
     Text of more than `max_characters` characters in all is cut off, and images beyond `max_images` are left out; a text
     in the message says so. Raises `ToolResultError` for a value that cannot be written as JSON, for a text part whose
-    `text` is no str, and for an array that has the shape of an image and not its dtype. Raises `ToolFailedError` for an
-    image without pixels, which the arguments of a call may lead to: the part of a photo that lies beside it.
+    `text` is no str, and for an array that has the shape of an image and not its dtype. Raises `ToolFailedError` for
+    what the arguments of a call may lead to: an image without pixels, such as the part of a photo that lies beside it,
+    and an integer of so many digits that Python does not write it.
     """
     if not isinstance(result, (list, tuple)) or not any(map(_is_content, result)):
         if isinstance(result, str):
@@ -94,7 +95,7 @@ def _check_has_pixels(tool: str, image: Any) -> None:
 
 
 def _json(tool: str, value: Any) -> str:
-    """A value as JSON. Raises `ToolResultError`."""
+    """A value as JSON. Raises `ToolResultError`, and `ToolFailedError` for an integer that Python does not write."""
     from pydantic_core import PydanticSerializationError
 
     if isinstance(value, np.ndarray) and value.ndim == 3 and value.shape[2] in (3, 4):
@@ -103,6 +104,8 @@ def _json(tool: str, value: Any) -> str:
             f"returned an array {value.shape} of {value.dtype}; an image is uint8: whether other numbers run from 0 to "
             "1 or to 255 cannot be told. Scale it and cast it to numpy.uint8, or return a list",
         )
+    if isinstance(value, int) and not _has_text(value):
+        raise ToolFailedError(f"{tool} returned a number of {value.bit_length()} bits, which is too long to write")
     try:
         return json.dumps(value, ensure_ascii=False, default=_plain_value)
     except (PydanticSerializationError, RecursionError, ValueError, TypeError) as error:
@@ -111,6 +114,14 @@ def _json(tool: str, value: Any) -> str:
             f"returned a {type(value).__name__} that cannot be written as JSON ({describe_exception(error)}); return "
             "text, an image, or plain data",
         ) from error
+
+
+def _has_text(number: int) -> bool:
+    """Whether Python writes an integer: one with more digits than `sys.get_int_max_str_digits()` it does not."""
+    try:
+        return bool(str(number))
+    except ValueError:
+        return False
 
 
 def _plain_value(value: Any) -> Any:

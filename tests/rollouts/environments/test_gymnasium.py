@@ -268,6 +268,34 @@ def test_a_cancelled_step_ends_before_the_environment_is_closed():
     assert [name for name, _ in calls] == ["reset", "step", "close"]
 
 
+def test_an_environment_is_closed_after_a_long_step_though_close_was_cancelled():
+    calls, stepping, may_return, closed = [], threading.Event(), threading.Event(), threading.Event()
+
+    class Slow(Counted):
+        def step(self, action):
+            stepping.set()
+            assert may_return.wait(30)
+            return super().step(action)
+
+        def close(self):
+            super().close()
+            closed.set()
+
+    async def close_while_stepping():
+        environment = GymnasiumEnvironment(lambda: Slow(calls=calls))
+        await environment.reset(0)
+        step = asyncio.create_task(environment.step({"role": "assistant", "content": "0, 0"}))
+        await asyncio.to_thread(stepping.wait, 30)
+        step.cancel()
+        with pytest.raises(TimeoutError):  # as `run_episode` does, which waits for two seconds
+            await asyncio.wait_for(environment.close(), 0.01)
+
+    asyncio.run(close_while_stepping())
+    may_return.set()
+    assert closed.wait(30)
+    assert [name for name, _ in calls] == ["reset", "step", "close"]
+
+
 def test_an_environment_is_closed_when_a_step_fails(renderer):
     calls = []
 
@@ -316,6 +344,36 @@ def test_a_function_parses_actions_and_its_reason_is_answered(renderer):
 
 class Pairs(Counted):
     action_space = spaces.MultiDiscrete([2, 3])
+
+
+def test_a_function_may_return_an_array_of_float64_for_a_box_of_float32(renderer):
+    environment = GymnasiumEnvironment(
+        lambda: gymnasium.make("Pendulum-v1", render_mode="rgb_array"),
+        parse_action=lambda text: np.array([float(text)]),
+    )
+    trajectory, _ = play(environment, ["-1.25", "7"], renderer, max_turns=2)
+    assert trajectory.turns[0].info["action"].tolist() == [-1.25]
+    assert "is not an action of Box" in trajectory.turns[1].info["invalid_action"]
+
+
+@pytest.mark.parametrize("observed", [0, None, np.zeros(3)], ids=str)
+def test_an_observation_that_is_not_described_with_text_is_an_error(renderer, observed):
+    environment = GymnasiumEnvironment(
+        frozen_lake, observation="image and text", describe_observation=lambda observation: observed
+    )
+    with pytest.raises(EpisodeError, match=r"describe_observation returned .*; return text"):
+        play(environment, ["down"], renderer)
+
+
+@pytest.mark.parametrize("reward", [None, np.array([1.0])], ids=str)
+def test_a_reward_that_is_no_number_is_named(renderer, reward):
+    class Rewarding(Counted):
+        def step(self, action):
+            observation, _, *rest = super().step(action)
+            return observation, reward, *rest
+
+    with pytest.raises(EpisodeError, match=r"the reward of turn 0 is .*; pass a finite number"):
+        play(GymnasiumEnvironment(Rewarding), ["0, 0"], renderer)
 
 
 def test_other_spaces_need_a_function_that_parses_actions(renderer):

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollouts.environments.gymnasium import GymnasiumError, InvalidActionError, describe_actions, parse_action
+from rollouts.environments.gymnasium.actions import in_dtype_of
 
 FOUR = spaces.Discrete(4)
 NAMES = ["left", "down", "right", "up"]
@@ -56,6 +57,7 @@ def test_an_action_is_a_name_or_a_number_among_other_words(text, action):
         ("down (2)", "more than one action in the answer: down, right"),
         ("4", "4 is not the number of an action"),
         ("-1", "-1 is not the number of an action"),
+        ("\u22121", "\u22121 is not the number of an action"),
         ("1.5", "1.5 is not the number of an action"),
         ("1e400", "1e400 is not the number of an action"),
         ("1.5x", "there is no action"),
@@ -156,3 +158,31 @@ def test_a_box_without_bounds_takes_no_number_that_its_dtype_cannot_hold(number)
 def test_a_refused_number_is_shortened():
     with pytest.raises(InvalidActionError, match=r"^1{37}\.\.\. is not the number of an action$"):
         parse_action("1" * 300_000, FOUR)
+
+
+def test_the_minus_sign_of_texts_is_a_minus_sign():
+    assert parse_action("I push with \u22120.5.", spaces.Box(-1, 1, (1,))).tolist() == [-0.5]
+    assert parse_action("\u22121", spaces.Discrete(3, start=-1)) == -1
+    with pytest.raises(GymnasiumError, match="the number of another action"):
+        describe_actions(spaces.Discrete(2, start=-1), ["0", "\u22121"])
+
+
+FLOAT32 = spaces.Box(-1, 1, (1,), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("space", "action", "is_contained"),
+    [
+        (FLOAT32, np.array([0.7]), True),
+        (spaces.Box(0, 0.7, (1,), np.float32), np.array([0.7]), True),
+        (FLOAT32, np.array([1]), True),
+        (FLOAT32, np.array([1.1]), False),
+        (FLOAT32, np.array([np.nan]), False),
+        (spaces.Box(-np.inf, np.inf, (1,), np.float32), np.array([1e39]), False),
+        (spaces.Box(0, 255, (2,), np.uint8), np.array([5, 255]), True),
+        (spaces.Box(0, 255, (1,), np.uint8), np.array([256]), False),
+        (spaces.MultiBinary(2), np.array([256, 1]), False),
+    ],
+)
+def test_an_array_of_another_dtype_is_an_action_if_the_dtype_of_the_space_can_hold_it(space, action, is_contained):
+    assert space.contains(in_dtype_of(space, action)) == is_contained

@@ -1,6 +1,7 @@
 """Tools of real MCP servers: of a process, and over HTTP on this machine."""
 
 import asyncio
+import functools
 import io
 import json
 import logging
@@ -21,7 +22,7 @@ from PIL import Image
 from rollouts import EpisodeSpec, SamplingParams, run_episodes
 from rollouts.environments import HttpServer, McpTools, StdioServer, ToolEnvironment
 from rollouts.environments.mcp import McpServerError, McpToolNamesError, McpToolsClosedError
-from rollouts.environments.tools import ToolFailedError
+from rollouts.environments.tools import ToolArgumentsError, ToolFailedError
 from rollouts.errors import ArgumentError, MissingExtraError, UnsupportedVersionError
 from rollouts.testing import ScriptedEngine
 
@@ -89,6 +90,34 @@ async def test_only_refused_arguments_among_the_errors_of_the_protocol_are_for_t
     with pytest.raises(error, match="no such thing"):
         await tools["respond_with"].call({"code": code})
     assert await tools["repeat"].call({"text": "x"}) == "x"
+
+
+async def test_an_error_with_the_code_of_a_closed_connection_ends_no_other_call():
+    async with McpTools({"test": stdio()}) as mcp:
+        tools = by_name(mcp)
+        process = await tools["process"].call({})
+        hanging = asyncio.create_task(tools["hang"].call({}))
+        with pytest.raises(McpServerError, match=r"there was an error in a call of .*no such thing"):
+            await tools["respond_with"].call({"code": -32000})
+        assert await tools["process"].call({}) == process
+        assert not hanging.done()
+        hanging.cancel()
+
+
+NESTED = functools.reduce(lambda inner, _: [inner], range(300), 1)
+
+
+@pytest.mark.parametrize("value", ["\ud83d", NESTED], ids=["half of a surrogate pair", "nested too deeply"])
+async def test_arguments_that_cannot_be_sent_are_refused_and_end_no_other_call(value):
+    async with McpTools({"test": stdio()}) as mcp:
+        tools = by_name(mcp)
+        process = await tools["process"].call({})
+        hanging = asyncio.create_task(tools["hang"].call({}))
+        with pytest.raises(ToolArgumentsError, match="repeat: the arguments cannot be sent"):
+            await tools["repeat"].call({"text": value})
+        assert await tools["process"].call({}) == process
+        assert not hanging.done()
+        hanging.cancel()
 
 
 async def test_tools_that_are_open_are_not_opened_again(mcp):

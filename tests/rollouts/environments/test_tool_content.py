@@ -130,6 +130,11 @@ def test_an_image_without_pixels_is_a_failure_that_names_the_tool_and_the_size(i
             content(result)
 
 
+def test_an_integer_that_python_does_not_write_is_a_failure_and_not_a_defect():
+    with pytest.raises(ToolFailedError, match=r"^look returned a number of 66439 bits, which is too long to write"):
+        content(10**20_000)
+
+
 def test_a_value_that_contains_itself_is_an_error():
     loop = []
     loop.append(loop)

@@ -208,6 +208,22 @@ def test_every_wrong_argument_is_named_with_what_is_expected():
     assert str(caught.value).startswith("invalid arguments for look: point.x: ")
 
 
+def numbers(values: list[int]) -> None: ...
+
+
+def test_a_thousand_wrong_arguments_are_a_short_text():
+    with pytest.raises(ToolArgumentsError) as caught:
+        called(numbers, {"values": ["x"] * 1000})
+    assert len(caught.value.problems) == 11
+    assert caught.value.problems[0].startswith("values.0: Input should be a valid integer")
+    assert caught.value.problems[-1] == "990 more problems"
+    with pytest.raises(ToolArgumentsError) as caught:
+        called(numbers, {"values": [], "x" * 100_000: 1})
+    (problem,) = caught.value.problems
+    assert problem.startswith("there is no argument 'xxx")
+    assert len(problem) == 300
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -264,6 +280,14 @@ def default_of_field(n: Annotated[int, Field(5, gt=1)]) -> None: ...
 def class_variable(n: Annotated[ClassVar[int], "how many"] = 1) -> None: ...
 
 
+def generator(n: int):
+    yield n
+
+
+async def async_generator(n: int):
+    yield n
+
+
 class Tree(BaseModel):
     children: list["Tree"] = []
 
@@ -286,6 +310,8 @@ def recursive(tree: Tree) -> None: ...
         (default_of_field, "the Field of parameter 'n' has a default, and the function has none"),
         (class_variable, r"parameter 'n' is annotated .*ClassVar\[int\].*, which is not a type of an argument"),
         (recursive, "the type Tree contains itself"),
+        (generator, "'generator': is a generator; return a list"),
+        (async_generator, "'async_generator': is a generator; return a list"),
         (functools.partial(look, copy=1), "is not a function or method"),
         ("look", "is not a function or method"),
     ],
