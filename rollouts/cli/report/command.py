@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rollouts.errors import RolloutsError
-from rollouts.terminal.text import counted, exit_with_error, print_error, print_line
+from rollouts.terminal.text import counted, exit_with_error, print_error, print_line, print_note
 
 if TYPE_CHECKING:
     from renderers import TemplateRenderer
@@ -62,4 +62,7 @@ def write_report_at_the_end(
     except (OSError, RolloutsError) as error:
         print_error(f"no report was written: {error}; `rollouts report {directory}` tries again")
         return
+    except KeyboardInterrupt:
+        print_note(f"interrupted while the report was written; `rollouts report {directory}` writes it")
+        raise
     print_line(f"report: {written.path}")

@@ -112,11 +112,17 @@ def _run(
         rows = (row.values for row in read_group_rows(output.metrics))
         seconds = time.monotonic() - started
         summary = summarise(rows, complete=complete, seconds=seconds, metrics=execution.metrics())
-        print_summary(summary, console)
-        write_summary(output.summary, summary)
-        print_line(f"in {output.path}: trajectories.mmr, metrics.jsonl, summary.json")
-        if parts.file.config.output.report:
-            write_report_at_the_end(output.path, renderer=parts.renderer, seconds=report_seconds)
+        try:
+            write_summary(output.summary, summary)
+        except OSError:  # the disk is full, perhaps
+            print_summary(summary, console)
+            raise
+        try:
+            print_summary(summary, console)
+            print_line(f"in {output.path}: trajectories.mmr, metrics.jsonl, summary.json")
+        finally:  # also where nobody reads the output any more
+            if parts.file.config.output.report:
+                write_report_at_the_end(output.path, renderer=parts.renderer, seconds=report_seconds)
         return summary
 
     try:

@@ -19,6 +19,7 @@ from rollouts.run_config.import_paths import check_call, imported_function
 from rollouts.run_config.modes import make_mode
 from rollouts.run_config.renderers import make_renderer
 from rollouts.run_config.rewards import make_group_rewards
+from rollouts.run_config.sampling import check_sampling
 from rollouts.run_config.tasks import FileTaskSource, TaskSource, make_tasks
 from rollouts.runner.events import Listener
 from rollouts.runner.journal import Journal
@@ -111,6 +112,7 @@ def make_parts(file: ConfigFile, *, offline: bool) -> RunParts:
     skip_group = problems.attempt(lambda: _skip_group(file))
     renderer = problems.attempt(lambda: make_renderer(file, offline=offline))
     make_engine = problems.attempt(lambda: engine_factory(file, renderer))
+    problems.attempt(lambda: check_sampling(file))
     problems.check()
     assert tasks is not None
     assert make_environment is not None

@@ -177,4 +177,18 @@ class Journal:
             work = self._thread.submit(function, *args, **kwargs)
         except RuntimeError:  # after `close`
             raise JournalClosedError(self.path) from None
-        return await asyncio.shield(asyncio.wrap_future(work))
+        called = asyncio.wrap_future(work)
+        try:
+            return await asyncio.shield(called)
+        except asyncio.CancelledError:
+            called.add_done_callback(_retrieve_error)
+            raise
+
+
+def _retrieve_error(called: asyncio.Future[Any]) -> None:
+    """Retrieve the error of a call whose caller was cancelled; asyncio would log it with a traceback.
+
+    What could not be recorded is run or delivered again, and the next call raises while the cause lasts.
+    """
+    if not called.cancelled():
+        called.exception()

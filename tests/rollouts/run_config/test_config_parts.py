@@ -148,6 +148,27 @@ def test_what_does_not_exist_is_named_with_its_key_its_line_and_the_cure(tmp_pat
     assert "sk-1" not in problem.reason
 
 
+@pytest.mark.parametrize(
+    ("engine", "options", "key", "reason"),
+    [
+        ('kind = "vllm"\nbase_url = "http://h"', "temperature = 2.5", "temperature", "vLLM takes at most 2.0"),
+        ('kind = "vllm"\nbase_url = "http://h"', 'extra.stop = ["x"]', "extra.stop", "use stop_token_ids"),
+        ('kind = "fleet"\nurls = ["http://h"]', "extra.minp = 0.1", "extra.minp", "which vLLM would ignore"),
+        ('kind = "fleet"\nurls = ["http://h"]', "extra.min_tokens = 17", "extra.min_tokens", "max_tokens 16"),
+        ('kind = "local"\ndirectory = "."', "extra.min_p = 0.1", "extra.min_p", "remove it"),
+    ],
+)
+def test_an_option_with_which_the_engine_would_refuse_every_request_is_an_error_before_the_run(
+    tmp_path: Path, engine: str, options: str, key: str, reason: str
+) -> None:
+    (tmp_path / "config.json").touch()  # of a local model
+    config = CONFIG.replace(ENGINE, engine).replace("temperature = 0.5", options)
+    problem = problem_of(tmp_path, config)
+    assert problem.key == f"sampling.{key}"
+    assert config.splitlines()[(problem.line or 0) - 1] == options
+    assert reason in problem.reason
+
+
 def test_every_problem_is_reported_in_the_order_of_the_lines(tmp_path: Path) -> None:
     config = CONFIG.replace("tasks.jsonl", "x.jsonl").replace(":Guess", ":X").replace('"model"', '"./x"')
     with pytest.raises(RunConfigError) as caught:

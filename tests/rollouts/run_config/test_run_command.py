@@ -260,6 +260,19 @@ def test_a_full_disk_leaves_a_summary_and_names_the_file(
     assert summary_of(tmp_path)["groups"] == 2
 
 
+def test_ctrl_c_while_the_report_is_written_names_the_command_that_writes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*arguments: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rollouts.report.write_report", interrupt)
+    result = run(write_run(tmp_path))
+    assert result.exit_code == 130
+    assert f"`rollouts report {tmp_path / 'out'}` writes it" in result.stderr
+    assert summary_of(tmp_path)["complete"] is True
+
+
 @pytest.mark.parametrize("call", ["sys.exit(0)", "raise SystemExit('stop')"])
 def test_a_module_that_ends_the_program_when_it_is_imported_is_an_error_of_its_key(tmp_path: Path, call: str) -> None:
     path = write_run(tmp_path, CONFIG.replace("guess_env:Guess", "exit_env:Exit"))

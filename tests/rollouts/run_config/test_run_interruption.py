@@ -164,3 +164,13 @@ def test_ctrl_c_ends_a_run_whose_environment_blocks_the_event_loop(tmp_path: Pat
     assert seconds < 5
     assert f"stopped at once; to continue: rollouts run {path} --resume" in output
     assert sorted(written_groups(tmp_path)) == ["0", "1", "2"]
+
+
+def test_a_run_whose_output_nobody_reads_writes_its_summary_and_report(tmp_path: Path) -> None:
+    path = write_run(tmp_path)
+    with started(path) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait(timeout=MOST_SECONDS) == 1
+    assert json.loads((tmp_path / "out/summary.json").read_text())["complete"] is True
+    assert (tmp_path / "out/report.html").exists()

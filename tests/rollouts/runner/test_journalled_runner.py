@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import threading
 from pathlib import Path
 from typing import Any
@@ -251,6 +252,34 @@ async def test_a_full_disk_ends_a_run_of_groups_of_several_episodes_with_the_err
     with pytest.raises(JournalWriteError, match="No space left on device") as caught:
         await received(renderer, tmp_path, 1, group_size=4, listeners=[fill])
     assert isinstance(caught.value.__cause__, OSError)
+
+
+async def test_an_error_of_the_journal_whose_caller_was_cancelled_is_not_logged_as_never_retrieved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = Journal.open(tmp_path / "journal")
+    await journal.resume()
+    cancelled = threading.Event()
+
+    def fail(*arguments: Any) -> None:
+        cancelled.wait()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RecordWriter, "_write", fail)
+        call = asyncio.create_task(journal.started(Task("one")))
+        await asyncio.sleep(0)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        cancelled.set()
+        with pytest.raises(JournalWriteError):
+            await journal.started(Task("two"))
+    await journal.close()
+    await asyncio.sleep(0)
+    del call
+    gc.collect()
+    assert caplog.records == []
 
 
 async def test_a_consumer_that_is_cancelled_while_the_journal_is_read_may_ask_again(
