@@ -57,7 +57,8 @@ def allowed_target(url: str, policy: MediaPolicy) -> Target:
     if parts.scheme not in policy.allowed_schemes:
         raise MediaPolicyError(
             f"{redacted}: a {parts.scheme[:20] or 'relative'} URL is not followed under this media policy; name its "
-            "scheme in allowed_schemes (http, https), or pass the bytes, a PIL image or a data URL instead"
+            "scheme (http, https) and host in load_renderer(media_policy=MediaPolicy(allowed_schemes=..., "
+            "allowed_hosts=...)), or pass the bytes, a PIL image or a data URL instead"
         )
     if "@" in parts.netloc:
         raise MediaPolicyError(

@@ -9,6 +9,8 @@ from transport import RecordReader, TransportError
 
 #: The name of the trajectory file in the output directory of a run or demo.
 _IN_A_RUN = "trajectories.mmr"
+#: The trajectory files of a journal, below the directory of the journal or of what has the journal.
+_OF_A_JOURNAL = ("episodes.mmr", "journal/episodes.mmr")
 
 
 def open_reader(path: Path, problem: str = "not a trajectory file") -> RecordReader:
@@ -28,7 +30,9 @@ def trajectory_file(path: Path) -> Path:
     if not path.is_dir():
         return path
     if not is_run_directory(path):
-        raise CommandFileError(path, f"the directory has no {_IN_A_RUN}; name a trajectory file")
+        found = next((each for each in (path / name for name in _OF_A_JOURNAL) if each.is_file()), None)
+        such_as = "" if found is None else f", such as {found}, which a journal keeps"
+        raise CommandFileError(path, f"the directory has no {_IN_A_RUN}; name a trajectory file{such_as}")
     return path / _IN_A_RUN
 
 

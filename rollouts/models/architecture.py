@@ -116,6 +116,11 @@ def forward_parameters(module: Any) -> frozenset[str]:
     return frozenset(inspect.signature(module.forward).parameters)
 
 
+def cache_argument(function: Any) -> str:
+    """The name under which `function` of transformers takes its key-value cache; releases have one or the other."""
+    return "cache" if "cache" in inspect.signature(function).parameters else "past_key_values"
+
+
 def token_type_argument(architecture: Architecture, module: Any, *, with_media: bool = False) -> str | None:
     """The argument of `module.forward` that takes 1 on feature tokens of images, 2 on those of videos, 0 on text.
 

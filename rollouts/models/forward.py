@@ -9,7 +9,13 @@ import numpy as np
 import torch
 
 from rollouts.errors import UnsupportedModelError
-from rollouts.models.architecture import FORWARD_ERRORS, Architecture, forward_parameters, token_type_argument
+from rollouts.models.architecture import (
+    FORWARD_ERRORS,
+    Architecture,
+    cache_argument,
+    forward_parameters,
+    token_type_argument,
+)
 from rollouts.models.media_inputs import media_inputs
 from rollouts.models.packed_masks import packed_masks
 from rollouts.models.placed_rows import PlacedRows
@@ -87,7 +93,7 @@ def run_base(
 ) -> torch.Tensor:
     """The hidden states (B, T, hidden) that `base` gives for its keyword arguments; `rows` are named in the error."""
     try:
-        output = base(**inputs, past_key_values=cache, use_cache=cache is not None, return_dict=True)
+        output = base(**inputs, **{cache_argument(base.forward): cache}, use_cache=cache is not None, return_dict=True)
     except torch.OutOfMemoryError:
         raise
     except FORWARD_ERRORS as error:

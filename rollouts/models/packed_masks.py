@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from rollouts.errors import UnsupportedModelError
-from rollouts.models.architecture import Architecture
+from rollouts.models.architecture import Architecture, cache_argument
 from rollouts.models.placed_rows import PlacedRows
 
 
@@ -39,7 +39,7 @@ def _blocks(architecture: Architecture, token_types: torch.Tensor) -> Mapping[st
         config=model.config,
         inputs_embeds=torch.empty((1, length, 0), dtype=model.dtype, device=model.device),
         attention_mask=torch.ones((1, length), dtype=torch.int64, device=model.device),
-        past_key_values=None,
+        **{cache_argument(create): None},
         position_ids=torch.arange(length, device=model.device)[None],
         token_type_ids=token_types,
         mm_token_type_ids=token_types,

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from renderers import MediaItem
+from rollouts.models.architecture import cache_argument
 from rollouts.models.media_inputs import float_pixels
 from rollouts.models.mrope import mrope_positions
 from rollouts.models.placed_rows import PlacedRows
@@ -80,13 +81,14 @@ def hidden_states(
         placed = torch.cat([item.embeds for item in features])[take].to(embeds.dtype)
         embeds = embeds.masked_scatter(visual_mask[..., None], placed)
         deepstack = [torch.cat(layer)[take] for layer in zip(*(item.deepstack for item in features), strict=True)]
-    output = model.model.language_model(
+    language_model = model.model.language_model
+    output = language_model(
         inputs_embeds=embeds,
         attention_mask=None if rows.packed else torch.from_numpy(rows.attention_mask).to(device),
         position_ids=torch.from_numpy(placement.position_ids).to(device),
         visual_pos_masks=visual_mask,
         deepstack_visual_embeds=deepstack,
-        past_key_values=cache,
+        **{cache_argument(language_model.forward): cache},
         use_cache=cache is not None,
     )
     hidden: torch.Tensor = output.last_hidden_state
@@ -100,11 +102,12 @@ def next_hidden_states(
 
     `attention_mask` is bool (B, cached + 1).
     """
-    output = model.model.language_model(
+    language_model = model.model.language_model
+    output = language_model(
         inputs_embeds=model.model.get_input_embeddings()(token_ids[:, None]),
         attention_mask=attention_mask,
         position_ids=positions.expand(3, -1)[:, :, None],
-        past_key_values=cache,
+        **{cache_argument(language_model.forward): cache},
         use_cache=True,
     )
     hidden: torch.Tensor = output.last_hidden_state[:, -1]

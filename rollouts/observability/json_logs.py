@@ -70,9 +70,10 @@ class JsonLogs:
     Inside the `with` block it has a handler on the root logger, so that the file also has the records of environments
     and libraries, those of an episode with its id, task and turn (`current_episode`). `output` is a path, which is
     appended to, or an open text file. Records below `level` are left out; the level of the root logger is lowered to it
-    for the block. Events are records of the logger "rollouts.events" with the fields of the event: DEBUG for
-    `EpisodeWaiting` and `TurnFinished`, WARNING for failures, INFO for the others. Raises `OSError` if the file cannot
-    be opened.
+    for the block, in which its other handlers, such as that of a terminal, go on receiving what they received before.
+    Events are records of the logger "rollouts.events" with the fields of the event, and no other handler receives them:
+    DEBUG for `EpisodeWaiting` and `TurnFinished`, WARNING for failures, INFO for the others. Raises `OSError` if the
+    file cannot be opened.
     """
 
     def __init__(self, output: str | Path | TextIO, *, level: int = logging.INFO) -> None:
@@ -81,14 +82,20 @@ class JsonLogs:
         self._context = EpisodeLogContext()
         self._handler: logging.Handler | None = None
         self._former_level = logging.NOTSET
+        self._limited: list[tuple[logging.Handler, _FormerLevel]] = []
 
     def __call__(self, event: RunnerEvent) -> None:
         if isinstance(event, EpisodeEnded):  # inside the episode, whose position ends with the event
-            _log_event(event)
+            self._write(event)
             self._context(event)
         else:
             self._context(event)
-            _log_event(event)
+            self._write(event)
+
+    def _write(self, event: RunnerEvent) -> None:
+        level = _level(event)
+        if self._handler is not None and level >= self._level and event_log.isEnabledFor(level):
+            self._handler.handle(_event_record(event, level))
 
     def __enter__(self) -> Self:
         if isinstance(self._output, str | Path):
@@ -100,6 +107,9 @@ class JsonLogs:
         handler.setFormatter(JsonLinesFormatter())
         root = logging.getLogger()
         self._handler, self._former_level = handler, root.level
+        self._limited = [(other, _FormerLevel(root.level)) for other in root.handlers]
+        for other, limit in self._limited:
+            other.addFilter(limit)
         root.addHandler(handler)
         root.setLevel(min(root.level, self._level))
         return self
@@ -111,19 +121,32 @@ class JsonLogs:
             root = logging.getLogger()
             root.removeHandler(self._handler)
             root.setLevel(self._former_level)
+            for other, limit in self._limited:
+                other.removeFilter(limit)
             self._handler.close()
             self._handler = None
 
 
-def _log_event(event: RunnerEvent) -> None:
-    level = _level(event)
-    if not event_log.isEnabledFor(level):
-        return
+class _FormerLevel(logging.Filter):
+    """Passes the records that a handler of the root logger received while that logger had `root_level`."""
+
+    def __init__(self, root_level: int) -> None:
+        super().__init__()
+        self._root_level = root_level
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        logger = logging.getLogger(record.name)
+        while not logger.level and logger.parent is not None:
+            logger = logger.parent
+        return record.levelno >= (self._root_level if logger.parent is None else logger.level)
+
+
+def _event_record(event: RunnerEvent, level: int) -> logging.LogRecord:
     values = {field.name: getattr(event, field.name) for field in fields(event)}
     name = type(event).__name__
     # `index` of an episode is `episode_index` in a record, as in `EpisodeLogFilter`.
     extra = {"episode_index" if key == "index" else key: value for key, value in values.items()}
-    event_log.log(level, "%s", name, extra={"event": name, **extra})
+    return event_log.makeRecord(event_log.name, level, "", 0, name, (), None, extra={"event": name, **extra})
 
 
 def _level(event: RunnerEvent) -> int:

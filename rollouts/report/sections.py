@@ -76,6 +76,8 @@ def summary_section(collected: Collected) -> str:
     if collected.mismatch.tokens:
         largest = max(counted.max_abs for counted in collected.mismatch.by_modality.values())
         facts.append(("largest mismatch", f"{largest:.2e} nats"))
+        if len(collected.mismatch.by_lag) > 1 and (equal := collected.mismatch.by_lag.get(0)) is not None:
+            facts.append(("largest mismatch at lag 0", f"{equal.max_abs:.2e} nats"))
     written = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     facts.append(("report written", written))
     rows = "".join(f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd></div>" for name, value in facts)

@@ -76,6 +76,12 @@ def test_a_path_that_leads_elsewhere_is_refused_alike_whether_or_not_it_exists(
     assert messages[0] == messages[1]
 
 
+def test_the_error_for_a_path_or_a_url_without_a_policy_says_where_a_policy_is_passed() -> None:
+    for reference in ("/data/a.png", "file:///data/a.png", "https://example.org/a.png"):
+        with pytest.raises(MediaPolicyError, match=r"load_renderer\(media_policy=MediaPolicy\(allowed_"):
+            image(reference, MediaPolicy())
+
+
 def test_a_file_url_of_another_machine_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(PNG)
     with pytest.raises(MediaPolicyError, match="another machine"):

@@ -64,7 +64,7 @@ def test_the_page_on_environments():
     names["test_a_right_second_answer_is_rewarded"]()
     names["test_three_wrong_answers_end_the_episode"]()
     assert [turn.agent for turn in names["essay"].turns if turn.reward] == ["", "reader-1", "critic"]
-    assert len(names["essay"].leaves()) == 4
+    assert (names["essay"].reward, len(names["essay"].leaves())) == (2.25, 4)
     assert [int(sample.loss_mask.sum()) for sample in names["critic"]] == [4]
     assert (
         names["conversation"].turns[-1].info.items()

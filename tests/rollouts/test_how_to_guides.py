@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from planted_mismatches import sampled, scored
 from test_docs_pages import DOCS, run_page
 
 
@@ -52,6 +53,9 @@ def test_the_guide_to_a_loop():
     trained = names["first"] + names["second"]
     assert len(trained) == len({task_id for task_id, _ in trained}) == 4 * 3
     assert max(mismatch for _, mismatch in trained) < 1e-4
+    batch = scored(names["model"], sampled(names["model"], names["renderer"], seeds=range(2)))
+    assert names["mismatch_of_equal_weights"](*batch, "0") < 1e-4
+    assert names["mismatch_of_equal_weights"](*batch, "1") is None
 
 
 def test_the_guide_to_several_servers():

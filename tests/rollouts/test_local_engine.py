@@ -26,6 +26,9 @@ from rollouts.errors import (
 )
 from rollouts.models import qwen3_vl
 
+# An argument that a release of transformers calls deprecated is missing from a later one.
+pytestmark = pytest.mark.filterwarnings("error::FutureWarning")
+
 
 @pytest.fixture
 def engine(tiny_model_dir):

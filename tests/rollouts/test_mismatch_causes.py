@@ -230,6 +230,29 @@ def test_a_sampler_that_divides_by_the_temperature_is_named_with_the_temperature
     assert f"temperature of {temperature:.2f}" in likely.evidence
 
 
+def test_a_temperature_is_no_likelier_than_older_weights_where_all_tokens_are_from_such(model, renderer, monkeypatch):
+    report_processed_logprobs(monkeypatch)
+    behind = [with_version(sample, "3") for sample in sampled(model, renderer, temperature=0.6)]
+    likely = causes(model, behind, trainer_version="5")
+    assert [each.cause for each in likely] == [
+        Cause.WRONG_TEMPERATURE,
+        Cause.PROCESSED_LOGPROBS,
+        Cause.STALE_WEIGHTS,
+    ]
+    assert len({each.evidence for each in likely}) == 1
+    (likely,) = causes(model, behind, trainer_version="3")
+    assert likely.cause is Cause.WRONG_TEMPERATURE
+
+
+def test_older_weights_that_look_like_a_temperature_are_named_stale_beside_tokens_of_equal_weights(
+    model, renderer, exact, monkeypatch
+):
+    report_processed_logprobs(monkeypatch)
+    behind = [with_version(sample, "3") for sample in sampled(model, renderer, temperature=0.6)]
+    (likely,) = causes(model, [*behind * 4, *(with_version(sample, "5") for sample in exact[:3])], trainer_version="5")
+    assert likely.cause is Cause.STALE_WEIGHTS
+
+
 def test_log_probabilities_after_top_p_are_named_processed(model, renderer, monkeypatch):
     report_processed_logprobs(monkeypatch)
     (likely,) = causes(model, sampled(model, renderer, top_p=0.9))

@@ -9,7 +9,7 @@ alike: each is named, none before the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +27,7 @@ _SIGNIFICANT = 4.0
 #: The largest share of probability, in nats, that top-k and top-p are taken to cut off: half of it, and rounding.
 _MOST_CUT_OFF = 0.7
 _IMAGES = (Cause.DOUBLED_NORMALISATION, Cause.DROPPED_IMAGE, Cause.SWAPPED_IMAGE)
+_ALSO_OLD_WEIGHTS = "; older weights may do the same, and nearly all of the tokens have such"
 _ALSO_IMAGES = ", and so do wrong images, because nearly every token has one before it"
 
 
@@ -46,10 +47,8 @@ def likely_causes(
     tokens = tokens.select(np.isfinite(tokens.difference))
     if len(tokens) < _MIN_TOKENS or np.abs(tokens.difference).mean() < FLOOR:
         return ()
-    reported: Sequence[Callable[[ComparedTokens], LikelyCause | None]] = (_missing, _shifted, _temperature, _processed)
-    for signature in reported:  # what was reported is wrong: where it is wrong says nothing more
-        if (found := signature(tokens)) is not None:
-            return (found,)
+    if wrongly_reported := _wrongly_reported(tokens, trainer_version):
+        return tuple(wrongly_reported)  # where it is wrong says nothing more
     units = _units(tokens, trainer_version)
     media = _media(units, tokens)
     images = _IMAGES if media is None and _without_text_to_compare(units) else ()
@@ -68,6 +67,23 @@ def _alike(evidence: str, causes: Sequence[Cause], reason: str = "") -> list[Lik
 
 
 # What the sampler reported.
+
+
+def _wrongly_reported(tokens: ComparedTokens, trainer_version: str | None) -> list[LikelyCause]:
+    for signature in (_missing, _shifted):
+        if (found := signature(tokens)) is not None:
+            return [found]
+    # Training makes likely tokens likelier, as a lower temperature does: tokens of equal weights tell the two apart.
+    lag = tokens.lag(trainer_version)
+    of_equal_weights = tokens if lag is None else tokens.select(lag == 0)
+    can_tell = len(of_equal_weights) >= _MIN_TOKENS
+    for signature in (_temperature, _processed):
+        if (found := signature(of_equal_weights if can_tell else tokens)) is None:
+            continue
+        if can_tell:
+            return [found]
+        return _alike(found.evidence, (found.cause, *found.others, Cause.STALE_WEIGHTS), _ALSO_OLD_WEIGHTS)
+    return []
 
 
 def _missing(tokens: ComparedTokens) -> LikelyCause | None:

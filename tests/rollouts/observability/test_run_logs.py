@@ -132,6 +132,33 @@ def test_every_event_is_a_line_with_its_fields():
     assert (started["episode_id"], started["episode_index"], started["attempt"]) == ("t-1", 1, 0)
 
 
+def test_other_handlers_receive_what_they_received_before_and_no_events():
+    root, console, stream = logging.getLogger(), logging.StreamHandler(io.StringIO()), io.StringIO()
+    former, chatty = root.level, logging.getLogger("a_chatty_library")
+    root.addHandler(console)
+    root.setLevel(logging.WARNING)
+    chatty.setLevel(logging.DEBUG)
+    try:
+        with JsonLogs(stream) as logs:
+            replay(logs, FakeClock())
+            log.info("below the level of the root logger")
+            log.warning("a warning")
+            chatty.debug("a logger with a level of its own")
+        log.info("after the block")
+        root.setLevel(logging.INFO)
+        log.info("a new level, after the block")
+    finally:
+        root.removeHandler(console)
+        root.setLevel(former)
+        chatty.setLevel(logging.NOTSET)
+    assert console.stream.getvalue().splitlines() == [
+        "a warning",
+        "a logger with a level of its own",
+        "a new level, after the block",
+    ]
+    assert {"below the level of the root logger", "a warning"} <= {line["message"] for line in lines(stream)}
+
+
 def test_by_default_turns_and_waits_are_left_out_and_failures_are_warnings():
     stream = io.StringIO()
     with JsonLogs(stream) as logs:

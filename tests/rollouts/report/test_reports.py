@@ -81,6 +81,7 @@ def test_a_report_has_curves_mismatch_and_links_into_the_viewer_beside_it(tmp_pa
     assert "tokens after image" in page.text
     assert "lag 0" in page.text
     assert "lag 1" in page.text
+    assert "largest mismatch at lag 0" in page.text
     links = [link["href"] for link in page.all("a") if link["href"].startswith("viewer.html#")]
     assert "viewer.html#e=0" in links
     assert (directory / "viewer.html").read_text("utf-8").startswith("<!doctype html>")
