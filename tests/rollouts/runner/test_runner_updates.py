@@ -9,7 +9,7 @@ from simulated_runs import LoopRenderer, TaskLog
 from rollouts import SamplingParams, StepResult
 from rollouts.errors import ArgumentError, WeightUpdateError
 from rollouts.runner import Asynchronous, Journal, OneStepOffPolicy, Runner, RunnerClosedError, Synchronous
-from rollouts.runner.events import GroupStale
+from rollouts.runner.events import GroupDelivered, GroupStale
 from rollouts.testing import SimulatedEngine
 
 TOKENS = 30
@@ -158,6 +158,43 @@ async def test_an_episode_is_judged_by_its_oldest_token_while_its_environment_wo
         held.released.set()
         (group,) = await asyncio.wait_for(collecting, 60)
         assert set(versions_of(group)) == {"2"}
+
+
+async def test_one_step_off_policy_delivers_each_batch_as_a_whole_however_long_some_of_its_episodes_take():
+    batch, steps = 4, 6
+
+    class ManyTurnsOfSomeTasks:
+        def __init__(self, task):
+            self.turns_left = 40 if int(task.task_id.removeprefix("task-")) % batch == 0 else 1
+
+        def reset(self, seed):
+            return [{"role": "user", "content": "begin"}]
+
+        def step(self, assistant):
+            self.turns_left -= 1
+            return StepResult([{"role": "user", "content": "go on"}], done=not self.turns_left)
+
+    engine = engine_with(tokens=(2, 2))
+    delivered, stalenesses = [], []
+    async with Runner(
+        ManyTurnsOfSomeTasks,
+        engine,
+        LoopRenderer(),
+        sampling=SamplingParams(max_tokens=2),
+        mode=OneStepOffPolicy(),
+        tasks=TaskLog(),
+        listeners=[lambda event: stalenesses.append(event.staleness) if isinstance(event, GroupDelivered) else None],
+    ) as runner:
+        for step in range(steps):
+            groups = await asyncio.wait_for(runner.collect(batch), 60)
+            delivered.append(sorted(int(group.task.task_id.removeprefix("task-")) for group in groups))
+            # The trainer works until the short ones of the next batch have ended.
+            await until(lambda: runner.metrics()["groups_queued"] == batch - 1)
+            await runner.update_weights(None, str(step + 1))
+        assert DROPPED not in runner.metrics()
+    assert delivered == [list(range(step * batch, (step + 1) * batch)) for step in range(steps)]
+    assert stalenesses[:batch] == [0] * batch
+    assert set(stalenesses[batch:]) == {1}
 
 
 async def test_a_run_whose_groups_are_all_too_old_says_so_once(held, caplog):
