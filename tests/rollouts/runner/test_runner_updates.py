@@ -10,6 +10,7 @@ from rollouts import SamplingParams, StepResult
 from rollouts.errors import ArgumentError, WeightUpdateError
 from rollouts.runner import Asynchronous, Journal, OneStepOffPolicy, Runner, RunnerClosedError, Synchronous
 from rollouts.runner.events import GroupDelivered, GroupStale
+from rollouts.task import Task
 from rollouts.testing import SimulatedEngine
 
 TOKENS = 30
@@ -143,6 +144,45 @@ async def test_a_running_request_counts_from_when_it_was_sent():
     async with runner_with(engine, Synchronous()) as runner:
         await collect_with_update_before_the_first_token(runner, engine, 2, "abort")
         assert runner.metrics()[DROPPED] == 2
+
+
+async def test_the_oldest_of_the_running_requests_of_sub_agents_counts():
+    """A request that is sent later, and its end, do not let an older one count as younger or as ended."""
+    in_flight = []
+
+    class HeldSubAgents(SimulatedEngine):
+        async def generate(self, request):
+            ended = asyncio.Event()
+            in_flight.append(ended)
+            await ended.wait()
+            return await super().generate(request)
+
+    class TwoSubAgents(OneTurn):
+        def attach(self, context):
+            self.context = context
+
+        async def reset(self, seed):
+            first = asyncio.create_task(self.context.generate_turn([{"role": "user", "content": "a"}], agent="a"))
+            await until(lambda: len(in_flight) == 1)
+            await self.released.wait()
+            await self.context.generate_turn([{"role": "user", "content": "b"}], agent="b")
+            await first
+
+        released = asyncio.Event()
+
+    engine = HeldSubAgents(tokens=(2, 2))
+    async with runner_with(engine, Asynchronous(1), make=TwoSubAgents, tasks=[Task("t")]) as runner:
+        collecting = asyncio.ensure_future(runner.collect(1))
+        await until(lambda: len(in_flight) == 1)
+        await runner.update_weights(None, "1", "keep")
+        TwoSubAgents.released.set()
+        await until(lambda: len(in_flight) == 2)
+        in_flight[1].set()  # the younger request ends
+        await until(lambda: runner.metrics()["turns"] == 1)
+        assert DROPPED not in runner.metrics()
+        await runner.update_weights(None, "2", "keep")
+        assert await asyncio.wait_for(collecting, 60) == []
+        assert runner.metrics()[DROPPED] == 1
 
 
 async def test_an_episode_is_judged_by_its_oldest_token_while_its_environment_works(held):
