@@ -70,9 +70,9 @@ class JsonLogs:
     Inside the `with` block it has a handler on the root logger, so that the file also has the records of environments
     and libraries, those of an episode with its id, task and turn (`current_episode`). `output` is a path, which is
     appended to, or an open text file. Records below `level` are left out; the level of the root logger is lowered to it
-    for the block. Events are records of the logger "rollouts.events" with the fields of the event: DEBUG for
-    `EpisodeWaiting` and `TurnFinished`, WARNING for failures, INFO for the others. Raises `OSError` if the file cannot
-    be opened.
+    for the block, and its other handlers, such as that of a console, receive no more than before. Events are records of
+    the logger "rollouts.events" with the fields of the event: DEBUG for `EpisodeWaiting` and `TurnFinished`, WARNING
+    for failures, INFO for the others. Raises `OSError` if the file cannot be opened.
     """
 
     def __init__(self, output: str | Path | TextIO, *, level: int = logging.INFO) -> None:
@@ -81,6 +81,7 @@ class JsonLogs:
         self._context = EpisodeLogContext()
         self._handler: logging.Handler | None = None
         self._former_level = logging.NOTSET
+        self._other_handlers: list[logging.Handler] = []
 
     def __call__(self, event: RunnerEvent) -> None:
         if isinstance(event, EpisodeEnded):  # inside the episode, whose position ends with the event
@@ -100,6 +101,9 @@ class JsonLogs:
         handler.setFormatter(JsonLinesFormatter())
         root = logging.getLogger()
         self._handler, self._former_level = handler, root.level
+        self._other_handlers = root.handlers.copy()
+        for other in self._other_handlers:
+            other.addFilter(self._passed_before)
         root.addHandler(handler)
         root.setLevel(min(root.level, self._level))
         return self
@@ -111,8 +115,19 @@ class JsonLogs:
             root = logging.getLogger()
             root.removeHandler(self._handler)
             root.setLevel(self._former_level)
+            for other in self._other_handlers:
+                other.removeFilter(self._passed_before)
             self._handler.close()
             self._handler = None
+
+    def _passed_before(self, record: logging.LogRecord) -> bool:
+        """Whether a record would have been made with the former level of the root logger."""
+        logger: logging.Logger | None = logging.getLogger(record.name)
+        while logger is not None and logger.parent is not None:
+            if logger.level:  # the record has passed it
+                return True
+            logger = logger.parent
+        return record.levelno >= self._former_level
 
 
 def _log_event(event: RunnerEvent) -> None:
