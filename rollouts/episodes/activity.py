@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, NamedTuple, Protocol
 
 #: What an episode waits for, in the names of `rollouts.runner.events`.
@@ -21,6 +22,13 @@ class EpisodeObserver(Protocol):
 
     def waiting(self, turn: int, part: Part) -> None:
         """The episode begins to wait for `part`."""
+        ...
+
+    def requesting(self) -> AbstractContextManager[object]:
+        """For the block from a request to the engine until its completion is in the trajectory.
+
+        Several may run at once: those of sub-agents.
+        """
         ...
 
     def turn_finished(
@@ -47,6 +55,9 @@ class EpisodeActivity:
         self.part, self.turn = part, turn
         if self._observer is not None:
             self._observer.waiting(turn, part)
+
+    def requesting(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._observer is None else self._observer.requesting()
 
     def turn_finished(
         self, turn: int, prompt_tokens: int, completion_tokens: int, images: int, seconds: TurnSeconds, failed: bool

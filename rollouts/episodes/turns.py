@@ -167,10 +167,11 @@ class TurnRecorder:
         try:
             self.activity.waits_for("engine", number)
             sent_at = time.perf_counter()
-            with self.deadlines.request():
-                completion = await generate_completion(self.engine, request, self.vocab_size)
-            self.activity.waits_for("renderer", number)
-            return await self.record(prompt, completion, agent=agent, engine_seconds=time.perf_counter() - sent_at)
+            with self.activity.requesting():
+                with self.deadlines.request():
+                    completion = await generate_completion(self.engine, request, self.vocab_size)
+                self.activity.waits_for("renderer", number)
+                return await self.record(prompt, completion, agent=agent, engine_seconds=time.perf_counter() - sent_at)
         finally:
             self._in_flight -= 1
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -71,7 +72,8 @@ class GroupRun:
         self._versions: list[SampledVersions | None] = [None] * size  # of the ended episodes, once they are asked for
         self._attempts = [0] * size
         self._began = [settings.history.current_place] * size  # the place of the version in use at the start
-        self._requested: list[int | None] = [None] * size  # of the version in use when the running request was sent
+        # Of the versions in use when the running requests of each episode were sent.
+        self._requested: list[dict[object, int]] = [{} for _ in range(size)]
         self._assigned: list[int | None] = [None] * size  # of the version in use when a worker of another process began
         self._claims = Claims(settings.capacity)
         self._group: Group | None = None
@@ -133,7 +135,7 @@ class GroupRun:
                 places.append(ended.oldest_place(history, began))
             else:
                 sampled = None if running is None else oldest_place(running, history, began)
-                places.append(_oldest([sampled, self._requested[index], self._assigned[index]]))
+                places.append(_oldest([sampled, *self._requested[index].values(), self._assigned[index]]))
         return places
 
     def _versions_of_ended(self, index: int) -> SampledVersions | None:
@@ -151,7 +153,8 @@ class GroupRun:
     def expect_no_older_tokens(self) -> None:
         """No running request has a token that is older than the version in use: they had to wait for an update."""
         place = self._settings.history.current_place
-        self._requested = [None if requested is None else place for requested in self._requested]
+        for requested in self._requested:
+            requested.update(dict.fromkeys(requested, place))
 
     async def run(self) -> Group:
         """Run the episodes, compute the rewards of the group and record it. Raises `GroupFailedError`."""
@@ -222,7 +225,7 @@ class GroupRun:
         observer = EpisodeReporter(
             reporter,
             job.episode_id,
-            on_engine=partial(self._note_request, index),
+            requesting=partial(self._requesting, index),
             on_assigned=partial(self._note_assigned, index),
         )
         outcome: Outcome = "cancelled"
@@ -237,7 +240,8 @@ class GroupRun:
         except EpisodeError as error:
             episode, outcome, failure = error.trajectory, "failed", error.__cause__ or error
         finally:
-            self._running[index] = self._requested[index] = self._assigned[index] = None
+            self._running[index] = self._assigned[index] = None
+            self._requested[index] = {}  # of an episode that was left, a request may run on
             reporter.counters.episodes_ended[outcome] += 1
             reporter.counters.forks += episode.forks
             reporter.emit(
@@ -265,9 +269,15 @@ class GroupRun:
         """A worker of another process begins an episode: no token of it is older than the version in use."""
         self._began[index] = self._assigned[index] = self._settings.history.current_place
 
-    def _note_request(self, index: int, waits: bool) -> None:
-        """An episode begins to wait for the engine when it sends a request, until it has the completion."""
-        self._requested[index] = self._settings.history.current_place if waits else None
+    @contextmanager
+    def _requesting(self, index: int) -> Iterator[None]:
+        """The block of a request of an episode, until its tokens are in the trajectory."""
+        request, requested = object(), self._requested[index]
+        requested[request] = self._settings.history.current_place
+        try:
+            yield
+        finally:
+            del requested[request]
 
     async def make_group(self) -> Group:
         """The group, after all its episodes have ended. Raises `GroupFailedError`."""

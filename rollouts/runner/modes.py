@@ -74,8 +74,9 @@ class Synchronous:
 class OneStepOffPolicy:
     """The next batch is sampled while the trainer trains on the last one: a sample is stale by at most one update.
 
-    After `collect(n)` returns, n further groups start; the next `collect` returns those. A group that is older by more
-    than one update is dropped and counted.
+    After `collect(n)` returns, n further groups start; the next `collect` waits for those, and starts others only for
+    groups that are skipped or dropped. So none is too old because its episodes are long, while others overtake it. A
+    group that is older by more than one update is dropped and counted.
     """
 
     @property
@@ -89,7 +90,7 @@ class OneStepOffPolicy:
     def max_undelivered(self, demand: Demand) -> int | None:
         if demand.waiting is None or demand.batch is None:
             return None
-        return max(demand.waiting, demand.batch)
+        return demand.waiting or demand.batch
 
 
 @dataclass(frozen=True, slots=True)

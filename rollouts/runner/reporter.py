@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import ParamSpec
 
 from rollouts.episodes.activity import Part, TurnSeconds
@@ -85,34 +86,28 @@ class Reporter:
 class EpisodeReporter:
     """A `JobObserver` for one attempt.
 
-    `on_engine` is called with True when the episode begins to wait for the engine, and with False when it waits for
-    another part then; `on_assigned` when a worker begins it.
+    `requesting` makes the block of a request to the engine; `on_assigned` is called when a worker begins the episode.
     """
 
-    __slots__ = ("_episode_id", "_on_assigned", "_on_engine", "_reporter", "_waits_for_engine")
+    __slots__ = ("_episode_id", "_on_assigned", "_reporter", "requesting")
 
     def __init__(
         self,
         reporter: Reporter,
         episode_id: str,
         *,
-        on_engine: Callable[[bool], object],
+        requesting: Callable[[], AbstractContextManager[object]],
         on_assigned: Callable[[], object],
     ) -> None:
         self._reporter = reporter
         self._episode_id = episode_id
-        self._on_engine = on_engine
+        self.requesting = requesting
         self._on_assigned = on_assigned
-        self._waits_for_engine = False
 
     def assigned(self, worker: str) -> None:
         self._on_assigned()
 
     def waiting(self, turn: int, part: Part) -> None:
-        waits_for_engine = part == "engine"
-        if waits_for_engine is not self._waits_for_engine:
-            self._waits_for_engine = waits_for_engine
-            self._on_engine(waits_for_engine)
         if self._reporter.listeners:
             self._reporter.emit(EpisodeWaiting, self._episode_id, turn, part)
 

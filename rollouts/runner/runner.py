@@ -103,6 +103,8 @@ class Runner:
                 journal=journal,
                 listeners=listeners,
             )
+            # A journal records plain integers, and these may be integers of numpy.
+            group_size, concurrency, seed = int(group_size), int(concurrency), int(seed)
             self._resources = refused.enter_context(ExitStack())
             place: EpisodeWorker | Workers
             if workers is None:

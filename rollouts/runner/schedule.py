@@ -397,8 +397,9 @@ class Schedule:
         if self._dropped_in_a_row == _MANY_DROPPED:
             log.warning(
                 "the last %d groups were too old and were dropped, the latest by %d versions of the weights, where the "
-                "mode allows %d. Update the weights less often, allow more, or pass on_stale='downweight'; after a "
-                "restart, begin with the weights of the last checkpoint",
+                "mode allows %d. Take the groups with collect (all groups of a stream that run are as old as each "
+                "other), update the weights less often, or pass Asynchronous(...) with a larger max_staleness or "
+                "on_stale='downweight'; after a restart, begin with the weights of the last checkpoint",
                 _MANY_DROPPED,
                 age,
                 self._mode.max_staleness,

@@ -149,8 +149,8 @@ class SimulatedEngine:
             self.failed += 1
             raise
         finally:
-            for each in held:
-                self._remove(each)
+            while held:  # a result holds its error, which refers to this frame
+                self._remove(held.pop())
         self.finished += 1
         return GenerateResult(request.request_id, list(completions))
 

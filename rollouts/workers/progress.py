@@ -7,6 +7,7 @@ not: an episode that was cancelled may begin again at the same worker, as anothe
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TypeAlias, get_args
 
@@ -83,6 +84,9 @@ class ProgressObserver:
 
     def waiting(self, turn: int, part: Part) -> None:
         self._send(JobWaiting(self._job, turn, part))
+
+    def requesting(self) -> AbstractContextManager[object]:
+        return nullcontext()  # the runner counts the tokens of a job from its beginning
 
     def turn_finished(
         self, turn: int, prompt_tokens: int, completion_tokens: int, images: int, seconds: TurnSeconds, failed: bool

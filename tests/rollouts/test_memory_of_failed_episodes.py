@@ -12,9 +12,10 @@ from collections.abc import Iterator
 import pytest
 
 from rollouts import EpisodeError, SamplingParams, StepResult, run_episode
+from rollouts.engines.local import LocalEngine
 from rollouts.errors import OverlongPromptError
 from rollouts.runner import EpisodeLimits, Runner, Task
-from rollouts.testing import ScriptedEngine
+from rollouts.testing import ScriptedEngine, SimulatedEngine
 
 SAMPLING = SamplingParams(max_tokens=5)
 ENDS = ("limit", "overlong", "engine", "step", "result", "image")
@@ -54,6 +55,16 @@ class FailingEngine:
     async def close(self) -> None: ...
 
 
+def simulated_engine(model: str) -> SimulatedEngine:
+    return SimulatedEngine(error_rate=1.0)
+
+
+def local_engine(model: str) -> LocalEngine:
+    engine = LocalEngine.from_pretrained(model)
+    engine._run = lambda requests: 1 / 0
+    return engine
+
+
 @pytest.fixture
 def without_collector() -> Iterator[None]:
     gc.disable()
@@ -77,6 +88,21 @@ async def test_the_environment_of_an_episode_is_freed_with_it(renderer, end):
     del environment
     await asyncio.sleep(0)  # the loop forgets the task that has just ended
     assert freed() is None
+
+
+@pytest.mark.parametrize("make_engine", [simulated_engine, local_engine])
+@pytest.mark.usefixtures("without_collector")
+async def test_an_engine_that_holds_requests_does_not_keep_the_episodes_of_those_that_failed(
+    renderer, tiny_model_dir, make_engine
+):
+    environment, engine = Failing("engine"), make_engine(str(tiny_model_dir))
+    freed = weakref.ref(environment)
+    with pytest.raises(EpisodeError) as failed:
+        await run_episode(environment, engine=engine, renderer=renderer, sampling=SAMPLING, max_turns=2)
+    del environment, failed
+    await asyncio.sleep(0.1)  # the queue of the engine ends
+    assert freed() is None
+    await engine.close()
 
 
 @pytest.mark.parametrize("end", ENDS)

@@ -67,6 +67,8 @@ class RequestQueue:
         except asyncio.CancelledError:
             running.is_aborted = True
             raise
+        finally:
+            del waiting  # its result holds an error that refers to this frame
 
     def end_aborted(self) -> None:
         """Return aborted requests that are in no batch yet, without tokens."""

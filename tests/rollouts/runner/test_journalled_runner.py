@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from journalled_run import digest_of
 from runner_world import assert_no_task_is_left, make_runner, tasks
@@ -206,6 +207,11 @@ async def test_a_journal_of_another_group_size_or_seed_is_refused_by_the_runner(
         with pytest.raises(JournalOfAnotherRunError, match="give this run a directory of its own"):
             await received(renderer, tmp_path, 1, **options)
     assert await received(renderer, tmp_path, 1, group_size=2, seed=1) == []
+
+
+async def test_a_journal_records_integers_of_numpy_as_integers(renderer: Any, tmp_path: Path) -> None:
+    await received(renderer, tmp_path, 2, limit=1, group_size=np.int64(2), seed=np.int64(1))
+    assert len(await received(renderer, tmp_path, 2, group_size=2, seed=1)) == 2
 
 
 async def test_two_runners_cannot_have_one_journal_at_a_time(renderer: Any, tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ def test_one_step_off_policy_has_at_most_one_batch_under_way():
     assert OneStepOffPolicy().max_undelivered(Demand(0, 8)) == 8
     assert OneStepOffPolicy().max_undelivered(Demand(8, 8)) == 8
     assert OneStepOffPolicy().max_undelivered(Demand(12, 8)) == 12
+    assert OneStepOffPolicy().max_undelivered(Demand(3, 8)) == 3  # those of the batch that are left
 
 
 def test_an_asynchronous_run_is_ahead_by_as_many_batches_as_updates_are_allowed():

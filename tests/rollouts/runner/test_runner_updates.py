@@ -9,7 +9,8 @@ from simulated_runs import LoopRenderer, TaskLog
 from rollouts import SamplingParams, StepResult
 from rollouts.errors import ArgumentError, WeightUpdateError
 from rollouts.runner import Asynchronous, Journal, OneStepOffPolicy, Runner, RunnerClosedError, Synchronous
-from rollouts.runner.events import GroupStale
+from rollouts.runner.events import GroupDelivered, GroupStale
+from rollouts.task import Task
 from rollouts.testing import SimulatedEngine
 
 TOKENS = 30
@@ -145,6 +146,45 @@ async def test_a_running_request_counts_from_when_it_was_sent():
         assert runner.metrics()[DROPPED] == 2
 
 
+async def test_the_oldest_of_the_running_requests_of_sub_agents_counts():
+    """A request that is sent later, and its end, do not let an older one count as younger or as ended."""
+    in_flight = []
+
+    class HeldSubAgents(SimulatedEngine):
+        async def generate(self, request):
+            ended = asyncio.Event()
+            in_flight.append(ended)
+            await ended.wait()
+            return await super().generate(request)
+
+    class TwoSubAgents(OneTurn):
+        def attach(self, context):
+            self.context = context
+
+        async def reset(self, seed):
+            first = asyncio.create_task(self.context.generate_turn([{"role": "user", "content": "a"}], agent="a"))
+            await until(lambda: len(in_flight) == 1)
+            await self.released.wait()
+            await self.context.generate_turn([{"role": "user", "content": "b"}], agent="b")
+            await first
+
+        released = asyncio.Event()
+
+    engine = HeldSubAgents(tokens=(2, 2))
+    async with runner_with(engine, Asynchronous(1), make=TwoSubAgents, tasks=[Task("t")]) as runner:
+        collecting = asyncio.ensure_future(runner.collect(1))
+        await until(lambda: len(in_flight) == 1)
+        await runner.update_weights(None, "1", "keep")
+        TwoSubAgents.released.set()
+        await until(lambda: len(in_flight) == 2)
+        in_flight[1].set()  # the younger request ends
+        await until(lambda: runner.metrics()["turns"] == 1)
+        assert DROPPED not in runner.metrics()
+        await runner.update_weights(None, "2", "keep")
+        assert await asyncio.wait_for(collecting, 60) == []
+        assert runner.metrics()[DROPPED] == 1
+
+
 async def test_an_episode_is_judged_by_its_oldest_token_while_its_environment_works(held):
     engine = engine_with()
     async with runner_with(engine, Asynchronous(1), make=held, tasks=TaskLog()) as runner:
@@ -158,6 +198,43 @@ async def test_an_episode_is_judged_by_its_oldest_token_while_its_environment_wo
         held.released.set()
         (group,) = await asyncio.wait_for(collecting, 60)
         assert set(versions_of(group)) == {"2"}
+
+
+async def test_one_step_off_policy_delivers_each_batch_as_a_whole_however_long_some_of_its_episodes_take():
+    batch, steps = 4, 6
+
+    class ManyTurnsOfSomeTasks:
+        def __init__(self, task):
+            self.turns_left = 40 if int(task.task_id.removeprefix("task-")) % batch == 0 else 1
+
+        def reset(self, seed):
+            return [{"role": "user", "content": "begin"}]
+
+        def step(self, assistant):
+            self.turns_left -= 1
+            return StepResult([{"role": "user", "content": "go on"}], done=not self.turns_left)
+
+    engine = engine_with(tokens=(2, 2))
+    delivered, stalenesses = [], []
+    async with Runner(
+        ManyTurnsOfSomeTasks,
+        engine,
+        LoopRenderer(),
+        sampling=SamplingParams(max_tokens=2),
+        mode=OneStepOffPolicy(),
+        tasks=TaskLog(),
+        listeners=[lambda event: stalenesses.append(event.staleness) if isinstance(event, GroupDelivered) else None],
+    ) as runner:
+        for step in range(steps):
+            groups = await asyncio.wait_for(runner.collect(batch), 60)
+            delivered.append(sorted(int(group.task.task_id.removeprefix("task-")) for group in groups))
+            # The trainer works until the short ones of the next batch have ended.
+            await until(lambda: runner.metrics()["groups_queued"] == batch - 1)
+            await runner.update_weights(None, str(step + 1))
+        assert DROPPED not in runner.metrics()
+    assert delivered == [list(range(step * batch, (step + 1) * batch)) for step in range(steps)]
+    assert stalenesses[:batch] == [0] * batch
+    assert set(stalenesses[batch:]) == {1}
 
 
 async def test_a_run_whose_groups_are_all_too_old_says_so_once(held, caplog):
