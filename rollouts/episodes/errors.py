@@ -106,17 +106,20 @@ class RendererFailedError(RolloutsError):
 class RemoteFailureError(RolloutsError):
     """The exception with which an episode ended in another process. It is not sent itself: it may be of any class.
 
-    `error_type` is the name of its class, `kind` its kind (None: another attempt would have it, too), `trace` the
-    traceback of code of the user; empty where there is none.
+    `error_type` is the name of its class, `kind` its kind (None: another attempt would have it, too), `is_outage`
+    whether the engine could not be reached, `trace` the traceback of code of the user; empty where there is none.
 
     Cure: that of the exception which it names; the log of the other process has the traceback.
     """
 
-    def __init__(self, error_type: str, reason: str, kind: ErrorKind | None, trace: str = "") -> None:
+    def __init__(
+        self, error_type: str, reason: str, kind: ErrorKind | None, trace: str = "", *, is_outage: bool = False
+    ) -> None:
         self.error_type = error_type
         self.reason = reason
         self.kind = kind
         self.trace = trace
+        self.is_outage = is_outage
         super().__init__(reason)
 
 

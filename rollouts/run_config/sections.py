@@ -242,12 +242,13 @@ class LimitsSection(Section):
 
 
 class RetrySection(Section):
-    """Which failed episodes are run again (`RetryPolicy`). Delays are in seconds."""
+    """Which failed episodes are run again (`RetryPolicy`). Delays and the length of an outage are in seconds."""
 
     max_attempts: Count = 3
     kinds: list[Literal["engine", "media", "environment"]] = ["engine", "media"]
     first_delay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     max_delay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
+    outage_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 600.0
 
 
 class SynchronousSection(Section):

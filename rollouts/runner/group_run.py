@@ -14,6 +14,7 @@ from typing import Self
 import numpy as np
 
 from rollouts.engines.protocol import SamplingParams, sampling_of_request
+from rollouts.episodes.error_kinds import is_outage
 from rollouts.episodes.errors import EpisodeError, ends_task
 from rollouts.episodes.limits import EpisodeLimits
 from rollouts.episodes.turns import derived_seed
@@ -24,7 +25,7 @@ from rollouts.runner.events import EpisodeEnded, EpisodeRetried, EpisodeStarted,
 from rollouts.runner.group import Group
 from rollouts.runner.journal import Journal, RecordedAttempt
 from rollouts.runner.reporter import EpisodeReporter, Reporter
-from rollouts.runner.retries import RetryPolicy
+from rollouts.runner.retries import FailedAttempts, RetryPolicy
 from rollouts.runner.version_history import SampledVersions, VersionHistory, oldest_place, sampled_versions
 from rollouts.task import Task
 from rollouts.trajectory.tree import Trajectory
@@ -71,6 +72,7 @@ class GroupRun:
         self._running: list[Trajectory | None] = [None] * size
         self._versions: list[SampledVersions | None] = [None] * size  # of the ended episodes, once they are asked for
         self._attempts = [0] * size
+        self._failures: dict[int, FailedAttempts] = {}
         self._began = [settings.history.current_place] * size  # the place of the version in use at the start
         # Of the versions in use when the running requests of each episode were sent.
         self._requested: list[dict[object, int]] = [{} for _ in range(size)]
@@ -198,7 +200,7 @@ class GroupRun:
                 except BaseException:
                     self._attempts[index] -= 1  # an attempt that was cancelled is begun again
                     raise
-            delay = None if error is None else settings.retry.delay(error, self._attempts[index])
+            delay = None if error is None else self._delay(index, error)
             if delay is None:
                 self._ended[index] = episode
                 self._note_assembling()
@@ -208,12 +210,20 @@ class GroupRun:
             if settings.journal is not None:
                 await settings.journal.attempted(self.task.task_id, index, attempt, episode, final=delay is None)
             if delay is not None:
+                if error is not None and is_outage(error):
+                    settings.reporter.warn_of_outage(episode, settings.retry.outage_seconds)
                 settings.reporter.counters.episodes_retried += 1
                 settings.reporter.emit(EpisodeRetried, episode.episode_id, episode.error, delay)
                 settings.reporter.emit(EpisodeWaiting, episode.episode_id, episode.num_turns, "retry")
                 with self._claims.waiting():
                     await asyncio.sleep(delay)
                 self._claims.add(1)
+
+    def _delay(self, index: int, error: BaseException) -> float | None:
+        """The seconds before another attempt at an episode that has failed; None if there is no other."""
+        if index not in self._failures:
+            self._failures[index] = FailedAttempts(self._settings.retry, self._attempts[index] - 1)
+        return self._failures[index].delay(error, time.monotonic())
 
     async def _attempt(self, index: int, attempt: int) -> tuple[Trajectory, BaseException | None]:
         """Run one attempt; the episode, and the exception that it failed with."""

@@ -35,6 +35,7 @@ class Reporter:
         self.listeners = list(listeners)
         self._warns_of_turns = limits.max_turns is None and limits.episode_seconds is None
         self._logged: set[tuple[object, ...]] = set()  # the kinds of failures
+        self.is_outage_logged = False  # since the latest turn
 
     def emit(self, make_event: Callable[P, RunnerEvent], *args: P.args, **kwargs: P.kwargs) -> None:
         """Make an event and pass it to the listeners; without listeners, none is made."""
@@ -70,6 +71,18 @@ class Reporter:
             remote,
             exc_info=cause,
         )
+
+    def warn_of_outage(self, episode: Trajectory, seconds: float) -> None:
+        """Log, once until a turn ends, that an episode waits for an engine that cannot be reached."""
+        if not self.is_outage_logged:
+            self.is_outage_logged = True
+            log.warning(
+                "the engine cannot be reached; each episode that needs it begins again for up to %g seconds "
+                "(RetryPolicy.outage_seconds), after which such attempts count. Episode %s failed: %s",
+                seconds,
+                episode.episode_id,
+                episode.error,
+            )
 
     def warn_of_turns(self, episode_id: str, turns: int) -> None:
         """Log once that an episode without a limit of turns or time goes on and on."""
@@ -116,6 +129,7 @@ class EpisodeReporter:
     ) -> None:
         reporter, counters = self._reporter, self._reporter.counters
         counters.turns += 1
+        reporter.is_outage_logged = False
         if turn + 1 >= _MANY_TURNS:
             reporter.warn_of_turns(self._episode_id, turn + 1)
         counters.prompt_tokens += prompt_tokens

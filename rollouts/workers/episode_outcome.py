@@ -6,7 +6,7 @@ import traceback
 from dataclasses import dataclass
 from typing import Final, Self, get_args
 
-from rollouts.episodes.error_kinds import error_kind
+from rollouts.episodes.error_kinds import error_kind, is_outage
 from rollouts.episodes.errors import (
     EnvironmentFailedError,
     EpisodeError,
@@ -30,19 +30,22 @@ _WITH_TRACE: Final = (EnvironmentFailedError, RendererFailedError)
 class EpisodeFailure:
     """Why an attempt failed: the class of the exception, its text, its kind for `RetryPolicy`, and a traceback.
 
-    `trace` is empty for exceptions that no code of a user raised. Raises `ArgumentError` for values of other types,
-    also when decoded.
+    `trace` is empty for exceptions that no code of a user raised. `is_outage`: the engine could not be reached.
+    Raises `ArgumentError` for values of other types, also when decoded.
     """
 
     error_type: str
     reason: str
     kind: ErrorKind | None
     trace: str = ""
+    is_outage: bool = False
 
     def __post_init__(self) -> None:
         for name in ("error_type", "reason", "trace"):
             if not isinstance(getattr(self, name), str):
                 raise ArgumentError(f"EpisodeFailure.{name}", getattr(self, name), "pass text")
+        if not isinstance(self.is_outage, bool):
+            raise ArgumentError("EpisodeFailure.is_outage", self.is_outage, "pass True or False")
         if self.kind is not None and self.kind not in get_args(ErrorKind):
             raise ArgumentError("EpisodeFailure.kind", self.kind, f"pass one of {', '.join(get_args(ErrorKind))}, None")
 
@@ -68,7 +71,9 @@ class EpisodeOutcome:
     def of_error(cls, error: EpisodeError) -> Self:
         """The outcome of an attempt that failed with `error`."""
         cause = error.__cause__ or error
-        failure = EpisodeFailure(type(cause).__name__, as_unicode(error.reason), error_kind(cause), _trace(cause))
+        failure = EpisodeFailure(
+            type(cause).__name__, as_unicode(error.reason), error_kind(cause), _trace(cause), is_outage(cause)
+        )
         return cls(error.trajectory, failure)
 
     def result(self) -> Trajectory:
@@ -76,7 +81,9 @@ class EpisodeOutcome:
         failure = self.failure
         if failure is None:
             return self.episode
-        cause = RemoteFailureError(failure.error_type, failure.reason, failure.kind, failure.trace)
+        cause = RemoteFailureError(
+            failure.error_type, failure.reason, failure.kind, failure.trace, is_outage=failure.is_outage
+        )
         raise EpisodeError(failure.reason, self.episode) from cause
 
 

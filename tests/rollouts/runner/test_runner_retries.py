@@ -7,14 +7,15 @@ import pytest
 from runner_world import Counting, HeldEngine, make_runner, run_groups, tasks
 
 from renderers.errors import MediaFetchError, MessageError
-from rollouts.episodes.error_kinds import error_kind
-from rollouts.episodes.errors import EnvironmentFailedError, EnvironmentProtocolError
+from rollouts.episodes.error_kinds import error_kind, is_outage
+from rollouts.episodes.errors import EnvironmentFailedError, EnvironmentProtocolError, RemoteFailureError
 from rollouts.errors import (
     EngineClosedError,
     EngineFailedError,
     GenerationInterruptedError,
     InvalidRequestError,
     MissingLogProbsError,
+    NoServerError,
     RolloutsError,
     ServerError,
     ServerTimeoutError,
@@ -22,6 +23,7 @@ from rollouts.errors import (
 )
 from rollouts.runner import RetryPolicy, Task
 from rollouts.runner.events import EpisodeRetried, EpisodeWaiting
+from rollouts.runner.retries import FailedAttempts
 from rollouts.testing import ScriptedEngine
 
 AT_ONCE = RetryPolicy(first_delay=0.0)
@@ -81,6 +83,7 @@ def test_delays_double_up_to_the_longest_and_are_shortened_by_at_most_a_half():
         {"first_delay": -1},
         {"max_delay": float("nan")},
         {"max_delay": "1"},
+        {"outage_seconds": -1.0},
     ],
     ids=str,
 )
@@ -118,10 +121,82 @@ def test_an_episode_is_repeated_from_its_beginning_with_other_samples_and_the_sa
 
 
 def test_the_last_attempt_is_kept_with_its_error(renderer):
-    engine = ScriptedEngine(failing_first(9, ConnectionError("reset")), renderer=renderer)
+    engine = ScriptedEngine(failing_first(9, TimeoutError("too slow")), renderer=renderer)
     groups, _ = run_groups(renderer, tasks(1), engine=engine, retry=AT_ONCE)
     assert groups["t0"].attempts == (3,)
-    assert "reset" in groups["t0"].episodes[0].error
+    assert "too slow" in groups["t0"].episodes[0].error
+
+
+UNREACHABLE = ServerUnreachableError("r", "refused")
+TOO_SLOW = ServerTimeoutError("r", "too slow")
+
+
+@pytest.mark.parametrize(
+    ("is_one", "error"),
+    [
+        (True, UNREACHABLE),
+        (True, NoServerError("r", {})),
+        (True, ServerError("r", "no server behind the router", status=502, body="")),
+        (True, ServerError("r", "it is starting", status=503, body="")),
+        (True, caused(EngineFailedError("r", "raised"), ConnectionRefusedError())),
+        (True, caused(EnvironmentFailedError("Chat", "step", UNREACHABLE), UNREACHABLE)),
+        (True, RemoteFailureError("ServerUnreachableError", "refused", "engine", is_outage=True)),
+        (False, TOO_SLOW),
+        (False, ServerError("r", "failed", status=500, body="")),
+        (False, GenerationInterruptedError("r", "aborted")),
+        (False, caused(EngineFailedError("r", "raised"), TimeoutError())),
+        (False, EnvironmentFailedError("Maze", "step", KeyError("x"))),
+        (False, RemoteFailureError("ServerTimeoutError", "too slow", "engine")),
+        (False, KeyError("x")),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_engine_that_cannot_be_reached_at_all_is_an_outage(is_one, error):
+    assert is_outage(error) is is_one
+
+
+def test_attempts_in_an_outage_do_not_count_until_it_is_too_long():
+    policy = RetryPolicy(max_attempts=2, first_delay=1.0, max_delay=8.0, outage_seconds=100.0)
+    failed = FailedAttempts(policy, 0)
+    for now, longest in [(50.0, 1.0), (60.0, 2.0), (70.0, 4.0), (90.0, 8.0), (149.0, 1.0)]:
+        assert 0 < failed.delay(UNREACHABLE, now) <= longest
+    assert failed.delay(UNREACHABLE, 150.0) is not None  # the first that counts
+    assert failed.delay(UNREACHABLE, 160.0) is None
+
+
+def test_an_outage_begins_anew_after_an_attempt_that_reached_the_engine():
+    failed = FailedAttempts(RetryPolicy(max_attempts=3, outage_seconds=100.0), 0)
+    assert failed.delay(UNREACHABLE, 0.0) is not None
+    assert failed.delay(TOO_SLOW, 90.0) is not None  # counts
+    for now in (99.0, 150.0, 198.0):
+        assert failed.delay(UNREACHABLE, now) is not None
+    assert failed.delay(TOO_SLOW, 200.0) is not None  # counts
+    assert failed.delay(TOO_SLOW, 201.0) is None
+
+
+def test_attempts_of_an_earlier_process_leave_at_least_one():
+    failed = FailedAttempts(RetryPolicy(max_attempts=3), 7)
+    assert failed.delay(UNREACHABLE, 0.0) is not None
+    assert failed.delay(TOO_SLOW, 1.0) is None
+
+
+@pytest.mark.parametrize("retry", [RetryPolicy(outage_seconds=0.0), RetryPolicy(kinds=("media",))], ids=str)
+def test_without_time_for_an_outage_or_the_kind_engine_all_attempts_count(retry):
+    failed = FailedAttempts(retry, 0)
+    attempts = next(count for count in itertools.count(1) if failed.delay(UNREACHABLE, 0.0) is None)
+    assert attempts == (retry.max_attempts if "engine" in retry.kinds else 1)
+
+
+def test_a_run_waits_for_an_engine_that_comes_back_and_says_so_once(renderer, caplog):
+    engine = ScriptedEngine(failing_first(9, UNREACHABLE), renderer=renderer)
+    groups, runner = run_groups(renderer, tasks(3), engine=engine, group_size=2, retry=AT_ONCE, concurrency=6)
+    for group in groups.values():
+        assert group.attempts == (10, 10)
+        assert not group.num_failed
+    assert runner.metrics()["episodes_retried"] == 54
+    (line,) = [record.getMessage() for record in caplog.records if "cannot be reached" in record.getMessage()]
+    assert "600 seconds" in line
+    assert "refused" in line
 
 
 @pytest.mark.parametrize(("kinds", "attempts"), [(("engine", "media"), 1), (("environment",), 2)], ids=str)
@@ -152,7 +227,7 @@ def test_an_episode_that_waits_for_its_next_attempt_leaves_its_place_to_others(r
 
         def script(request):
             if request.session_id.startswith("t0/"):
-                raise ConnectionError("reset")
+                raise TimeoutError("too slow")
             return "yes"
 
         engine = HeldEngine(renderer, script)
@@ -165,7 +240,7 @@ def test_an_episode_that_waits_for_its_next_attempt_leaves_its_place_to_others(r
             assert sorted(group.task.task_id for group in groups) == ["t1", "t2", "t3"]
             (retried,) = [event for event in events if isinstance(event, EpisodeRetried)]
             assert retried.episode_id == "t0/0.0"
-            assert "reset" in retried.error
+            assert "too slow" in retried.error
             assert 1800 <= retried.delay_seconds <= 3600
             await stream.aclose()
 

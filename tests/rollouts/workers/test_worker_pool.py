@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rollouts import EpisodeError, EpisodeLimits, SamplingParams, Task
-from rollouts.errors import ArgumentError
+from rollouts.episodes.error_kinds import is_outage
+from rollouts.errors import ArgumentError, ServerUnreachableError
 from rollouts.workers import (
+    EpisodeFailure,
     EpisodeJob,
     EpisodeOutcome,
     WorkerGoneError,
@@ -20,6 +22,7 @@ from rollouts.workers import (
     WorkerPool,
     WorkersClosedError,
 )
+from transport import decode, encode
 
 STEPS = 12  # rounds of the event loop in which all that is due happens
 
@@ -297,6 +300,21 @@ def test_wrong_arguments_are_refused():
         EpisodeJob("e", "t", 0, 0, 1, SamplingParams(), EpisodeLimits())
     with pytest.raises(ArgumentError, match=r"EpisodeOutcome\.episode"):
         EpisodeOutcome("e")
+    with pytest.raises(ArgumentError, match=r"EpisodeFailure\.is_outage"):
+        EpisodeFailure("KeyError", "x", None, is_outage=1)
+
+
+@pytest.mark.parametrize(
+    ("cause", "is_one"),
+    [(ServerUnreachableError("r", "refused"), True), (KeyError("x"), False)],
+    ids=["outage", "other"],
+)
+def test_an_outage_of_an_engine_is_one_for_the_runner_of_another_process(cause, is_one):
+    failed = EpisodeError("it failed", job("a").new_trajectory())
+    failed.__cause__ = cause
+    with pytest.raises(EpisodeError) as caught:
+        decode(encode(EpisodeOutcome.of_error(failed))).result()
+    assert is_outage(caught.value.__cause__) is is_one
 
 
 @pytest.mark.parametrize("rounds", range(5))
