@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from dataclasses import dataclass
 from typing import Any
@@ -118,6 +119,11 @@ def forward_parameters(module: Any) -> frozenset[str]:
 
 def cache_argument(function: Any) -> str:
     """The name under which `function` of transformers takes its key-value cache; releases have one or the other."""
+    return _cache_argument(getattr(function, "__func__", function))  # not the bound method, which holds the model
+
+
+@functools.cache  # sampling asks for each token
+def _cache_argument(function: Any) -> str:
     return "cache" if "cache" in inspect.signature(function).parameters else "past_key_values"
 
 
