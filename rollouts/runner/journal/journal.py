@@ -179,10 +179,14 @@ class Journal:
             raise JournalClosedError(self.path) from None
         called = asyncio.wrap_future(work)
         try:
-            return await asyncio.shield(called)
+            # Not `asyncio.shield`, which from Python 3.14 on logs an error that nobody waits for any more.
+            await asyncio.wait([called])
+            return called.result()
         except asyncio.CancelledError:
             called.add_done_callback(_retrieve_error)
             raise
+        finally:
+            del called  # its error refers to this frame
 
 
 def _retrieve_error(called: asyncio.Future[Any]) -> None:
