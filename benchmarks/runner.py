@@ -207,7 +207,7 @@ def compare(
         print(f"  {side:18} {result.turns_per_second:8,.0f} turns/s {result.cpu_ms:8.3f} ms CPU per turn")
     print(f"  Runner / bare loop: {runner.turns_per_second / bare.turns_per_second:.2f} x turns/s")
     with sampled_parts() as counts:
-        asyncio.run(measured(ours, count))
+        asyncio.run(ours())
     shares = [f"{part} {runner.cpu_ms * samples / counts.total():.3f}" for part, samples in counts.most_common()]
     print(f"  CPU of the Runner by part, ms per turn: {', '.join(shares)}")
 
