@@ -4,6 +4,7 @@ numpy gives up the lock in operations on more than 500 values. While the threads
 event loop then waits for it again, for 5 ms or more each time, and every episode waits with it.
 """
 
+import gc
 import sys
 import threading
 import time
@@ -26,7 +27,8 @@ def counting_thread() -> Iterator[Callable[[], int]]:
     """A thread that computes whenever it has the interpreter's lock; yields a function that returns how far it is.
 
     It asks for the lock, but does not receive it from code that does not give it up: the interval after which Python
-    takes it away is longer than the test.
+    takes it away is longer than the test, and the collector is off, because the finalizers of what other tests left
+    (open files, for one) give up the lock.
     """
     count, begun, ended = 0, threading.Event(), threading.Event()
 
@@ -39,13 +41,15 @@ def counting_thread() -> Iterator[Callable[[], int]]:
 
     interval = sys.getswitchinterval()
     thread = threading.Thread(target=compute, daemon=True)
-    thread.start()
-    assert begun.wait(30)
+    gc.disable()
+    sys.setswitchinterval(100)  # before the thread begins to wait for the lock, which is when it reads the interval
     try:
-        sys.setswitchinterval(100)
+        thread.start()
+        assert begun.wait(30)
         yield lambda: count
     finally:
         sys.setswitchinterval(interval)
+        gc.enable()
         ended.set()
         thread.join(30)
 
