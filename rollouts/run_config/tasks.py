@@ -7,7 +7,7 @@ import hashlib
 import io
 import json
 import tomllib
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -91,6 +91,24 @@ class FileTaskSource:
                 digest.update(piece)
         return digest.hexdigest()
 
+    def check(self, count: int | None = None) -> None:
+        """Read the first `count` rows, or all: a run ends at a wrong one, perhaps after hours.
+
+        Of a Parquet file only the columns of `id_key` and `seed_key` are read; what others hold is no error. Raises
+        `TaskFileError` for the first row that cannot be read or has the id of an earlier one.
+        """
+        keys = [key for key in (self._section.id_key, self._section.seed_key) if key is not None]
+        if isinstance(self._section, ParquetTasks) and not keys:
+            return
+        rows, unit, first = _rows(self._path, self._section, columns=keys)
+        places: dict[str, int] = {}
+        for number, (place, row) in enumerate(islice(rows, count)):
+            task = _task(self._path, self._section, number, place + first, unit, row)
+            earlier = places.setdefault(task.task_id, place)
+            if earlier != place:
+                reason = f"has the id of {unit} {earlier + first}, {short_repr(task.task_id)}; give each task its own"
+                raise TaskFileError(self._path, place + first, reason, unit=unit)
+
     def __iter__(self) -> Iterator[Task]:
         rows, unit, first = _rows(self._path, self._section)
         for number, (place, row) in enumerate(rows):
@@ -119,13 +137,18 @@ def _take(tasks: Iterator[Task]) -> tuple[list[Task], Exception | None]:
     return taken, None
 
 
-def _rows(path: Path, section: FileTasks) -> tuple[Iterator[tuple[int, Any]], str, int]:
-    """The rows with their numbers, what a number counts, and the number of the first in errors."""
+def _rows(
+    path: Path, section: FileTasks, *, columns: Sequence[str] | None = None
+) -> tuple[Iterator[tuple[int, Any]], str, int]:
+    """The rows with their numbers, what a number counts, and the number of the first in errors.
+
+    `columns` are those that are needed of a Parquet file; None for all.
+    """
     if isinstance(section, JsonlTasks):
         return _jsonl_rows(path), "line", 1
     if isinstance(section, TomlTasks):
         return enumerate(_toml_rows(path)), "task", 1
-    return enumerate(_parquet_rows(path)), "row", 1
+    return enumerate(_parquet_rows(path, columns)), "row", 1
 
 
 def _jsonl_rows(path: Path) -> Iterator[tuple[int, Any]]:
@@ -164,13 +187,13 @@ def _toml_rows(path: Path) -> list[Any]:
     return rows
 
 
-def _parquet_rows(path: Path) -> Iterator[Any]:
+def _parquet_rows(path: Path, columns: Sequence[str] | None) -> Iterator[Any]:
     import pyarrow
     import pyarrow.parquet
 
     try:
         with pyarrow.parquet.ParquetFile(path) as parquet:
-            for batch in parquet.iter_batches(batch_size=_PARQUET_ROWS):
+            for batch in parquet.iter_batches(batch_size=_PARQUET_ROWS, columns=columns):
                 yield from batch.to_pylist()
     except pyarrow.ArrowException as error:
         raise TaskFileError(path, None, f"cannot be read as Parquet: {error}") from error

@@ -61,11 +61,13 @@ def run(
         raise typer.Exit(2)
     try:
         parts = make_parts(read_config(config), offline=dry_run)
+        count = None if limit is None else min(limit, sys.maxsize)  # islice takes no larger number
+        with Console(stderr=True).status("checking the tasks"):
+            parts.check_tasks(count)
         if dry_run:
             check_output(parts.file, resume=resume)
             print_first_prompt(parts, Console())
         else:
-            count = None if limit is None else min(limit, sys.maxsize)  # islice takes no larger number
             make_workers = ray_workers_of_run(parts.file) if ray else workers_of_run(parts.file, workers)
             continuing = _resume_command(parts.file.path, limit, workers, ray)
             _run(parts, prepare_output(parts.file, resume=resume), count, make_workers, continuing)

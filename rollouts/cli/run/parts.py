@@ -84,6 +84,11 @@ class RunParts:
             workers=workers,
         )
 
+    def check_tasks(self, count: int | None) -> None:
+        """Check the first `count` tasks of a file, or all. Raises `TaskFileError`."""
+        if isinstance(self.tasks, FileTaskSource):
+            self.tasks.check(count)
+
     def journal_configuration(self) -> dict[str, Any]:
         """The values of the configuration that must not change while the run continues, as plain data.
 

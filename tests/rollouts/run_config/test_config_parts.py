@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from run_config_files import CONFIG, changed, write_run
 from rollouts.cli.run.parts import RunParts, make_parts
 from rollouts.run_config.config_file import read_config
 from rollouts.run_config.errors import ConfigProblem, RunConfigError, TaskFileError
+from rollouts.run_config.tasks import FileTaskSource
 from rollouts.task import Task
 
 
@@ -257,6 +259,32 @@ def test_files_of_each_kind_give_the_same_tasks_each_time_they_are_read(tmp_path
         assert [(task.task_id, task.data) for task in source] == [("four", rows[0]), ("seven", rows[1])]
 
 
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ('id_key = "name"', "row 3: has the id of row 1, 'four'"),
+        ('id_key = "names"', "row 1: has no 'names'"),
+        ('id_key = "image"', "row 1: image is b'"),
+        ('seed_key = "number"', None),
+        ('seed_key = "name"', "row 1: "),
+        ("", None),
+    ],
+)
+def test_the_ids_and_seeds_of_a_parquet_file_are_checked(tmp_path: Path, keys: str, reason: str | None) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [{"name": name, "number": 4, "image": b"\x89P"} for name in ("four", "seven", "four")]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    source = parts_of(tmp_path, with_tasks(f'kind = "parquet"\npath = "rows.parquet"\n{keys}')).tasks
+    assert isinstance(source, FileTaskSource)
+    if reason is None:
+        source.check()
+    else:
+        with pytest.raises(TaskFileError, match=re.escape(reason)):
+            source.check()
+
+
 async def test_rows_are_read_on_a_thread_and_those_before_a_wrong_one_are_kept(tmp_path: Path) -> None:
     count = 600  # more than are read at once
     (tmp_path / "many.jsonl").write_text("".join(f'{{"name": "{n}"}}\n' for n in range(count)) + "[1]\n")
@@ -309,6 +337,7 @@ def test_a_file_that_holds_no_tasks_is_an_error(tmp_path: Path, kind: str, conte
 
 
 IMPORTED = """\
+from rollouts.run_config.tasks import FileTaskSource
 from rollouts.task import Task
 LIST = [Task("a"), Task("b")]
 TEXT = "a"

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from rollouts.cli.main import app
 from rollouts.cli.run.group_files import GroupFiles
 from rollouts.engines.vllm.http.limits import HttpLimits
+from rollouts.run_config.tasks import FileTaskSource
 from rollouts.runner.group import Group
 from transport import RecordWriter
 
@@ -207,10 +208,35 @@ def test_an_output_directory_that_is_not_empty_is_refused_and_not_changed(tmp_pa
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["notes.txt"]
 
 
-def test_a_wrong_row_ends_the_run_after_the_groups_before_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [("[1]", "holds [1]"), ('{"name": "four", "number": 4}', "has the id of line 1, 'four'; give each task its own")],
+)
+def test_a_wrong_row_is_an_error_before_the_run_and_of_a_dry_run(tmp_path: Path, row: str, reason: str) -> None:
     path = write_run(tmp_path, FOURS)
     with (tmp_path / "tasks.jsonl").open("a") as tasks:
-        tasks.write("[1]\n")
+        tasks.write(f"{row}\n")
+    for arguments in ((), ("--dry-run",), ("--limit", "3")):
+        result = run(path, *arguments)
+        assert result.exit_code == 2
+        assert result.stderr.startswith(f"error: {tmp_path / 'tasks.jsonl'}, line 3: {reason}")
+        assert not (tmp_path / "out").exists()
+    assert run(path, "--limit", "2").exit_code == 0
+    assert len(groups_of(tmp_path)) == 2
+
+
+def test_a_row_that_became_wrong_after_the_check_ends_the_run_after_the_groups_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_run(tmp_path, FOURS)
+    check = FileTaskSource.check
+
+    def check_and_change(source: FileTaskSource, count: int | None) -> None:
+        check(source, count)
+        with (tmp_path / "tasks.jsonl").open("a") as tasks:
+            tasks.write("[1]\n")
+
+    monkeypatch.setattr(FileTaskSource, "check", check_and_change)
     result = run(path)
     assert result.exit_code == 2
     assert "tasks.jsonl, line 3: holds [1]" in result.stderr
@@ -306,6 +332,7 @@ def test_half_of_a_surrogate_pair_in_a_task_is_an_error_of_its_line(tmp_path: Pa
     result = run(path)
     assert result.exit_code == 2
     assert "tasks.jsonl, line 4: it has half of a surrogate pair, '\\ud800'" in result.stderr
+    assert run(path, "--limit", "3").exit_code == 0
     assert len(groups_of(tmp_path)) == 3
 
 
