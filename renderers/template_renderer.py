@@ -7,6 +7,7 @@ import marshal
 import operator
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import cached_property
 from types import NoneType
 from typing import Any
@@ -82,7 +83,6 @@ class TemplateRenderer:
         self._config = config
         self.template = template
         self.tokenizer = tokenizer
-        self.format = format
         self._media = media or MediaLoader({}, model=tokenizer.model)
         processors = self._media.processors
         markers = {modality: processor.marker for modality, processor in processors.items()}
@@ -102,7 +102,8 @@ class TemplateRenderer:
         self._turn_summaries: ByteLRU[bytes, TurnSummary] = ByteLRU(2**20)
         smallest = smallest_conversation(template)
         forms = ContentForms(template)
-        probes = ProbeMessages(smallest, forms, format.arguments)
+        probes = ProbeMessages(template, smallest, forms, format.arguments)
+        self.format = format = replace(format, one_call=True) if probes.one_call else format
         policies = {**DEFAULT_BODY_POLICIES, **(body_policies or {})}
         self._printer = TurnPrinter(template, tokenizer, format, smallest, forms, policies)
         self._bridge = Bridge(

@@ -45,6 +45,8 @@ class Format:
     is the form of tool-call arguments that the template reads, `call_id` the id of a call for which the model writes
     none (`{name}` and `{index}` are filled in). `leading_newlines` are those that the template prints between the
     generation prompt and the model's text, `trailing_newlines` those that it prints between content and the stop token.
+    `one_call`: the template refuses a turn with several tool calls (Llama 3.1), so only the first is a call of the
+    message and further ones are `surplus_call`; a renderer finds it by asking its template.
 
     Typed configurations (`renderers.configs`) set four rules of parsing. `calls_end_reasoning`: a tool-call marker
     inside open reasoning ends it, also where the call is cut off, unless the end marker of reasoning follows.
@@ -65,6 +67,7 @@ class Format:
     history_ends: tuple[str, ...] = ()
     leading_newlines: str = ""
     trailing_newlines: str = ""
+    one_call: bool = False
     calls_end_reasoning: bool = False
     drops_repeated_start: bool = False
     assumes_open_reasoning: bool = True
@@ -114,7 +117,8 @@ class Format:
             opened = ", opened by the prompt" if self.reasoning.opened_by_prompt else ""
             parts.append(f"reasoning {self.reasoning.start}{self.reasoning.label}...{self.reasoning.end}{opened}")
         if self.tool_calls is not None:
-            parts.append(f"{type(self.tool_calls).__name__} with {self.arguments} arguments")
+            limit = ", one call in a turn" if self.one_call else ""
+            parts.append(f"{type(self.tool_calls).__name__} with {self.arguments} arguments{limit}")
         elif self.channels is not None:
             parts.append(f"calls as messages with {self.arguments} arguments")
         else:

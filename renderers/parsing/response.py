@@ -14,7 +14,7 @@ ArgumentsForm = Literal["object", "json"]
 
 
 class ToolCallParseStatus(StrEnum):
-    """The status of one attempt at a tool call. A malformed call is kept, never dropped."""
+    """The status of one attempt at a tool call. An attempt that is not `ok` is kept, never dropped."""
 
     OK = "ok"
     INVALID_JSON = "invalid_json"
@@ -22,6 +22,7 @@ class ToolCallParseStatus(StrEnum):
     MISSING_NAME = "missing_name"
     MALFORMED_STRUCTURE = "malformed_structure"
     UNKNOWN_TOOL = "unknown_tool"
+    SURPLUS_CALL = "surplus_call"  # well-formed, but the chat template prints one call in a turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class ParsedResponse:
     call_id: str = "call_{index}"
 
     def to_message(self) -> Message:
-        """The completion as an assistant message. Malformed tool calls stay visible as content."""
+        """The completion as an assistant message. Tool calls that are not `ok` stay visible as content."""
         message: Message = {"role": "assistant", "content": self.content}
         if self.reasoning_content is not None:
             message["reasoning_content"] = self.reasoning_content

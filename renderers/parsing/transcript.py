@@ -79,6 +79,7 @@ class Transcript:
 
     def __init__(self, lexer: Lexer, encoding: MarkerEncoding, tools: ToolSchemas, format: Format) -> None:
         self._lexer, self._encoding, self._tools = lexer, encoding, tools
+        self._one_call = format.one_call
         self._strips_reasoning = format.reasoning is None or not format.reasoning.verbatim
         self.reasoning = TextBuffer(strip_leading=self._strips_reasoning)
         self.content = TextBuffer.of_content(format)
@@ -122,11 +123,17 @@ class Transcript:
                 name=attempt.name,
                 arguments=attempt.arguments,
                 token_span=self._lexer.span(start + attempt.start, start + attempt.end),
-                status=attempt.status,
+                status=self._status(attempt),
                 id=attempt.id,
             )
             self._deltas.append(ToolCallDelta(len(self.calls), "", call))
             self.calls.append(call)
+
+    def _status(self, attempt: Attempt) -> ToolCallParseStatus:
+        ok = ToolCallParseStatus.OK
+        if self._one_call and attempt.status is ok and any(call.status is ok for call in self.calls):
+            return ToolCallParseStatus.SURPLUS_CALL
+        return attempt.status
 
     def finish(self) -> None:
         """Settle the newlines at the ends: those behind content belong to it unless calls follow."""

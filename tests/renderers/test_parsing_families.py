@@ -395,7 +395,8 @@ def test_a_llama_call_is_whole_without_a_stop_token() -> None:
     renderer = renderer_of("trl/llama3_1")
     calls = '{"name": "look", "parameters": {"n": 1}}; {"name": "look", "parameters": {}}'
     parsed = renderer.parse_response(renderer.tokenizer.encode_run(calls).ids)
-    assert [call.status for call in parsed.tool_calls] == [ToolCallParseStatus.OK] * 2
+    ok, surplus = ToolCallParseStatus.OK, ToolCallParseStatus.SURPLUS_CALL  # the template refuses several in a turn
+    assert [call.status for call in parsed.tool_calls] == [ok, surplus]
 
 
 def test_llama_calls_may_be_several_or_stand_behind_the_python_tag() -> None:

@@ -3,8 +3,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from tool_call_texts import MALFORMED_STRUCTURE, OK, UNCLOSED_BLOCK, fenced, m3, parse
+from bytewise import ids_of_text
+from tool_call_texts import MALFORMED_STRUCTURE, OK, SURPLUS_CALL, UNCLOSED_BLOCK, fenced, m3, parse, tokenizer_for
+
+from renderers import ToolCallDelta
+from renderers.formats import by_name
+from renderers.parsing.parser import ResponseParser, parse_response
 
 SEVERAL = {
     "minimax-m2": ('<minimax:tool_call>\n{}\n{}\n</minimax:tool_call>', '<invoke name="{}">\n</invoke>'),
@@ -57,3 +64,18 @@ def test_a_call_without_its_end_marker_is_unclosed_and_the_next_call_is_parsed(n
     end = begun.rindex("<") if name != "minimax-m3" else begun.rindex("]<]")
     parsed = parse(name, block.format(begun[:end], template.format("see")))
     assert [(call.name, call.status) for call in parsed.tool_calls] == [("look", UNCLOSED_BLOCK), ("see", OK)]
+
+
+def test_where_a_format_has_one_call_in_a_turn_further_ones_are_surplus_and_stay_text() -> None:
+    format, tokenizer = by_name("llama-3.1"), tokenizer_for("llama-3.1")
+    first, second = '{"name": "look", "parameters": {}}', '{"name": "see", "parameters": {}}'
+    ids = ids_of_text(tokenizer, f"{first}; {second}")
+    parser = ResponseParser(replace(format, one_call=True), tokenizer, reasoning_open=False)
+    deltas = [*parser.feed(ids), *parser.end()]
+    parsed = parser.finish()
+    assert [each.call for each in deltas if isinstance(each, ToolCallDelta) and each.call] == parsed.tool_calls
+    assert [(call.name, call.status) for call in parsed.tool_calls] == [("look", OK), ("see", SURPLUS_CALL)]
+    message = parsed.to_message()
+    assert message["content"] == second
+    assert [call["function"]["name"] for call in message["tool_calls"]] == ["look"]
+    assert all(call.status is OK for call in parse_response(ids, format, tokenizer, reasoning_open=False).tool_calls)

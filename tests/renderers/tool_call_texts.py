@@ -19,6 +19,7 @@ UNCLOSED_BLOCK = ToolCallParseStatus.UNCLOSED_BLOCK
 MISSING_NAME = ToolCallParseStatus.MISSING_NAME
 MALFORMED_STRUCTURE = ToolCallParseStatus.MALFORMED_STRUCTURE
 UNKNOWN_TOOL = ToolCallParseStatus.UNKNOWN_TOOL
+SURPLUS_CALL = ToolCallParseStatus.SURPLUS_CALL
 #: Control tokens that the tokenizers of each family have.
 CONTROL: dict[str, tuple[str, ...]] = {
     "qwen3": ("<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>"),

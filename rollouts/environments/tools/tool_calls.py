@@ -112,6 +112,8 @@ def _problem(attempt: ParsedToolCall) -> str:
             return f"{call} has no end"
         case ToolCallParseStatus.MISSING_NAME:
             return f"{call} does not name a tool"
+        case ToolCallParseStatus.SURPLUS_CALL:
+            return f"{call} is not the first of its turn, and a turn can make one call"
         case _:
             return f"{call} does not have the form of a tool call"
 

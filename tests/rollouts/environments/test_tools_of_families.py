@@ -114,3 +114,19 @@ def test_a_malformed_call_is_answered_in_the_next_prompt(family, text):
     printed = renderer.tokenizer.decode(prompt)
     assert contents[0] in printed or json.dumps(contents[0]) in printed
     assert "The call was not made" in printed
+
+
+@pytest.mark.parametrize("family", ["trl/llama3_1", "trl/llama3_2"])
+def test_where_the_template_refuses_several_calls_the_first_is_made_and_the_others_are_answered(family):
+    renderer = renderer_of(family)
+    turn = '{"name": "weather", "parameters": {"city": "Bern"}}; {"name": "weather", "parameters": {"city": "Basel"}}'
+    contents, prompt, messages = answered(renderer, turn)
+    second = "error: this call of weather is not the first of its turn, and a turn can make one call"
+    assert contents == ["Bern, 1 days: 22 °C", f"{second}. The call was not made"]
+    text = renderer.tokenizer.decode(prompt)
+    assert turn in text
+    assert second in text
+    assert [call["id"] for call in messages[1]["tool_calls"]] == [messages[2]["tool_call_id"]] == ["call_0"]
+    full = renderer.tokenizer.decode(renderer.render_ids(messages, tools=tools().tools, add_generation_prompt=True))
+    results = text[text.index(turn) + len(turn) :]
+    assert full.endswith(results)
