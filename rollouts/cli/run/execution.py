@@ -113,7 +113,8 @@ class Execution:
         journal = Journal.open(self._output.journal, configuration=parts.journal_configuration())
         async with AsyncExitStack() as opened:
             opened.push_async_callback(journal.close)  # the runner closes it, if it comes to that
-            stored = await asyncio.to_thread(StoredGroups, self._output)
+            with self._console.status("reading the groups that are written"):  # 10,000 take some seconds
+                stored = await asyncio.to_thread(StoredGroups, self._output)
             journal.count_as_delivered(stored.task_ids, lost=stored.without_record)
             self._journal = journal
             sinks = self._sinks()
