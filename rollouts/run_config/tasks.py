@@ -152,17 +152,18 @@ def _rows(
 
 
 def _jsonl_rows(path: Path) -> Iterator[tuple[int, Any]]:
-    with io.TextIOWrapper(open_readable(path), encoding="utf-8-sig") as text:
-        number = -1
-        try:
-            for number, line in enumerate(text):
-                if line.strip():
-                    yield number, _parsed(path, number + 1, line)
-        except UnicodeDecodeError as error:
-            raise TaskFileError(path, number + 2, "is not UTF-8 text; save the file as UTF-8") from error
+    # Text is decoded many lines at once: a strict decoder would raise before the lines ahead of a wrong one are read.
+    with io.TextIOWrapper(open_readable(path), encoding="utf-8-sig", errors="surrogateescape") as text:
+        for number, line in enumerate(text):
+            if line.strip():
+                yield number, _parsed(path, number + 1, line)
 
 
 def _parsed(path: Path, line: int, text: str) -> Any:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TaskFileError(path, line, "is not UTF-8 text; save the file as UTF-8") from error
     try:
         row = json.loads(text.rstrip("\r\n"))
         if "\\u" in text:  # only an escape can stand for what UTF-8 cannot encode

@@ -303,13 +303,15 @@ ROWS = {
     "no id": ('{"a": 1}', "line 2: has no 'name'", "add it, or remove tasks.id_key"),
     "id of another type": ('{"name": 1.5}', "line 2: name is 1.5", "write a text or an integer"),
     "empty id": ('{"name": ""}', "line 2: task_id is ''", "not empty"),
+    "Latin-1": ('{"name": "caf\udce9"}', "line 2: is not UTF-8 text", "save the file as UTF-8"),
 }
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_a_wrong_row_is_named_with_its_line(tmp_path: Path, name: str) -> None:
     row, place, cure = ROWS[name]
-    (tmp_path / "wrong.jsonl").write_text('{"name": "a", "number": 1}\n' + row + "\n")
+    text = f'{{"name": "a", "number": 1}}\n{row}\n'
+    (tmp_path / "wrong.jsonl").write_bytes(text.encode(errors="surrogateescape"))
     parts = parts_of(tmp_path, CONFIG.replace("tasks.jsonl", "wrong.jsonl"))
     iterator = iter(parts.tasks)
     assert next(iterator).task_id == "a"
