@@ -4,6 +4,7 @@ import asyncio
 
 import numpy as np
 import pytest
+from runner_world import advance_clock
 from sub_agents import Delegating, Echo, RecordingEngine, last_user_text, play, rows_of_turns, user
 
 from rollouts import SamplingParams, run_episode
@@ -346,18 +347,21 @@ def test_a_prompt_that_is_too_long_for_the_model_truncates_the_child_or_the_epis
 
 
 def test_a_deadline_of_the_episode_cancels_children_and_names_what_they_wait_for(renderer):
-    never = asyncio.Event()
+    waiting = []
 
     async def completion(request):
         if last_user_text(renderer, request).startswith("sub"):
-            await never.wait()
+            waiting.append(request)
+            if len(waiting) == 2:
+                advance_clock(10.0)
+            await asyncio.Event().wait()
         return "ok"
 
     async def work(context, assistant):
         await asyncio.gather(*(context.run_child(Echo("sub"), agent=f"s{n}", max_turns=2) for n in range(2)))
 
     engine = RecordingEngine(completion, renderer=renderer)
-    trajectory = play_limited(Delegating(work), engine, renderer, EpisodeLimits(episode_seconds=0.3))
+    trajectory = play_limited(Delegating(work), engine, renderer, EpisodeLimits(episode_seconds=10.0))
     assert (trajectory.truncated, trajectory.error, trajectory.num_turns) == (True, "", 1)
     assert trajectory.truncation_reason.startswith("episode_seconds: ")
     assert trajectory.truncation_reason.endswith("which waited for engine")

@@ -83,6 +83,13 @@ def run_groups(renderer, source, make_environment=Counting, engine=None, **optio
     return asyncio.run(asyncio.wait_for(run(), 60))
 
 
+def advance_clock(seconds):
+    """The clock of the running event loop goes forward: what is due by then is due now, however slow the machine is."""
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    loop.time = lambda: now() + seconds
+
+
 def assert_no_task_is_left():
     others = asyncio.all_tasks() - {asyncio.current_task()}
     assert not others, others

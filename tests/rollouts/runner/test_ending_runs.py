@@ -5,7 +5,7 @@ import gc
 from contextlib import suppress
 
 import pytest
-from runner_world import Counting, HeldEngine, assert_no_task_is_left, groups_of, make_runner, tasks
+from runner_world import Counting, HeldEngine, advance_clock, assert_no_task_is_left, groups_of, make_runner, tasks
 
 from rollouts import EpisodeLimits
 from rollouts.runner import RunnerArgumentError, RunnerClosedError
@@ -106,8 +106,14 @@ def test_an_environment_that_ignores_its_cancellation_does_not_hold_up_the_end(r
 
 
 def test_a_deadline_ends_the_episode_of_an_environment_that_ignores_its_cancellation(renderer, monkeypatch, caplog):
+    class StubbornBeyondTheDeadline(Stubborn):
+        async def step(self, assistant):
+            advance_clock(5.0)
+            return await super().step(assistant)
+
     async def world():
-        async with make_runner(renderer, Stubborn, limits=EpisodeLimits(turn_seconds=0.2), concurrency=1) as runner:
+        limits = EpisodeLimits(turn_seconds=5.0)
+        async with make_runner(renderer, StubbornBeyondTheDeadline, limits=limits, concurrency=1) as runner:
             groups = await groups_of(runner, tasks(2))
         reasons = [group.episodes[0].truncation_reason for group in groups]
         assert all(reason.startswith("turn_seconds: ") and "environment.step" in reason for reason in reasons)
@@ -176,4 +182,4 @@ def test_a_runner_that_is_closed_or_has_begun_nothing_or_is_refused_does_not_war
 
     asyncio.run(world())
     gc.collect()
-    assert not [warning for warning in recwarn if warning.category is ResourceWarning]
+    assert not [warning for warning in recwarn if "Runner" in str(warning.message)]

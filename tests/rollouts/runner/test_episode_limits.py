@@ -6,7 +6,7 @@ import threading
 
 import pytest
 from PIL import Image
-from runner_world import Counting, HeldEngine, make_runner, run_groups, tasks
+from runner_world import Counting, HeldEngine, advance_clock, make_runner, run_groups, tasks
 
 from rollouts import SamplingParams, StepResult, run_episode
 from rollouts.episodes.deadlines import EpisodeDeadlines, UpdatePauses
@@ -109,8 +109,11 @@ def test_a_prompt_that_does_not_fit_into_the_model_ends_the_episode_truncated(re
     ],
 )
 def test_a_deadline_cancels_what_the_episode_waits_for_and_names_it(renderer, name, part):
+    stopped = asyncio.Event()
+
     async def stop(at):
         if at == part:
+            stopped.set()
             await asyncio.Event().wait()
 
     class Environment(Counting):
@@ -131,9 +134,12 @@ def test_a_deadline_cancels_what_the_episode_waits_for_and_names_it(renderer, na
         if part != "engine":
             engine.release.set()
         ended = []
-        options = {"limits": EpisodeLimits(**{name: 0.05}), "listeners": [ended.append]}
+        options = {"limits": EpisodeLimits(**{name: 10.0}), "listeners": [ended.append]}
         async with make_runner(renderer, make, engine, **options) as runner:
-            group = await anext(runner.stream(tasks(1)))
+            receiving = asyncio.ensure_future(anext(runner.stream(tasks(1))))
+            await (engine.wait_for_in_flight(1) if part == "engine" else stopped.wait())
+            advance_clock(10.0)
+            group = await receiving
         assert len(engine.cancelled) == (part == "engine")
         assert [event.outcome for event in ended if isinstance(event, EpisodeEnded)] == ["truncated"]
         return group.episodes[0]
@@ -141,7 +147,7 @@ def test_a_deadline_cancels_what_the_episode_waits_for_and_names_it(renderer, na
     episode = asyncio.run(asyncio.wait_for(world(), 60))
     assert episode.truncated
     assert not episode.error
-    assert episode.truncation_reason == f"{name}: 0.05 s passed in turn 0, which waited for {part}"
+    assert episode.truncation_reason == f"{name}: 10 s passed in turn 0, which waited for {part}"
     assert episode.num_turns == (part == "environment.step")
 
 
@@ -150,15 +156,16 @@ def test_the_time_of_a_turn_begins_again_with_each_turn(renderer):
         turns = 8
 
         async def step(self, assistant):
-            await asyncio.sleep(0.03)
+            advance_clock(5.0)
+            await asyncio.sleep(0)
             return super().step(assistant)
 
     groups, _ = run_groups(renderer, tasks(1), Sleeping, limits=EpisodeLimits(turn_seconds=20.0))
     assert groups["t0"].episodes[0].done
 
-    limits = EpisodeLimits(turn_seconds=20.0, episode_seconds=0.1)
+    limits = EpisodeLimits(turn_seconds=20.0, episode_seconds=20.0)
     (episode,) = run_groups(renderer, tasks(1), Sleeping, limits=limits)[0]["t0"].episodes
-    assert episode.truncation_reason.startswith("episode_seconds: 0.1 s passed")
+    assert episode.truncation_reason.startswith("episode_seconds: 20 s passed")
     assert 1 <= episode.num_turns < 8
 
 
@@ -167,12 +174,13 @@ def test_an_episode_that_is_done_after_a_cancelled_wait_went_on_keeps_its_result
         turns = 1
 
         async def step(self, assistant):
+            advance_clock(10.0)
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
                 return super().step(assistant)
 
-    (episode,) = run_groups(renderer, tasks(1), Stubborn, limits=EpisodeLimits(episode_seconds=0.05))[0]["t0"].episodes
+    (episode,) = run_groups(renderer, tasks(1), Stubborn, limits=EpisodeLimits(episode_seconds=10.0))[0]["t0"].episodes
     assert episode.done
     assert not episode.truncated
 
