@@ -100,8 +100,9 @@ async def test_an_engine_that_holds_requests_does_not_keep_the_episodes_of_those
     with pytest.raises(EpisodeError) as failed:
         await run_episode(environment, engine=engine, renderer=renderer, sampling=SAMPLING, max_turns=2)
     del environment, failed
-    await asyncio.sleep(0.1)  # the queue of the engine ends
-    assert freed() is None
+    async with asyncio.timeout(30):
+        while freed() is not None:  # noqa: ASYNC110  until the queue of the engine has ended
+            await asyncio.sleep(0.001)
     await engine.close()
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from PIL import Image
+from runner_world import advance_clock
 
 from rollouts import EpisodeSpec, SamplingParams, run_episodes
 from rollouts.environments import HttpServer, McpTools, StdioServer, ToolEnvironment
@@ -312,8 +313,17 @@ async def test_a_server_that_cannot_be_opened_is_named_with_its_reason(server, r
 async def test_a_server_that_does_not_answer_is_ended_after_the_time_to_open(tmp_path):
     record = tmp_path / "pid"
     program = f"import os, time; open({str(record)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
-    with pytest.raises(McpServerError, match="was not ready within 1 seconds"):
-        await McpTools({"x": StdioServer(sys.executable, ["-c", program])}, open_seconds=1.0).__aenter__()
+
+    async def open_it():
+        tools = McpTools({"x": StdioServer(sys.executable, ["-c", program])}, open_seconds=60.0)
+        opening = asyncio.create_task(tools.__aenter__())
+        while not (record.exists() and record.read_text()):  # noqa: ASYNC110  the process writes it
+            await asyncio.sleep(0.01)
+        advance_clock(60.0)
+        await opening
+
+    with pytest.raises(McpServerError, match="was not ready within 60 seconds"):
+        await asyncio.to_thread(asyncio.run, open_it())  # the event loop of the other tests keeps its clock
     assert not is_running(record.read_text())
 
 

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 from engine_inputs import expected, generate_one, request
 from fake_server import FakeVLLM
+from runner_world import advance_clock
 
 from rollouts.engines.fleet import EngineFleet, FleetLimits
 from rollouts.engines.lazy import LazyEngine
@@ -153,9 +154,13 @@ async def test_a_server_that_is_not_ready_in_time_is_ended(tmp_path):
     log = tmp_path / "server.log"
     command = ["sh", "-c", "echo child $$; exec sleep 600"]
     url = f"http://127.0.0.1:{free_port()}"
-    async with LazyEngine.from_command(command, url, log_path=log, start_seconds=1.0) as engine:
-        with pytest.raises(EngineStartError, match="not ready after 1 s"):
-            await generate_one(engine, request())
+    async with LazyEngine.from_command(command, url, log_path=log, start_seconds=60.0) as engine:
+        generating = asyncio.create_task(generate_one(engine, request()))
+        while not (log.exists() and log.read_text().endswith("\n")):  # noqa: ASYNC110  the process writes it
+            await asyncio.sleep(0.01)
+        advance_clock(60.0)
+        with pytest.raises(EngineStartError, match="not ready after 60 s"):
+            await generating
     await ended(child_of(log))
 
 
