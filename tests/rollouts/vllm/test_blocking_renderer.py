@@ -123,13 +123,13 @@ def test_a_loop_that_ends_in_mid_request_leaves_the_image_to_other_loops(server)
 def test_the_blocking_renderer_serves_many_threads_at_once_on_one_loop(server):
     server.delay = 0.1
     blocking = BlockingServerRenderer(ServerRenderer(server))
-    threads_before = threading.active_count()
+    before = set(threading.enumerate())
     with ThreadPoolExecutor(8) as pool:
         rendered = list(pool.map(lambda n: blocking.render(user(text(str(n)))).token_ids, range(8)))
     assert rendered == [letters(f"user\n{n}") for n in range(8)]
     blocking.close()
     blocking.close()
-    assert threading.active_count() <= threads_before
+    assert not set(threading.enumerate()) - before
     with pytest.raises(EngineClosedError):
         blocking.render(user(text("a")))
 
