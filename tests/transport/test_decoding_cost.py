@@ -14,7 +14,7 @@ from handmade import blob, message, ref, root
 from transport import MalformedError, RecordReader, RecordWriter, decode, decode_frames, encode, wire_type
 from transport.records.layout import FileBytes
 
-MOST_SECONDS = 10  # each takes less than one; what it is a test against takes minutes, or does not end
+MOST_SECONDS = 10  # of the processor. Each takes less than one; what it is a test against takes minutes or longer
 
 
 class Model(pydantic.BaseModel):
@@ -37,21 +37,21 @@ def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def seconds_of(frames: list[Any], error: type[Exception] | None = None) -> float:
-    started = time.perf_counter()
+    started = time.thread_time()
     if error is None:
         decode_frames(frames)
     else:
         with pytest.raises(error):
             decode_frames(frames)
-    return time.perf_counter() - started
+    return time.thread_time() - started
 
 
 def test_a_structured_dtype_of_many_fields_is_decoded_in_proportion_to_them() -> None:
     array = np.zeros(2, [(f"field{number}", "u1") for number in range(100_000)])
     encoded = encode(array)
-    started = time.perf_counter()
+    started = time.thread_time()
     assert decode(encoded).dtype == array.dtype
-    assert time.perf_counter() - started < MOST_SECONDS
+    assert time.thread_time() - started < MOST_SECONDS
 
 
 def test_text_fields_that_all_lie_over_the_same_bytes_are_not_read_once_for_each() -> None:
