@@ -37,12 +37,16 @@ _NOT_ANSWERED = (ToolResultError, ToolUnavailableError, EpisodeLimitError, Engin
 
 @dataclass(frozen=True, slots=True)
 class RequestedCall:
-    """One call of a turn. `problem` says why a malformed call cannot be made; empty for a call that can."""
+    """One call of a turn. `problem` says why it cannot be made, for the model; empty for a call that can.
+
+    `is_surplus`: the call is well-formed, but not the first of a turn that can make one.
+    """
 
     call_id: str
     name: str | None
     arguments: Any
     problem: str = ""
+    is_surplus: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ class CallLimits:
 class AnsweredCall:
     """A call and the tool message that answers it.
 
-    `outcome` is "ok", "malformed", "unknown_tool", "invalid_arguments", "failed" or "timeout".
+    `outcome` is "ok", "malformed", "surplus", "unknown_tool", "invalid_arguments", "failed" or "timeout".
     """
 
     call: RequestedCall
@@ -79,9 +83,9 @@ def calls_of_message(assistant: Message) -> list[RequestedCall]:
 
 
 def calls_of_turn(assistant: Message, parsed: ParsedResponse) -> list[RequestedCall]:
-    """The calls of a turn in the order in which the model wrote them, the malformed ones included.
+    """The calls of a turn in the order in which the model wrote them, with those that are not calls of the message.
 
-    A malformed call has the id that the model wrote, else one of the form that the chat template expects.
+    Such a call has the id that the model wrote, else one of the form that the chat template expects.
     """
     well_formed = iter(calls_of_message(assistant))
     count = len(assistant.get("tool_calls", ()))
@@ -92,7 +96,8 @@ def calls_of_turn(assistant: Message, parsed: ParsedResponse) -> list[RequestedC
             continue
         call_id = attempt.id or _new_id(parsed.call_id, attempt.name or "", count)
         count += 1
-        calls.append(RequestedCall(call_id, attempt.name, attempt.arguments, _problem(attempt)))
+        is_surplus = attempt.status is ToolCallParseStatus.SURPLUS_CALL
+        calls.append(RequestedCall(call_id, attempt.name, attempt.arguments, _problem(attempt), is_surplus))
     return calls
 
 
@@ -101,7 +106,10 @@ def _new_id(form: str, name: str, index: int) -> str:
 
 
 def _problem(attempt: ParsedToolCall) -> str:
-    """Why a malformed call was not made, for the model; empty for an unknown name, which is looked up as any name."""
+    """Why a call that is not one of the message was not made, for the model.
+
+    Empty for an unknown name, which is looked up as any name.
+    """
     call = f"this call of {attempt.name}" if attempt.name else "this call"
     match attempt.status:
         case ToolCallParseStatus.UNKNOWN_TOOL:
@@ -144,7 +152,7 @@ async def _answer(call: RequestedCall, tools: Mapping[str, Tool], limits: CallLi
 async def _outcome(call: RequestedCall, tools: Mapping[str, Tool], limits: CallLimits) -> tuple[str, Any]:
     """The outcome of a call, and the content that answers it."""
     if call.problem or call.name is None:
-        return "malformed", f"error: {call.problem}. The call was not made"
+        return "surplus" if call.is_surplus else "malformed", f"error: {call.problem}. The call was not made"
     tool = tools.get(call.name)
     if tool is None:
         return "unknown_tool", f"error: there is no tool {call.name!r}; the tools are {', '.join(tools)}"

@@ -130,3 +130,5 @@ def test_where_the_template_refuses_several_calls_the_first_is_made_and_the_othe
     full = renderer.tokenizer.decode(renderer.render_ids(messages, tools=tools().tools, add_generation_prompt=True))
     results = text[text.index(turn) + len(turn) :]
     assert full.endswith(results)
+    trajectory, _ = play(tools(), [turn, "Done."], renderer)
+    assert [call["outcome"] for call in trajectory.turns[0].info["tool_calls"]] == ["ok", "surplus"]
