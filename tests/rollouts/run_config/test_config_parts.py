@@ -339,7 +339,6 @@ def test_a_file_that_holds_no_tasks_is_an_error(tmp_path: Path, kind: str, conte
 
 
 IMPORTED = """\
-from rollouts.run_config.tasks import FileTaskSource
 from rollouts.task import Task
 LIST = [Task("a"), Task("b")]
 TEXT = "a"

@@ -230,9 +230,6 @@ class SlowUpdateEngine(HeldEngine):
 
 async def run_with_an_update_of_an_hour(renderer, in_flight, sent_before, *, by_another_runner=False):
     """The episode whose request is sent before or during an update; another hour passes on the clock of the loop."""
-    loop = asyncio.get_running_loop()
-    now, hours = loop.time, 0
-    loop.time = lambda: now() + 3600 * hours
     engine = SlowUpdateEngine(renderer)
     options = {"limits": EpisodeLimits(turn_seconds=60, episode_seconds=120), "mode": Asynchronous(1)}
     async with (
@@ -249,7 +246,7 @@ async def run_with_an_update_of_an_hour(renderer, in_flight, sent_before, *, by_
         if not sent_before:
             collecting = asyncio.ensure_future(runner.collect(1))
             await engine.wait_for_in_flight(1)
-        hours += 1
+        advance_clock(3600)
         for _ in range(20):
             await asyncio.sleep(0)
         engine.replace.set()
