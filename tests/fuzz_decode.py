@@ -1,10 +1,11 @@
 """Looks for bytes on which decoding does anything but return a value or raise an error of `transport`.
 
-    python tests/fuzz_decode.py [SECONDS]
+    python tests/fuzz_decode.py [SECONDS [SEED]]
 
-Coverage-guided, by atheris (https://github.com/google/atheris); 30 seconds unless told. Ends with status 0 if nothing
-was found or atheris is not installed, which it then says, and with another if an input made trouble, which lies in the
-current directory then. Not a module of the test suite: atheris takes over the process it runs in.
+Coverage-guided, by atheris (https://github.com/google/atheris); 30 seconds and a random seed unless told. Ends with
+status 0 if nothing was found or atheris is not installed, which it then says, and with another if an input made
+trouble, which lies in the current directory then. Not a module of the test suite: atheris takes over the process it
+runs in.
 """
 
 from __future__ import annotations
@@ -91,12 +92,13 @@ def read_file(data: bytes, path: Path) -> None:
 
 def main() -> None:
     seconds = int(sys.argv[1]) if len(sys.argv) > 1 else 30
+    seed = int(sys.argv[2]) if len(sys.argv) > 2 else 0  # atheris takes 0 as "a random one"
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         corpus = scratch / "corpus"
         corpus.mkdir()
-        for number, seed in enumerate(seeds(scratch)):
-            (corpus / str(number)).write_bytes(seed)
+        for number, example in enumerate(seeds(scratch)):
+            (corpus / str(number)).write_bytes(example)
 
         def one_input(data: bytes) -> None:
             way, body = data[:1], data[1:]
@@ -110,7 +112,8 @@ def main() -> None:
                 else:
                     read_frames(body)
 
-        limits = [f"-max_total_time={seconds}", "-timeout=5", "-rss_limit_mb=2048", "-max_len=4096"]
+        # The timeout of an input is long, so that a loaded machine reports none.
+        limits = [f"-max_total_time={seconds}", f"-seed={seed}", "-timeout=60", "-rss_limit_mb=2048", "-max_len=4096"]
         atheris.Setup([sys.argv[0], *limits, "-print_final_stats=1", str(corpus)], one_input)
         atheris.Fuzz()
 

@@ -294,7 +294,7 @@ async def test_another_process_sees_that_the_weights_were_dropped(connection, co
 
 async def test_an_abort_ends_the_named_request_and_no_other(connection, control, vllm_server):
     running = await in_flight(connection, request_id="named")
-    beside = asyncio.ensure_future(generated(connection, tokens=400, request_id="beside"))
+    beside = asyncio.ensure_future(generated(connection, tokens=1500, request_id="beside"))
     await control.abort([])
     await control.abort(["nobody"])
     before = (await vllm_server.metrics()).total(GENERATED)

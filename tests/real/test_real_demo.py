@@ -42,8 +42,10 @@ def learned(vllm_server, tmp_path):
             progress=progress,
             make_policy=partial(ServerPolicy, vllm_server.base_url, None),
         )
-        yield demo.run()
-    asyncio.run(put_back(vllm_server))
+        try:
+            yield demo.run()
+        finally:
+            asyncio.run(put_back(vllm_server))
 
 
 async def put_back(server):

@@ -45,10 +45,15 @@ async def play(client, number):
         messages.append(response.choices[0].message)
 
 
+def config(gateway):
+    """The server closes no connection that the client keeps: as nothing is sent again, it may be just in use."""
+    return uvicorn.Config(Starlette(routes=gateway.routes()), port=0, log_level="warning", timeout_keep_alive=600)
+
+
 @asynccontextmanager
 async def served(gateway):
     """A client of the gateway behind a real server."""
-    server = uvicorn.Server(uvicorn.Config(Starlette(routes=gateway.routes()), port=0, log_level="warning"))
+    server = uvicorn.Server(config(gateway))
     serving = asyncio.create_task(server.serve())
     while not server.started:
         await asyncio.sleep(0.01)
@@ -97,14 +102,14 @@ async def test_a_live_stream_ends_at_its_stop_string_and_so_does_the_server(vllm
     renderer = load_renderer(vllm_server.model_dir)
     async with CountingEngine(vllm_server.base_url) as engine:
         gateway = Gateway(engine, renderer)
-        options = {"model": "policy", "messages": [{"role": "user", "content": "Which?"}], "max_tokens": 400}
+        options = {"model": "policy", "messages": [{"role": "user", "content": "Which?"}], "max_tokens": 1500}
         async with served(gateway) as client:
             for seed in range(100):  # until a completion is long enough to be cut
                 pieces, session = [], {"X-Session-ID": f"s{seed}"}
                 sent = {**options, "seed": seed, "extra_headers": session, "stream": True}
                 async for chunk in await client.chat.completions.create(**sent):
                     pieces += [choice.delta.content for choice in chunk.choices if choice.delta.content]
-                if engine.sampled[-1] > 300:
+                if engine.sampled[-1] > 700:
                     break
             text, stopped = "".join(pieces), []
             stop = text[8:10]

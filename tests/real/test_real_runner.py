@@ -54,10 +54,10 @@ def runner_of(engine: VLLMEngine, server: Any, name: str, **options: Any) -> Run
 
 
 async def collect_with_update(runner: Runner, server: Any, directory: Path, mode: Any) -> list[Group]:
-    """All groups; the weights are replaced while episodes are in their first turn."""
+    """All groups; the weights are replaced while all episodes are in their first turn."""
     before = await server.metrics()
     collecting = asyncio.ensure_future(runner.collect(NUM_TASKS))
-    await server.until_generating(collecting, before)
+    await server.until_generating(collecting, before, GROUP_SIZE * NUM_TASKS)
     await runner.update_weights(directory, NEW, mode)
     return await asyncio.wait_for(collecting, LONGEST_SECONDS)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import sys
 from pathlib import Path
 
 from gallery_runs import mismatches, reference_model, samples_of_episodes
+from reserved_ports import reserved_address
 from vllm_server import LONGEST_SECONDS
 
 from transport import read_records
@@ -18,23 +18,29 @@ EPISODES, TURNS, TOKENS = 8, 2, 50
 CONFIG = """\
 concurrency = 4
 tasks = {{ kind = "import", source = "shown_images:tasks" }}
-environment = {{ kind = "import", factory = "gallery_runs:Gallery", arguments = {{ turns = {turns} }} }}
+environment = {{ kind = "import", factory = "shown_images:HeldGallery", arguments = {{ turns = {turns} }} }}
 engine = {{ kind = "vllm", base_url = {base_url} }}
 renderer = {{ model = {model} }}
 sampling = {{ max_tokens = {tokens}, extra = {{ min_tokens = {tokens} }} }}
 output = {{ directory = "out" }}
 """
+#: No episode begins before both workers have connected: they start at different times, and the run may be short.
 TASKS = f"""\
+import asyncio
+from pathlib import Path
+
+from gallery_runs import Gallery
 from rollouts.runner import Task
 
 tasks = [Task(f"worked-{{number}}", 8200 + number) for number in range({EPISODES})]
+
+
+class HeldGallery(Gallery):
+    async def reset(self, seed):
+        while not Path("both-connected").exists():
+            await asyncio.sleep(0.05)
+        return super().reset(seed)
 """
-
-
-def free_address() -> str:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{listener.getsockname()[1]}"
 
 
 async def start(directory: Path, *arguments: str) -> asyncio.subprocess.Process:
@@ -49,19 +55,36 @@ async def start(directory: Path, *arguments: str) -> asyncio.subprocess.Process:
     )
 
 
+async def output_of(process: asyncio.subprocess.Process, connected: asyncio.Event) -> str:
+    """What a process prints until it ends; `connected` is set when a worker has connected or ended."""
+    assert process.stdout is not None
+    lines = []
+    async for line in process.stdout:
+        lines.append(line.decode())
+        if "connected to the orchestrator" in lines[-1]:
+            connected.set()
+    connected.set()
+    await process.wait()
+    return "".join(lines)
+
+
 async def test_episodes_of_worker_processes_have_the_log_probabilities_of_transformers(vllm_server, tmp_path):
     (tmp_path / "shown_images.py").write_text(TASKS)
     values = {"base_url": json.dumps(vllm_server.base_url), "model": json.dumps(str(vllm_server.model_dir))}
     (tmp_path / "run.toml").write_text(CONFIG.format(turns=TURNS, tokens=TOKENS, **values))
-    address = free_address()
+    address = reserved_address()
     processes = [await start(tmp_path, "run", "--workers", address, "run.toml")]
     processes += [
         await start(tmp_path, "worker", "--connect", address, "--slots", "4", "--name", name, "run.toml")
         for name in ("one", "two")
     ]
     try:
-        ended = asyncio.gather(*(process.communicate() for process in processes))
-        printed = [output.decode() for output, _ in await asyncio.wait_for(ended, LONGEST_SECONDS)]
+        connected = [asyncio.Event() for _ in processes]
+        printing = asyncio.gather(*map(output_of, processes, connected))
+        async with asyncio.timeout(LONGEST_SECONDS):
+            await asyncio.gather(*(worker.wait() for worker in connected[1:]))
+            (tmp_path / "both-connected").touch()
+            printed = await printing
     finally:
         for process in processes:
             if process.returncode is None:

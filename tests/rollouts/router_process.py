@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -11,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
+from reserved_ports import reserved_port
 
 START_SECONDS = 120  # far more than a start takes
 
@@ -18,9 +18,9 @@ START_SECONDS = 120  # far more than a start takes
 @asynccontextmanager
 async def router_process(urls: Sequence[str], log_path: Path, policy: str = "consistent_hash") -> AsyncIterator[str]:
     """The address of a router of this policy, once it answers. It does not retry: that would hide what servers lack."""
-    port = _free_port()
+    port, metrics_port = reserved_port(), reserved_port()
     command = [sys.executable, "-m", "vllm_router.launch_router", "--worker-urls", *urls, "--disable-retries"]
-    command += ["--policy", policy, "--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(_free_port())]
+    command += ["--policy", policy, "--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics_port)]
     with log_path.open("wb") as log:
         router = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: ASYNC220  it runs beside the event loop
     try:
@@ -41,9 +41,3 @@ async def _answers(url: str, router: subprocess.Popen[bytes]) -> None:
                 pass
             await asyncio.sleep(0.05)
     raise AssertionError(f"the router has ended with status {router.poll()}")
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

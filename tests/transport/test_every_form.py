@@ -78,8 +78,11 @@ def tensors(draw: st.DrawFn) -> Any:
     dtype = getattr(torch, draw(st.sampled_from(TORCH_DTYPES)))
     shape = draw(st.sampled_from([(), (0,), (3,), (2, 3), (2, 0, 2)]))
     item = torch.empty(0, dtype=dtype).element_size()
-    raw = torch.randint(0, 2 if dtype == torch.bool else 256, (*shape, item), dtype=torch.uint8)
-    return (raw.view(dtype) if raw.numel() else torch.empty((*shape, 1), dtype=dtype)).reshape(shape)
+    size = int(np.prod(shape)) * item
+    raw = torch.tensor(list(draw(st.binary(min_size=size, max_size=size))), dtype=torch.uint8).reshape(*shape, item)
+    if dtype == torch.bool:
+        raw %= 2
+    return (raw.view(dtype) if size else torch.empty((*shape, 1), dtype=dtype)).reshape(shape)
 
 
 media = st.binary(max_size=40).map(MediaSource.of)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from link_processes import PATIENCE, Process, until
 from link_strangers import Stranger
+from reserved_ports import reserved_address
 
 from renderers.media.source import MediaSource
 from transport import encode_frames
@@ -38,11 +39,6 @@ from transport.wire.wire_format import Buffer
 QUICK = {"heartbeat": 0.1, "peer_timeout": 1.0}
 MEGABYTES = 1 << 20
 NO_MEDIA = Data((), (), ())
-
-
-def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"tcp://127.0.0.1:{listener.getsockname()[1]}"
 
 
 class Proxy:
@@ -188,7 +184,7 @@ def test_a_quiet_link_is_not_taken_for_a_lost_one() -> None:
 
 
 def test_a_server_that_cannot_be_reached_is_a_lost_peer_after_the_peer_timeout() -> None:
-    client = LinkClient(free_address(), heartbeat=0.05, peer_timeout=0.3)
+    client = LinkClient(reserved_address(), heartbeat=0.05, peer_timeout=0.3)
     start = time.monotonic()
     with pytest.raises(PeerLostError, match=r"did not answer within 0\.3 s"):
         client.send("job")
@@ -196,7 +192,7 @@ def test_a_server_that_cannot_be_reached_is_a_lost_peer_after_the_peer_timeout()
 
 
 def test_a_client_may_start_before_its_server() -> None:
-    address = free_address()
+    address = reserved_address()
     with LinkClient(address) as client, ThreadPoolExecutor(1) as pool:
         sending = pool.submit(client.send, "early", PATIENCE)
         with LinkServer(address) as server:
@@ -302,7 +298,7 @@ def test_an_error_inside_a_with_block_is_raised_and_not_replaced_by_the_closing_
 
 
 def test_a_process_that_forgets_to_close_its_links_still_ends() -> None:
-    with Process("leave", free_address()) as process:
+    with Process("leave", reserved_address()) as process:
         assert process.line() == "leaving"
         assert process.ended(10) == 0
 

@@ -5,7 +5,6 @@ import functools
 import io
 import json
 import logging
-import socket
 import subprocess
 import sys
 from contextlib import asynccontextmanager
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from PIL import Image
+from reserved_ports import reserved_port
 from runner_world import advance_clock
 
 from rollouts import EpisodeSpec, SamplingParams, run_episodes
@@ -261,18 +261,12 @@ async def http_server(port):
         process.wait()
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_tools_over_http(mode, monkeypatch, caplog):
     """ "legacy" is what is spoken with older servers: sessions, and results as events of a stream."""
     monkeypatch.setattr("mcp.Client", partial(mcp_package.Client, mode=mode))
     caplog.set_level(logging.CRITICAL, "mcp")
-    port = free_port()
+    port = reserved_port()
     async with (
         http_server(port) as (url, process),
         McpTools({"web": HttpServer(url, {"X-Key": "k"})}) as mcp,

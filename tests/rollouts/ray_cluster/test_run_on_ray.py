@@ -6,15 +6,14 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from reserved_ports import reserved_port
 from run_config_files import CONFIG, write_run
 
 from transport import RecordReader
@@ -77,18 +76,10 @@ def test_two_places_for_the_episodes_are_refused(tmp_path):
     assert "use one of them" in ended.stderr
 
 
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as opened:
-        probes = [opened.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-
-
 @pytest.fixture
 def head(tmp_path: Path) -> Iterator[str]:
     """A head node with the server for jobs, on the loopback address; the address of that server."""
-    port, dashboard, agent = free_ports(3)
+    port, dashboard, agent = (reserved_port() for _ in range(3))
     options = [f"--dashboard-port={dashboard}", f"--port={port}", "--num-cpus=2", f"--object-store-memory={128 << 20}"]
     # The agent takes the jobs; its usual port is that of the cluster of the other tests.
     options += [f"--dashboard-agent-listen-port={agent}"]

@@ -5,7 +5,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 from engine_inputs import expected, generate_one, request
 from fake_server import FakeVLLM
+from reserved_ports import reserved_port
 from runner_world import advance_clock
 
 from rollouts.engines.fleet import EngineFleet, FleetLimits
@@ -40,14 +40,8 @@ class Starts:
         return ScriptedEngine(lambda _: [7])
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 def served(tmp_path, *arguments, port=None, **options):
-    port = port or free_port()
+    port = port or reserved_port()
     command = [sys.executable, str(SERVE), str(port), *arguments]
     options = {"log_path": tmp_path / "server.log", "backoff_seconds": 0.0, "start_seconds": 60.0, **options}
     return LazyEngine.from_command(command, f"http://127.0.0.1:{port}", **options)
@@ -153,7 +147,7 @@ async def test_a_command_that_ends_at_once_is_an_error_with_the_end_of_its_log(t
 async def test_a_server_that_is_not_ready_in_time_is_ended(tmp_path):
     log = tmp_path / "server.log"
     command = ["sh", "-c", "echo child $$; exec sleep 600"]
-    url = f"http://127.0.0.1:{free_port()}"
+    url = f"http://127.0.0.1:{reserved_port()}"
     async with LazyEngine.from_command(command, url, log_path=log, start_seconds=60.0) as engine:
         generating = asyncio.create_task(generate_one(engine, request()))
         while not (log.exists() and log.read_text().endswith("\n")):  # noqa: ASYNC110  the process writes it
@@ -165,7 +159,7 @@ async def test_a_server_that_is_not_ready_in_time_is_ended(tmp_path):
 
 
 async def test_a_program_that_does_not_exist_is_an_error_that_names_it(tmp_path):
-    url = f"http://127.0.0.1:{free_port()}"
+    url = f"http://127.0.0.1:{reserved_port()}"
     async with LazyEngine.from_command(["no-such-vllm", "serve"], url, log_path=tmp_path / "log") as engine:
         with pytest.raises(EngineStartError, match="No such file or directory: 'no-such-vllm'"):
             await generate_one(engine, request())
@@ -179,7 +173,7 @@ async def test_an_address_that_answers_already_is_not_taken_for_the_started_serv
 
 
 async def test_the_server_ends_when_its_program_is_killed(tmp_path):
-    log, port = tmp_path / "server.log", free_port()
+    log, port = tmp_path / "server.log", reserved_port()
     program = f"""
 import asyncio, sys
 from rollouts.engines.lazy import LazyEngine

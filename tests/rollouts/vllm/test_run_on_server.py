@@ -18,6 +18,7 @@ from click.testing import Result
 from fake_http import Response, Seen
 from fake_server import GENERATE, FakeVLLM
 from model_server import ModelVLLM, Served
+from reserved_ports import reserved_port
 from typer.testing import CliRunner
 
 from rollouts.cli.main import app
@@ -170,13 +171,6 @@ VLLM_TABLE = 'kind = "vllm"\nbase_url = "URL"\napi_key_env = "SERVER_KEY"'
 SERVE = Path(__file__).with_name("fake_vllm_serve.py")
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
 def run_engine(directory: Path, server: FakeVLLM, engine: str, *options: str) -> Result:
     text = CONFIG.replace(VLLM_TABLE, engine).replace("server_env:messages", "server_env:text")
     return run(directory, server, KEY, text, *options)
@@ -215,7 +209,7 @@ def test_a_run_of_one_server_goes_on_with_a_fleet(tmp_path: Path) -> None:
 
 
 def test_a_fleet_of_which_one_server_is_down_runs_and_one_of_which_all_are_down_does_not(tmp_path: Path) -> None:
-    down = [f"http://127.0.0.1:{free_port()}" for _ in range(2)]
+    down = [f"http://127.0.0.1:{reserved_port()}" for _ in range(2)]
     with served(FakeVLLM()) as server:
         partly = run_engine(tmp_path / "partly", server, f'kind = "fleet"\nurls = ["{down[0]}", "{server.base_url}"]')
         fully = run_engine(tmp_path / "fully", server, f'kind = "fleet"\nurls = ["{down[0]}",\n"{down[1]}"]')
@@ -243,7 +237,7 @@ def test_a_fleet_that_requires_a_key_names_the_missing_variable(tmp_path: Path) 
 
 @pytest.mark.parametrize("kind", ["vllm", "fleet"])
 def test_a_run_starts_its_servers_and_ends_them(tmp_path: Path, kind: str) -> None:
-    ports = [free_port() for _ in range(1 if kind == "vllm" else 2)]
+    ports = [reserved_port() for _ in range(1 if kind == "vllm" else 2)]
     servers = [
         f"""base_url = "http://127.0.0.1:{port}"
 start = ["{sys.executable}", "{SERVE}", "{port}"]
@@ -268,14 +262,14 @@ log = "server{number}.log"
 
 
 def test_a_dry_run_starts_no_server(tmp_path: Path) -> None:
-    engine = f'kind = "vllm"\nbase_url = "http://127.0.0.1:{free_port()}"\nstart = ["touch", "{tmp_path}/started"]'
+    engine = f'kind = "vllm"\nbase_url = "http://127.0.0.1:{reserved_port()}"\nstart = ["touch", "{tmp_path}/started"]'
     result = run_engine(tmp_path, FakeVLLM(), engine, "--dry-run")
     assert result.exit_code == 0, result.output
     assert not (tmp_path / "started").exists()
 
 
 def test_a_server_that_cannot_be_started_is_an_error_with_the_end_of_its_log(tmp_path: Path) -> None:
-    port = free_port()
+    port = reserved_port()
     start = f'start = ["{sys.executable}", "{SERVE}", "{port}", "3"]'
     engine = f'kind = "fleet"\nservers = [{{ base_url = "http://127.0.0.1:{port}", {start} }}]'
     result = run_engine(tmp_path, FakeVLLM(), engine)

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from reserved_ports import reserved_address
 from run_config_files import CONFIG, write_run
-from test_worker_kills import free_address
 from typer.testing import CliRunner
 
 from rollouts.cli.main import app
@@ -107,7 +107,7 @@ def played(directory: Path) -> list[tuple[int, int]]:
 
 def test_a_run_on_worker_processes_is_complete_though_one_is_killed(processes: Processes, tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["keys", str(tmp_path / "keys")]).exit_code == 0
-    address = free_address()
+    address = reserved_address()
     section = f'\n[workers]\nlisten = "{address}"\nkey_file = "keys/orchestrator-keys.toml"\n'
     config = write_waiting_run(tmp_path, section)
     run = processes.start("run", config)
@@ -139,7 +139,7 @@ def test_a_worker_ends_with_a_line_and_a_code_of_its_own_where_there_is_no_run(
     processes: Processes, tmp_path: Path
 ) -> None:
     config = write_run(tmp_path)
-    worker = processes.start("worker", "--connect", free_address(), "--wait", "0", config.name)
+    worker = processes.start("worker", "--connect", reserved_address(), "--wait", "0", config.name)
     output = worker.communicate(timeout=MOST_SECONDS)[0]
     assert worker.returncode == 3, output
     assert "no orchestrator at tcp://127.0.0.1:" in output
@@ -147,7 +147,7 @@ def test_a_worker_ends_with_a_line_and_a_code_of_its_own_where_there_is_no_run(
 
 
 def test_a_terminated_worker_of_a_function_gives_its_episodes_back(processes: Processes, tmp_path: Path) -> None:
-    address = free_address()
+    address = reserved_address()
     config = write_waiting_run(tmp_path, "")
     (tmp_path / "my_worker.py").write_text(
         "from itertools import cycle\n"

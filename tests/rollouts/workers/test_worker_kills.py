@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -13,18 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from reserved_ports import reserved_address
 from test_journal_kills import Runs, kill_rounds
 
 PROGRAM = Path(__file__).parent / "journalled_workers.py"
 NUM_WORKERS = 3
 #: Seconds between two kills of workers.
 BETWEEN_KILLS = (0.02, 0.5)
-
-
-def free_address() -> str:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{listening.getsockname()[1]}"
 
 
 class Program(Runs):
@@ -47,7 +41,7 @@ class RunsOnWorkers:
     """Starts orchestrators as `Runs` does, and workers of the same run, which it kills and replaces all the time."""
 
     def __init__(self, model_directory: Path, seed: int) -> None:
-        address = free_address()
+        address = reserved_address()
         self._orchestrators = Program(model_directory, "orchestrator", address)
         self._workers = Program(model_directory, "worker", address)
         self._chance = random.Random(seed)
