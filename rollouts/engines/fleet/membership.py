@@ -135,23 +135,27 @@ class Membership:
 
     async def _checked(self, member: Member) -> _Checked:
         state, version = member.state, self.version
-        return _Checked(await self._problem(member), state, version)
+        return _Checked(await self._problem(member, state), state, version)
 
-    async def _problem(self, member: Member) -> _Problem | None:
-        """Why a member must not serve; None if it may. Raises `FleetMismatchError` for a member that is new."""
+    async def _problem(self, member: Member, state: MemberState) -> _Problem | None:
+        """Why a member must not serve; None if it may. Raises `FleetMismatchError` for a member that is new.
+
+        `state` is that of the beginning: a member that is drained during its check is not asked what one must serve to
+        be admitted.
+        """
         try:
             async with asyncio.timeout(self._limits.check_timeout):
                 if problem := await health_problem(member.engine):
                     return _Problem(problem)
-                is_serving = member.state is MemberState.READY
+                is_serving = state is MemberState.READY
                 problem = await (self._serving_problem(member) if is_serving else self._admission_problem(member))
             return _Problem(problem, is_another_server=is_serving) if problem else None
         except TimeoutError:
             return _Problem(f"no response to a check within {self._limits.check_timeout:g} s", is_timeout=True)
         except FleetMismatchError as error:
-            if member.state is MemberState.NEW:
+            if state is MemberState.NEW:
                 raise
-            return _Problem(str(error), is_another_server=member.state is MemberState.READY)
+            return _Problem(str(error), is_another_server=state is MemberState.READY)
         except WeightUpdateError as error:
             return _Problem(str(error))
         except EngineError as error:
@@ -217,7 +221,8 @@ class Membership:
         is_unknown = version is None and member.state is MemberState.READY
         if self.version is None or version == self.version or is_unknown:
             return ""
-        if member.state is MemberState.READY and self._updates:  # an update has begun since the check did
+        is_updated = member.state is MemberState.READY and self._updates > 0
+        if is_updated or member.state is MemberState.DRAINING:  # an update or a drain has begun since the check did
             return ""
         if self._directory is not None:
             self._begin_to_catch_up(member, self._directory, self.version)

@@ -10,6 +10,7 @@ from engine_inputs import generate_one, request
 from fake_responses import answer, hold
 
 from rollouts.engines.fleet import EngineFleet, FleetLimits
+from rollouts.engines.fleet.rendezvous import ranked_members
 from rollouts.engines.protocol import UpdatableEngine
 from rollouts.errors import (
     ArgumentError,
@@ -181,6 +182,26 @@ async def test_a_request_that_runs_ends_with_the_old_weights_before_its_server_i
     assert [span.version for span in (await sampling).weight_spans] == ["default"]
     await updating
     assert busy.loaded == [busy.root, str(other)]
+
+
+async def test_a_check_that_began_before_its_server_is_drained_loads_no_weights_into_it(servers, fleet, other):
+    addresses = [server.base_url for server in servers]
+    session = next(name for name in map(str, range(1000)) if ranked_members(name, addresses)[0] == addresses[1])
+    proceed, arrived, checked, checking, next_round = (asyncio.Event() for _ in range(5))
+    servers[1].script["/inference/v1/generate"] = [hold(proceed, arrived)]
+    sampling = asyncio.ensure_future(generate_one(fleet, request(session_id=session, request_id="r")))
+    await arrived.wait()
+    servers[1].script["/health"] = [hold(checked, checking)]
+    await checking.wait()
+    updating = asyncio.ensure_future(fleet.control.rolling_update(other, "v1"))
+    await until(lambda: states(fleet) == ["ready", "draining", "ready"])
+    checked.set()
+    servers[0].script["/health"] = [hold(checked, next_round)]
+    await next_round.wait()
+    proceed.set()
+    assert [span.version for span in (await sampling).weight_spans] == ["default"]
+    assert list((await updating).values()) == [None] * 3
+    assert [server.loaded for server in servers] == [[server.root, str(other)] for server in servers]
 
 
 async def test_a_rolling_update_ends_with_the_first_server_if_that_refuses_the_weights(servers, fleet, other):
