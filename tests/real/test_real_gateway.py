@@ -46,7 +46,7 @@ async def play(client, number):
 
 
 def config(gateway):
-    """The server closes no connection that the client keeps: as nothing is sent again, it may be just in use."""
+    """Idle connections stay open: one that the server closes as the client uses it again would fail the request."""
     return uvicorn.Config(Starlette(routes=gateway.routes()), port=0, log_level="warning", timeout_keep_alive=600)
 
 
