@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from renderers.errors import MalformedGenerateResponseError, OverlongPromptError, short_repr
 from renderers.installation import missing_name
 from renderers.messages import IMAGE_PART_TYPES, check_messages, media_parts, media_value
-from renderers.parsing.response import ToolCallParseStatus
 from renderers.protocol import Messages, Renderer, Tools
 from renderers.rendered import MultiModalData, RenderedTokens
 
@@ -226,7 +225,7 @@ def _result(
     prompt_ids = list(server_ids or prompt.ids)
     parsed = renderer.parse_response(completion_ids, prompt_ids=prompt_ids, tools=tools)
     finish_reason = choice.get("finish_reason")
-    if finish_reason == "stop" and any(call.status is ToolCallParseStatus.OK for call in parsed.tool_calls):
+    if finish_reason == "stop" and any(call.status.is_call for call in parsed.tool_calls):
         finish_reason = "tool_calls"
     return {
         "request_id": data.get("request_id") or "",

@@ -91,6 +91,7 @@ def with_parsing_rules(format: Format, family: str) -> Format:
         drops_repeated_start=True,
         assumes_open_reasoning=False,
         reports_unknown_tools=family.startswith(("glm-", "gemma")),
+        reports_noncanonical=False,  # PyPI's `renderers` has no such status: its users would not make the call
     )
 
 

@@ -10,8 +10,10 @@ from renderers.parsing.literals import InvalidJsonError
 from renderers.parsing.response import ToolCallParseStatus
 from renderers.parsing.syntaxes.json_calls import JsonCalls
 from renderers.parsing.syntaxes.syntax import Attempt, CallText, ToolCallSyntax
+from renderers.parsing.values import JSON_STRING, Value
 
 __all__ = [
+    "JSON_STRING",
     "Attempt",
     "CallText",
     "Format",
@@ -21,6 +23,7 @@ __all__ = [
     "ReasoningMarkers",
     "ToolCallParseStatus",
     "ToolCallSyntax",
+    "Value",
     "by_name",
     "detect_format",
     "names",

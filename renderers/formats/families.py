@@ -37,7 +37,8 @@ _LLAMA4_STOPS = ("<|eot|>", "<|eom|>", "<|end_of_text|>")
 
 def _dsml(block: str) -> InvokeCalls:
     tags = tuple(f"{slash}｜DSML｜{name}" for name in ("invoke", "parameter") for slash in ("<", "</"))
-    return InvokeCalls((f"<｜DSML｜{block}>",), (f"</｜DSML｜{block}>",), tags)
+    bare = ('<｜DSML｜invoke name="', "</｜DSML｜invoke>")
+    return InvokeCalls((f"<｜DSML｜{block}>",), (f"</｜DSML｜{block}>",), tags, bare_calls=bare)
 
 
 #: Families with tool calls come first, because the template must print a call that they parse; of those that parse the
@@ -135,7 +136,11 @@ FAMILIES: tuple[Family, ...] = (
         tokens=("[TOOL_CALLS]",),
     ),
     Family(
-        Format("phi-4-mini", ("<|end|>",), tool_calls=JsonCalls(("<|tool_call|>",), ("<|/tool_call|>",))),
+        Format(
+            "phi-4-mini",
+            ("<|end|>",),
+            tool_calls=JsonCalls(("<|tool_call|>",), ("<|/tool_call|>",), unmarked_starts=("functools[",)),
+        ),
         tokens=("<|tool_call|>", "<|/tool_call|>"),
     ),
     Family(Format("llama-3.1", _LLAMA3_STOPS, tool_calls=LlamaCalls()), tokens=("<|start_header_id|>",)),

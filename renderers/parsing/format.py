@@ -48,11 +48,12 @@ class Format:
     `one_call`: the template refuses a turn with several tool calls (Llama 3.1), so only the first is a call of the
     message and further ones are `surplus_call`; a renderer finds it by asking its template.
 
-    Typed configurations (`renderers.configs`) set four rules of parsing. `calls_end_reasoning`: a tool-call marker
+    Typed configurations (`renderers.configs`) set five rules of parsing. `calls_end_reasoning`: a tool-call marker
     inside open reasoning ends it, also where the call is cut off, unless the end marker of reasoning follows.
     `drops_repeated_start`: a start marker at the very start of reasoning that the prompt has opened is dropped. Without
     `assumes_open_reasoning`, a completion whose prompt is not given begins inside reasoning only if it ends reasoning
-    that it has not begun. Without `reports_unknown_tools`, a call of a tool that is not offered is `ok`.
+    that it has not begun. Without `reports_unknown_tools`, a call of a tool that is not offered is `ok`; without
+    `reports_noncanonical`, so is a call in another form than the template's.
 
     Raises `ConfigError` for values of other types, and for a syntax without a marker, which would read no call.
     """
@@ -72,6 +73,7 @@ class Format:
     drops_repeated_start: bool = False
     assumes_open_reasoning: bool = True
     reports_unknown_tools: bool = True
+    reports_noncanonical: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 
 from renderers.parsing.format import Format
 from renderers.parsing.markers import MarkerEncoding, MarkerSearch, Role
+from renderers.parsing.values import JSON_STRING
 from renderers.tokens.decoding import TokenDecoder
 from renderers.tokens.tokenizer import TemplateTokenizer
 
@@ -21,11 +23,12 @@ class Grammar:
         opens = () if syntax is None else syntax.start_markers
         closes = () if syntax is None else syntax.end_markers
         inner = () if syntax is None else syntax.inner_markers
+        bare = () if syntax is None else syntax.bare_calls
         framing = () if channels is None else (channels.start, channels.channel, channels.message, *channels.ends)
         self.format = format
         self.tokenizer = tokenizer
         self.decoder = TokenDecoder(tokenizer)
-        self.encoding = MarkerEncoding(tokenizer, (*starts, *ends, *opens, *closes, *inner, *framing))
+        self.encoding = MarkerEncoding(tokenizer, (*starts, *ends, *opens, *closes, *inner, *bare, *framing))
         self.stop_ids = {token_id for token_id in map(tokenizer.control_id, format.stop_tokens) if token_id is not None}
         self.syntax = syntax
         self.channels = channels
@@ -35,7 +38,11 @@ class Grammar:
         self.reasoning_start = "".join(map(self.encoding.__getitem__, starts))
         self.reasoning_end = "".join(map(self.encoding.__getitem__, ends))
         self.block_ends = closes
-        self.unmarked_starts = "" if syntax is None else syntax.unmarked_starts
+        self.unmarked_starts = () if syntax is None else tuple(syntax.unmarked_starts)
+        #: A start marker that stands in no well-formed block, as a pattern.
+        self.stray = "|".join(re.escape(self.encoding[marker]) for marker in opens) or "(?!)"
+        #: Where values begin and end in a block of calls, or in the body of a message that is a call.
+        self.values = (JSON_STRING,) if syntax is None else syntax.values(self.encoding)
         #: Whether text without any marker is content, whatever it says.
         self.plain_text_is_content = channels is None and not self.unmarked_starts
         #: The stop tokens that are not a marker, too.
@@ -51,14 +58,23 @@ class Grammar:
         start = self._roles(starts, Role.REASONING_START)
         end = self._roles(ends, Role.REASONING_END)
         open_block, close_block = self._roles(opens, Role.BLOCK_START), self._roles(closes, Role.BLOCK_END)
-        self.before_reasoning = MarkerSearch(start | end | open_block)
-        self.after_reasoning = MarkerSearch(open_block)
+        open_call, close_call = self._roles(bare[:1], Role.BARE_CALL_START), self._roles(bare[1:], Role.BARE_CALL_END)
+        self.before_reasoning = MarkerSearch(start | end | open_block | open_call)
+        self.after_reasoning = MarkerSearch(open_block | open_call)
         self.in_reasoning = MarkerSearch(end | open_block)
         self.at_start_of_reasoning = MarkerSearch(start | end | open_block)
         self.behind_call_in_reasoning = MarkerSearch(end)
         self.in_block = MarkerSearch(close_block)
         self.in_draft = MarkerSearch(close_block | end)
+        self.in_bare_call = MarkerSearch(close_call | open_call | open_block | close_block)
+        #: Behind a call without the markers of a block, by whether reasoning may begin.
+        self.behind_bare_call = {
+            may_reason: MarkerSearch(search.roles | close_block)
+            for may_reason, search in ((True, self.before_reasoning), (False, self.after_reasoning))
+        }
+        self.bare_call_start = "".join(map(self.encoding.__getitem__, bare[:1]))
         self.no_markers = MarkerSearch({})
+        self.body_ends = () if channels is None else tuple(map(self.encoding.__getitem__, channels.ends))
         if channels is not None:
             header = self._roles((channels.start,), Role.HEADER_START)
             self.in_header = MarkerSearch(header | self._roles((channels.message,), Role.BODY_START))

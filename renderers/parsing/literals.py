@@ -18,6 +18,7 @@ from renderers.parsing.markers import MarkerEncoding
 MAX_DEPTH = 64
 
 _DECODER = json.JSONDecoder()
+_JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _SPACE = re.compile(r"\s*")
 _NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
 _NAME = re.compile(r"[^\W\d][\w.\-]*")
@@ -36,10 +37,37 @@ class InvalidJsonError(RendererError, ValueError):
     """
 
 
+def _object_of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key comes twice")
+    return found
+
+
+def _reject_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _finite_float(text: str) -> float:
+    value = float(text)
+    if value in (float("inf"), float("-inf")):
+        raise ValueError("a number that is too large")
+    return value
+
+
+_STRICT_DECODER = json.JSONDecoder(
+    object_pairs_hook=_object_of_pairs, parse_float=_finite_float, parse_constant=_reject_constant
+)
+
+
 def parse_json(text: str) -> Any:
-    """The value of a JSON text with white space around it. Raises `InvalidJsonError`."""
+    """The value of a JSON text with white space around it.
+
+    Raises `InvalidJsonError`, also for a key that comes twice, of which one value would be lost, and for NaN and
+    infinity.
+    """
     try:
-        value = json.loads(text)
+        value = _STRICT_DECODER.decode(text)
         if "\\u" in text:
             # A lone surrogate cannot be encoded, so no template or message could contain the value.
             json.dumps(value, ensure_ascii=False).encode()
@@ -80,21 +108,28 @@ class LiteralError(RendererError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """`string` matches one string, its text in group 1 or 2; `keys` matches a key without quotes."""
+    """`string` matches one string, its text in group 1 or 2; `keys` matches a key without quotes.
+
+    `json_strings`: strings as JSON writes them are read, too; they are not canonical.
+    """
 
     string: re.Pattern[str]
     escapes: bool
     keys: re.Pattern[str] | None = None
+    json_strings: bool = False
 
 
 PYTHON = Language(re.compile(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL), escapes=True)
 
 
 class LiteralReader:
-    """Reads values of an encoded text; `position` is where the next one begins."""
+    """Reads values of an encoded text; `position` is where the next one begins, `canonical` is False once a string of
+    JSON was read in another language.
+    """
 
     def __init__(self, text: str, start: int, end: int, language: Language, encoding: MarkerEncoding) -> None:
         self.text, self.position, self.end = text, start, end
+        self.canonical = True
         self._language, self._encoding = language, encoding
 
     def accept(self, expected: str) -> bool:
@@ -170,10 +205,20 @@ class LiteralReader:
     def _string(self) -> str | None:
         found = self._language.string.match(self.text, self.position, self.end)
         if found is None:
-            return None
+            quoted = self._match(_JSON_STRING) if self._language.json_strings else None
+            return None if quoted is None else self._json_string(quoted)
         self.position = found.end()
         text = self._encoding.decode(next(group for group in found.groups() if group is not None))
         return _ESCAPE.sub(_unescaped, text) if self._language.escapes and "\\" in text else text
+
+    def _json_string(self, text: str) -> str:
+        self.canonical = False
+        try:
+            value = parse_json(self._encoding.decode(text))
+        except InvalidJsonError as error:
+            raise LiteralError(str(error)) from error
+        assert isinstance(value, str)
+        return value
 
     def _number(self, text: str) -> int | float:
         try:
@@ -181,7 +226,10 @@ class LiteralReader:
         except ValueError:
             if text.lstrip("+-").isdecimal():  # an int with more digits than Python parses
                 raise LiteralError("a number with too many digits") from None
-            return float(text)
+        try:
+            return _finite_float(text)
+        except ValueError as error:
+            raise LiteralError(str(error)) from error
 
     def _match(self, pattern: re.Pattern[str]) -> str | None:
         found = pattern.match(self.text, self.position, self.end)

@@ -24,6 +24,7 @@ class MarkerEncoding:
         #: id of a control token -> the character that stands for it
         self.character_of_id: dict[int, str] = {}
         self._token_of_character: dict[str, str] = {}
+        self._tokenizer = tokenizer
         self._encoded = {marker: self._encode(marker, tokenizer) for marker in markers}
 
     def _encode(self, marker: str, tokenizer: TemplateTokenizer) -> str:
@@ -48,6 +49,10 @@ class MarkerEncoding:
             return text
         return MARKER_CHARACTER.sub(lambda found: self._token_of_character[found.group()], text)
 
+    def has_control(self, text: str) -> bool:
+        """Whether decoded text contains the text of a control token, sampled as that token or not."""
+        return self._tokenizer.find_control(text, 0, len(text)) is not None
+
 
 class Role(Enum):
     """The effect of a marker on the state of the parser."""
@@ -56,6 +61,8 @@ class Role(Enum):
     REASONING_END = auto()
     BLOCK_START = auto()
     BLOCK_END = auto()
+    BARE_CALL_START = auto()
+    BARE_CALL_END = auto()
     HEADER_START = auto()
     BODY_START = auto()
     BODY_END = auto()

@@ -1,7 +1,8 @@
 """Parses turns written as several messages, each with a header: harmony (gpt-oss).
 
 The prompt ends with `<|start|>assistant`, so a completion begins inside a header. Channel `analysis` is reasoning, a
-message to a tool is a call, everything else is content.
+message to a tool is a call, everything else is content. A marker inside a JSON string of a call is text of it if the
+call is then well-formed; if not, the first such marker has ended the message.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from enum import Enum, auto
 
 from renderers.parsing.grammar import Grammar
 from renderers.parsing.markers import MARKER_CHARACTER, MarkerSearch, Role
+from renderers.parsing.syntaxes.syntax import Attempt
 from renderers.parsing.transcript import Transcript
 from renderers.parsing.turn_parser import TurnParser
+from renderers.parsing.values import OpenBlock
 
-_RECIPIENT = re.compile(r"\bto=(\S+)")
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _NOT_TOOLS = ("assistant", "user", "all")
 
 
@@ -32,9 +35,9 @@ class MessageTurnParser(TurnParser):
         super().__init__(grammar, transcript)
         assert grammar.channels is not None
         self._channel_character = grammar.encoding[grammar.channels.channel]
-        self._parts: list[str] = []  # the text of the message: its header, and of a call its body
+        self._header: list[str] = []
         self._message_at = 0
-        self._header_length = 0
+        self._body = OpenBlock((), 0)  # of a call
         self._recipient = ""
         self._needs_newline = False  # before the next text: the channel already holds an earlier message
         self._channel = _Channel.HEADER
@@ -46,10 +49,11 @@ class MessageTurnParser(TurnParser):
 
     def _read(self, text: str, at: int) -> None:
         if self._channel is _Channel.HEADER:
-            self._parts.append(text)
+            self._header.append(text)
         elif self._channel is _Channel.CALL:
-            self._parts.append(text)
-            self._out.add_call_text(text)
+            self._body.add(text)
+            if self._body.passed is None:
+                self._out.add_call_text(text)
         else:
             text = "\n" + text if self._needs_newline else text
             self._needs_newline = False
@@ -60,30 +64,45 @@ class MessageTurnParser(TurnParser):
 
     def _handle_marker(self, marker: str, role: Role, at: int) -> None:
         if role is Role.BODY_START:
-            self._parts.append(marker)
-            self._read_header()
+            self._header.append(marker)
+            self._read_header(at + len(marker))
             return
         closes = role is Role.BODY_END
-        if closes and self._channel is _Channel.CALL:
-            self._read(marker, at)
-        self._end_message(closed=closes)
-        self._parts, self._message_at = ([], at + len(marker)) if closes else ([marker], at)
+        if self._channel is _Channel.CALL:
+            if self._body.ends_inside_value():
+                shown = self._body.passed is None
+                self._body.pass_marker(marker, closes=closes)
+                if shown and closes:
+                    self._out.add_call_text(marker)
+                return
+            if closes:
+                self._read(marker, at)
+            self._end_call(closed=closes, marker="" if closes else marker)
+            if self._again:
+                return
+        else:
+            self._end_message()
+        self._header, self._message_at = ([], at + len(marker)) if closes else ([marker], at)
 
     def _finish(self, *, stopped: bool) -> None:
         # A call whose closing token is missing is not closed, whatever stopped the turn.
+        while self._channel is _Channel.CALL:
+            self._end_call(closed=False)
+            again, self._again = self._again, ""
+            self._read_to_end(again)
         self._out.reasoning_open = self._channel is _Channel.REASONING
-        self._end_message(closed=False)
+        self._end_message()
 
-    def _read_header(self) -> None:
-        header = "".join(self._parts)
-        self._header_length = len(header)
+    def _read_header(self, body_at: int) -> None:
+        header = "".join(self._header)
         channel_words = MARKER_CHARACTER.sub(" ", header.partition(self._channel_character)[2]).split()
-        recipient = _RECIPIENT.search(MARKER_CHARACTER.sub(" ", header))
-        self._recipient = "" if recipient is None or recipient[1] in _NOT_TOOLS else recipient[1]
+        self._recipient = _recipient(header)
         if self._recipient:
             self._begin_body(_Channel.CALL)
+            self._body = OpenBlock(self._grammar.values, body_at)
             self._out.add_call_text(header)
         else:
+            self._add_stray_text(header)
             self._begin_body(_Channel.REASONING if channel_words[:1] == ["analysis"] else _Channel.CONTENT)
 
     def _begin_body(self, channel: _Channel) -> None:
@@ -94,17 +113,48 @@ class MessageTurnParser(TurnParser):
         else:
             self._needs_newline = channel is _Channel.CONTENT and self._out.content.begun
 
-    def _end_message(self, *, closed: bool) -> None:
+    def _end_call(self, *, closed: bool, marker: str = "") -> None:
+        """End the call, here or at the first marker that it has passed over: then `_again` is the rest."""
+        self._channel = _Channel.HEADER
+        header, body, passed = "".join(self._header), self._body.text, self._body.passed
+        attempt = self._call(header, body, closed=closed)
+        if passed is not None and self._is_well_formed([attempt]):
+            self._out.add_call_text(body[passed:])
+        elif passed is not None:
+            body, self._again, closed = body[:passed], body[passed:] + marker, self._body.passed_closes
+            attempt = self._call(header, body, closed=closed)
+        self._out.end_block(header + body, self._message_at, [attempt], closed=closed)
+        self._header, self._message_at = [], self._body.at + len(body)
+
+    def _call(self, header: str, body: str, *, closed: bool) -> Attempt:
+        call = self._out.block(header + body, closed=closed)
+        ends = self._grammar.body_ends if closed else ()
+        end = len(body) - next((len(marker) for marker in ends if body.endswith(marker)), 0)
+        arguments = call.plain_text(len(header), len(header) + end)
+        return call.json_attempt(self._recipient.removeprefix("functions."), arguments)
+
+    def _end_message(self) -> None:
         channel, self._channel = self._channel, _Channel.HEADER
-        text = "".join(self._parts)
-        if channel is _Channel.CALL:
-            call = self._out.block(text, closed=closed)
-            body_end = len(text) - 1 if closed and MARKER_CHARACTER.match(text[-1]) else len(text)
-            arguments = call.plain_text(self._header_length, body_end)
-            attempt = call.json_attempt(self._recipient.removeprefix("functions."), arguments)
-            self._out.end_block(text, self._message_at, [attempt], closed=closed)
-        elif channel is _Channel.HEADER:
-            before_marker = MARKER_CHARACTER.split(text)[0]
-            if before_marker.strip() and _RECIPIENT.search(before_marker) is None:
-                self._out.add_content(before_marker)  # content without any header
-        self._parts = []
+        header, self._header = "".join(self._header), []
+        if channel is not _Channel.HEADER:
+            return
+        recipient = _recipient(header)
+        if recipient and (MARKER_CHARACTER.search(header) or header.lstrip().startswith("to=")):  # a call, cut off
+            call = self._out.block(header, closed=False)
+            self._out.add_call_text(header)
+            attempt = call.failed(name=recipient.removeprefix("functions."))
+            self._out.end_block(header, self._message_at, [attempt], closed=False)
+        else:
+            self._add_stray_text(header)
+
+    def _add_stray_text(self, header: str) -> None:
+        """Text before the first marker of a header is content, unless it names a role."""
+        stray = MARKER_CHARACTER.split(header)[0]
+        if stray.strip() not in ("", "assistant"):
+            self._out.add_content(stray)
+
+
+def _recipient(header: str) -> str:
+    """The tool that a header names; "" if the message is not a call."""
+    found = _RECIPIENT.search(MARKER_CHARACTER.sub(" ", header))
+    return "" if found is None or found[1] in _NOT_TOOLS else found[1]

@@ -14,15 +14,29 @@ ArgumentsForm = Literal["object", "json"]
 
 
 class ToolCallParseStatus(StrEnum):
-    """The status of one attempt at a tool call. An attempt that is not `ok` is kept, never dropped."""
+    """The status of one attempt at a tool call. An attempt that is no call is kept, never dropped.
+
+    `noncanonical`: the template would print the call in another form, and the attempt has one reading: it is a call.
+    """
 
     OK = "ok"
+    NONCANONICAL = "noncanonical"
     INVALID_JSON = "invalid_json"
     UNCLOSED_BLOCK = "unclosed_block"
     MISSING_NAME = "missing_name"
     MALFORMED_STRUCTURE = "malformed_structure"
     UNKNOWN_TOOL = "unknown_tool"
     SURPLUS_CALL = "surplus_call"  # well-formed, but the chat template prints one call in a turn
+
+    @property
+    def is_call(self) -> bool:
+        """Whether the attempt is a call of the message: `ok` or `noncanonical`."""
+        return self in (ToolCallParseStatus.OK, ToolCallParseStatus.NONCANONICAL)
+
+    @property
+    def is_well_formed(self) -> bool:
+        """Whether the attempt has the form of a call, also of a tool that is not offered."""
+        return self.is_call or self is ToolCallParseStatus.UNKNOWN_TOOL
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +104,13 @@ class ParsedResponse:
     call_id: str = "call_{index}"
 
     def to_message(self) -> Message:
-        """The completion as an assistant message. Tool calls that are not `ok` stay visible as content."""
+        """The completion as an assistant message. Attempts that are no calls stay visible as content."""
         message: Message = {"role": "assistant", "content": self.content}
         if self.reasoning_content is not None:
             message["reasoning_content"] = self.reasoning_content
         calls: list[ToolCall] = []
         for call in self.tool_calls:
-            if call.status is not ToolCallParseStatus.OK or call.name is None:
+            if not call.status.is_call or call.name is None:
                 message["content"] = f"{message['content']}{call.raw}"
                 continue
             arguments: Any = call.arguments or {}

@@ -32,6 +32,10 @@ class ToolSchemas:
     def knows(self, name: str) -> bool:
         return self._parameters is None or not self._checks_names or name in self._parameters
 
+    def offers(self, name: str) -> bool:
+        """Whether a list of tools was given that has this one."""
+        return self._parameters is not None and name in self._parameters
+
     def of_arguments(self, name: str) -> Schema:
         """The schema of the arguments of a tool; an empty one if the tool is unknown."""
         parameters = _mapping((self._parameters or {}).get(name))
@@ -61,6 +65,10 @@ class Schema:
     def allows(self, kind: str) -> bool:
         """Whether the schema names the JSON type `kind`."""
         return kind in self._types()
+
+    def is_string(self) -> bool:
+        """Whether the schema allows nothing but strings."""
+        return self._types() == {"string"}
 
     def _types(self) -> set[str]:
         found: set[str] = set()
@@ -108,7 +116,7 @@ class Schema:
         the spaces of `json.dumps`, or else the text itself. Raises `InvalidJsonError` if the text has no declared type.
         """
         types = self._types()
-        if types == {"string"}:
+        if self.is_string():
             return text
         stripped = text.strip()
         if python_constants and stripped in _PYTHON_CONSTANTS:

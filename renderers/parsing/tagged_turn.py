@@ -9,6 +9,10 @@ their reasoning before they call. It is a draft if the reasoning is closed later
 the completion was cut off. If the turn *ends* (a stop token was sampled) with complete blocks and nothing but white
 space behind them, they are calls, and the first of them ended the reasoning. A format with `calls_end_reasoning`
 decides as inference servers do: it is a draft only if the reasoning is closed later.
+
+An end marker inside a value of a block is passed over. If the block then ends well-formed, the marker was text of the
+value; if not, the value has lost its end, the first marker passed over has ended the block, and what follows is read
+again.
 """
 
 from __future__ import annotations
@@ -18,8 +22,11 @@ from enum import Enum, auto
 
 from renderers.parsing.grammar import Grammar
 from renderers.parsing.markers import MarkerSearch, Role
+from renderers.parsing.response import ToolCallParseStatus
+from renderers.parsing.syntaxes.syntax import Attempt
 from renderers.parsing.transcript import Transcript
 from renderers.parsing.turn_parser import TurnParser
+from renderers.parsing.values import OpenBlock
 
 
 class _State(Enum):
@@ -27,6 +34,8 @@ class _State(Enum):
     CONTENT = auto()
     BLOCK = auto()  # between the markers of tool calls
     UNMARKED_CALL = auto()  # text that may as a whole be a call without a start marker
+    BARE_CALL = auto()  # text that may be a call without the markers of a block
+    BEHIND_BARE_CALL = auto()  # white space behind such a call, before what may be the end marker of a block
 
 
 @dataclass(slots=True)
@@ -46,12 +55,13 @@ class TaggedTurnParser(TurnParser):
         self._may_reason = True  # False once reasoning was closed
         # White space before text that may be a call without a start marker; None once other text has come.
         self._leading: list[str] | None = [] if grammar.unmarked_starts else None
-        self._block: list[str] = []
-        self._block_at = 0
+        self._block = OpenBlock((), 0)
+        self._bare_attempts: list[Attempt] = []
+        self._space: list[str] = []  # behind a bare call
+        self._leading_at = 0
         self._draft: _Draft | None = None
         # With `calls_end_reasoning`: all text since the first marker of a call inside open reasoning.
         self._undecided: list[str] | None = None
-        self._undecided_at = 0
         self._may_repeat_start = reasoning_open and grammar.drops_repeated_start
         if reasoning_open and grammar.has_reasoning:
             self._open_reasoning()
@@ -66,6 +76,10 @@ class TaggedTurnParser(TurnParser):
             return grammar.in_block if self._draft is None else grammar.in_draft
         if self._state is _State.UNMARKED_CALL:
             return grammar.no_markers
+        if self._state is _State.BARE_CALL:
+            return grammar.in_bare_call
+        if self._state is _State.BEHIND_BARE_CALL:
+            return grammar.behind_bare_call[self._may_reason]
         return grammar.before_reasoning if self._may_reason else grammar.after_reasoning
 
     def _read(self, text: str, at: int) -> None:
@@ -80,19 +94,37 @@ class TaggedTurnParser(TurnParser):
                 self._out.add_reasoning(text)
         elif self._state is _State.CONTENT:
             self._add_content(text, at)
+        elif self._state is _State.BEHIND_BARE_CALL:
+            self._space.append(text)
+            if not text.isspace():
+                self._block.add("".join(self._space))
+                self._space = []
+                self._reject_bare_call()
         else:
             self._extend_block(text)
 
     def _handle_marker(self, marker: str, role: Role, at: int) -> None:
         if self._state is _State.UNMARKED_CALL:  # the text before the marker has just begun an unmarked call
             self._extend_block(marker)
+        elif self._state is _State.BARE_CALL:
+            self._handle_in_bare_call(marker, role)
+        elif self._state is _State.BEHIND_BARE_CALL:
+            if role is Role.BLOCK_END:
+                self._block.add("".join([*self._space, marker]))
+                self._space = []
+            self._end_bare_call()
+            if role is not Role.BLOCK_END:
+                self._handle_marker(marker, role, at)
+        elif role is Role.BARE_CALL_START:
+            self._flush_leading()
+            self._state = _State.BARE_CALL
+            self._block = OpenBlock(self._grammar.values, at, marker)
         elif role is Role.BLOCK_START and self._state is _State.REASONING and self._grammar.calls_end_reasoning:
-            self._undecided, self._undecided_at = [marker], at
+            self._undecided = [marker]
         elif role is Role.BLOCK_START:
             self._open_block(marker, at)
         elif role is Role.BLOCK_END:
-            self._extend_block(marker)
-            self._end_block(closed=True)
+            self._handle_block_end(marker)
         elif role is Role.REASONING_START and self._state is _State.REASONING:
             if not self._may_repeat_start:
                 self._out.add_reasoning(marker)
@@ -108,12 +140,16 @@ class TaggedTurnParser(TurnParser):
         if self._undecided is not None:
             text, self._undecided = "".join(self._undecided), None
             self._close_reasoning(by_call=True)
-            self._pending_at = self._undecided_at
-            self._pending = ""
-            self.feed(text)
-            self._read(self._pending, self._pending_at)
-        if self._state is _State.BLOCK:
-            self._end_block(closed=stopped and not self._grammar.block_ends)
+            self._read_to_end(text)
+        while self._state in (_State.BLOCK, _State.BARE_CALL):
+            if self._state is _State.BLOCK:
+                self._end_block(closed=stopped and not self._grammar.block_ends)
+            else:
+                self._reject_bare_call()
+            again, self._again = self._again, ""
+            self._read_to_end(again)
+        if self._state is _State.BEHIND_BARE_CALL:
+            self._end_bare_call()
         elif self._state is _State.UNMARKED_CALL:
             self._end_unmarked_call(stopped)
         self._flush_leading()
@@ -150,7 +186,7 @@ class TaggedTurnParser(TurnParser):
             return
         draft, self._draft = self._draft, None
         if self._state is _State.BLOCK:
-            draft.texts += self._block
+            draft.texts.append(self._block.text)
             self._state = _State.REASONING
         self._out.add_reasoning("".join(draft.texts))
 
@@ -161,31 +197,67 @@ class TaggedTurnParser(TurnParser):
             self._out.add_content(text)
             return
         if not self._leading:
-            self._block_at = at
+            self._leading_at = at
         self._leading.append(text)
-        stripped = text.lstrip()
-        if stripped:
-            leading, self._leading = "".join(self._leading), None
-            if stripped[0] in self._grammar.unmarked_starts:
-                self._state, self._block = _State.UNMARKED_CALL, [leading]
-            else:
-                self._out.add_content(leading)
+        if not text.lstrip():
+            return
+        leading = "".join(self._leading)
+        begun, starts = leading.lstrip(), self._grammar.unmarked_starts
+        if begun.startswith(starts):
+            self._leading = None
+            self._state, self._block = _State.UNMARKED_CALL, OpenBlock((), self._leading_at, leading)
+        elif not any(start.startswith(begun) for start in starts):
+            self._leading = None
+            self._out.add_content(leading)
 
     def _flush_leading(self) -> None:
         if self._leading:
-            self._out.add_content("".join(self._leading))
-            self._leading = []
+            leading = "".join(self._leading)
+            self._out.add_content(leading)
+            self._leading = [] if leading.isspace() else None
 
     def _end_unmarked_call(self, stopped: bool) -> None:
-        text = "".join(self._block)
+        text = self._block.text
         assert self._grammar.syntax is not None
         call = text.strip()
         attempts = self._grammar.syntax.decode(self._out.block(call, closed=stopped))
         if attempts:
-            self._out.add_call_text(call)
-            self._out.end_block(call, self._block_at + text.index(call), attempts, closed=stopped)
+            self._out.add_call_text(call[: _end_of_calls(attempts, call)])
+            self._out.end_block(call, self._block.at + text.index(call), attempts, closed=stopped)
         else:
             self._out.add_content(text)
+
+    # Calls without the markers of a block.
+
+    def _handle_in_bare_call(self, marker: str, role: Role) -> None:
+        inside = self._block.ends_inside_value()
+        self._block.add(marker)
+        if role is Role.BARE_CALL_END and not inside:
+            assert self._grammar.syntax is not None
+            attempts = self._grammar.syntax.decode(self._out.block(self._block.text, closed=True))
+            if attempts and all(attempt.status is not None and attempt.status.is_call for attempt in attempts):
+                status = ToolCallParseStatus.NONCANONICAL
+                self._bare_attempts = [attempt._replace(status=status) for attempt in attempts]
+                self._state = _State.BEHIND_BARE_CALL
+                return
+        elif inside and role is not Role.BARE_CALL_START:
+            return
+        self._reject_bare_call()
+
+    def _reject_bare_call(self) -> None:
+        """The start marker is content, and what follows is read again."""
+        text, start = self._block.text, len(self._grammar.bare_call_start)
+        self._state = _State.CONTENT
+        self._out.add_content(text[:start])
+        self._again = text[start:]
+
+    def _end_bare_call(self) -> None:
+        text = self._block.text
+        self._out.add_call_text(text)
+        self._out.end_block(text, self._block.at, self._bare_attempts, closed=True)
+        self._state = _State.CONTENT
+        self._out.add_content("".join(self._space))
+        self._space = []
 
     # Blocks.
 
@@ -194,22 +266,44 @@ class TaggedTurnParser(TurnParser):
             self._draft = self._draft or _Draft()
         self._flush_leading()
         self._state = _State.BLOCK
-        self._block, self._block_at = [], at
-        self._extend_block(marker)
+        self._block = OpenBlock(self._grammar.values, at, marker, self._grammar.stray)
+        self._show(marker)
 
     def _extend_block(self, text: str) -> None:
-        self._block.append(text)
-        if self._draft is None and self._state is _State.BLOCK:
+        self._block.add(text)
+        if self._state is _State.BLOCK and self._block.passed is None:
+            self._show(text)
+
+    def _show(self, text: str) -> None:
+        # Text behind a call is content, not text of the call, where nothing else than the turn ends a block.
+        if self._draft is None and (self._grammar.block_ends or not self._grammar.unmarked_starts):
             self._out.add_call_text(text)
 
+    def _handle_block_end(self, marker: str) -> None:
+        if self._block.ends_inside_value():
+            shown = self._block.passed is None
+            self._block.pass_marker(marker, closes=True)
+            if shown:
+                self._show(marker)
+        else:
+            self._extend_block(marker)
+            self._end_block(closed=True)
+
     def _end_block(self, *, closed: bool) -> None:
-        text = "".join(self._block)
+        """End the block, here or at the first end marker that it has passed over: then `_again` is the rest."""
+        text, passed = self._block.text, self._block.passed
+        assert self._grammar.syntax is not None
+        if passed is not None:
+            if self._is_well_formed(self._grammar.syntax.decode(self._out.block(text, closed=closed))):
+                self._show(text[passed:])
+            else:
+                text, self._again, closed = text[:passed], text[passed:], True
         if self._draft is None:
             self._state = _State.CONTENT
-            self._decode(text, self._block_at, closed=closed)
+            self._decode(text, self._block.at, closed=closed)
         elif closed:
             self._state = _State.REASONING
-            self._draft.blocks.append((text, self._block_at))
+            self._draft.blocks.append((text, self._block.at))
             self._draft.texts.append(text)
         else:
             self._reject_draft()
@@ -217,4 +311,11 @@ class TaggedTurnParser(TurnParser):
     def _decode(self, text: str, at: int, *, closed: bool) -> None:
         assert self._grammar.syntax is not None
         attempts = self._grammar.syntax.decode(self._out.block(text, closed=closed))
+        if not self._grammar.block_ends and self._grammar.unmarked_starts:
+            self._out.add_call_text(text[: _end_of_calls(attempts, text)])
         self._out.end_block(text, at, attempts, closed=closed)
+
+
+def _end_of_calls(attempts: list[Attempt], text: str) -> int:
+    """Where text behind the calls begins that is content."""
+    return next((attempt.start for attempt in attempts if attempt.status is None), len(text))

@@ -79,7 +79,7 @@ class Transcript:
 
     def __init__(self, lexer: Lexer, encoding: MarkerEncoding, tools: ToolSchemas, format: Format) -> None:
         self._lexer, self._encoding, self._tools = lexer, encoding, tools
-        self._one_call = format.one_call
+        self._one_call, self._reports_noncanonical = format.one_call, format.reports_noncanonical
         self._strips_reasoning = format.reasoning is None or not format.reasoning.verbatim
         self.reasoning = TextBuffer(strip_leading=self._strips_reasoning)
         self.content = TextBuffer.of_content(format)
@@ -110,8 +110,16 @@ class Transcript:
         return CallText(text, 0, len(text), (0, len(text)), closed, self._encoding, self._tools)
 
     def end_block(self, text: str, start: int, attempts: Sequence[Attempt], *, closed: bool) -> None:
-        """Add the calls of a block whose `text` begins at `start`. The only call of a block gets the whole block."""
+        """Add the calls of a block whose `text` begins at `start`. The only call of a block gets the whole block.
+
+        Attempts without a status are content behind the calls.
+        """
         attempts = [attempt for attempt in attempts if attempt.start < attempt.end]
+        behind = [attempt for attempt in attempts if attempt.status is None]
+        if behind:
+            self.end_block(text[: behind[0].start], start, attempts[: -len(behind)], closed=closed)
+            self.add_content(text[behind[0].start :])
+            return
         if not attempts:
             status = ToolCallParseStatus.MALFORMED_STRUCTURE if closed else ToolCallParseStatus.UNCLOSED_BLOCK
             attempts = [Attempt(0, len(text), None, None, status)]
@@ -123,17 +131,19 @@ class Transcript:
                 name=attempt.name,
                 arguments=attempt.arguments,
                 token_span=self._lexer.span(start + attempt.start, start + attempt.end),
-                status=self._status(attempt),
+                status=self._status(attempt.status),
                 id=attempt.id,
             )
             self._deltas.append(ToolCallDelta(len(self.calls), "", call))
             self.calls.append(call)
 
-    def _status(self, attempt: Attempt) -> ToolCallParseStatus:
-        ok = ToolCallParseStatus.OK
-        if self._one_call and attempt.status is ok and any(call.status is ok for call in self.calls):
+    def _status(self, status: ToolCallParseStatus | None) -> ToolCallParseStatus:
+        assert status is not None
+        if self._one_call and status.is_call and any(call.status.is_call for call in self.calls):
             return ToolCallParseStatus.SURPLUS_CALL
-        return attempt.status
+        if status is ToolCallParseStatus.NONCANONICAL and not self._reports_noncanonical:
+            return ToolCallParseStatus.OK
+        return status
 
     def finish(self) -> None:
         """Settle the newlines at the ends: those behind content belong to it unless calls follow."""

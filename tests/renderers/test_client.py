@@ -123,6 +123,8 @@ def test_a_stop_after_a_valid_call_is_a_finish_for_tool_calls(renderer: Template
     called = ids_of(renderer, "<tool_call>", '{"name": "look", "arguments": {}}', "</tool_call>", "<|im_end|>")
     assert run(Client(called), renderer)["finish_reason"] == "tool_calls"
     assert run(Client(called, finish_reason="length"), renderer)["finish_reason"] == "length"
+    called = ids_of(renderer, "<tool_call>", '{"name": "look", "parameters": {}}', "</tool_call>", "<|im_end|>")
+    assert run(Client(called), renderer)["finish_reason"] == "tool_calls"
 
 
 def test_a_prompt_longer_than_the_limit_is_refused_before_it_is_sent(

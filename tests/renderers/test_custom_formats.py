@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from renderers.errors import ConfigError
 from renderers.formats import (
+    JSON_STRING,
     Attempt,
     CallText,
     Format,
@@ -19,6 +20,7 @@ from renderers.formats import (
     ReasoningMarkers,
     ToolCallParseStatus,
     ToolCallSyntax,
+    Value,
     by_name,
     names,
 )
@@ -54,6 +56,21 @@ class UndecoratedCalls(ToolCallSyntax):
         return [block.failed()]
 
 
+@dataclass(frozen=True, slots=True)
+class NameAndJson(ToolCallSyntax):
+    """`[call]look {"side": "left"}[/call]`"""
+
+    start_markers: tuple[str, ...] = ("[call]",)
+    end_markers: tuple[str, ...] = ("[/call]",)
+
+    def values(self, encoding: object) -> tuple[Value, ...]:
+        return (JSON_STRING,)
+
+    def attempts(self, block: CallText) -> list[Attempt]:
+        name, _, arguments = block.plain_text(*block.body).strip().partition(" ")
+        return [block.json_attempt(name, arguments)]
+
+
 LINES = Format("lines", ("<|im_end|>",), ReasoningMarkers("[thoughts]", "[/thoughts]"), LineCalls())
 TOKENIZER = bytewise_tokenizer(["<|im_end|>"])
 PROPERTIES = {"text": {"type": "string"}, "number": {"type": "integer"}}
@@ -83,6 +100,15 @@ def test_a_syntax_of_a_user_is_read_whole_streamed_and_cut_off(text: str, number
     assert {call.status for call in partly.tool_calls} <= {ToolCallParseStatus.OK, ToolCallParseStatus.UNCLOSED_BLOCK}
     parser.feed(completion[cut:])
     assert parser.finish() == whole
+
+
+def test_an_end_marker_inside_a_value_that_a_syntax_describes_is_text_of_it() -> None:
+    format = Format("mine", ("<|im_end|>",), tool_calls=NameAndJson())
+    text = '[call]look {"side": "[/call]"}[/call] [call]look {"side": "[/call]Oh'
+    good, bad = (parsed := parse_response(ids(text), format, TOKENIZER, reasoning_open=False)).tool_calls
+    assert (good.status, good.arguments) == (ToolCallParseStatus.OK, {"side": "[/call]"})
+    assert (bad.status, bad.raw) == (ToolCallParseStatus.INVALID_JSON, '[call]look {"side": "[/call]')
+    assert parsed.content == " Oh"
 
 
 @pytest.mark.parametrize(

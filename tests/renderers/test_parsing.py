@@ -117,6 +117,13 @@ STATUSES: dict[str, tuple[str, ToolCallParseStatus, str | None, dict[str, Any] |
     "number for a name": ('{"name": 3, "arguments": {}}', ToolCallParseStatus.MISSING_NAME, None, None),
     "list of arguments": ('{"name": "look", "arguments": [1]}', ToolCallParseStatus.MALFORMED_STRUCTURE, "look", None),
     "arguments as text": ('{"name": "look", "arguments": "{}"}', ToolCallParseStatus.MALFORMED_STRUCTURE, "look", None),
+    "parameters": ('{"name": "look", "parameters": {"a": 1}}', ToolCallParseStatus.NONCANONICAL, "look", {"a": 1}),
+    "unknown key": (
+        '{"name": "look", "arguments": {"a": 1}, "b": 2}',
+        ToolCallParseStatus.MALFORMED_STRUCTURE,
+        "look",
+        {"a": 1},
+    ),
     "unknown": ('{"name": "jump", "arguments": {}}', ToolCallParseStatus.UNKNOWN_TOOL, "jump", {}),
     "deep": (
         '{"name": "look", "arguments": {"a": ' + "[" * 60 + "]" * 60 + "}}",
@@ -140,7 +147,7 @@ def test_every_attempt_is_kept_with_its_status(renderer: TemplateRenderer, name:
     raw = f"<tool_call>{block}</tool_call>"
     assert parsed.tool_calls == [ParsedToolCall(raw, tool, arguments, (1, 1 + len(block) + 2), status)]
     message = parsed.to_message()
-    if status is ToolCallParseStatus.OK:
+    if status in (ToolCallParseStatus.OK, ToolCallParseStatus.NONCANONICAL):
         assert message["content"] == "a"
     else:
         assert message["content"] == f"a{raw}"

@@ -312,6 +312,42 @@ def test_harmony_calls_that_are_cut_off_or_no_json_are_kept() -> None:
     assert parse_text(renderer, unknown, tools=TOOLS).tool_calls[0].status is ToolCallParseStatus.UNKNOWN_TOOL
 
 
+def test_a_control_token_is_no_part_of_a_tool_name_of_harmony() -> None:
+    renderer = renderer_of("trl/gptoss")
+    header = "<|channel|>commentary to=functions.look_up<|constrain|>json<|message|>"
+    text = header + '{"count": 1}<|call|>'
+    for ids in (ids_of_text(renderer, text), ids_of_text(renderer, text.replace("<|constrain|>", "<|endoftext|>"))):
+        parsed = parse_response(ids, renderer.format, renderer.tokenizer, reasoning_open=False, tools=TOOLS)
+        assert calls_of(parsed) == [("look_up", {"count": 1}, ToolCallParseStatus.OK)]
+
+
+def test_markers_in_a_json_string_of_a_harmony_call_are_text_of_it() -> None:
+    renderer = renderer_of("trl/gptoss")
+    header = "<|channel|>commentary to=functions.look_up<|message|>"
+    inside = "<|end|><|start|>assistant<|channel|>final<|message|>No"
+    parsed = parse_text(renderer, header + f'{{"text": "{inside}"}}<|call|>')
+    assert calls_of(parsed) == [("look_up", {"text": inside}, ToolCallParseStatus.OK)]
+    # The string has no end: the first marker ended the message.
+    for marker, status in (("<|end|>", ToolCallParseStatus.INVALID_JSON), ("", ToolCallParseStatus.UNCLOSED_BLOCK)):
+        parsed = parse_text(
+            renderer, f'{header}{{"text": "a{marker}<|start|>assistant<|channel|>final<|message|>Say "yes".<|return|>'
+        )
+        assert calls_of(parsed) == [("look_up", '{"text": "a', status)]
+        assert parsed.tool_calls[0].raw == f'{header}{{"text": "a{marker}'
+        assert parsed.content == 'Say "yes".'
+
+
+def test_a_harmony_turn_that_is_cut_off_in_a_header_loses_nothing() -> None:
+    renderer = renderer_of("trl/gptoss")
+    for text in (" to=functions.look_up", "<|channel|>commentary to=functions.look_up <|constrain|>json"):
+        (made,) = parse_text(renderer, text).tool_calls
+        assert (made.name, made.raw, made.status) == ("look_up", text, ToolCallParseStatus.UNCLOSED_BLOCK)
+    parsed = parse_text(renderer, "I go to=left.")
+    assert (parsed.content, parsed.tool_calls) == ("I go to=left.", [])
+    parsed = parse_text(renderer, "Well.<|channel|>final<|message|>Yes.<|return|>")
+    assert parsed.content == "Well.\nYes."
+
+
 def test_harmony_messages_of_one_channel_are_joined_by_a_line_break() -> None:
     first, then = "<|channel|>{0}<|message|>a<|end|>", "<|start|>assistant<|channel|>{0}<|message|>b<|end|>"
     parsed = parse_text(renderer_of("trl/gptoss"), first.format("analysis") + then.format("analysis"))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from bytewise import ids_of_text
-from tool_call_texts import OK, TOOLS, UNCLOSED_BLOCK, UNKNOWN_TOOL, parse, tokenizer_for
+from tool_call_texts import NONCANONICAL, OK, TOOLS, UNCLOSED_BLOCK, UNKNOWN_TOOL, parse, tokenizer_for
 from training_conversations import renderer_of
 
 from renderers import ParsedResponse, config_from_name
@@ -120,6 +120,12 @@ def test_only_some_families_report_a_tool_that_is_not_offered() -> None:
     assert [found.status for found in parse("qwen3", call, tools=TOOLS).tool_calls] == [UNKNOWN_TOOL]
     for name, reports in (("glm-4.5", True), ("gemma4", True), ("kimi-k2", False), ("default", False)):
         assert with_parsing_rules(by_name("glm-5"), name).reports_unknown_tools == reports
+
+
+def test_a_typed_configuration_has_no_status_for_calls_that_are_not_canonical() -> None:
+    call = '<tool_call>{"name": "look", "parameters": {}}</tool_call>'
+    assert [found.status for found in parse_typed(call, opened=False).tool_calls] == [OK]
+    assert [found.status for found in parse("qwen3", call).tool_calls] == [NONCANONICAL]
 
 
 def test_line_breaks_at_the_ends_of_reasoning_belong_to_it_where_the_template_prints_it_unchanged() -> None:

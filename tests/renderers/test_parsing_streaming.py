@@ -23,8 +23,14 @@ from renderers.tokens.tokenizer import TemplateTokenizer
 #: family -> (tokens that its tokenizer has, texts that take part in its markers)
 FAMILIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "qwen3": (("<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>"), ('{"name": "f"}',)),
-    "qwen3.5": (("<|im_end|>", "<think>", "</think>", "<tool_call>"), ("</tool_call>", "<function=f>", "</function>")),
-    "glm-4.5": (("<|user|>", "<think>", "</think>", "<tool_call>", "</tool_call>", "<arg_key>"), ("f", "</arg_key>")),
+    "qwen3.5": (
+        ("<|im_end|>", "<think>", "</think>", "<tool_call>"),
+        ("</tool_call>", "<function=f>", "</function>", "<parameter=a>", "</parameter>", "{", '"'),
+    ),
+    "glm-4.5": (
+        ("<|user|>", "<think>", "</think>", "<tool_call>", "</tool_call>", "<arg_key>"),
+        ("f", "</arg_key>", "<arg_value>", "</arg_value>"),
+    ),
     "minimax-m2": (
         ("[e~[",),
         ("<think>", "</think>", "<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="f">'),
@@ -38,12 +44,25 @@ FAMILIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("<turn|>", "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>"),
         ("thought", "tho", "call:f{}"),
     ),
+    "kimi-k2": (
+        (
+            "<|im_end|>",
+            "<|tool_calls_section_begin|>",
+            "<|tool_calls_section_end|>",
+            "<|tool_call_begin|>",
+            "<|tool_call_argument_begin|>",
+            "<|tool_call_end|>",
+        ),
+        ("f", "functions.f:0", '{"a": "', '"}', "{}", '"'),
+    ),
+    "lfm2": (("<|im_end|>", "<|tool_call_start|>", "<|tool_call_end|>"), ("[f(a='", "')]", '[{"name": "f"}]', "'")),
+    "phi-4-mini": (("<|end|>", "<|tool_call|>", "<|/tool_call|>"), ("functools", '[{"name": "f"}]', '"')),
     "llama-3.1": (("<|eot_id|>", "<|python_tag|>"), ('{"name": "f", "parameters": {}}', "; ", "{")),
     "llama-4-pythonic": (("<|eot|>",), ("[f(x=1)]", "[")),
     "mistral": (("</s>", "[TOOL_CALLS]"), ("[ARGS]{}", "[THINK]", "[/THINK]", "f")),
     "gpt-oss": (
         ("<|return|>", "<|call|>", "<|start|>", "<|channel|>", "<|message|>", "<|end|>"),
-        ("assistant", "analysis", "final", " to=functions.f", "commentary", "{}"),
+        ("assistant", "analysis", "final", " to=functions.f", "commentary", "{}", '{"a": "', '"}'),
     ),
 }
 WORDS = ("a", " ", "\n", "\n\n", "é", "🙂", "<", "</th", "<thi", "ink>", "tool_call>", "{", "]")
@@ -198,11 +217,36 @@ def test_a_call_that_reasoning_may_only_draft_comes_when_that_is_decided() -> No
     assert made.call == parser.finish().tool_calls[0]
 
 
-@pytest.mark.parametrize("pieces", [["\n"], ["<"], [" "], ["a"], ["<tool_call>", "</tool_call>"], ["\ufffd"]])
-def test_the_work_grows_with_the_length_and_not_with_its_square(pieces: list[str]) -> None:
+_QWEN_CALL = "<tool_call><function=f><parameter=a>"
+
+
+@pytest.mark.parametrize(
+    ("name", "pieces"),
+    [
+        *(("qwen3", [piece]) for piece in ("\n", "<", " ", "a", "\ufffd")),
+        ("qwen3", ["<tool_call>", "</tool_call>"]),
+        ("qwen3", ['<tool_call>"', "</tool_call>"]),
+        ("qwen3", ['<tool_call>["</tool_call><tool_call>[","']),
+        ("qwen3.5", ["<function=f>"]),
+        ("qwen3.5", ["<function=f></function> a"]),
+        ("qwen3.5", [f"{_QWEN_CALL}</tool_call>"]),
+        ("qwen3.5", [f"{_QWEN_CALL}</function></tool_call>", "</parameter>"]),
+        ("qwen3.5", ['<tool_call><function=f><parameter=a>{"</parameter></tool_call>']),
+        ("kimi-k2", ['<|tool_calls_section_begin|><|tool_call_begin|>"<|tool_call_end|>']),
+        ("kimi-k2", ["<|tool_call_begin|><|tool_call_argument_begin|>{}<|tool_call_end|>"]),
+        ("gpt-oss", ['<|channel|> to=f<|message|>"<|end|><|start|>']),
+    ],
+)
+@pytest.mark.parametrize("begun", [True, False])
+def test_the_work_grows_with_the_length_and_not_with_its_square(name: str, pieces: list[str], begun: bool) -> None:
     """Twenty thousand ids, one by one; the time limit of the suite is the judge."""
-    ids = [i for piece in pieces for i in ids_of_text(tokenizer_for("qwen3"), piece)]
-    parser = qwen()
+    tokenizer, format = tokenizer_for(name), by_name(name)
+    ids = [i for piece in pieces for i in ids_of_text(tokenizer, piece)]
+    parser = ResponseParser(format, tokenizer, reasoning_open=False)
+    if begun:  # the first piece once, then the others
+        start = len(ids_of_text(tokenizer, pieces[0]))
+        parser.feed(ids[:start])
+        ids = ids[start:] or ids
     for token_id in (ids * 20_000)[:20_000]:
         parser.feed([token_id])
     parser.finish()

@@ -20,6 +20,7 @@ MISSING_NAME = ToolCallParseStatus.MISSING_NAME
 MALFORMED_STRUCTURE = ToolCallParseStatus.MALFORMED_STRUCTURE
 UNKNOWN_TOOL = ToolCallParseStatus.UNKNOWN_TOOL
 SURPLUS_CALL = ToolCallParseStatus.SURPLUS_CALL
+NONCANONICAL = ToolCallParseStatus.NONCANONICAL
 #: Control tokens that the tokenizers of each family have.
 CONTROL: dict[str, tuple[str, ...]] = {
     "qwen3": ("<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>"),
@@ -108,13 +109,31 @@ def fenced(inner: str) -> str:
 
 
 BLOCKS: dict[str, list[Case]] = {
+    "qwen3": [
+        Case('<tool_call>\n{"name": "look", "arguments": {"n": 1}}\n</tool_call>', OK, "look", {"n": 1}),
+        Case('<tool_call>{"name": "look", "parameters": {"n": 1}}</tool_call>', NONCANONICAL, "look", {"n": 1}),
+        Case('<tool_call>{"name": "look", "arguments": {"n": 1}, "parameters": {}}</tool_call>', MALFORMED_STRUCTURE, "look",
+             {"n": 1}),
+        Case('<tool_call>{"name": "look", "arguments": {"n": 1}, "n": 2}</tool_call>', MALFORMED_STRUCTURE, "look", {"n": 1}),
+        Case('<tool_call>{"name": "look", "type": "object", "arguments": {}}</tool_call>', MALFORMED_STRUCTURE, "look", {}),
+        Case('<tool_call>{"name": "look", "arguments": {"n": 1}, "arguments": {}}</tool_call>', INVALID_JSON),
+        Case('<tool_call>{"name": "look", "arguments": {"n": NaN}}</tool_call>', INVALID_JSON),
+        Case('<tool_call>{"name": "look", "arguments": {"n": 1e999}}</tool_call>', INVALID_JSON),
+        Case('<tool_call>{"name": "look</think>", "arguments": {}}</tool_call>', MALFORMED_STRUCTURE),
+        Case('<tool_call>{"arguments": {}}</tool_call>', MISSING_NAME),
+        Case('<tool_call>{"name": "jump", "arguments": {}}</tool_call>', UNKNOWN_TOOL, "jump", {}),
+        Case('<tool_call>{"name": "look", "arguments": {}}', UNCLOSED_BLOCK, "look", {}),
+        Case('<tool_call>{"name": "look", "arguments": {"q": "\\"x </tool_call> <tool_call> y"}}</tool_call>', OK, "look",
+             {"q": '"x </tool_call> <tool_call> y'}),
+    ],
     "qwen3.5": [
         Case("<tool_call>\n<function=look>\n<parameter=q>\nä\nb\n</parameter>\n<parameter=n>\n2\n</parameter>\n"
              "</function>\n</tool_call>", OK, "look", {"q": "ä\nb", "n": 2}),
         Case("<tool_call>\n<function=look>\n</function>\n</tool_call>", OK, "look", {}),
         Case("<tool_call><function=look><parameter=n>two</parameter></function></tool_call>", INVALID_JSON, "look",
              {"n": "two"}),
-        Case("<tool_call><function=look><parameter=q>x</function></tool_call>", MALFORMED_STRUCTURE, "look", {}),
+        Case("<tool_call><function=look><parameter=q>x</function></tool_call>", MALFORMED_STRUCTURE, "look",
+             {"q": "x"}),
         Case("<tool_call><function=look>junk</function></tool_call>", MALFORMED_STRUCTURE, "look", {}),
         Case("<tool_call><function=look", UNCLOSED_BLOCK),
         Case("<tool_call><function=look></tool_call>", UNCLOSED_BLOCK, "look", {}),
@@ -123,6 +142,17 @@ BLOCKS: dict[str, list[Case]] = {
         Case("<tool_call></tool_call>", MALFORMED_STRUCTURE),
         Case("<tool_call><function=look><parameter=q>\nx\n</parameter></function>", UNCLOSED_BLOCK, "look", {"q": "x"}),
         Case("<tool_call><function=jump></function></tool_call>", UNKNOWN_TOOL, "jump", {}),
+        Case("<function=look>\n<parameter=q>\nx\n</parameter>\n</function>", NONCANONICAL, "look", {"q": "x"}),
+        Case("<function=look>\n<parameter=q>\nx\n</parameter>\n</function>\n</tool_call>", NONCANONICAL, "look",
+             {"q": "x"}),
+        Case("<tool_call><function=look><parameter=q>\nval\n<parameter=n>\n5\n</parameter></function></tool_call>",
+             MALFORMED_STRUCTURE, "look", {"q": "val", "n": 5}),
+        Case("<tool_call><function=look><parameter=q>\nval\n</q>\n<parameter=n>\n5\n</parameter></function></tool_call>",
+             MALFORMED_STRUCTURE, "look", {"q": "val\n</q>", "n": 5}),
+        Case('<tool_call><function=look><parameter=xs>\n["</parameter></function></tool_call>"]\n</parameter></function>'
+             "</tool_call>", OK, "look", {"xs": ["</parameter></function></tool_call>"]}),
+        Case("<tool_call><function=look><parameter=q></function></tool_call></parameter></function></tool_call>", OK, "look",
+             {"q": "</function></tool_call>"}),
     ],
     "glm-4.5": [
         Case("<tool_call>look\n<arg_key>q</arg_key>\n<arg_value>1</arg_value>\n<arg_key>n</arg_key>\n<arg_value>2"
@@ -132,10 +162,19 @@ BLOCKS: dict[str, list[Case]] = {
         Case("<tool_call>look<arg_key>q</arg_key></tool_call>", MALFORMED_STRUCTURE, "look", {}),
         Case("<tool_call>look<arg_key>q<arg_key>n</arg_key><arg_value>1</arg_value></tool_call>", MALFORMED_STRUCTURE, "look",
              {"n": 1}),
-        Case("<tool_call>look<arg_key>q</arg_key><arg_value>x</tool_call>", MALFORMED_STRUCTURE, "look", {}),
+        Case("<tool_call>look<arg_key>q</arg_key><arg_value>x</tool_call>", MALFORMED_STRUCTURE, "look",
+             {"q": "x"}),
         Case("<tool_call><arg_key>q</arg_key><arg_value>x</arg_value></tool_call>", MISSING_NAME),
         Case("<tool_call>look<arg_key>q</arg_key><arg_value>x</arg_value>", UNCLOSED_BLOCK, "look", {"q": "x"}),
         Case("<tool_call>jump</tool_call>", UNKNOWN_TOOL, "jump", {}),
+        Case("<tool_call>look<arg_key>q</arg_key>\nx</arg_value><arg_key>n</arg_key><arg_value>2</arg_value></tool_call>",
+             NONCANONICAL, "look", {"q": "x", "n": 2}),
+        Case("<tool_call>look<arg_key>q</arg_key><arg_value>val\n<arg_key>n</arg_key><arg_value>5</arg_value></tool_call>",
+             MALFORMED_STRUCTURE, "look", {"q": "val\n", "n": 5}),
+        Case("<tool_call>look<arg_key>q</arg_key></arg_key><arg_value>x</arg_value></tool_call>", MALFORMED_STRUCTURE, "look",
+             {}),
+        Case("<tool_call>look<arg_key>q</arg_key><arg_value>x </tool_call> y</arg_value></tool_call>", OK, "look",
+             {"q": "x </tool_call> y"}),
     ],
     "hy3": [
         Case(hy3("\n<tool_call>look<tool_sep>\n<arg_key>q</arg_key>\n<arg_value>1</arg_value>\n<arg_key>n</arg_key>\n"
@@ -148,6 +187,11 @@ BLOCKS: dict[str, list[Case]] = {
         Case(hy3("<tool_call><tool_sep></tool_call>"), MISSING_NAME),
         Case(hy3("<tool_call>look<tool_sep>"), UNCLOSED_BLOCK, "look", {}),
         Case(hy3("<tool_call>jump<tool_sep></tool_call>"), UNKNOWN_TOOL, "jump", {}),
+        Case(hy3("<tool_call>look<tool_sep><arg_key>q</arg_key>x</arg_value></tool_call>"), NONCANONICAL, "look", {"q": "x"}),
+        Case(hy3("<tool_call>look<tool_sep><arg_key>q</arg_key><arg_value>val<arg_key>n</arg_key><arg_value>5</arg_value>"
+                 "</tool_call>"), MALFORMED_STRUCTURE, "look", {"q": "val", "n": 5}),
+        Case(hy3("<tool_call>look<tool_sep><arg_key>q</arg_key><arg_value>x</tool_call></tool_calls></arg_value>"
+                 "</tool_call>"), OK, "look", {"q": "x</tool_call:opensource></tool_calls:opensource>"}),
     ],
     "minimax-m2": [
         Case('<minimax:tool_call>\n<invoke name="look">\n<parameter name="q">a</parameter>\n<parameter name="xs">[1]'
@@ -155,12 +199,16 @@ BLOCKS: dict[str, list[Case]] = {
         Case('<minimax:tool_call><invoke name="look"><parameter name="n">x</parameter></invoke></minimax:tool_call>',
              INVALID_JSON, "look", {"n": "x"}),
         Case('<minimax:tool_call><invoke name="look"><parameter name="n">1</invoke></minimax:tool_call>', MALFORMED_STRUCTURE,
-             "look", {}),
+             "look", {"n": 1}),
         Case("<minimax:tool_call><invoke name=look></invoke></minimax:tool_call>", MALFORMED_STRUCTURE),
         Case('<minimax:tool_call><invoke name=""></invoke></minimax:tool_call>', MISSING_NAME),
         Case('<minimax:tool_call><invoke name="look">', UNCLOSED_BLOCK, "look", {}),
         Case("<minimax:tool_call>look()</minimax:tool_call>", MALFORMED_STRUCTURE),
         Case('<minimax:tool_call><invoke name="jump"></invoke></minimax:tool_call>', UNKNOWN_TOOL, "jump", {}),
+        Case('<minimax:tool_call><invoke name="look"><parameter name="q">val<parameter name="n">5</parameter></invoke>'
+             "</minimax:tool_call>", MALFORMED_STRUCTURE, "look", {"q": "val", "n": 5}),
+        Case('<minimax:tool_call><invoke name="look"><parameter name="q">x</invoke></minimax:tool_call></parameter></invoke>'
+             "</minimax:tool_call>", OK, "look", {"q": "x</invoke></minimax:tool_call>"}),
     ],
     "minimax-m3": [
         Case(m3('<tool_call>\n<invoke name="look"><q>a</q><n>2</n><xs><item>1</item><item>b</item></xs></invoke>\n'
@@ -175,6 +223,12 @@ BLOCKS: dict[str, list[Case]] = {
              "look"),
         Case(m3('<tool_call><invoke name="look"><q>a'), UNCLOSED_BLOCK, "look"),
         Case(m3('<tool_call><invoke name="jump"></invoke></tool_call>'), UNKNOWN_TOOL, "jump", {}),
+        Case(m3('<tool_call><invoke name="look"><q>val<n>5</n></q></invoke></tool_call>'), MALFORMED_STRUCTURE, "look"),
+        Case(m3('<tool_call><invoke name="look"><q>val<n>5</n></invoke></tool_call>'), MALFORMED_STRUCTURE, "look"),
+        Case(m3('<tool_call><invoke name="look">val<n>5</n></invoke></tool_call>'), MALFORMED_STRUCTURE, "look"),
+        Case(m3('<tool_call><invoke name="look"><n>5</n><n>6</n></invoke></tool_call>'), MALFORMED_STRUCTURE, "look"),
+        Case(m3('<tool_call><invoke name="look"><q>x</tool_call></q></invoke></tool_call>'), OK, "look",
+             {"q": "x]<]minimax[>[</tool_call>"}),
     ],
     "deepseek-v3": [
         Case(fenced('<｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n```json\n{"q": "a"}\n```<｜tool▁call▁end｜>'), OK,
@@ -189,6 +243,8 @@ BLOCKS: dict[str, list[Case]] = {
         Case("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n```json\n{}", UNCLOSED_BLOCK, "look"),
         Case(fenced("<｜tool▁call▁begin｜>function<｜tool▁sep｜>jump\n```json\n{}\n```<｜tool▁call▁end｜>"), UNKNOWN_TOOL,
              "jump", {}),
+        Case(fenced('<｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n```json\n{"q": "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"}'
+                    "\n```<｜tool▁call▁end｜>"), OK, "look", {"q": "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"}),
     ],
     "deepseek-v3.1": [
         Case(fenced('<｜tool▁call▁begin｜>look<｜tool▁sep｜>{"q": "a"}<｜tool▁call▁end｜>'), OK, "look", {"q": "a"}),
@@ -210,6 +266,9 @@ BLOCKS: dict[str, list[Case]] = {
         Case('<｜DSML｜tool_calls><｜DSML｜invoke name=""></｜DSML｜invoke></｜DSML｜tool_calls>', MISSING_NAME),
         Case('<｜DSML｜tool_calls><｜DSML｜invoke name="jump"></｜DSML｜invoke></｜DSML｜tool_calls>', UNKNOWN_TOOL,
              "jump", {}),
+        Case('<｜DSML｜tool_calls><｜DSML｜invoke name="look"><｜DSML｜parameter name="q" string="true">val'
+             '<｜DSML｜parameter name="n" string="false">5</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜tool_calls>',
+             MALFORMED_STRUCTURE, "look", {"q": "val", "n": 5}),
     ],
     "kimi-k2": [
         Case("<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>{\"n\": 1}"
@@ -225,6 +284,12 @@ BLOCKS: dict[str, list[Case]] = {
         Case("<|tool_calls_section_begin|>look<|tool_calls_section_end|>", MALFORMED_STRUCTURE),
         Case("<|tool_calls_section_begin|><|tool_call_begin|>jump<|tool_call_argument_begin|>{}<|tool_call_end|>"
              "<|tool_calls_section_end|>", UNKNOWN_TOOL, "jump", {}),
+        *(Case(f"<|tool_calls_section_begin|><|tool_call_begin|>{call_id}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+               "<|tool_calls_section_end|>", NONCANONICAL, "look", {})
+          for call_id in ("functionslook5", "functions_look_3", "functions.look", "look:0", "look")),
+        Case('<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>'
+             '{"q": "<|tool_call_end|><|tool_calls_section_end|>"}<|tool_call_end|><|tool_calls_section_end|>', OK, "look",
+             {"q": "<|tool_call_end|><|tool_calls_section_end|>"}),
     ],
     "mistral": [
         Case('[TOOL_CALLS][{"name": "look", "arguments": {"n": 1}, "id": "abcdefghi"}]', OK, "look", {"n": 1}),
@@ -236,6 +301,9 @@ BLOCKS: dict[str, list[Case]] = {
         Case('[TOOL_CALLS][{"arguments": {}}]', MISSING_NAME),
         Case('[TOOL_CALLS][{"name": ', INVALID_JSON),
         Case("[TOOL_CALLS]jump[ARGS]{}", UNKNOWN_TOOL, "jump", {}),
+        Case('[TOOL_CALLS][{"name": "look", "parameters": {"n": 1}}]', NONCANONICAL, "look", {"n": 1}),
+        Case('[TOOL_CALLS]look[ARGS]{"q": "[TOOL_CALLS]look[ARGS]"}', OK, "look", {"q": "[TOOL_CALLS]look[ARGS]"}),
+        Case('[TOOL_CALLS][{"name": "look", "arguments": {"q": "[ARGS]"}}]', OK, "look", {"q": "[ARGS]"}),
     ],
     "gemma-4": [
         Case('<|tool_call>call:look{n:2,q:<|"|>a "b" {,<|"|>,xs:[1,{k:null}]}<tool_call|>', OK, "look",
@@ -249,6 +317,10 @@ BLOCKS: dict[str, list[Case]] = {
         Case("<|tool_call>call:{}<tool_call|>", MISSING_NAME),
         Case("<|tool_call>call:look{}", UNCLOSED_BLOCK, "look", {}),
         Case("<|tool_call>call:jump{}<tool_call|>", UNKNOWN_TOOL, "jump", {}),
+        Case('<|tool_call>call:look{xs:["x", {"k": <|"|>"v"<|"|>}], "q": "a\\n"}<tool_call|>', NONCANONICAL, "look",
+             {"xs": ["x", {"k": '"v"'}], "q": "a\n"}),
+        Case('<|tool_call>call:look{q:"\\x"}<tool_call|>', MALFORMED_STRUCTURE, "look"),
+        Case('<|tool_call>call:look{q:<|"|>x<tool_call|><|"|>}<tool_call|>', OK, "look", {"q": "x<tool_call|>"}),
     ],
     "lfm2": [
         Case("<|tool_call_start|>[look(q='a\\n\"b\"', n=-2, xs=[True, null, 1.5e3])]<|tool_call_end|>", OK, "look",
@@ -259,6 +331,8 @@ BLOCKS: dict[str, list[Case]] = {
         Case("<|tool_call_start|>[look(n=" + "[" * 9000 + ")]<|tool_call_end|>", MALFORMED_STRUCTURE),
         Case("<|tool_call_start|>[look(q='a", UNCLOSED_BLOCK),
         Case("<|tool_call_start|>[jump()]<|tool_call_end|>", UNKNOWN_TOOL, "jump", {}),
+        Case('<|tool_call_start|>[{"name": "look", "arguments": {"n": 1}}]<|tool_call_end|>', NONCANONICAL, "look", {"n": 1}),
+        Case("<|tool_call_start|>[look(q='<|tool_call_end|>')]<|tool_call_end|>", OK, "look", {"q": "<|tool_call_end|>"}),
     ],
     "llama-3.1": [
         Case('{"name": "look", "parameters": {"n": 1}}', OK, "look", {"n": 1}),
@@ -268,6 +342,8 @@ BLOCKS: dict[str, list[Case]] = {
         Case('{"name": "", "parameters": {}}', MISSING_NAME),
         Case("<|python_tag|>print(1)", MALFORMED_STRUCTURE),
         Case('{"name": "jump", "parameters": {}}', UNKNOWN_TOOL, "jump", {}),
+        Case('{"name": "look", "arguments": {"n": 1}}', NONCANONICAL, "look", {"n": 1}),
+        Case('{"name": "look", "parameters": {"q": "<|python_tag|>; {"}}', OK, "look", {"q": "<|python_tag|>; {"}),
     ],
     "llama-4-pythonic": [
         Case("[look(n=1)]", OK, "look", {"n": 1}),

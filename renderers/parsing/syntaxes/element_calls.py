@@ -1,4 +1,9 @@
-"""Calls with an element for each argument, typed by the schema of the tool."""
+"""Calls with an element for each argument, typed by the schema of the tool.
+
+A value ends at its end tag. Other delimiters before it are text of the value, except tags that begin an argument or a
+call: they tell that the end tag is missing. The value then ends where that tag begins, and the call is malformed,
+because a value that contains the tag as text would be printed in the same way.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +12,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from renderers.parsing.literals import MAX_DEPTH, InvalidJsonError, parse_json
+from renderers.parsing.literals import MAX_DEPTH, InvalidJsonError, end_of_json, parse_json
+from renderers.parsing.markers import MarkerEncoding
 from renderers.parsing.response import ToolCallParseStatus as Status
 from renderers.parsing.schemas import Schema
 from renderers.parsing.syntaxes.syntax import Attempt, CallText, ToolCallSyntax
+from renderers.parsing.values import Value
 
 _PARAMETER = re.compile(r"<parameter=([^<>\n]+)>")
+_CONTAINER = re.compile(r"\s*(?=[{\[])")
 _NAME_ATTRIBUTE = re.compile(r'name="([^"]*)">')
 _MINIMAX = "]<]minimax[>["
 
@@ -25,14 +33,16 @@ class GlmCalls(ToolCallSyntax):
     end_markers: tuple[str, ...] = ("</tool_call>",)
     inner_markers: tuple[str, ...] = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
+    def values(self, encoding: MarkerEncoding) -> tuple[Value, ...]:
+        return (_value_of_key(*map(encoding.__getitem__, self.inner_markers)),)
+
     def attempts(self, block: CallText) -> list[Attempt]:
         start, end = block.body
-        key_start, key_end, value_start, value_end = map(block.encoding.__getitem__, self.inner_markers)
+        key_start, key_end, value_start, _ = map(block.encoding.__getitem__, self.inner_markers)
         pairs_at = block.text.find(key_start, start, end)
         name_end = end if pairs_at < 0 else pairs_at
         name = block.plain_text(start, name_end).strip()
-        pair = _key_and_value(key_start, key_end, value_start)
-        return [_read_elements(block, name, name_end, pair, value_end, malformed="\n" in name)]
+        return [_read_elements(block, name, name_end, _key_and_value(key_start, key_end, value_start))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +63,13 @@ class Hy3Calls(ToolCallSyntax):
         "<arg_value:opensource>",
         "</arg_value:opensource>",
     )
+    bare_calls: tuple[str, ...] = ("<tool_call:opensource>", "</tool_call:opensource>")
+
+    def values(self, encoding: MarkerEncoding) -> tuple[Value, ...]:
+        return (_value_of_key(*map(encoding.__getitem__, self.inner_markers[3:])),)
 
     def attempts(self, block: CallText) -> Iterable[Attempt]:
-        opening, closing, separator, *key_marks, value_end = map(block.encoding.__getitem__, self.inner_markers)
+        opening, closing, separator, *key_marks, _ = map(block.encoding.__getitem__, self.inner_markers)
         pair = _key_and_value(*key_marks)
 
         def call(call: CallText) -> Attempt:
@@ -64,18 +78,23 @@ class Hy3Calls(ToolCallSyntax):
             if name_end < 0:
                 return call.failed()
             name = call.plain_text(start, name_end).strip()
-            return _read_elements(call, name, name_end + len(separator), pair, value_end, malformed="\n" in name)
+            return _read_elements(call, name, name_end + len(separator), pair)
 
         return block.read_calls(opening, closing, call)
 
 
 def _key_and_value(key_start: str, key_end: str, value_start: str) -> re.Pattern[str]:
-    """A key between its markers (group 1), and the marker of its value."""
+    """A key between its markers (group 1), and the marker of its value (group "start"), which models leave out."""
     return re.compile(
         f"{re.escape(key_start)}((?:(?!{re.escape(key_end)}|{re.escape(key_start)}).)*)"
-        rf"{re.escape(key_end)}\s*{re.escape(value_start)}",
+        rf"{re.escape(key_end)}\s*(?P<start>{re.escape(value_start)})?",
         re.DOTALL,
     )
+
+
+def _value_of_key(key_start: str, _key_end: str, value_start: str, value_end: str) -> Value:
+    key_start, value_start, value_end = map(re.escape, (key_start, value_start, value_end))
+    return Value(value_start, value_end, broken=f"{key_start}|{value_start}", holds_json=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +112,11 @@ class QwenXmlCalls(ToolCallSyntax):
 
     start_markers: tuple[str, ...] = ("<tool_call>",)
     end_markers: tuple[str, ...] = ("</tool_call>",)
+    bare_calls: tuple[str, ...] = ("<function=", "</function>")
+
+    def values(self, encoding: MarkerEncoding) -> tuple[Value, ...]:
+        parameter = r"<parameter=[^<>\n]+>"
+        return (Value(parameter, "</parameter>", broken=f"{parameter}|<function=", holds_json=True),)
 
     def attempts(self, block: CallText) -> Iterable[Attempt]:
         def function(call: CallText) -> Attempt:
@@ -105,7 +129,6 @@ class QwenXmlCalls(ToolCallSyntax):
                 call.plain_text(start, head_end).strip(),
                 head_end + 1,
                 _PARAMETER,
-                "</parameter>",
                 lambda schema, text, _: schema.parse_value(text, python_constants=True),
                 on_lines=True,
             )
@@ -124,23 +147,29 @@ class InvokeCalls(ToolCallSyntax):
     start_markers: tuple[str, ...] = ("<minimax:tool_call>",)
     end_markers: tuple[str, ...] = ("</minimax:tool_call>",)
     inner_markers: tuple[str, ...] = ("<invoke", "</invoke", "<parameter", "</parameter")
+    bare_calls: tuple[str, ...] = ('<invoke name="', "</invoke>")
+
+    def values(self, encoding: MarkerEncoding) -> tuple[Value, ...]:
+        invoke, _, parameter, parameter_end = (re.escape(encoding[marker]) for marker in self.inner_markers)
+        begin = f'{parameter} name="[^"]*"(?: string="(?:true|false)")?>'
+        return (Value(begin, f"{parameter_end}>", broken=f'{parameter} name="|{invoke} name="', holds_json=True),)
 
     def attempts(self, block: CallText) -> Iterable[Attempt]:
-        invoke, invoke_end, parameter, parameter_end = map(block.encoding.__getitem__, self.inner_markers)
-        opening = re.compile(rf'{re.escape(parameter)} name="([^"]*)"(?: string="(true|false)")?>')
+        invoke, invoke_end, parameter, _ = map(block.encoding.__getitem__, self.inner_markers)
+        opening = re.compile(rf'{re.escape(parameter)} name="([^"]*)"(?: string="(?P<string>true|false)")?>')
 
         def invocation(call: CallText) -> Attempt:
             head = _NAME_ATTRIBUTE.match(call.text, *call.body)
             if head is None:
                 return call.failed()
             name = call.encoding.decode(head[1])
-            return _read_elements(call, name, head.end(), opening, f"{parameter_end}>", _attributed_value)
+            return _read_elements(call, name, head.end(), opening, _attributed_value)
 
         return block.read_calls(f"{invoke} ", f"{invoke_end}>", invocation)
 
 
 def _attributed_value(schema: Schema, text: str, tag: re.Match[str]) -> Any:
-    is_string = tag[2]
+    is_string = tag["string"]
     if is_string is None:
         return schema.parse_value(text)
     return text if is_string == "true" else parse_json(text)
@@ -151,38 +180,54 @@ def _read_elements(
     name: str,
     start: int,
     opening: re.Pattern[str],
-    closing: str,
     read: Callable[[Schema, str, re.Match[str]], Any] = lambda schema, text, _: schema.parse_value(text),
     *,
     on_lines: bool = False,
-    malformed: bool = False,
 ) -> Attempt:
-    """The call `name` with the arguments from `start` on: each a match of `opening` (group 1 is the key), a value,
-    `closing`.
+    """The call `name` with the arguments from `start` on: each a match of `opening` (group 1 is the key), a value, and
+    the end of the value, which `call.values` describes.
 
     `read(schema, text, match)` gives the value or raises `InvalidJsonError`; the text is then the value. With
-    `on_lines`, values are on lines of their own. An element without its end, a duplicate key, and other text than white
-    space between elements make the call malformed.
+    `on_lines`, values are on lines of their own. A value without its end, a duplicate key, and other text than white
+    space between elements make the call malformed; a value whose start tag is missing makes it noncanonical.
     """
+    (written,) = call.values
+    edge = re.compile(f"({written.broken})|(?:{written.end})", re.DOTALL)
     schema = call.tools.of_arguments(name)
     values: dict[str, Any] = {}
     error: Status | None = None
+    malformed, canonical = False, True
     position, end = start, call.body[1]
     while (match := opening.search(call.text, position, end)) is not None:
-        close = call.text.find(closing, match.end(), end)
-        if close < 0:
-            return call.attempt(name, values, error=Status.MALFORMED_STRUCTURE)
-        key, text = call.encoding.decode(match[1]).strip(), call.plain_text(match.end(), close)
+        key = call.encoding.decode(match[1]).strip()
+        attribute = match["string"] if "string" in opening.groupindex else None
+        is_text = schema.property(key).allows("string") if attribute is None else attribute == "true"
+        found = edge.search(call.text, match.end() if is_text else _end_of_json(call.text, match.end()), end)
+        is_ended = found is not None and found[1] is None
+        is_begun = "start" not in opening.groupindex or match["start"] is not None
+        malformed = malformed or not is_ended or bool(call.text[position : match.start()].strip())
+        canonical = canonical and is_begun
+        value_end = end if found is None else found.start()
+        position = found.end() if found is not None and is_ended else value_end
+        if not is_ended and not (is_begun and (call.closed or found is not None)):
+            continue  # no value, or one that was cut off
+        text = call.plain_text(match.end(), value_end)
+        malformed = malformed or key in values
         if on_lines:
             text = text.removeprefix("\n").removesuffix("\n")
-        malformed = malformed or key in values or bool(call.text[position : match.start()].strip())
         try:
             values[key] = read(schema.property(key), text, match)
         except InvalidJsonError:
             values[key], error = text, Status.INVALID_JSON
-        position = close + len(closing)
     malformed = malformed or bool(call.text[position:end].strip())
-    return call.attempt(name, values, error=Status.MALFORMED_STRUCTURE if malformed else error)
+    return call.attempt(name, values, error=Status.MALFORMED_STRUCTURE if malformed else error, canonical=canonical)
+
+
+def _end_of_json(text: str, start: int) -> int:
+    """The end of a JSON object or list, in whose strings nothing ends a value; `start` if there is none."""
+    found = _CONTAINER.match(text, start)
+    end = None if found is None else end_of_json(text, found.end())
+    return start if end is None else end
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +240,12 @@ class MiniMaxM3Calls(ToolCallSyntax):
     start_markers: tuple[str, ...] = (f"{_MINIMAX}<tool_call>",)
     end_markers: tuple[str, ...] = (f"{_MINIMAX}</tool_call>",)
     inner_markers: tuple[str, ...] = (_MINIMAX,)
+    bare_calls: tuple[str, ...] = (f"{_MINIMAX}<invoke ", f"{_MINIMAX}</invoke>")
+
+    def values(self, encoding: MarkerEncoding) -> tuple[Value, ...]:
+        mark = re.escape(encoding[_MINIMAX])
+        begin = f"{mark}<(?!/|invoke |tool_call>)[^<>]+>"
+        return (Value(begin, f"{mark}</(?!invoke>|tool_call>)[^<>]+>", broken=f"{mark}<invoke "),)
 
     def attempts(self, block: CallText) -> Iterable[Attempt]:
         mark = block.encoding[_MINIMAX]
@@ -209,12 +260,14 @@ class MiniMaxM3Calls(ToolCallSyntax):
             return call.attempt(name, _read_tree(call, head.end(), mark, call.tools.of_arguments(name)))
         except InvalidJsonError:
             return call.failed(Status.INVALID_JSON, name)
-        except _UnbalancedError:
+        except _NoTreeError:
             return call.failed(name=name)
 
 
-class _UnbalancedError(ValueError):
-    """Tags that do not close in the reverse order of their opening, or are nested too deeply."""
+class _NoTreeError(ValueError):
+    """Tags that do not close in the reverse order of their opening, or are nested too deeply; text beside elements; two
+    elements of one name in an object; elements in a string.
+    """
 
 
 @dataclass(slots=True)
@@ -231,9 +284,11 @@ class _Element:
     def value(self, text: str) -> Any:
         """The value of the element, whose content is `text`."""
         if self.children:
+            if self.schema.is_string():
+                raise _NoTreeError
             if self.is_list() and all(name == "item" for name, _ in self.children):
                 return [value for _, value in self.children]
-            return dict(self.children)
+            return self.object()
         # An empty list and an empty object are both printed as an empty text.
         if not text and not self.schema.allows("string"):
             if self.schema.allows("object"):
@@ -242,24 +297,35 @@ class _Element:
                 return []
         return self.schema.parse_value(text)
 
+    def object(self) -> dict[str, Any]:
+        found = dict(self.children)
+        if len(found) < len(self.children):
+            raise _NoTreeError
+        return found
+
 
 def _read_tree(call: CallText, start: int, mark: str, schema: Schema) -> dict[str, Any]:
     tag = re.compile(rf"{re.escape(mark)}<(/?)([^<>]+)>")
     root = _Element("", schema, start, [])
     path = [root]
-    for match in tag.finditer(call.text, start, call.body[1]):
+    position, end = start, call.body[1]  # position: behind the last tag
+    for match in tag.finditer(call.text, start, end):
         closes, name = bool(match[1]), call.encoding.decode(match[2])
+        between = call.text[position : match.start()]
+        if between.strip() and not (closes and position == path[-1].text_from):
+            raise _NoTreeError  # text beside elements
+        position = match.end()
         if not closes:
             parent = path[-1]
             child = parent.schema.item() if name == "item" and parent.is_list() else parent.schema.property(name)
             path.append(_Element(name, child, match.end(), []))
             if len(path) > MAX_DEPTH:
-                raise _UnbalancedError
+                raise _NoTreeError
             continue
         element = path.pop()
         if element is root or element.name != name:
-            raise _UnbalancedError
-        path[-1].children.append((name, element.value(call.plain_text(element.text_from, match.start()))))
-    if path != [root]:
-        raise _UnbalancedError
-    return dict(root.children)
+            raise _NoTreeError
+        path[-1].children.append((name, element.value(call.encoding.decode(between))))
+    if path != [root] or call.text[position:end].strip():
+        raise _NoTreeError
+    return root.object()

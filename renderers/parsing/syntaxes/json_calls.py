@@ -9,24 +9,44 @@ from dataclasses import dataclass
 from typing import Any
 
 from renderers.parsing.literals import InvalidJsonError, end_of_json, parse_json
+from renderers.parsing.markers import MarkerEncoding
 from renderers.parsing.response import ToolCallParseStatus as Status
+from renderers.parsing.schemas import ToolSchemas
 from renderers.parsing.syntaxes.syntax import Attempt, CallText, ToolCallSyntax
+from renderers.parsing.values import JSON_STRING, Value, find_outside
 
 _FENCED = re.compile(r"([^\n]*)\n```json\n(.*)\n```\s*", re.DOTALL)
-_CALL_NUMBER = re.compile(r":\d+\Z")
+_FUNCTOOLS = re.compile(r"functools(?=\[\s*\{)")
+_LIST_OF_OBJECTS = re.compile(r"\s*\[\s*[{\]]")
+_KIMI_ID = re.compile(r"functions\.(.*):\d+", re.DOTALL)
+_KIMI_PREFIXES = ("functions.", "functions_", "functions", "")
+_KIMI_NUMBER = re.compile(r"[:._]?\d+\Z")
+# Keys of a call object beside its name and arguments.
+_OTHER_KEYS = {"id", "tool_call_id", "type"}
 
 
 @dataclass(frozen=True, slots=True)
 class JsonCalls(ToolCallSyntax):
-    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`; other families use other markers."""
+    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`; other families use other markers.
+
+    A turn that is `functools[{...}]` is read, too, if `unmarked_starts` has "functools" (Phi-4-mini).
+    """
 
     start_markers: tuple[str, ...] = ("<tool_call>",)
     end_markers: tuple[str, ...] = ("</tool_call>",)
 
+    def values(self, encoding: MarkerEncoding) -> tuple[Value, ...]:
+        return (JSON_STRING,)
+
     def attempts(self, block: CallText) -> list[Attempt]:
+        if not block.body[0]:
+            begun = _FUNCTOOLS.match(block.text)
+            # Nothing but the turn's end closes it: it is whole if its JSON is.
+            body = (0 if begun is None else begun.end(), block.end)
+            return [] if begun is None else list(json_calls(block._replace(body=body, closed=True), canonical=False))
         is_empty_list = bool(block.body_text.strip())
         empty = block.failed(Status.MALFORMED_STRUCTURE if is_empty_list else Status.INVALID_JSON)
-        return list(_json_calls(block)) or [empty]
+        return list(json_calls(block)) or [empty]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +61,10 @@ class DeepSeekCalls(ToolCallSyntax):
     start_markers: tuple[str, ...] = ("<｜tool▁calls▁begin｜>",)
     end_markers: tuple[str, ...] = ("<｜tool▁calls▁end｜>",)
     inner_markers: tuple[str, ...] = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
+    bare_calls: tuple[str, ...] = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
+
+    def values(self, encoding: MarkerEncoding) -> tuple[Value, ...]:
+        return (JSON_STRING,)
 
     def attempts(self, block: CallText) -> Iterable[Attempt]:
         opening, separator, closing = map(block.encoding.__getitem__, self.inner_markers)
@@ -64,11 +88,17 @@ class KimiCalls(ToolCallSyntax):
     """Kimi K2: a section of calls, each named by its id.
 
     `<|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{...}<|tool_call_end|>`
+
+    An id of another form (`functions_get_weather_0`) is read if it names one of the offered tools and no second one.
     """
 
     start_markers: tuple[str, ...] = ("<|tool_calls_section_begin|>",)
     end_markers: tuple[str, ...] = ("<|tool_calls_section_end|>",)
     inner_markers: tuple[str, ...] = ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>")
+    bare_calls: tuple[str, ...] = ("<|tool_call_begin|>", "<|tool_call_end|>")
+
+    def values(self, encoding: MarkerEncoding) -> tuple[Value, ...]:
+        return (JSON_STRING,)
 
     def attempts(self, block: CallText) -> Iterable[Attempt]:
         opening, separator, closing = map(block.encoding.__getitem__, self.inner_markers)
@@ -76,10 +106,24 @@ class KimiCalls(ToolCallSyntax):
         def read(call: CallText) -> Attempt:
             head, found, arguments = map(call.encoding.decode, call.body_text.partition(separator))
             call_id = head.strip()
-            name = _CALL_NUMBER.sub("", call_id).removeprefix("functions.")
-            return call.json_attempt(name, arguments, id=call_id) if found else call.failed()
+            canonical = _KIMI_ID.fullmatch(call_id)
+            name = _named_by(call_id, call.tools) if canonical is None else canonical[1]
+            if not found or name is None:
+                return call.failed()
+            return call.json_attempt(name, arguments, id=call_id, canonical=canonical is not None)
 
         return block.read_calls(opening, closing, read)
+
+
+def _named_by(call_id: str, tools: ToolSchemas) -> str | None:
+    """The name in an id that is not of Kimi's form; None if it may be that of several tools."""
+    numbered = _KIMI_NUMBER.sub("", call_id)
+    names = {text.removeprefix(prefix) for prefix in _KIMI_PREFIXES for text in (call_id, numbered)}
+    offered = [name for name in names if tools.offers(name)]
+    if len(offered) > 1:
+        return None
+    prefix = next(prefix for prefix in _KIMI_PREFIXES if numbered.startswith(prefix))
+    return offered[0] if offered else numbered.removeprefix(prefix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,36 +136,48 @@ class MistralCalls(ToolCallSyntax):
     start_markers: tuple[str, ...] = ("[TOOL_CALLS]",)
     inner_markers: tuple[str, ...] = ("[ARGS]", "[CALL_ID]")
 
+    def values(self, encoding: MarkerEncoding) -> tuple[Value, ...]:
+        return (JSON_STRING,)
+
     def attempts(self, block: CallText) -> Iterator[Attempt]:
-        opening, arguments_mark, id_mark = map(block.encoding.__getitem__, (*self.start_markers, *self.inner_markers))
+        opening = block.encoding[self.start_markers[0]]
         start = 0
         while start < block.end:
             inside = start + len(opening)
-            following = block.text.find(opening, inside)
-            end = block.end if following < 0 else following
-            call = block._replace(start=start, end=end, body=(inside, end), closed=following >= 0 or block.closed)
-            head, found, arguments = call.body_text.partition(arguments_mark)
-            if found:
-                name, _, call_id = (block.encoding.decode(text).strip() for text in head.partition(id_mark))
-                yield call.json_attempt(name, block.encoding.decode(arguments), id=call_id)
-            else:
-                calls = list(_json_calls(call._replace(closed=block.closed))) if "[" in head else []
-                yield from calls or [call.failed()]
-            start = end
+            outside = find_outside(block.text, inside, block.end, block.values, re.escape(opening))
+            first = block.text.find(opening, inside)
+            for following in (block.end if outside is None else outside.start(), block.end if first < 0 else first):
+                is_last = following == block.end
+                part = block._replace(start=start, end=following, body=(inside, following), closed=not is_last)
+                calls = self._calls(part if not is_last else part._replace(closed=block.closed))
+                if all(call.status is not None and call.status.is_well_formed for call in calls):
+                    break
+            yield from calls
+            start = following
+
+    def _calls(self, part: CallText) -> list[Attempt]:
+        arguments_mark, id_mark = map(part.encoding.__getitem__, self.inner_markers)
+        if _LIST_OF_OBJECTS.match(part.text, *part.body):
+            return list(json_calls(part)) or [part.failed()]
+        head, found, arguments = part.body_text.partition(arguments_mark)
+        if not found:
+            return [part.failed()]
+        name, _, call_id = (part.encoding.decode(text).strip() for text in head.partition(id_mark))
+        return [part.json_attempt(name, part.encoding.decode(arguments), id=call_id)]
 
 
-def _json_calls(block: CallText) -> Iterator[Attempt]:
+def json_calls(block: CallText, *, canonical: bool = True) -> Iterator[Attempt]:
     """The calls of a JSON object, or of several in a list or separated by commas, that fill the body of the block."""
-    for part in json_parts(block, ","):
+    for part in _json_parts(block):
         try:
             value = parse_json(part.plain_text(*part.body))
         except InvalidJsonError:
             yield part.failed(Status.INVALID_JSON)
         else:
-            yield object_attempt(part, value)
+            yield object_attempt(part, value, canonical=canonical)
 
 
-def json_parts(block: CallText, separator: str) -> Iterator[CallText]:
+def _json_parts(block: CallText) -> Iterator[CallText]:
     """The JSON values in the body of the block, or in the list that it is.
 
     The last part may hold no JSON: it is then the rest of the text.
@@ -132,26 +188,38 @@ def json_parts(block: CallText, separator: str) -> Iterator[CallText]:
         if inside.rstrip().endswith("]"):
             end = text.rindex("]", start - 1, end)
     position = start
-    while (position := _skip(text, position, end, separator if position > start else "")) < end:
+    while (position := skip(text, position, end, "," if position > start else "")) < end:
         stop = end_of_json(text, position)
-        # Something else than a separator behind a value: what follows is not a list of values.
-        behind = end if stop is None else _skip(text, stop, end, "")
-        if stop is None or stop > end or (behind < end and text[behind] != separator):
+        # Something else than a comma behind a value: what follows is not a list of values.
+        behind = end if stop is None else skip(text, stop, end)
+        if stop is None or stop > end or (behind < end and text[behind] != ","):
             stop = end
         yield block._replace(start=position, end=stop, body=(position, stop))
         position = stop
 
 
-def _skip(text: str, position: int, end: int, separator: str) -> int:
+def skip(text: str, position: int, end: int, separator: str = "") -> int:
     """The first position that holds neither white space nor the separator."""
     skipped = re.compile(rf"[ \t\r\n{separator}]*").match(text, position, end)
     return position if skipped is None else skipped.end()
 
 
-def object_attempt(call: CallText, value: Any, *, arguments_key: str = "arguments") -> Attempt:
-    """A call that is a JSON object; absent arguments count as an empty object."""
+def object_attempt(call: CallText, value: Any, *, arguments_key: str = "arguments", canonical: bool = True) -> Attempt:
+    """A call that is a JSON object; absent arguments count as an empty object.
+
+    Arguments under the other of "arguments" and "parameters" are read, and the call is noncanonical. A key that is
+    neither read nor known makes it malformed.
+    """
     if not isinstance(value, dict):
         return call.failed()
+    other_key = "parameters" if arguments_key == "arguments" else "arguments"
+    key = other_key if arguments_key not in value else arguments_key
     call_id = value.get("id", value.get("tool_call_id"))
-    arguments = value.get(arguments_key, {})
-    return call.attempt(value.get("name"), arguments, id=call_id if isinstance(call_id, str) else None)
+    is_known = value.keys() <= {"name", key, *_OTHER_KEYS} and value.get("type", "function") == "function"
+    return call.attempt(
+        value.get("name"),
+        value.get(key, {}),
+        error=None if is_known else Status.MALFORMED_STRUCTURE,
+        id=call_id if isinstance(call_id, str) else None,
+        canonical=canonical and key not in value.keys() - {arguments_key} and isinstance(call_id, str | None),
+    )

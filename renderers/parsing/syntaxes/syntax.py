@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -11,23 +12,30 @@ from renderers.parsing.literals import MAX_DEPTH, InvalidJsonError, is_deeper_th
 from renderers.parsing.markers import MarkerEncoding
 from renderers.parsing.response import ToolCallParseStatus as Status
 from renderers.parsing.schemas import ToolSchemas
+from renderers.parsing.values import Value, find_outside, readings
+
+_NOT_IN_A_NAME = re.compile(r"[<>\r\n]")
 
 
 class Attempt(NamedTuple):
-    """One attempt at a call: the characters `start:end` of the block, and what was read there."""
+    """One attempt at a call: the characters `start:end` of the block, and what was read there.
+
+    Without a status it is no attempt, but text behind the calls that belongs to the content.
+    """
 
     start: int
     end: int
     name: str | None
     arguments: dict[str, Any] | None
-    status: Status
+    status: Status | None
     id: str | None = None
 
 
 class CallText(NamedTuple):
     """The characters `start:end` of an encoded text: one call, or a block of calls.
 
-    `body` is the range between the markers; `closed` is False where the closing marker is missing.
+    `body` is the range between the markers; `closed` is False where the closing marker is missing. `values` says where
+    values begin and end, in which delimiters are text.
     """
 
     text: str
@@ -37,6 +45,7 @@ class CallText(NamedTuple):
     closed: bool
     encoding: MarkerEncoding
     tools: ToolSchemas
+    values: tuple[Value, ...] = ()
 
     @property
     def body_text(self) -> str:
@@ -50,9 +59,12 @@ class CallText(NamedTuple):
     def read_calls(self, opening: str, closing: str, read: Callable[[CallText], Attempt]) -> Iterator[Attempt]:
         """Read each call from `opening` to `closing`. Other text than white space between them is malformed.
 
-        A call in which the next one begins, or which reaches the end of the block, is not closed.
+        A call in which the next one begins, or which reaches the end of the block, is not closed. Delimiters inside
+        values are text if the call is then well-formed, and count otherwise: its values have lost their ends.
         """
         text, (position, end) = self.text, self.body
+        delimiters = f"{re.escape(opening)}|{re.escape(closing)}"
+        first_of = re.compile(delimiters)
         while position < end:
             begin = text.find(opening, position, end)
             if begin < 0:
@@ -62,24 +74,51 @@ class CallText(NamedTuple):
             if begin == end:
                 return
             inner = begin + len(opening)
-            close = text.find(closing, inner, end)
-            limit = end if close < 0 else close
-            following = text.find(opening, inner, limit)
-            if following >= 0:
-                close, limit = -1, following
-            position = limit if close < 0 else close + len(closing)
-            yield read(self._replace(start=begin, end=position, body=(inner, limit), closed=close >= 0))
+            outside = [find_outside(text, inner, end, values, delimiters) for values in readings(self.values)]
+            tried: set[int | None] = set()
+            for delimiter in (*outside, first_of.search(text, inner, end)):
+                at = None if delimiter is None else delimiter.start()
+                if at in tried:
+                    continue
+                tried.add(at)
+                call = self._until(delimiter, begin, inner, closing)
+                attempt = read(call)
+                if attempt.status is not None and attempt.status.is_well_formed:
+                    break
+            position = call.end
+            yield attempt
 
-    def attempt(self, name: Any, arguments: Any, *, error: Status | None = None, id: str | None = None) -> Attempt:
-        """An attempt with the first status that applies: unclosed, `error`, missing name, malformed, unknown tool, ok.
+    def _until(self, delimiter: re.Match[str] | None, begin: int, inner: int, closing: str) -> CallText:
+        """The call that a delimiter ends, or the end of the block."""
+        if delimiter is None:
+            return self._replace(start=begin, end=self.body[1], body=(inner, self.body[1]), closed=False)
+        closed = delimiter.group() == closing
+        end = delimiter.end() if closed else delimiter.start()
+        return self._replace(start=begin, end=end, body=(inner, delimiter.start()), closed=closed)
 
-        An `id` that is empty counts as absent. With the error `INVALID_JSON`, arguments may be the text that is not
-        JSON: it is kept, so that no caller takes the call for one without arguments.
+    def attempt(
+        self,
+        name: Any,
+        arguments: Any,
+        *,
+        error: Status | None = None,
+        id: str | None = None,
+        canonical: bool = True,
+    ) -> Attempt:
+        """An attempt with the first status that applies: unclosed, `error`, missing name, malformed, unknown tool,
+        noncanonical, ok.
+
+        An `id` that is empty counts as absent. A name that contains a control token or a tag is malformed. With the
+        error `INVALID_JSON`, arguments may be the text that is not JSON: it is kept, so that no caller takes the call
+        for one without arguments.
         """
         status = error
         if not isinstance(name, str) or not name:
             name, arguments = None, None
             status = status or Status.MISSING_NAME
+        elif _NOT_IN_A_NAME.search(name) is not None or self.encoding.has_control(name):
+            name, arguments = None, None
+            status = status or Status.MALFORMED_STRUCTURE
         elif not isinstance(arguments, dict) or is_deeper_than(arguments, MAX_DEPTH):
             arguments = arguments if error is Status.INVALID_JSON and isinstance(arguments, str) else None
             status = status or Status.MALFORMED_STRUCTURE
@@ -87,16 +126,17 @@ class CallText(NamedTuple):
             status = status or Status.UNKNOWN_TOOL
         if not self.closed:
             status = Status.UNCLOSED_BLOCK
-        return Attempt(self.start, self.end, name, arguments, status or Status.OK, id or None)
+        status = status or (Status.OK if canonical else Status.NONCANONICAL)
+        return Attempt(self.start, self.end, name, arguments, status, id or None)
 
     def failed(self, error: Status = Status.MALFORMED_STRUCTURE, name: str | None = None) -> Attempt:
         """An attempt without arguments."""
         return self.attempt(name, None, error=error)
 
-    def json_attempt(self, name: str, arguments: str, *, id: str | None = None) -> Attempt:
+    def json_attempt(self, name: str, arguments: str, *, id: str | None = None, canonical: bool = True) -> Attempt:
         """An attempt with arguments that are a JSON text."""
         try:
-            return self.attempt(name, parse_json(arguments), id=id)
+            return self.attempt(name, parse_json(arguments), id=id, canonical=canonical)
         except InvalidJsonError:
             return self.attempt(name, arguments, error=Status.INVALID_JSON, id=id)
 
@@ -116,14 +156,24 @@ class ToolCallSyntax(ABC):
 
     A block runs from one of `start_markers` to the next of `end_markers`, or, where there are none, to the end of the
     turn. `inner_markers` are the other markers that the decoder looks for; those that a tokenizer has as control tokens
-    count only as such. `unmarked_starts` lists the characters with which a call without a start marker may begin: a
-    turn's text that begins with one of them is a block as a whole if `decode` finds a call in it.
+    count only as such. `unmarked_starts` has the characters, or the texts, with which a call without a start marker may
+    begin: a turn's text that begins with one of them is a block as a whole if `decode` finds a call in it. `bare_calls`
+    are the two markers of one call, if it may stand in content without those of the block: it is then a call, and not
+    canonical, if it is well-formed, of an offered tool, and at the end of the turn or before another call.
+
+    `values` says where values begin and end. An end marker inside a value is text of it if the block is then
+    well-formed; without `values`, the first end marker ends a block.
     """
 
     start_markers: tuple[str, ...] = ()
     end_markers: tuple[str, ...] = ()
     inner_markers: tuple[str, ...] = ()
-    unmarked_starts: str = ""
+    unmarked_starts: str | tuple[str, ...] = ""
+    bare_calls: tuple[str, ...] = ()
+
+    def values(self, encoding: MarkerEncoding) -> tuple[Value, ...]:
+        """How values are written, as patterns of encoded text."""
+        return ()
 
     def decode(self, block: CallText) -> list[Attempt]:
         """Every attempt in the block, in order; `closed` says whether it has the end marker. Never raises."""
@@ -131,7 +181,8 @@ class ToolCallSyntax(ABC):
         start = next((len(marker) for marker in map(encoded, self.start_markers) if text.startswith(marker)), 0)
         end_markers = self.end_markers if block.closed else ()
         end = len(text) - next((len(marker) for marker in map(encoded, end_markers) if text.endswith(marker)), 0)
-        return list(self.attempts(block._replace(body=(start, max(start, end)))))
+        block = block._replace(body=(start, max(start, end)), values=self.values(block.encoding))
+        return list(self.attempts(block))
 
     @abstractmethod
     def attempts(self, block: CallText) -> Iterable[Attempt]:

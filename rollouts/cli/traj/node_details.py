@@ -153,7 +153,7 @@ class NodeDetails:
         if self._view is not None:
             for call in self._view.calls.get(turn, []):
                 status = str(call["status"])
-                style = ("bold green" if status == "ok" else "bold red") if self.shown.colours else ""
+                style = ("bold green" if status in ("ok", "noncanonical") else "bold red") if self.shown.colours else ""
                 named = call["name"] if call["name"] is not None else call["raw"]
                 yield _call_line(named, call["arguments"]).append(f"  {printable_line(status)}", style)
             return

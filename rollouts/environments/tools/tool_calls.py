@@ -91,7 +91,7 @@ def calls_of_turn(assistant: Message, parsed: ParsedResponse) -> list[RequestedC
     count = len(assistant.get("tool_calls", ()))
     calls: list[RequestedCall] = []
     for attempt in parsed.tool_calls:
-        if attempt.status is ToolCallParseStatus.OK and attempt.name is not None:
+        if attempt.status.is_call and attempt.name is not None:
             calls.append(next(well_formed))
             continue
         call_id = attempt.id or _new_id(parsed.call_id, attempt.name or "", count)

@@ -162,6 +162,12 @@ def test_everything_that_goes_wrong_is_answered_in_the_place_of_its_call(rendere
     assert trajectory.done
 
 
+def test_a_call_that_is_not_canonical_is_made(renderer):
+    turn = '<tool_call>\n{"name": "add", "parameters": {"a": 2}}\n</tool_call>'
+    trajectory, _ = play(environment(), [turn, "done"], renderer)
+    assert (answers(trajectory), outcomes(trajectory)) == ([("call_0", "add", "3")], ["ok"])
+
+
 def test_a_turn_with_nothing_but_a_malformed_call_does_not_end_the_episode(renderer):
     trajectory, _ = play(environment(), ["<tool_call>\nadd 1 and 2\n</tool_call>", "3"], renderer)
     assert (trajectory.num_turns, trajectory.done) == (2, True)

@@ -1,0 +1,142 @@
+"""Where values of arguments begin and end in a block of calls: a delimiter inside a value is text of it."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+_NEVER = r"(?!)"
+
+
+class Value(NamedTuple):
+    """One way in which a syntax writes values: patterns, without groups, of an encoded text.
+
+    `skipped` is text that is not the end although it looks like it (an escaped quote). A value in which `broken` comes
+    before `end` has lost its end, so that the delimiters behind `begin` count. `holds_json`: the value may be a JSON
+    object or list, in whose strings nothing ends it.
+    """
+
+    begin: str
+    end: str
+    skipped: str = _NEVER
+    broken: str = _NEVER
+    holds_json: bool = False
+
+
+JSON_STRING = Value('"', '"', skipped=r"\\.")
+PYTHON_STRINGS = (JSON_STRING, Value("'", "'", skipped=r"\\."))
+
+
+@lru_cache(maxsize=64)
+def readings(values: tuple[Value, ...]) -> tuple[tuple[Value, ...], ...]:
+    """The ways to read values: with JSON objects and lists where they may be, and without.
+
+    In the results, `holds_json` says that the value is JSON, whose strings are `skipped`.
+    """
+    plain = tuple(value._replace(holds_json=False) for value in values)
+    string = r'"(?:[^"\\]|\\.)*"'
+    json_values = tuple(
+        value._replace(begin=rf"{value.begin}(?=\s*[{{\[])", skipped=string) for value in values if value.holds_json
+    )
+    return ((*json_values, *plain), plain) if json_values else (plain,)
+
+
+@lru_cache(maxsize=256)
+def outside_values(values: tuple[Value, ...], delimiters: str) -> re.Pattern[str]:
+    """A pattern that matches each whole value, and each of `delimiters` (group 1) outside of them."""
+    whole = [f"(?:{v.begin})(?:{v.skipped}|(?!{v.end}|{v.broken}).)*+(?:{v.end})" for v in values]
+    return re.compile("|".join([*whole, f"({delimiters})"]), re.DOTALL)
+
+
+def find_outside(text: str, start: int, end: int, values: tuple[Value, ...], delimiters: str) -> re.Match[str] | None:
+    """The first of `delimiters` that is not inside a value."""
+    found = outside_values(values, delimiters).finditer(text, start, end)
+    return next((match for match in found if match[1] is not None), None)
+
+
+class _Scan:
+    """Tells of a text that is still growing whether it ends inside a value.
+
+    `stray` is what stands in no well-formed text outside of values. Behind it, and behind a value that has lost its
+    end, nothing is inside a value.
+    """
+
+    def __init__(self, values: tuple[Value, ...], stray: str) -> None:
+        self._begin, self._ends = _compiled(values, stray)
+        self._open: list[re.Pattern[str]] = []  # the end of the value that is open, and of the JSON string in it
+        self._is_broken = False
+
+    def ends_inside(self, text: str) -> bool:
+        """Whether the text ends inside a value once this piece, which cuts no tag in two, has come."""
+        position = 0
+        while not self._is_broken:
+            found = (self._open[-1] if self._open else self._begin).search(text, position)
+            if found is None:
+                return bool(self._open)
+            position = found.end()
+            if not self._open:
+                self._is_broken = found.lastindex is None
+                self._open = [] if self._is_broken else [self._ends[found.lastindex or 0]]
+                continue
+            match found.lastgroup:
+                case "broken":
+                    self._is_broken = True
+                case "string":
+                    self._open.append(_END_OF_STRING)
+                case None:
+                    self._open.pop()
+        return False
+
+
+_END_OF_STRING = re.compile(r'(?P<skipped>\\.)|"', re.DOTALL)
+
+
+@lru_cache(maxsize=64)
+def _compiled(values: tuple[Value, ...], stray: str) -> tuple[re.Pattern[str], dict[int, re.Pattern[str]]]:
+    begin = re.compile("|".join([*(f"({value.begin})" for value in values), f"(?:{stray})"]), re.DOTALL)
+    ends: dict[int, re.Pattern[str]] = {}
+    for number, value in enumerate(values, start=1):
+        other = '(?P<string>")' if value.holds_json else f"(?P<skipped>{value.skipped})"
+        ends[number] = re.compile(f"{other}|(?P<broken>{value.broken})|(?:{value.end})", re.DOTALL)
+    return begin, ends
+
+
+class OpenBlock:
+    """A block of calls that has not ended: its text, from position `at` on, and the markers that may be its text.
+
+    `passed` is the length of the text if the first marker that stands inside a value ended it, `passed_closes` whether
+    that marker closes it; None if there is no such marker. That marker has ended a block that is not well-formed.
+    """
+
+    def __init__(self, values: tuple[Value, ...], at: int, start: str = "", stray: str = _NEVER) -> None:
+        """`start` is the text at position `at` that began the block; `stray`: see `_Scan`."""
+        self.at = at
+        self.passed: int | None = None
+        self.passed_closes = False
+        self._scans = [_Scan(reading, stray) for reading in readings(values)]
+        self._parts = [start]
+        self._scanned = 1
+        self._length = len(start)
+
+    def add(self, text: str) -> None:
+        self._parts.append(text)
+        self._length += len(text)
+
+    def ends_inside_value(self) -> bool:
+        """Whether the text ends inside a value by any reading."""
+        unread = "".join(self._parts[self._scanned :])
+        self._scanned = len(self._parts)
+        inside = [scan.ends_inside(unread) for scan in self._scans]  # each of them reads all of the text
+        return any(inside)
+
+    def pass_marker(self, marker: str, *, closes: bool) -> None:
+        """Add a marker that stands inside a value; otherwise it would close the block, or begin another."""
+        before = self._length
+        self.add(marker)
+        if self.passed is None:
+            self.passed, self.passed_closes = self._length if closes else before, closes
+
+    @property
+    def text(self) -> str:
+        return "".join(self._parts)
