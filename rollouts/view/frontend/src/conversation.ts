@@ -139,7 +139,7 @@ class Writer {
   private call(attempt: ToolCallAttempt): void {
     const text = typeof attempt.arguments === "string" ? attempt.arguments : JSON.stringify(attempt.arguments, null, 1);
     this.push("callhead", 28, (parent) => {
-      const status = attempt.status === "ok" ? "good" : attempt.status === "recorded" ? "" : "bad";
+      const status = isCall(attempt) ? "good" : attempt.status === "recorded" ? "" : "bad";
       parent.append(
         h("span", { class: "label" }, "tool call"),
         h("code", {}, attempt.name === null ? "(no name)" : lineOf(attempt.name, 120)),
@@ -168,12 +168,16 @@ class Writer {
   }
 }
 
+function isCall(attempt: ToolCallAttempt): boolean {
+  return attempt.status === "ok" || attempt.status === "noncanonical";
+}
+
 export function turnChips(episode: Episode, turn: Turn, at: PathNode): HTMLElement[] {
   const versions = [...new Set(episode.header.nodes[at.node].spans.map(([version]) => version))];
   const chips = [chip(turn.finish, turn.finish === "stop" ? "" : "warn"), chip(`reward ${short(turn.reward)}`, "reward")];
   if (versions.length) chips.push(chip(`weights ${versions.join(", ")}`, ""));
   if (turn.seconds) chips.push(chip(`${short(turn.seconds, 3)} s`, ""));
-  const failed = turn.calls?.filter((call) => call.status !== "ok").length ?? 0;
+  const failed = turn.calls?.filter((call) => !isCall(call)).length ?? 0;
   if (failed) chips.push(chip(`${counted(failed, "invalid tool call")}`, "bad"));
   return chips;
 }
