@@ -48,6 +48,28 @@ def continuation(
     )
 
 
+def single_samples(request: GenerateRequest) -> list[GenerateRequest]:
+    """A request for each of the n samples of a request, for a server that samples one at a time.
+
+    Sample i has the seed seed + i, as in vLLM. Only the first one requests the log-probabilities of the prompt.
+    """
+    return [
+        replace(
+            request,
+            sampling=replace(request.sampling, n=1, seed=_sample_seed(request.sampling.seed, index)),
+            request_id=f"{request.request_id}.{index}",
+            prompt_logprobs=request.prompt_logprobs and not index,
+        )
+        for index in range(request.sampling.n)
+    ]
+
+
+def _sample_seed(seed: int | None, index: int) -> int | None:
+    if seed is None or (seed + index != -1 and seed + index < 2**63):
+        return None if seed is None else seed + index
+    return (seed + index) % 2**63  # -1 means no seed to vLLM, and 2**63 does not fit into its type
+
+
 def restarts_from_prompt(request: GenerateRequest) -> bool:
     """Whether a completion of this request that is cut off is sampled again from its beginning."""
     return any(request.sampling.extra.get(name) for name in _OUTPUT_DEPENDENT)

@@ -1,6 +1,7 @@
 """A real vLLM for these tests: one server at a time, started once per mode, checked to be alive after every test.
 
-    tests/real/setup_vllm.sh        # once; 2.5 GB
+    tests/real/setup_vllm.sh            # once; 2.5 GB
+    tests/real/setup_rust_frontend.sh   # once; downloads 500 MB, keeps 61 MB; without it its tests are skipped
     pytest -n 0 -m real
 
 MMROLLOUTS_VLLM_VENV names another environment that holds vLLM. VLLM_BASE_URL and VLLM_MODEL_DIR (and VLLM_MODE, one of
@@ -17,7 +18,7 @@ import httpx
 import pytest
 from make_checkpoint import make_checkpoint
 from make_family_checkpoint import make_family_checkpoint
-from vllm_server import MODES, VLLMServer
+from vllm_server import MODES, VLLMServer, rust_frontend_path
 
 _HERE = Path(__file__).parent
 _VERSION = "0.32.0"  # as in setup_vllm.sh
@@ -72,6 +73,8 @@ def vllm_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
         yield _running_server(mode)
         return
     venv = request.getfixturevalue("vllm_venv")
+    if MODES[mode].rust_frontend and not rust_frontend_path().exists():
+        pytest.skip(f"no Rust frontend of vLLM at {rust_frontend_path()}: run tests/real/setup_rust_frontend.sh")
     family = MODES[mode].family
     if family is None:
         model_dir = request.getfixturevalue("checkpoints")[MODES[mode].dtype]

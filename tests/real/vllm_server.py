@@ -54,7 +54,7 @@ _WATCHDOG = 'read -r _; kill -9 "-$0"'
 class Mode:
     """How a server is started. `api_key`: the key that it requires. `family`: the model, None for Qwen3-VL.
 
-    `variables` are added to its environment.
+    `variables` are added to its environment. `rust_frontend`: vLLM's Rust frontend serves HTTP before the engine.
     """
 
     dtype: str = "float32"
@@ -65,6 +65,7 @@ class Mode:
     api_key: str | None = None
     subcommand: tuple[str, ...] = ("serve",)
     variables: tuple[tuple[str, str], ...] = ()
+    rust_frontend: bool = False
 
     def command(self, program: Path, model_dir: Path, port: int) -> list[str]:
         return [
@@ -78,7 +79,18 @@ class Mode:
         ]
 
     def environment(self) -> dict[str, str]:
-        return {**_ENVIRONMENT, "VLLM_SERVER_DEV_MODE": "1" if self.dev_routes else "0", **dict(self.variables)}
+        dev_mode = {"VLLM_SERVER_DEV_MODE": "1" if self.dev_routes else "0"}
+        frontend = {}
+        if self.rust_frontend:  # the engine is a process of its own
+            frontend = {"VLLM_USE_RUST_FRONTEND": "1", "VLLM_RUST_FRONTEND_PATH": str(rust_frontend_path())}
+            frontend["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+        return {**_ENVIRONMENT, **dev_mode, **frontend, **dict(self.variables)}
+
+
+def rust_frontend_path() -> Path:
+    """Where `setup_rust_frontend.sh` puts vLLM's Rust frontend."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("MMROLLOUTS_VLLM_RS") or cache / "mmrollouts" / "vllm-rs-0.33.0")
 
 
 #: In the order in which tests run; each server is started once.
@@ -100,6 +112,8 @@ MODES: Mapping[str, Mode] = {
         arguments=("--enable-lora", "--max-lora-rank", "8", "--max-loras", "2"),
         variables=(("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1"),),
     ),
+    "rust": Mode(rust_frontend=True),
+    "rust-closed": Mode(rust_frontend=True, dev_routes=False, api_key="open-sesame"),
     # Takes no images, though its model could.
     "text": Mode(arguments=("--language-model-only",)),
     # As many operators start one: a key, no scale-out, no development routes.

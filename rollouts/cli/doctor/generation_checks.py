@@ -14,7 +14,7 @@ from rollouts.cli.doctor.finding import Finding, failed, ok, skipped
 from rollouts.cli.doctor.image_rendering_checks import rendered_pixels
 from rollouts.cli.doctor.target import GENERATE_PATH, Target, completion_of, fresh_image
 from rollouts.engines.protocol import Completion, FinishReason
-from rollouts.errors import MalformedResultError, MissingLogProbsError
+from rollouts.errors import CapabilityError, MalformedResultError, MissingLogProbsError
 
 # A request is aborted after the first delay; if it has ended by then, another one is aborted after the next delay.
 _ABORT_AFTER_SECONDS = (0.5, 0.1, 0.02)
@@ -107,7 +107,11 @@ async def _abort_after(target: Target, prompt: RenderedTokens, room: int, second
     try:
         await asyncio.wait([running], timeout=seconds)
         if not running.done():
-            await target.control.abort([request_id])
+            try:
+                await target.control.abort([request_id])
+            except CapabilityError:  # the Rust frontend, outside development mode
+                running.cancel()
+                return await _ended_with_its_connection(target)
             await asyncio.wait([running], timeout=_GRACE_SECONDS)
         ended_at_once = running.done()
         response = await asyncio.wait_for(running, timeout=30)
@@ -122,6 +126,17 @@ async def _abort_after(target: Target, prompt: RenderedTokens, room: int, second
     if ended_at_once and count == room:
         return None
     return failed(f"the request ended with the reason {reason} after {count} of {room} tokens", _ABORT_CURE)
+
+
+async def _ended_with_its_connection(target: Target) -> Finding:
+    """Whether the server runs no request after the connection of the only one was closed."""
+    try:
+        async with asyncio.timeout(30):
+            while (await target.control.metrics()).running:  # noqa: ASYNC110 the state of a server
+                await asyncio.sleep(_GRACE_SECONDS)
+    except TimeoutError:
+        return failed("requests run 30 s after the connection of one was closed", _ABORT_CURE)
+    return ok("a running request ended when its connection was closed; an abort by id needs VLLM_SERVER_DEV_MODE=1")
 
 
 # Images.
@@ -159,6 +174,8 @@ async def image_pixels(target: Target) -> Finding:
 
 async def image_cache(target: Target) -> Finding:
     """An image that the server has seen must be found by its hash alone."""
+    if (missing := target.lacks("takes no image by its name alone: its data are sent with every request")) is not None:
+        return missing
     rendered = target.image_prompt(fresh_image())
     first = await target.sample(rendered)
     request = target.request(rendered)
@@ -181,6 +198,8 @@ async def image_cache(target: Target) -> Finding:
 
 async def unknown_image(target: Target) -> Finding:
     """A hash that the server does not know must be refused in the way on which sending the image again relies."""
+    if (missing := target.lacks("takes no image by its name alone")) is not None:
+        return missing
     request = target.request(target.image_prompt(fresh_image()), max_tokens=1)
     payload = target.image_payload(request)
     response = await target.post_hashes_only(request, payload)

@@ -33,6 +33,8 @@ _ROUNDING = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 
 async def image_rendering(target: Target) -> list[Finding]:
     """Tokens, normalisation and tensors of two images of different shapes, as the server renders them."""
+    if (missing := target.lacks("does not render; requests with images compare the tokens")) is not None:
+        return [missing]
     ours = target.image_prompt(fresh_image(), fresh_image(96, 64))
     if len(ours.token_ids) >= target.capabilities.max_model_len:
         ours = target.image_prompt(fresh_image())

@@ -71,16 +71,17 @@ def _stays_open(base_url: str, seconds: float) -> bool:
 
 
 async def version(target: Target) -> Finding:
-    reported = target.capabilities.version
+    reported, rust = target.capabilities.version, target.capabilities.rust_frontend
+    seen = f"vLLM {reported}" if rust is None else f"vLLM {reported} behind its Rust frontend {rust}"
     release = release_of(reported)
     if release is None:
         return absent(f"{reported}: not a release", _VERSION_CURE)
     oldest, newest = KNOWN_VERSIONS
     if release[:2] < oldest:
-        return failed(f"vLLM {reported}", f'pip install "vllm>={oldest[0]}.{oldest[1]}" where the server runs')
+        return failed(seen, f'pip install "vllm>={oldest[0]}.{oldest[1]}" where the server runs')
     if release[:2] > newest:
-        return failed(f"vLLM {reported}, newer than the versions that mmrollouts knows", _VERSION_CURE)
-    return ok(f"vLLM {reported}")
+        return failed(f"{seen}, newer than the versions that mmrollouts knows", _VERSION_CURE)
+    return ok(seen)
 
 
 _VERSION_CURE = "if other checks fail too, its wire format has changed: pip install --upgrade mmrollouts"
@@ -177,6 +178,8 @@ async def pixel_dtype(target: Target) -> Finding:
         except RendererError as error:
             return skipped(f"no images are processed here: {error}")
         return skipped("no images are processed here: the renderer has no processor")
+    if target.capabilities.rust_frontend is not None:
+        return ok("the Rust frontend takes no pixels: images are sent as PNG files of the pixels that training uses")
     dtype = target.capabilities.pixel_dtype
     if dtype is None:
         return await _no_pixels(target)

@@ -15,7 +15,7 @@ import numpy as np
 
 from renderers import MediaItem, MultiModalData, PlaceholderRange, RenderedTokens, TemplateRenderer
 from renderers.file_reading import read_json
-from rollouts.cli.doctor.finding import Finding, Outcome
+from rollouts.cli.doctor.finding import Finding, Outcome, skipped
 from rollouts.engines.protocol import Completion, Engine, GenerateRequest, SamplingParams
 from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.control.server_control import ServerControl
@@ -87,6 +87,12 @@ class Target:
     def image_payload(self, request: GenerateRequest) -> MediaPayload:
         """The images of a request as the engine would send them. Raises `CapabilityError`."""
         return media_payload(request, "auto", self.capabilities)
+
+    def lacks(self, what: str) -> Finding | None:
+        """The finding of a check that vLLM's Rust frontend makes impossible; None for vLLM's own frontend."""
+        if self.capabilities.rust_frontend is None:
+            return None
+        return skipped(f"vLLM's Rust frontend {what}")
 
     # Prompts.
 

@@ -135,12 +135,14 @@ class RoutedEngine(VLLMEngine):
         """Whether any server is paused: the one of a session is not known."""
         return any((await self.control.is_paused()).values())
 
-    async def _abort_on_server(self, request_ids: Iterable[str]) -> None:
-        """Abort requests at every server. A failure is only logged, because the caller ends with another error."""
+    async def _abort_on_server(self, request_ids: Iterable[str]) -> bool:
+        """Abort requests at every server; whether all received that. A failure is only logged."""
         try:
             await self.control.abort(list(request_ids))
         except EngineError as error:
             log.warning("could not abort %s: %s", request_ids, error)
+            return False
+        return True
 
     async def _server_start_time(self) -> float | None:
         """A number that changes when any server is started again; None where one does not report when it started."""

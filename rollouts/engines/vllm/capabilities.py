@@ -53,6 +53,9 @@ class ServerCapabilities:
     `content_parts`: it processes source files itself. `control`: it has the routes of development mode
     (`ServerControl`). `patch_values`: numbers in one patch (1536 for Qwen3-VL; None if pixels are not patches).
     `image_fields`: the tensors that it makes of an image, with their `TensorField.kind`; None if not known.
+    `rust_frontend`: the version of vLLM's Rust frontend, which serves HTTP in place of vLLM's own; None without it.
+    `reads_features`: features that are sent over HTTP reach the model. The Rust frontend drops them (False); None: not
+    known, because the server does not report its version or its pixels, until two images are compared.
     """
 
     version: str
@@ -67,6 +70,8 @@ class ServerCapabilities:
     control: bool
     patch_values: int | None = None
     image_fields: Mapping[str, str] | None = None
+    rust_frontend: str | None = None
+    reads_features: bool | None = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,8 @@ class ExpectedCapabilities:
     """Capabilities of a server that are known before the probe; None: unknown.
 
     A value is used where the probe finds none; where the probe finds another one, it raises `CapabilityError`.
-    `scale_out=False` allows the probe of a server that does not generate.
+    `scale_out=False` allows the probe of a server that does not generate. Whether features reach the model is never
+    expected, but found out.
     """
 
     version: str | None = None
@@ -109,11 +115,18 @@ async def probe(
     expected = expected or ExpectedCapabilities()
     version = await server_version(connection)
     served = await served_model(connection, model or expected.model)
-    generate = await _generate_route(connection, expected.scale_out, version or expected.version)
+    generate = await _generate_route(connection, expected.scale_out, version.vllm or expected.version)
     control = (await probe_request(connection, "GET", "/is_paused")).status == 200
-    images = await _probe_images(connection, served.name, version or expected.version)
+    if version.rust_frontend is None:
+        images = await _probe_images(connection, served.name, version.vllm or expected.version)
+    else:
+        images = _ImageCapabilities()
+        _refuse_expected_pixels(connection, version.rust_frontend, expected)
+    reads_features = None
+    if version.vllm is not None and (images.pixel_dtype is not None or expected.pixel_dtype is None):
+        reads_features = version.rust_frontend is None
     probed: dict[str, Any] = {
-        "version": version,
+        "version": version.vllm,
         "model": served.name,
         "max_model_len": served.max_model_len,
         "scale_out": generate is not None,
@@ -126,15 +139,27 @@ async def probe(
         "content_parts": None if generate is None else generate.content_parts,
         "control": control,
     }
-    return _merge_expected(connection, probed, expected)
+    merged = _merge_expected(connection, probed, expected)
+    return ServerCapabilities(**merged, rust_frontend=version.rust_frontend, reads_features=reads_features)
+
+
+def _refuse_expected_pixels(connection: ServerConnection, version: str, expected: ExpectedCapabilities) -> None:
+    """Raise `CapabilityError` for an expected dtype of features, which this frontend drops."""
+    if expected.pixel_dtype is not None:
+        raise CapabilityError(
+            PROBE_NAME,
+            f"{connection.base_url} is vLLM's Rust frontend ({version}), which drops the features of a request: its "
+            f"model would not see the images. Leave pixel_dtype={expected.pixel_dtype!r} out of ExpectedCapabilities; "
+            'images are sent as files (media="auto" or "content_parts")',
+        )
 
 
 def _merge_expected(
     connection: ServerConnection, probed: Mapping[str, Any], expected: ExpectedCapabilities
-) -> ServerCapabilities:
+) -> dict[str, Any]:
     """The probed values, with expected values where nothing was found. Raises `CapabilityError` if they differ."""
     merged: dict[str, Any] = {}
-    for each in fields(ServerCapabilities):
+    for each in fields(ExpectedCapabilities):
         found, given = probed[each.name], getattr(expected, each.name)
         if isinstance(found, dict):
             given_entries = given or {}
@@ -156,7 +181,7 @@ def _merge_expected(
     for name, default in (("version", "unknown"), ("chat_logprobs", False), ("content_parts", False)):
         if merged[name] is None:
             merged[name] = default
-    return ServerCapabilities(**merged)
+    return merged
 
 
 def _equal(name: str, found: Any, given: Any) -> bool:
@@ -192,6 +217,8 @@ async def _generate_route(
     if response.status in (400, 422):
         if _refused_field(response, "sampling_params"):
             return _GenerateRoute(_refused_field(response, "content_parts"), _refused_field(response, "output_mode"))
+        if b"into the target type: content_parts" in response.body:  # the Rust frontend names the first field alone
+            return _GenerateRoute(True, True)
         release = release_of(version or "")  # a proxy hides the reason for the refusal
         if release is None:
             return _GenerateRoute(None, None)

@@ -14,7 +14,7 @@ from renderers.fork_reset import ProcessLock
 from rollouts.engines.protocol import GenerateRequest, SamplingParams
 from rollouts.engines.vllm.checks.request_checks import check_request
 from rollouts.engines.vllm.engine import VLLMEngine
-from rollouts.engines.vllm.media.media_payload import is_source_missing, media_payload
+from rollouts.engines.vllm.media.media_payload import is_source_missing
 from rollouts.engines.vllm.media.server_media_cache import ServerMediaCache
 
 Post = Callable[[Mapping[str, Any]], Awaitable[bytes]]
@@ -43,7 +43,7 @@ class ClientMedia:
     def __init__(self, base_url: str, api_key: str | None) -> None:
         self._held = ServerMediaCache()
         # Only probes the server, when the first features are sent.
-        self._engine = VLLMEngine(base_url, api_key=api_key)
+        self._engine = VLLMEngine(base_url, api_key=api_key, media="features")
 
     async def post_sources(self, sources: Sequence[tuple[str, str]], post: Post) -> bytes:
         """Post with source files: (modality, URL) in prompt order. The data of a data URL are sent once."""
@@ -59,7 +59,7 @@ class ClientMedia:
         capabilities = await self._engine.capabilities()
         request = GenerateRequest(prompt_ids, SamplingParams(), media)
         check_request(request, capabilities, vocab_size=None, media="features")
-        payload = media_payload(request, "features", capabilities)
+        payload, _ = await self._engine.media_payload(request)
 
         def fields(included: Collection[str]) -> Mapping[str, Any]:
             made: Mapping[str, Any] = json.loads(b"".join([b"{", *payload.body_field(included), b"}"]))

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import itertools
 import logging
 import os
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Self
+from typing import Any, Self, TypeVar
+
+import numpy as np
 
 from renderers import RendererError
-from rollouts.engines.continuation import continuation, join_completions, restarts_from_prompt
+from rollouts.engines.continuation import continuation, join_completions, restarts_from_prompt, single_samples
 from rollouts.engines.limits import EngineLimits
 from rollouts.engines.protocol import (
     Completion,
@@ -27,13 +31,14 @@ from rollouts.engines.vllm.adapters import ServerAdapters
 from rollouts.engines.vllm.cache_salt import CacheSalts
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe
 from rollouts.engines.vllm.capability_cache import CapabilityCache
+from rollouts.engines.vllm.checks.feature_proof import reads_features
 from rollouts.engines.vllm.checks.request_checks import check_request
 from rollouts.engines.vllm.control.server_control import ServerControl
 from rollouts.engines.vllm.error_context import error_context
 from rollouts.engines.vllm.http.connection import ServerConnection
 from rollouts.engines.vllm.http.limits import HttpLimits
 from rollouts.engines.vllm.http.response import response_error
-from rollouts.engines.vllm.media.media_payload import MediaMode, MediaPayload, media_payload
+from rollouts.engines.vllm.media.media_payload import FeaturesPayload, MediaMode, MediaPayload, media_payload
 from rollouts.engines.vllm.media.server_media_cache import (
     DEFAULT_MEDIA_CACHE_BYTES,
     MediaCacheCounts,
@@ -42,10 +47,12 @@ from rollouts.engines.vllm.media.server_media_cache import (
 )
 from rollouts.engines.vllm.resuming import ResumePolicy
 from rollouts.engines.vllm.running_requests import RunningRequests
+from rollouts.engines.vllm.single_flight import SingleFlight
 from rollouts.engines.vllm.wire.generate_response import Generation
 from rollouts.engines.vllm.wire.request_body import Chunks, request_body
 from rollouts.errors import (
     ArgumentError,
+    CapabilityError,
     EngineClosedError,
     EngineError,
     InvalidRequestError,
@@ -55,6 +62,8 @@ from rollouts.errors import (
 )
 
 log = logging.getLogger("rollouts.engines.vllm")
+
+T = TypeVar("T")
 
 _GENERATE = "/inference/v1/generate"
 
@@ -76,7 +85,9 @@ class VLLMEngine:
     afterwards only its hash; a server that has evicted the image gets the data again. `media` chooses what is sent:
     processed "features", source files as "content_parts", or "auto": features for each request where they can carry
     all of its items, else files. Where a mode cannot carry an item, the error gives the reason, and advises the other
-    mode only if that one can.
+    mode only if that one can. Images are sent as PNG files of the pixels as decoded here, because decoders of JPEG
+    differ by version; `jpeg_as_file` sends JPEG files unchanged (a tenth of the bytes), for a server whose Pillow and
+    libjpeg are those of the trainer. vLLM's Rust frontend decodes JPEG in another way and always gets PNG.
 
     A completion that a pause of the server cuts off is continued from its tokens once the server runs again
     (`resume`). Cancelling a call aborts its request on the server. With `vocab_size`, ids outside the vocabulary are
@@ -102,11 +113,13 @@ class VLLMEngine:
         resume: ResumePolicy | None = None,
         media_cache_bytes: int = DEFAULT_MEDIA_CACHE_BYTES,
         cache_salt: bool = True,
+        jpeg_as_file: bool = False,
     ) -> None:
         self._media_cache = ServerMediaCache(media_cache_bytes)
         self._connection = ServerConnection(base_url, api_key=api_key, limits=limits, on_lost=self._forget_server)
         self._request_limits = request_limits or EngineLimits()
         self._media: MediaMode = media
+        self._jpeg_as_file = jpeg_as_file
         self._vocab_size = vocab_size
         self._resume = resume or ResumePolicy()
         self._salts = CacheSalts() if cache_salt else None
@@ -115,6 +128,7 @@ class VLLMEngine:
             self._server_start_time,
             self._forget_server,
         )
+        self._finding_out: SingleFlight[None] = SingleFlight()
         self._weight_version = "default"  # vLLM's label of the weights that it was started with
         self._closed = False
         self._adapters = ServerAdapters(self._connection, self.capabilities, lambda: self._weight_version)
@@ -197,12 +211,13 @@ class VLLMEngine:
     async def abort(self, request_ids: Iterable[str]) -> None:
         """End requests of this engine: their `generate` returns the tokens so far, with `FinishReason.ABORT`.
 
-        A request that has not reached the server yet is ended on this side.
+        A request that has not reached the server yet is ended on this side. Where the server cannot abort by id (vLLM's
+        Rust frontend outside development mode) its connection is closed, which ends it there.
         """
         running = self._requests.mark_aborted(request_ids)
         if server_ids := self._requests.server_ids(running):
-            await self._abort_on_server(server_ids)
-            await self._requests.expire(running)
+            received = await self._abort_on_server(server_ids)
+            await self._requests.expire(running, at_once=not received)
 
     async def abort_all(self) -> None:
         """End every request of this engine, and none of other clients."""
@@ -268,8 +283,9 @@ class VLLMEngine:
                 await self._adapters.require(request.request_id, request.adapter)
             version_before = self._weight_version
             with self._requests.running(request.request_id):
-                generations = [await self._exchange(request, request.request_id, listen)]
-                completions = generations[0].completions(len(request.prompt_ids), self._weight_version)
+                generations = await self._exchange_all(request, listen, capabilities)
+                sampled = [each.completions(len(request.prompt_ids), self._weight_version) for each in generations]
+                completions = [replace(each, index=index) for index, each in enumerate(itertools.chain(*sampled))]
                 if any(completion.finish_reason is FinishReason.ABORT for completion in completions):
                     completions = await self._complete_all(request, completions, listen, generations)
             prompt_logprobs = None
@@ -290,13 +306,8 @@ class VLLMEngine:
         listen: TokenListener | None,
         generations: list[Generation],
     ) -> list[Completion]:
-        """`_complete` for all completions of a request at once. Raises the first error alone."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._complete(request, each, listen, generations)) for each in partial]
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        return [task.result() for task in tasks]
+        """`_complete` for all completions of a request at once."""
+        return await _together(self._complete(request, each, listen, generations) for each in partial)
 
     async def _complete(
         self, request: GenerateRequest, partial: Completion, listen: TokenListener | None, generations: list[Generation]
@@ -347,38 +358,87 @@ class VLLMEngine:
                 "ResumePolicy.wait_seconds",
             ) from error
 
+    async def _exchange_all(
+        self, request: GenerateRequest, listen: TokenListener | None, capabilities: ServerCapabilities
+    ) -> list[Generation]:
+        """Send a request; to the Rust frontend, which samples one at a time, a request for each sample."""
+        if capabilities.rust_frontend is None or request.sampling.n == 1:
+            return [await self._exchange(request, request.request_id, listen)]
+        return await _together(
+            self._exchange(single, request.request_id, _with_index(listen, index))
+            for index, single in enumerate(single_samples(request))
+        )
+
     async def _exchange(self, request: GenerateRequest, root_id: str, listen: TokenListener | None) -> Generation:
         """Send one request, and abort it on the server if the caller is cancelled.
 
-        `root_id` is the id of the caller's request, of which this request may be a continuation.
+        `root_id` is the id of the caller's request, of which this request may be a part or a continuation.
         """
+        generation = Generation(request.request_id, request.sampling.n)
         with self._requests.waiting(root_id, request.request_id) as wait:
             try:
                 async with wait:
                     with self._capabilities.exchange():
-                        return await self._send_until_complete(request, root_id, listen)
+                        await self._send_until_complete(request, root_id, listen, generation)
             except (asyncio.CancelledError, ServerTimeoutError, TimeoutError) as error:
                 await self._abort_on_server([request.request_id])
-                if isinstance(error, TimeoutError) and wait.expired():  # `abort` ended the wait
-                    return Generation.aborted(request.request_id, request.sampling.n)
-                raise
+                if not isinstance(error, TimeoutError) or not wait.expired():
+                    raise
+                generation.end_by_abort()  # `abort` ended the wait
+        return generation
+
+    async def media_payload(self, request: GenerateRequest) -> tuple[MediaPayload, ServerCapabilities]:
+        """The media of a request as they are sent to the server, whose capabilities are those that are returned.
+
+        Raises what `generate` raises before anything is sent, and the errors of a server that does not answer.
+        """
+        while True:
+            capabilities = await self._capabilities.get()
+            payload = media_payload(request, self._media, capabilities, jpeg_as_file=self._jpeg_as_file)
+            if not isinstance(payload, FeaturesPayload) or capabilities.reads_features is not None:
+                return payload, capabilities
+            await self._finding_out.run("features", functools.partial(self._find_out, request, payload, capabilities))
+
+    async def _find_out(
+        self, request: GenerateRequest, payload: FeaturesPayload, capabilities: ServerCapabilities
+    ) -> None:
+        """Find out with the first image of a request whether the server reads features."""
+
+        async def score(request: GenerateRequest) -> np.ndarray:
+            media, generation = payload.of(request), Generation(request.request_id, 1)
+            cache = ServerMediaCache()
+            reservation = await cache.reserve(media.names, include_all=True)
+            await self._send(request, media, cache, reservation, capabilities, generation, None)
+            (completion,) = generation.completions(len(request.prompt_ids), self._weight_version)
+            return np.append(generation.prompt_logprobs(request.prompt_ids), completion.logprobs)
+
+        found = await reads_features(request, payload.placed, score)
+        if not found:
+            log.warning(
+                "%s gives two different images the same log-probabilities: it drops the features of a request, as "
+                "vLLM's Rust frontend does, or a proxy before it does",
+                self.base_url,
+            )
+        if self._capabilities.known is capabilities:
+            self._capabilities.known = replace(capabilities, reads_features=found)
 
     async def _send_until_complete(
-        self, request: GenerateRequest, root_id: str, listen: TokenListener | None
-    ) -> Generation:
+        self, request: GenerateRequest, root_id: str, listen: TokenListener | None, generation: Generation
+    ) -> None:
         """Send one request, again with media data if the server has evicted them or has restarted."""
         resends = 0
         while True:
-            capabilities = await self._capabilities.get()
-            payload = media_payload(request, self._media, capabilities)
+            payload, capabilities = await self.media_payload(request)
             # The last attempts carry all data: with a server that evicts media at once (a small or disabled cache,
             # another client that clears it), a request that relies on the data of others could fail for ever.
             media_cache = self._media_cache_of(request)
-            reservation = await media_cache.reserve(payload.names, include_all=resends >= _MAX_RESENDS - 1)
-            generation = Generation(request.request_id, request.sampling.n)
+            include_all = payload.sends_all or resends >= _MAX_RESENDS - 1
+            reservation = await media_cache.reserve(payload.names, include_all=include_all)
+            generation.clear()
             if self._requests.is_aborted(root_id):
                 media_cache.release(reservation)
-                return Generation.aborted(request.request_id, request.sampling.n)
+                generation.end_by_abort()
+                return
             try:
                 await self._send(request, payload, media_cache, reservation, capabilities, generation, listen)
             except ServerUnreachableError:
@@ -407,7 +467,7 @@ class VLLMEngine:
                 # The connection retries with the same body after it broke; by then another server may have started.
                 changed = self._capabilities.known is not capabilities and await self.capabilities() != capabilities
                 if not changed or not payload.names or listen is not None or resends == _MAX_RESENDS:
-                    return generation
+                    return
                 resends += 1
 
     async def _send(
@@ -423,7 +483,9 @@ class VLLMEngine:
         # A request with data that other requests wait for is streamed, because its first token shows that the server
         # has the data. A streamed response cannot carry the log-probabilities of a prompt.
         first: Chunks = "first" if reservation.included and not request.prompt_logprobs else None
-        chunks: Chunks = first if listen is None else "each"
+        # Where an abort closes the connection, what has not arrived by then is lost.
+        loses_tokens = capabilities.rust_frontend is not None and not capabilities.control
+        chunks: Chunks = "each" if listen or (loses_tokens and not request.prompt_logprobs) else first
         try:
             # Encoding images takes milliseconds; in a thread it does not delay the other requests of this loop.
             try:
@@ -473,15 +535,22 @@ class VLLMEngine:
         finally:
             media_cache.release(reservation)  # of what has not been committed
 
-    async def _abort_on_server(self, request_ids: Iterable[str]) -> None:
-        """Abort requests on the server. A failure is only logged, because the caller ends with another error."""
+    async def _abort_on_server(self, request_ids: Iterable[str]) -> bool:
+        """Abort requests on the server; whether it received that.
+
+        A failure is only logged, because the caller closes the connections, or ends with another error.
+        """
         try:
             async with asyncio.timeout(_ABORT_REQUEST_SECONDS):
                 await self.control.abort(request_ids)
-        except ServerUnreachableError as error:  # it has ended, as a rule, and its requests with it
+        # It has ended, as a rule, and its requests with it; or it has no such route.
+        except (ServerUnreachableError, CapabilityError) as error:
             log.debug("could not abort %s: %r", request_ids, error)
         except (EngineError, TimeoutError) as error:
             log.warning("could not abort %s on the server: %r", request_ids, error)
+        else:
+            return True
+        return False
 
     # The state of the server.
 
@@ -514,6 +583,16 @@ class VLLMEngine:
         for completion in completions:
             if completion.weight_spans and self._weight_version == before != completion.weight_spans[-1].version:
                 self._set_weight_version(completion.weight_spans[-1].version)
+
+
+async def _together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of calls that run at once. Raises the first error alone, after the other calls have ended."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(call) for call in calls]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 def _with_index(listen: TokenListener | None, index: int) -> TokenListener | None:

@@ -81,9 +81,12 @@ class RunningRequests:
         """The ids under which the server still runs these aborted requests."""
         return list(self._aborted_waits(request_ids))
 
-    async def expire(self, request_ids: Iterable[str]) -> None:
-        """Give the server time to end these aborted requests, then end the waits that are left."""
-        ends = time.monotonic() + _ABORT_EFFECT_SECONDS
+    async def expire(self, request_ids: Iterable[str], *, at_once: bool = False) -> None:
+        """Give the server time to end these aborted requests, then end the waits that are left.
+
+        `at_once`: the server was not asked to end them; it does when their connections close, with their waits.
+        """
+        ends = time.monotonic() + (0.0 if at_once else _ABORT_EFFECT_SECONDS)
         # Polling, because the requests may belong to other event loops.
         while (left := self._aborted_waits(request_ids)) and time.monotonic() < ends:  # noqa: ASYNC110
             await asyncio.sleep(_ABORT_EFFECT_SECONDS / 50)

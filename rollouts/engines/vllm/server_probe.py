@@ -48,11 +48,24 @@ async def probe_request(
     return response
 
 
-async def server_version(connection: ServerConnection) -> str | None:
-    """vLLM's version; None where `/version` does not answer."""
+class ServerVersion(NamedTuple):
+    """What `/version` reports: `vllm` is the engine's version, `rust_frontend` that of vLLM's Rust frontend before it.
+
+    `vllm` is None where the route does not answer; then it is not known either whether there is a Rust frontend.
+    """
+
+    vllm: str | None
+    rust_frontend: str | None = None
+
+
+async def server_version(connection: ServerConnection) -> ServerVersion:
+    """The versions of a server."""
     response = await probe_request(connection, "GET", "/version")
-    version = json_object(response).get("version") if response.status == 200 else None
-    return version if isinstance(version, str) and version else None
+    content = json_object(response) if response.status == 200 else {}
+    vllm, rust_frontend = (content.get(name) for name in ("version", "rust_frontend_version"))
+    return ServerVersion(
+        vllm if isinstance(vllm, str) and vllm else None, None if rust_frontend is None else str(rust_frontend)
+    )
 
 
 async def served_model(connection: ServerConnection, name: str | None) -> ServedModel:

@@ -29,8 +29,11 @@ class Control:
     }
 
     async def _abort_any(self, seen: Seen) -> Response:
-        count = self.abort(seen.json.get("request_ids") or None)
-        return json_response({"status": "aborted", "aborted": count})
+        request_ids = seen.json.get("request_ids") or None
+        if self.rust_frontend is not None:  # without a prefix, and without a response
+            self.abort(request_ids and [f"generate-tokens-{request_id}" for request_id in request_ids])
+            return Response()
+        return json_response({"status": "aborted", "aborted": self.abort(request_ids)})
 
     async def _pause(self, seen: Seen) -> Response:
         mode = seen.query.get("mode", "abort")

@@ -28,6 +28,22 @@ async def first_of(*events: asyncio.Event) -> None:
             wait.cancel()
 
 
+def _refused_by_rust(body: Json) -> Response | None:
+    """What the Rust frontend refuses and vLLM's own does not, or in other words."""
+    parts = body.get("content_parts", [])
+    wrong = None
+    if not isinstance(parts, list):
+        wrong = f"content_parts: invalid type: integer `{parts}`, expected a sequence at line 1 column 33"
+    elif any(part.get("url") is None for part in parts):
+        wrong = "content_parts[0]: invalid type: null, expected a string at line 1 column 544"
+    if wrong is not None:
+        message = f"Failed to deserialize the JSON body into the target type: {wrong}"
+        return error_response(400, message, "Bad Request")
+    if (body.get("sampling_params") or {}).get("n", 1) > 1:
+        return error_response(400, "Only n=1 is supported.", "BadRequestError", "n")
+    return None
+
+
 class Generation:
     """Generates for a `FakeVLLM`, whose attributes it uses."""
 
@@ -50,6 +66,8 @@ class Generation:
     def _refused(self, body: Json) -> Response | None:
         """The errors that a client can provoke without killing anything."""
         ids, sampling = body.get("token_ids"), body.get("sampling_params")
+        if self.rust_frontend is not None and (refused := _refused_by_rust(body)) is not None:
+            return refused
         if not ids or sampling is None:
             wrong = {
                 "token_ids": not ids,
@@ -74,7 +92,7 @@ class Generation:
 
     def _take_images(self, body: Json) -> bool:
         """Keep the images that came with data; whether every other one is already here."""
-        features = body.get("features") or {}
+        features = (self.rust_frontend is None and body.get("features")) or {}
         for modality, hashes in (features.get("mm_hashes") or {}).items():
             data = (features.get("kwargs_data") or {}).get(modality) or [None] * len(hashes)
             for mm_hash, item in zip(hashes, data, strict=True):

@@ -41,6 +41,7 @@ class FakeVLLM(Generation, Rendering, Control):
     `version` below 0.32 has log-probabilities in the chat shape (`token_id:N`). `pixel_dtype` is what `/render` puts
     out. `cached` maps the hashes of the images that it holds to their data; `forget_images()` empties it, as a pause or
     a reset does. `cache_images` bounds it (the oldest go). `queue_while_paused=False` answers 503 instead, like 0.33.
+    `rust_frontend`: the version of vLLM's Rust frontend, which answers in place of vLLM's own as it was measured.
     """
 
     #: Of a server that is derived from this one: path -> HTTP method and the name of a method of the class.
@@ -68,6 +69,7 @@ class FakeVLLM(Generation, Rendering, Control):
         control: bool = True,
         content_parts: bool = True,
         queue_while_paused: bool = True,
+        rust_frontend: str | None = None,
         api_key: str | None = None,
         weight_version: str = "default",
         cache_images: int | None = None,
@@ -82,6 +84,7 @@ class FakeVLLM(Generation, Rendering, Control):
         self.control = control
         self.content_parts = content_parts
         self.queue_while_paused = queue_while_paused
+        self.rust_frontend = rust_frontend
         self.api_key = api_key
         self.weight_version = weight_version
         self.cache_images = cache_images
@@ -200,6 +203,11 @@ class FakeVLLM(Generation, Rendering, Control):
         if (route := routes.get(seen.path)) is None:
             return json_response({"detail": "Not Found"}, 404)
         method, name = route
+        if self.rust_frontend is not None and seen.path in (ABORT, RENDER):
+            message = (
+                f"{seen.method} {seen.path} is not supported by the Rust frontend yet. Set VLLM_USE_RUST_FRONTEND=0"
+            )
+            return error_response(501, f"{message} to use the Python frontend.", "NotImplementedError")
         if seen.method != method:
             return json_response({"detail": "Method Not Allowed"}, 405)
         if not self.scale_out and (seen.path.startswith("/inference") or seen.path.endswith("/render")):
@@ -212,7 +220,8 @@ class FakeVLLM(Generation, Rendering, Control):
         return response
 
     async def _version(self, seen: Seen) -> Response:
-        return json_response({"version": self.version})
+        rust = {} if self.rust_frontend is None else {"rust_frontend_version": self.rust_frontend}
+        return json_response({"version": self.version} | rust)
 
     async def _health(self, seen: Seen) -> Response:
         return Response()

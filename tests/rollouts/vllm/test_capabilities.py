@@ -337,7 +337,7 @@ async def test_what_agrees_is_no_contradiction():
     async with FakeVLLM() as server:
         server.script[GENERATE] += [ALL_FIELDS] * 2
         found = await probed(server)
-        given = {each: getattr(found, each) for each in ServerCapabilities.__slots__}
+        given = {each: getattr(found, each) for each in ExpectedCapabilities.__slots__}
         assert await probed(server, expected=ExpectedCapabilities(**given)) == found
 
 

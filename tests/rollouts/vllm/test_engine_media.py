@@ -180,7 +180,7 @@ async def test_an_image_used_twice_in_content_parts_has_its_data_in_both_places(
     """The server looks each up in its cache before it has taken any."""
     generate_request = request(image(), image(), placeholder_token_ids={"image": PAD})
     payload = ContentPartsPayload(generate_request)
-    monkeypatch.setattr(media_payload, "source_file", lambda source, modality: SourceFile(b"", "image/png"))
+    monkeypatch.setattr(media_payload, "source_file", lambda source, modality, **_: SourceFile(b"", "image/png"))
     parts = json.loads(b"{" + b"".join(payload.body_field(payload.names)) + b"}")["content_parts"]
     assert [part["url"] for part in parts] == ["data:image/png;base64,"] * 2
 

@@ -59,6 +59,16 @@ SERVERS = {
     ),
     "text only": dataclasses.replace(SERVER, pixel_dtype=None, placeholder_ids={}, image_fields=None),
     "before content_parts": dataclasses.replace(SERVER, version="0.28.0", pixel_dtype="float32", content_parts=False),
+    "rust frontend": dataclasses.replace(
+        SERVER,
+        pixel_dtype=None,
+        placeholder_ids={},
+        merge_area=None,
+        patch_values=None,
+        image_fields=None,
+        rust_frontend="0.33.0",
+        reads_features=False,
+    ),
 }
 MODES = ("features", "content_parts", "auto")
 
@@ -305,6 +315,12 @@ def test_a_marker_that_was_sampled_before_an_item_is_not_sent_as_a_source_file_i
     assert attempt(after, "content_parts", SERVER) is None
     if modality == "image":
         assert attempt(before, "auto", SERVER) is None  # as features
+
+
+def test_a_video_is_not_sent_to_the_rust_frontend_which_decodes_it_with_another_decoder():
+    video = request_of(modality="video", source="frames", name="one run")
+    assert "VLLM_USE_RUST_FRONTEND=0" in str(attempt(video, "auto", SERVERS["rust frontend"]))
+    assert attempt(video, "auto", SERVER) is None
 
 
 def test_two_items_that_need_different_ways_are_refused_with_the_reason_of_each():

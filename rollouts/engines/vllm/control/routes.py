@@ -54,7 +54,16 @@ class ControlRoutes:
                 f"{self._connection.base_url} has no /{_call_name(path)}: this vLLM is older than the route",
             )
         if response.status != 200:
-            raise response_error(_call_name(path), response, action)
+            error = response_error(_call_name(path), response, action)
+            if response.status == 501:  # vLLM's Rust frontend, which names the cure
+                raise CapabilityError(_call_name(path), error.reason)
+            if b"object has no attribute" in response.body:
+                raise CapabilityError(
+                    _call_name(path),
+                    f"{error.reason}. The engine of this vLLM is not of the release of its Rust frontend: start both "
+                    "from one release, or set VLLM_USE_RUST_FRONTEND=0",
+                )
+            raise error
         return response
 
     async def require(self, path: str) -> None:
@@ -73,8 +82,9 @@ class ControlRoutes:
         return ServerMetrics.parse(body.decode("utf-8", errors="replace"))
 
     async def takes_media(self) -> bool:
-        """Whether the server was started to take images."""
-        return (await self.capabilities()).pixel_dtype is not None
+        """Whether the server was started to take images; assumed of the Rust frontend, which does not tell."""
+        capabilities = await self.capabilities()
+        return capabilities.pixel_dtype is not None or capabilities.rust_frontend is not None
 
 
 def required_field(response: HttpResponse, key: str) -> Any:

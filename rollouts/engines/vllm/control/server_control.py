@@ -10,6 +10,7 @@ from rollouts.engines.vllm.control.metrics import ServerMetrics
 from rollouts.engines.vllm.control.routes import required_field
 from rollouts.engines.vllm.control.weight_transfer import TransferControl
 from rollouts.engines.vllm.error_context import name_errors_after_methods
+from rollouts.engines.vllm.http.response import HttpResponse
 from rollouts.engines.vllm.server_probe import json_object
 from rollouts.errors import (
     CapabilityError,
@@ -81,22 +82,37 @@ class ServerControl(TransferControl):
     async def abort(self, request_ids: Iterable[str]) -> None:
         """End requests by the ids of their `GenerateRequest`; each returns the tokens it has, finish reason "abort".
 
-        The server does not report ids that it does not run. Needs no development mode.
+        The server does not report ids that it does not run. Needs no development mode, except for vLLM's Rust frontend:
+        without it, only closing the connection of a request ends it there, and this raises `CapabilityError`.
         """
-        served_ids = [f"{REQUEST_ID_PREFIX}{request_id}" for request_id in request_ids]
-        if not served_ids:  # an empty list would end all requests
+        ids = list(request_ids)
+        if not ids:  # an empty list would end all requests
             return
-        body = [json.dumps({"request_ids": served_ids}).encode()]
-        for path in ("/inference/v1/abort_requests", "/abort_requests"):  # the second up to vLLM 0.31
-            response = await self._connection.request("POST", path, name="abort", body=body, slot=False)
-            if response.status not in (404, 405):
-                break
-        self._routes.checked(response, "/inference/v1/abort_requests", "aborting requests")
+        path = "/inference/v1/abort_requests"
+        served_ids = [f"{REQUEST_ID_PREFIX}{request_id}" for request_id in ids]
+        response = await self._request_abort(path, served_ids)
+        if response.status in (404, 405):  # up to vLLM 0.31
+            response = await self._request_abort("/abort_requests", served_ids)
+        elif response.status == 501:  # the Rust frontend, which adds no prefix to ids
+            response = await self._request_abort("/abort_requests", ids)
+            if response.status == 404:
+                raise CapabilityError(
+                    "abort",
+                    f"{self.base_url}, vLLM's Rust frontend, aborts requests by id only if it was started with "
+                    "VLLM_SERVER_DEV_MODE=1. A request ends when its connection is closed: cancel its call, or use "
+                    "VLLMEngine.abort",
+                )
+        self._routes.checked(response, path, "aborting requests")
 
-    async def abort_all(self) -> int:
-        """End every request of every client; returns their number."""
+    async def _request_abort(self, path: str, ids: Sequence[str]) -> HttpResponse:
+        body = [json.dumps({"request_ids": ids}).encode()]
+        return await self._connection.request("POST", path, name="abort", body=body, slot=False)
+
+    async def abort_all(self) -> int | None:
+        """End every request of every client; returns their number, None where the server does not report it."""
         response = await self._routes.call("POST", "/abort_requests", "aborting all requests", content={})
-        return int(json_object(response).get("aborted", 0))
+        aborted = json_object(response).get("aborted")
+        return None if aborted is None else int(aborted)
 
     # Monitoring.
 

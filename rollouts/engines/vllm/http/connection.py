@@ -143,7 +143,7 @@ class ServerConnection:
             else:
                 async with self._session(force_close=True) as new_session:
                     response, content = await self._respond(call, new_session, retry=False)
-            return HttpResponse(response.status, response.headers, content, name)
+            return HttpResponse(response.status, response.headers, content, name, call.sent)
 
     @asynccontextmanager
     async def stream(
@@ -165,7 +165,8 @@ class ServerConnection:
         async with self._slot(call) as session:
             response, content = await self._respond(call, session, whole=False)
             if response.status >= 400:
-                raise response_error(name, HttpResponse(response.status, response.headers, content), call.place)
+                failed = HttpResponse(response.status, response.headers, content, name, call.sent)
+                raise response_error(name, failed, call.place)
             try:
                 yield self._events(call, response)
             finally:

@@ -78,6 +78,11 @@ class Call:
         """Method and URL, for errors."""
         return f"{self.method} {self.url}".partition("?")[0]
 
+    @property
+    def sent(self) -> int:
+        """Bytes of the body of the request."""
+        return 0 if self.body is None else self.body.size or 0
+
     async def send(self, session: aiohttp.ClientSession, *, whole: bool) -> tuple[aiohttp.ClientResponse, bytes]:
         """One attempt: the response and its body (empty if not `whole`, unless an error); `ConnectionError`: retry."""
         self.attempt += 1

@@ -14,14 +14,18 @@ _EXCERPT_CHARACTERS = 2000
 #: vLLM's message while it shuts down.
 _ENGINE_DEAD = "EngineCore encountered an issue"
 
+#: The message of vLLM's Rust frontend about a body that is too large.
+_BODY_LIMIT = "length limit exceeded"
+
 
 class HttpResponse(NamedTuple):
-    """A whole response. `headers` ignores case; `name` is that of the request."""
+    """A whole response. `headers` ignores case; `name` is that of the request, `sent` the bytes of its body."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
     name: str = "response"
+    sent: int = 0
 
     def json(self) -> Any:
         """The decoded body. Raises `MalformedResultError`."""
@@ -39,7 +43,13 @@ def response_error(name: str, response: HttpResponse, action: str) -> ServerErro
     Reads vLLM's `{"error": {"message", ...}}`, its control routes' `{"error": text}` and FastAPI's `{"detail": ...}`.
     Other bodies are quoted from their beginning. Credentials are removed.
     """
-    return server_error(name, action, response.status, _message(response.body))
+    message = _message(response.body)
+    if response.status == 413 or _BODY_LIMIT in message:
+        action += (
+            f" (the request has {response.sent} bytes; vLLM's Rust frontend takes 32 MiB unless it was started with "
+            "another VLLM_HTTP_MAX_REQUEST_BODY_SIZE, in bytes: raise it, or send fewer or smaller images)"
+        )
+    return server_error(name, action, response.status, message)
 
 
 def server_error(name: str, action: str, status: int, message: str) -> ServerError:

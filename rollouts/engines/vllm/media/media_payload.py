@@ -25,11 +25,12 @@ class MediaPayload:
     """The media of one request, ready to be sent. This class is that of a prompt without media.
 
     `names` are their names in the server's cache, with their bytes. `returns_prompt`: the server must return the prompt
-    that it ran, for `check`.
+    that it ran, for `check`. `sends_all`: the server takes no names without data.
     """
 
     names: Mapping[str, int] = {}
     returns_prompt = False
+    sends_all = False
 
     def __init__(self, request: GenerateRequest) -> None:
         self._request = request
@@ -47,12 +48,22 @@ class MediaPayload:
         """Raise `MalformedResultError` if the server expanded the media differently than the prompt."""
 
 
-def media_payload(request: GenerateRequest, mode: MediaMode, capabilities: ServerCapabilities) -> MediaPayload:
-    """The payload of a request that passed `check_request`. Raises `CapabilityError` or `InvalidRequestError`."""
+def media_payload(
+    request: GenerateRequest, mode: MediaMode, capabilities: ServerCapabilities, *, jpeg_as_file: bool = False
+) -> MediaPayload:
+    """The payload of a request that passed `check_request`. Raises `CapabilityError` or `InvalidRequestError`.
+
+    `jpeg_as_file`: see `VLLMEngine`.
+    """
     if not (placed := request.media):
         return MediaPayload(request)
     if select_mode(request, mode, capabilities) == "content_parts":
-        return ContentPartsPayload(request, or_features=not features_objections(request, capabilities))
+        return ContentPartsPayload(
+            request,
+            or_features=not features_objections(request, capabilities),
+            jpeg_as_file=jpeg_as_file and capabilities.rust_frontend is None,  # which decodes JPEG in another way
+            sends_all=capabilities.rust_frontend is not None,
+        )
     assert capabilities.pixel_dtype is not None  # otherwise select_mode raises
     items = [dense for item, placeholder in placed for dense in dense_items(item, placeholder, capabilities)]
     return FeaturesPayload(request, items, capabilities.pixel_dtype)
@@ -64,8 +75,13 @@ class FeaturesPayload(MediaPayload):
     def __init__(self, request: GenerateRequest, placed: Sequence[PlacedItem], pixel_dtype: PixelDtype) -> None:
         super().__init__(request)
         self.names = {item.mm_hash: item.nbytes for item, _ in placed}
+        self.placed = placed
         self._media = MultiModalData.from_items(placed)
         self._pixel_dtype = pixel_dtype
+
+    def of(self, request: GenerateRequest) -> FeaturesPayload:
+        """The payload of another request to the same server, whose media are to be sent as they are."""
+        return FeaturesPayload(request, request.media, self._pixel_dtype)
 
     def body_field(self, included: Collection[str]) -> Body:
         segments = encode_features(self._media, pixel_dtype=self._pixel_dtype, include=included.__contains__)
@@ -79,15 +95,26 @@ class FeaturesPayload(MediaPayload):
 class ContentPartsPayload(MediaPayload):
     """Logical ids and source files; the server decodes and processes the files and expands the ids.
 
-    The name of an item is made of the digest of its source. It differs from the name of its features, because the
-    server's pixels may differ. `or_features`: features would also work, so that an error may recommend them.
+    A server that has a name in its cache does not look at the data. So the name of an item names the pixels that the
+    server makes of what is sent: with `jpeg_as_file` they depend on the source and on the server, otherwise on the
+    decoders of this process too, as `mm_hash` does. `or_features`: features would also work, so that an error may
+    recommend them.
     """
 
     returns_prompt = True
 
-    def __init__(self, request: GenerateRequest, *, or_features: bool = False) -> None:
+    def __init__(
+        self,
+        request: GenerateRequest,
+        *,
+        or_features: bool = False,
+        jpeg_as_file: bool = False,
+        sends_all: bool = False,
+    ) -> None:
         super().__init__(request)
         self._or_features = or_features
+        self._jpeg_as_file = jpeg_as_file
+        self.sends_all = sends_all
         self._items = [item for item, _ in request.media]
         rendered = RenderedTokens(
             list(request.prompt_ids),
@@ -95,24 +122,27 @@ class ContentPartsPayload(MediaPayload):
             placeholder_token_ids=request.placeholder_token_ids,
         )
         self.prompt_ids = rendered.logical_ids
-        self.names = {_name(item): item.source.nbytes for item in self._items}
+        self.names = {self._name(item): item.source.nbytes for item in self._items}
 
     def body_field(self, included: Collection[str]) -> Body:
         segments: list[bytes | memoryview] = [b'"content_parts":[']
         urls: dict[str, Body] = {}  # an item that occurs twice must be sent twice
         for item in self._items:
-            name = _name(item)
+            name = self._name(item)
             part = {"type": f"{item.modality}_url", "uuid": name, "url": None}
             separator = b"," if len(segments) > 1 else b""
             if name in included:
                 if name not in urls:
-                    urls[name] = source_file(item.source, item.modality).data_url()
+                    urls[name] = source_file(item.source, item.modality, jpeg_as_file=self._jpeg_as_file).data_url()
                 del part["url"]
                 opening = json.dumps(part)[:-1].encode()
                 segments += [separator, opening, b',"url":"', *urls[name], b'"}']
             else:
                 segments += [separator, json.dumps(part).encode()]
         return [*segments, b"]"]
+
+    def _name(self, item: MediaItem) -> str:
+        return f"file-{item.source.digest}" if self._jpeg_as_file else f"pixels-{item.mm_hash}"
 
     def is_cache_miss(self, status: int, body: str) -> bool:
         return is_source_missing(status, body)
@@ -156,7 +186,3 @@ def _agree(
 def is_source_missing(status: int, body: str) -> bool:
     """Whether an error means that the server does not hold a source file that was sent by name only."""
     return status == 400 and "Cache miss" in body
-
-
-def _name(item: MediaItem) -> str:
-    return f"source-{item.source.digest}"

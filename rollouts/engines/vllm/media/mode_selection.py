@@ -103,6 +103,11 @@ def feature_token(request: GenerateRequest, item: MediaItem, capabilities: Serve
 def _against_features(
     request: GenerateRequest, item: MediaItem, placeholder: PlaceholderRange, capabilities: ServerCapabilities
 ) -> Objection | None:
+    if capabilities.reads_features is False:
+        server = "the server"
+        if capabilities.rust_frontend is not None:
+            server = f"vLLM's Rust frontend ({capabilities.rust_frontend})"
+        return Objection(item, f"{server} drops features: the model would not see the {item.modality}", None)
     if capabilities.pixel_dtype is None:
         return Objection(
             item,
@@ -213,6 +218,9 @@ def _against_content(
         )
     if item.modality != "video":
         return None
+    if capabilities.rust_frontend is not None:
+        reason = f"vLLM's Rust frontend ({capabilities.rust_frontend}) does not decode videos as the renderer does"
+        return Objection(item, reason, "start the server with VLLM_USE_RUST_FRONTEND=0")
     if is_raw_video(item.source.data):
         if (frames := raw_video_size(item.source.data)[0]) < MIN_VIDEO_FRAMES:
             reason, cure = (

@@ -1,9 +1,10 @@
 """Encodes images and videos as files that a server decodes to the same pixels.
 
-Decoders disagree about images that EXIF rotates and about transparent, paletted and 16-bit ones: those become PNG. Raw
-frames become an AVI of PNG images (codec `MPNG`), which OpenCV, vLLM's decoder of videos, reads without loss.
-Uncompressed AVI is not safe: frames with rows that are no multiple of its alignment corrupt the memory of the server
-(OpenCV of vLLM 0.32).
+Decoders disagree about images that EXIF rotates and about transparent, paletted and 16-bit ones, and each JPEG decoder
+rounds in its own way (libjpeg of another version, the decoder of vLLM's Rust frontend): those become PNG. Raw frames
+become an AVI of PNG images (codec `MPNG`), which OpenCV, vLLM's decoder of videos, reads without loss. Uncompressed AVI
+is not safe: frames with rows that are no multiple of its alignment corrupt the memory of the server (OpenCV of vLLM
+0.32).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import NamedTuple
 from PIL import Image
 
 from renderers import MediaSource
+from renderers.byte_lru import ByteLRU
 from renderers.media.decoding import decode_image
 from renderers.media.policy import MediaPolicy
 from renderers.media.raw import is_raw_video, raw_video_frames
@@ -24,6 +26,12 @@ from renderers.media.sniffing import sniff
 
 #: OpenCV reads no frame from a file with one frame: it seeks to the end of the file first and does not seek back.
 MIN_VIDEO_FRAMES = 2
+
+#: Bytes of PNG files that are kept for the next server, in all.
+_KEPT_PNG_BYTES = 256 * 2**20
+
+# Where the first chunk of a PNG has the bits of a sample.
+_PNG_BIT_DEPTH = 24
 
 # EXIF tag of the camera's orientation.
 _ORIENTATION = 0x0112
@@ -45,28 +53,42 @@ class SourceFile(NamedTuple):
         return [f"data:{self.media_type};base64,".encode(), base64.b64encode(self.data)]
 
 
-def source_file(source: MediaSource, modality: str) -> SourceFile:
-    """The file of an image or a video whose source has passed `mode_selection`."""
+# By digest of the source.
+_pngs: ByteLRU[str, SourceFile] = ByteLRU(_KEPT_PNG_BYTES)
+
+
+def source_file(source: MediaSource, modality: str, *, jpeg_as_file: bool = False) -> SourceFile:
+    """The file of an image or a video whose source has passed `mode_selection`.
+
+    PNG images that are made here are kept in memory, so that an image is encoded once for all servers.
+    """
     if modality == "image":
-        # The source passed a policy before, whose limits may be wider than those of the default policy.
-        return image_file(source, MediaPolicy(max_pixels=2**40, max_aspect_ratio=2**40))
+        file = _pngs.get(source.digest)
+        if file is None or jpeg_as_file:
+            # The source passed a policy before, whose limits may be wider than those of the default policy.
+            file = image_file(source, MediaPolicy(max_pixels=2**40, max_aspect_ratio=2**40), jpeg_as_file=jpeg_as_file)
+            if file.data is not source.data and not jpeg_as_file:
+                _pngs.put(source.digest, file, memoryview(file.data).nbytes)
+        return file
     if is_raw_video(source.data):
         return SourceFile(encode_avi(source), "video/x-msvideo")
     return SourceFile(source.data, str(sniff(source.data)))
 
 
-def image_file(source: MediaSource, policy: MediaPolicy) -> SourceFile:
-    """The bytes of a PNG or JPEG about which all decoders agree, else a PNG of the pixels as decoded here.
+def image_file(source: MediaSource, policy: MediaPolicy, *, jpeg_as_file: bool = False) -> SourceFile:
+    """The bytes of a PNG about which all decoders agree, else a PNG of the pixels as decoded here.
 
-    Every image is decoded first: raises `MediaLimitError` or `MediaDecodeError`.
+    With `jpeg_as_file` also the bytes of a JPEG, whose pixels then are those of the server's decoder. Every image is
+    decoded first: raises `MediaLimitError` or `MediaDecodeError`.
     """
     image = decode_image(source, policy)
     media_type = sniff(source.data)
-    if media_type in ("image/png", "image/jpeg"):
+    of_eight_bits = media_type == "image/png" and source.data[_PNG_BIT_DEPTH] == 8
+    if of_eight_bits or (jpeg_as_file and media_type == "image/jpeg"):
         with Image.open(io.BytesIO(source.data)) as file:
             upright = file.getexif().get(_ORIENTATION, 1) == 1
             if file.mode in ("RGB", "L") and upright and "transparency" not in file.info:
-                return SourceFile(source.data, media_type)
+                return SourceFile(source.data, str(media_type))
     return SourceFile(_png(image), "image/png")
 
 

@@ -83,12 +83,12 @@ class ImageRenderer:
     def files(self, images: Iterable[RenderedImage]) -> dict[str, SourceFile]:
         """The file of each distinct image by its name in the server's cache."""
         distinct = {image.name: image.item.source for image in images}
-        return {name: image_file(source, self._policy) for name, source in distinct.items()}
+        return {name: image_file(source, self._policy, jpeg_as_file=True) for name, source in distinct.items()}
 
     async def _render(self, source: MediaSource, mm_hash: str, server: ServerIdentity) -> MediaItem:
         """Let the server process an image, and store the item."""
         request_name, cache_name = _request_name(source), image_name(source)
-        file = await asyncio.to_thread(image_file, source, self._policy)
+        file = await asyncio.to_thread(image_file, source, self._policy, jpeg_as_file=True)
         # Some versions send no tensors if their cache holds the name. A random name cannot be in the cache.
         for sent_name in (cache_name, f"{cache_name}-{uuid.uuid4().hex}"):
             response, image = await self._render_alone(sent_name, file, server.model, request_name)

@@ -122,14 +122,14 @@ class RenderClient:
         decisive = {
             "model": model.name,
             "root": model.root,
-            "version": version,
+            "version": version.vllm,
             "probe": _tensors_digest(rendered, PROBE_NAME),
         }
         marker_id = single_token(rendered.token_ids, rendered.media[0].placeholder) if takes_images else None
         texts = await self._token_texts(model.name, rendered.token_ids)
         return ServerIdentity(
             model=model.name,
-            version=version or "unknown",
+            version=version.vllm or "unknown",
             fingerprint=hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16],
             marker_id=marker_id,
             marker=None if marker_id is None else texts.get(marker_id, ""),
@@ -193,7 +193,11 @@ def _tensors_digest(rendered: RenderResponse, name: str) -> str | None:
 def _render_error(name: str, response: HttpResponse) -> Exception:
     error = response_error(name, response, "rendering")
     unknown_route = response.status in (404, 405) and b"NotFoundError" not in response.body
-    if response.status in (403, 501) or unknown_route:
+    if response.status == 501:  # vLLM's Rust frontend, which names the cure
+        return CapabilityError(
+            name, f"this server does not render ({error.reason}); or use `vllm launch render MODEL`, which needs no GPU"
+        )
+    if response.status == 403 or unknown_route:
         return CapabilityError(
             name,
             f"this server does not render ({error.reason}). Start `vllm serve` with --enable-scale-out, or a server "

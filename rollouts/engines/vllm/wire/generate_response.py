@@ -8,7 +8,7 @@ import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -46,7 +46,12 @@ class Generation:
 
     def __init__(self, name: str, count: int) -> None:
         self._name = name
-        self._choices = [_Choice() for _ in range(count)]
+        self._count = count
+        self.clear()
+
+    def clear(self) -> None:
+        """Remove everything that was received."""
+        self._choices = [_Choice() for _ in range(self._count)]
         self._prompt_logprobs: Any = None
         self._prompt_ids: Any = None
         self._placeholders: Any = None
@@ -81,13 +86,12 @@ class Generation:
         """Whether a token was received."""
         return any(choice.token_ids for choice in self._choices)
 
-    @classmethod
-    def aborted(cls, name: str, count: int) -> Self:
-        """The result of a request that ends before it is sent: `count` samples without tokens."""
-        generation = cls(name, count)
-        for choice in generation._choices:
-            choice.finish_reason = FinishReason.ABORT
-        return generation
+    def end_by_abort(self) -> None:
+        """End the samples that have not ended: they have the tokens that were received, and were aborted."""
+        for choice in self._choices:
+            if choice.finish_reason is None:
+                choice.finish_reason = FinishReason.ABORT
+                choice.routed_experts = []  # those of a part of the tokens
 
     def completions(self, prompt_tokens: int, fallback_version: str) -> list[Completion]:
         """The samples by index, checked. `fallback_version` labels tokens without a weight version of the server."""

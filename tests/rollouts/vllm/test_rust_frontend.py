@@ -1,0 +1,446 @@
+"""`VLLMEngine` before vLLM's Rust frontend, which drops features, samples one at a time and aborts by connection."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from engine_inputs import FAST_RETRIES, PAD, SERVER, connected, expected, generate_one, image, request
+from fake_http import error_response, json_response
+from fake_model import logprob_of
+from fake_responses import answer, hold, stream_pieces
+from fake_server import GENERATE, RENDER, FakeVLLM
+from PIL import Image
+
+from renderers import MediaSource
+from renderers.media.policy import MediaPolicy
+from rollouts import FinishReason
+from rollouts.engines.continuation import single_samples
+from rollouts.engines.vllm import ExpectedCapabilities, ServerRenderer, VLLMEngine
+from rollouts.engines.vllm.media.media_payload import ContentPartsPayload, media_payload
+from rollouts.engines.vllm.media.mode_selection import select_mode
+from rollouts.engines.vllm.media.source_files import image_file, source_file
+from rollouts.engines.vllm.wire.generate_response import Generation
+from rollouts.errors import CapabilityError, ServerError
+
+RUST = replace(SERVER, pixel_dtype=None, rust_frontend="0.33.0", reads_features=False)
+HIDDEN = answer({"detail": "Not Found"}, status=404)
+
+
+@asynccontextmanager
+async def rust(*, media="auto", **options):
+    async with (
+        FakeVLLM(rust_frontend="0.33.0", **options) as server,
+        connected(VLLMEngine(server.base_url, media=media, limits=FAST_RETRIES), server) as engine,
+    ):
+        yield engine, server
+
+
+def picture(pixels=None):
+    file = io.BytesIO()
+    Image.fromarray(np.zeros((32, 32, 3), np.uint8) if pixels is None else pixels).save(file, "PNG")
+    return replace(image(), source=MediaSource.of(file.getvalue()))
+
+
+# Features.
+
+
+async def test_it_is_named_and_takes_no_features():
+    async with rust() as (engine, server):
+        found = await engine.capabilities()
+        assert (found.rust_frontend, found.reads_features, found.pixel_dtype) == ("0.33.0", False, None)
+        assert found.content_parts
+        assert server.requests == []
+
+
+async def test_content_parts_are_known_of_it_where_its_version_is_hidden():
+    async with FakeVLLM(rust_frontend="0.33.0") as server, VLLMEngine(server.base_url) as engine:
+        server.script["/version"] = [HIDDEN]
+        found = await engine.capabilities()
+        assert (found.version, found.rust_frontend, found.reads_features) == ("unknown", None, None)
+        assert found.content_parts
+        assert not found.chat_logprobs
+
+
+async def test_expected_pixels_are_an_error_and_no_way_to_send_features():
+    async with FakeVLLM(rust_frontend="0.33.0") as server:
+        expected_pixels = ExpectedCapabilities(pixel_dtype="uint8", placeholder_ids={"image": PAD})
+        async with VLLMEngine(server.base_url, expected=expected_pixels) as engine:
+            with pytest.raises(CapabilityError, match=r"Rust frontend \(0.33.0\).*Leave pixel_dtype='uint8' out"):
+                await engine.generate(request(image()))
+        assert [seen.json.get("features") for seen in server.generations] == [None]  # of the probe
+
+
+async def test_features_are_refused_with_files_as_the_cure_and_never_sent():
+    async with rust(media="features") as (engine, server):
+        with pytest.raises(CapabilityError, match=r"drops features.*Use media=\"content_parts\"") as refusal:
+            await engine.generate(request(image(), placeholder_token_ids={"image": PAD}))
+        assert "pixel_dtype" not in str(refusal.value)
+        assert server.generations == []
+
+
+def test_auto_sends_files():
+    assert select_mode(request(image(), placeholder_token_ids={"image": PAD}), "auto", RUST) == "content_parts"
+
+
+async def test_the_cure_of_a_render_call_is_not_the_flag_that_it_has():
+    async with FakeVLLM(rust_frontend="0.33.0") as server:
+        with pytest.raises(CapabilityError, match="VLLM_USE_RUST_FRONTEND=0") as refusal:
+            async with ServerRenderer.connect(server.base_url) as renderer:
+                await renderer.render([{"role": "user", "content": "a"}])
+        assert "--enable-scale-out" not in str(refusal.value)
+
+
+# A server that does not say what it is.
+
+
+def scoring(reads):
+    """Responses whose log-probabilities depend on the features if `reads`."""
+
+    async def step(server, seen, channel):
+        response = await server.respond(seen)
+        if reads and seen.json.get("features") and seen.json["sampling_params"].get("prompt_logprobs") is not None:
+            content = json.loads(response.body)
+            value = -1.0 - sum(seen.json["features"]["kwargs_data"]["image"][0].encode()) % 97
+            for entry in content["prompt_logprobs"][4:]:
+                for scored in entry.values():
+                    scored["logprob"] = value
+            return json_response(content)
+        return response
+
+    return step
+
+
+@asynccontextmanager
+async def unknown(reads, *, media="auto", expected=None, hides=("/version",), **options):
+    async with FakeVLLM(**options) as server:
+        for path in hides:
+            server.script[path] = [HIDDEN]
+        async with connected(
+            VLLMEngine(server.base_url, media=media, expected=expected, limits=FAST_RETRIES), server
+        ) as engine:
+            server.script[GENERATE] = [scoring(reads)] * 3
+            yield engine, server
+
+
+async def test_an_unknown_server_that_reads_features_gets_them_after_two_images_differed():
+    async with unknown(reads=True) as (engine, server):
+        assert (await engine.capabilities()).reads_features is None
+        await asyncio.gather(*(generate_one(engine, request(image())) for _ in range(3)))
+        proof, sent = server.generations[:3], server.generations[3:]
+        names = [seen.json["features"]["mm_hashes"]["image"] for seen in proof]
+        assert names == [["cat"], ["cat-changed"], ["cat"]]
+        datas = [seen.json["features"]["kwargs_data"]["image"] for seen in proof]
+        assert datas[0] == datas[2] != datas[1]
+        assert len(sent) == 3  # the proof is made once
+        assert (await engine.capabilities()).reads_features is True
+
+
+@pytest.mark.parametrize("media", ["features", "auto"])
+async def test_an_unknown_server_that_drops_features_gets_none(media, caplog):
+    async with unknown(reads=False, media=media) as (engine, server):
+        shown = request(picture(), request_id="mine", placeholder_token_ids={"image": PAD})
+        if media == "features":
+            with pytest.raises(CapabilityError, match="the server drops features"):
+                await generate_one(engine, shown)
+        else:
+            server.script[GENERATE] += [answer({"error": {"message": "seen", "code": 400}}, status=400)]
+            with pytest.raises(ServerError, match="seen"):
+                await generate_one(engine, shown)
+            assert "content_parts" in server.generations[-1].json
+        mine = [seen.json for seen in server.generations if seen.json["request_id"] == "mine"]
+        assert not any("features" in body for body in mine)
+        (warning,) = [each for each in caplog.records if each.levelno == logging.WARNING and "drops" in each.message]
+        assert server.base_url in warning.message
+
+
+async def test_expected_pixels_of_a_server_that_shows_none_are_checked_with_two_images():
+    expected_pixels = ExpectedCapabilities(pixel_dtype="uint8", placeholder_ids={"image": PAD})
+    hidden = (RENDER, "/server_info")
+    async with unknown(reads=False, media="features", expected=expected_pixels, hides=hidden) as (engine, _):
+        with pytest.raises(CapabilityError, match="drops features"):
+            await generate_one(engine, request(image()))
+
+
+async def test_a_known_server_is_not_asked_for_a_proof(engine, server):
+    await generate_one(engine, request(image()))
+    assert len(server.generations) == 1
+
+
+async def test_noise_of_a_server_that_drops_features_is_no_proof():
+    values = iter([-1.0, -1.4, -0.7])
+
+    async def noisy(server, seen, channel):
+        content = json.loads((await server.respond(seen)).body)
+        value = next(values)
+        for entry in content["prompt_logprobs"][1:]:
+            for scored in entry.values():
+                scored["logprob"] = value
+        return json_response(content)
+
+    async with unknown(reads=False, media="features") as (engine, server):
+        server.script[GENERATE] = [noisy] * 3
+        with pytest.raises(CapabilityError, match="drops features"):
+            await generate_one(engine, request(image()))
+
+
+# Source files.
+
+
+def decoded(file):
+    return np.asarray(Image.open(io.BytesIO(file.data)).convert("RGB"))
+
+
+def encoded(pixels, form, **options):
+    file = io.BytesIO()
+    (pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)).save(file, form, **options)
+    return MediaSource.of(file.getvalue())
+
+
+NOISE = np.random.default_rng(3).integers(0, 256, (23, 31, 3), dtype=np.uint8)
+
+
+def test_a_jpeg_is_sent_as_a_png_of_the_pixels_that_the_trainer_decodes_and_encoded_once():
+    jpeg = encoded(NOISE, "JPEG", quality=70)
+    file = source_file(jpeg, "image")
+    assert file.media_type == "image/png"
+    assert np.array_equal(decoded(file), np.asarray(Image.open(io.BytesIO(jpeg.data))))
+    assert source_file(jpeg, "image") is file
+    as_file = source_file(jpeg, "image", jpeg_as_file=True)
+    assert (as_file.media_type, bytes(as_file.data)) == ("image/jpeg", bytes(jpeg.data))
+    assert source_file(jpeg, "image") is file
+
+
+def test_a_png_of_16_bits_is_sent_in_8_and_others_as_they_are():
+    import struct
+    import zlib
+
+    def chunk(name, data):
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    rows = np.random.default_rng(0).integers(0, 2**16, (4, 5, 3)).astype(">u2")
+    data = zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows))
+    head = struct.pack(">IIBBBBB", 5, 4, 16, 2, 0, 0, 0)
+    png = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+    file = image_file(MediaSource.of(png), MediaPolicy())
+    assert file.data[24] == 8
+    assert np.array_equal(decoded(file), np.asarray(Image.open(io.BytesIO(png)).convert("RGB")))
+    plain = encoded(NOISE, "PNG")
+    assert image_file(plain, MediaPolicy()).data is plain.data
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "jpeg_as_file", "media_type"),
+    [
+        (SERVER, False, b"image/png"),
+        (SERVER, True, b"image/jpeg"),
+        (RUST, False, b"image/png"),
+        (RUST, True, b"image/png"),  # its decoder is another one, whatever is expected
+    ],
+)
+def test_jpeg_files_go_unchanged_only_where_that_was_chosen_and_the_decoder_may_be_the_same(
+    capabilities, jpeg_as_file, media_type
+):
+    item = replace(image(), source=encoded(NOISE, "JPEG"))
+    shown = request(item, placeholder_token_ids={"image": PAD})
+    payload = media_payload(shown, "content_parts", capabilities, jpeg_as_file=jpeg_as_file)
+    assert b"data:" + media_type in b"".join(payload.body_field(payload.names))
+
+
+def test_a_name_in_the_servers_cache_stands_for_pixels():
+    """The server does not look at data whose name it knows."""
+    jpeg = encoded(NOISE, "JPEG")
+    first, second = (replace(image(name), source=jpeg) for name in ("decoder 1", "decoder 2"))
+    names = [
+        next(iter(ContentPartsPayload(request(item, placeholder_token_ids={"image": PAD}), jpeg_as_file=as_file).names))
+        for item, as_file in ((first, False), (second, False), (first, True), (second, True))
+    ]
+    assert len(set(names)) == 3
+    assert names[2] == names[3]  # the server decodes it
+
+
+async def test_data_are_sent_each_time_because_it_takes_no_names():
+    async with rust() as (engine, server):
+        failed = answer({"error": {"message": "seen", "code": 400}}, status=400)
+        server.script[GENERATE] = [failed, failed]
+        for _ in range(2):
+            with pytest.raises(ServerError, match="seen"):
+                await engine.generate(request(picture(), placeholder_token_ids={"image": PAD}))
+        parts = [seen.json["content_parts"][0] for seen in server.generations]
+        assert all(part["url"].startswith("data:image/png;base64,") for part in parts)
+
+
+async def test_a_body_that_is_too_large_names_the_limit():
+    async with rust() as (engine, server):
+        message = "Failed to buffer the request body: length limit exceeded"
+        server.script[GENERATE] = [answer(body=error_response(400, message, "Bad Request").body, status=400)]
+        with pytest.raises(ServerError, match=r"has \d+ bytes.*VLLM_HTTP_MAX_REQUEST_BODY_SIZE") as caught:
+            await engine.generate(request())
+        assert f"has {len(server.generations[-1].body)} bytes" in str(caught.value)
+
+
+# Samples.
+
+
+async def test_n_samples_are_n_requests_with_the_seeds_that_vllm_gives_to_samples():
+    async with rust() as (engine, server):
+        deltas = []
+        result = await engine.generate_streamed(request(sampling={"n": 3, "seed": 7}), deltas.append)
+        assert [completion.index for completion in result.completions] == [0, 1, 2]
+        sent = [seen.json["sampling_params"] for seen in server.generations]
+        assert sorted((each["n"], each["seed"]) for each in sent) == [(1, 7), (1, 8), (1, 9)]
+        for completion in result.completions:
+            streamed = [each.token_ids.tolist() for each in deltas if each.index == completion.index]
+            assert (
+                [token for ids in streamed for token in ids] == completion.token_ids.tolist() == expected(request(), 0)
+            )
+
+
+async def test_samples_without_a_seed_have_none_and_one_of_them_scores_the_prompt():
+    async with rust() as (engine, server):
+        generate_request = request(sampling={"n": 3, "seed": None}, prompt_logprobs=True)
+        result = await engine.generate(generate_request)
+        assert len(result.completions) == 3
+        assert result.prompt_logprobs[1:].tolist() == [logprob_of(each) for each in generate_request.prompt_ids[1:]]
+        sent = [seen.json["sampling_params"] for seen in server.generations]
+        assert [each["seed"] for each in sent] == [None] * 3
+        assert sum("prompt_logprobs" in each for each in sent) == 1
+
+
+@pytest.mark.parametrize("seed", [-3, 2**63 - 2, 0])
+def test_seeds_of_samples_are_distinct_and_none_means_no_seed(seed):
+    seeds = [each.sampling.seed for each in single_samples(request(sampling={"n": 5, "seed": seed}))]
+    assert len(set(seeds)) == 5
+    assert seeds[0] == seed
+    assert -1 not in seeds
+    assert all(-(2**63) <= each < 2**63 for each in seeds)
+
+
+async def test_an_error_of_one_sample_ends_the_others_and_is_raised():
+    async with rust() as (engine, server):
+        never = asyncio.Event()
+        failed = answer({"error": {"message": "boom", "type": "x", "code": 400}}, status=400)
+        server.script[GENERATE] = [hold(never), failed, hold(never)]
+        with pytest.raises(ServerError, match="boom"):
+            await engine.generate(request(sampling={"n": 3}))
+        async with asyncio.timeout(10):
+            for seen in server.generations:
+                if not seen.answered.is_set():
+                    await seen.disconnected.wait()
+
+
+async def test_samples_that_a_pause_cut_off_are_continued():
+    async with rust() as (engine, server):
+        generate_request = request(sampling={"max_tokens": 9, "n": 2})
+        arrived = [asyncio.Event(), asyncio.Event()]
+        server.script[GENERATE] = [hold(asyncio.Event(), each, tokens_before=4) for each in arrived]
+        call = asyncio.ensure_future(engine.generate(generate_request))
+        await asyncio.gather(*(each.wait() for each in arrived))
+        await engine.control.pause("abort")
+        await engine.control.resume()
+        assert [each.token_ids.tolist() for each in (await call).completions] == [expected(generate_request, 0)] * 2
+
+
+# Aborts.
+
+
+async def test_in_development_mode_it_aborts_by_the_id_without_prefix_and_returns_the_tokens():
+    async with rust() as (engine, server):
+        server.script[GENERATE] = [hold(asyncio.Event(), arrived := asyncio.Event(), tokens_before=2)]
+        call = asyncio.ensure_future(generate_one(engine, request(request_id="mine")))
+        await arrived.wait()
+        await engine.abort(["mine"])
+        completion = await call
+        assert (completion.finish_reason, completion.token_ids.tolist()) == (
+            FinishReason.ABORT,
+            expected(request())[:2],
+        )
+        assert [seen.json for seen in server.requests if seen.path == "/abort_requests"] == [{"request_ids": ["mine"]}]
+
+
+def first_tokens(*ids):
+    logprobs = [{"token_id": token, "logprob": -1} for token in ids]
+    choice = {"index": 0, "finish_reason": None, "token_ids": ids, "logprobs": {"content": logprobs}}
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+
+async def test_without_development_mode_the_connection_is_closed_and_the_received_tokens_are_returned(
+    caplog, monkeypatch
+):
+    received = asyncio.Event()
+
+    class Received(Generation):
+        def add_response(self, text):
+            deltas = super().add_response(text)
+            received.set()
+            return deltas
+
+    monkeypatch.setattr("rollouts.engines.vllm.engine.Generation", Received)
+    async with rust(control=False) as (engine, server):
+        server.script[GENERATE] = [stream_pieces(first_tokens(3, 4), asyncio.Event())]
+        call = asyncio.ensure_future(generate_one(engine, request(request_id="mine")))
+        await received.wait()
+        await engine.abort(["mine"])
+        completion = await call
+        assert (completion.finish_reason, completion.token_ids.tolist()) == (FinishReason.ABORT, [3, 4])
+        (seen,) = server.generations
+        async with asyncio.timeout(10):
+            await seen.disconnected.wait()
+        assert [each for each in caplog.records if each.levelno >= logging.WARNING] == []
+
+
+async def test_an_abort_by_id_that_it_cannot_make_is_an_error():
+    async with rust(control=False) as (engine, _):
+        with pytest.raises(CapabilityError, match=r"VLLM_SERVER_DEV_MODE=1\..*connection is closed"):
+            await engine.control.abort(["mine"])
+
+
+async def test_a_stream_that_was_aborted_returns_what_was_listened_to():
+    async with rust(control=False) as (engine, server):
+        server.script[GENERATE] = [stream_pieces(first_tokens(3, 4), asyncio.Event())]
+        heard = asyncio.Event()
+        deltas = []
+
+        def listen(delta):
+            deltas.append(delta.token_ids.tolist())
+            heard.set()
+
+        call = asyncio.ensure_future(engine.generate_streamed(request(request_id="mine"), listen))
+        await heard.wait()
+        await engine.abort(["mine"])
+        (completion,) = (await call).completions
+        assert deltas == [[3, 4]] == [completion.token_ids.tolist()]
+        assert completion.finish_reason is FinishReason.ABORT
+
+
+# Control routes.
+
+
+async def test_the_number_of_aborted_requests_is_not_made_up():
+    async with rust() as (engine, _):
+        assert await engine.control.abort_all() is None
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "cure"),
+    [
+        (
+            501,
+            "POST /pause is not supported by the Rust frontend yet. Set VLLM_USE_RUST_FRONTEND=0 to ...",
+            "FRONTEND=0",
+        ),
+        (500, "failed to call pause: 'EngineCoreProc' object has no attribute 'pause_generation'", "from one release"),
+    ],
+)
+async def test_a_pause_that_is_not_there_is_an_error_with_its_cure_and_no_pause(status, message, cure):
+    async with rust() as (engine, server):
+        server.script["/pause"] = [answer(body=error_response(status, message, "x").body, status=status)]
+        with pytest.raises(CapabilityError, match=cure):
+            await engine.control.pause("abort")
+        assert not await engine.control.is_paused()
