@@ -8,6 +8,7 @@ import json
 import struct
 import zlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,7 +21,8 @@ from typer.testing import CliRunner
 from renderers import load_renderer
 from rollouts import FinishReason, SamplingParams
 from rollouts.cli.doctor.command import doctor
-from rollouts.engines.vllm import ExpectedCapabilities, VLLMEngine
+from rollouts.engines.vllm import ExpectedCapabilities, VLLMEngine, capabilities
+from rollouts.engines.vllm.server_probe import ServerVersion
 from rollouts.errors import CapabilityError, ServerError
 
 ANY_RUST = pytest.mark.parametrize("vllm_server", ["rust", "rust-closed"], indirect=True)
@@ -116,8 +118,6 @@ async def test_log_probabilities_are_those_of_the_pixels_that_the_trainer_decode
 async def test_the_planted_mistake_a_jpeg_that_this_frontend_decodes_gives_other_log_probabilities(
     vllm_server, renderer, reference, monkeypatch
 ):
-    from dataclasses import replace
-
     async with VLLMEngine(vllm_server.base_url, jpeg_as_file=True) as engine:
         capabilities = await engine.capabilities()
         assert await mismatch(engine, renderer, reference, SOURCES["JPEG"]) < 1e-5  # nevertheless sent as PNG
@@ -147,22 +147,25 @@ async def test_features_are_refused_and_expectations_do_not_change_that(vllm_ser
 
 
 @pytest.mark.parametrize("vllm_server", ["float32", "float32-host-normalise", "rust"], indirect=True)
-async def test_two_images_tell_whether_a_server_that_hides_its_version_reads_features(
-    vllm_server, renderer, reference, monkeypatch
-):
-    from rollouts.engines.vllm import capabilities
-    from rollouts.engines.vllm.server_probe import ServerVersion
+async def test_two_images_tell_whether_an_unknown_server_reads_features(vllm_server, renderer, reference, monkeypatch):
+    rust = vllm_server.mode == "rust"
+    async with VLLMEngine(vllm_server.base_url) as engine:
+        found = await engine.capabilities()
+        unknown = replace(found, rust_frontend=None, reads_features=None, pixel_dtype=found.pixel_dtype or "float32")
+        engine._capabilities.known = unknown
+        assert await mismatch(engine, renderer, reference, SOURCES["PNG"]) < 1e-5
+        assert (await engine.capabilities()).reads_features is not rust
 
+
+@RUST
+async def test_it_is_known_by_how_it_refuses_a_request_where_its_version_is_hidden(vllm_server, monkeypatch):
     async def hidden(connection):
         return ServerVersion(None)
 
     monkeypatch.setattr(capabilities, "server_version", hidden)
-    rust = vllm_server.mode == "rust"
-    expected = ExpectedCapabilities(pixel_dtype="float32", placeholder_ids={"image": 397}) if rust else None
-    async with VLLMEngine(vllm_server.base_url, expected=expected) as engine:
-        assert (await engine.capabilities()).reads_features is None
-        assert await mismatch(engine, renderer, reference, SOURCES["PNG"]) < 1e-5
-        assert (await engine.capabilities()).reads_features is not rust
+    async with VLLMEngine(vllm_server.base_url) as engine:
+        found = await engine.capabilities()
+    assert (found.rust_frontend, found.reads_features, found.content_parts) == ("unknown", False, True)
 
 
 @RUST
@@ -297,7 +300,5 @@ async def test_sampling_options_of_the_protocol_are_taken(vllm_server, engine, r
     rendered = prompt(renderer, text="abc")
     sampling = SamplingParams(max_tokens=4, temperature=0.7, top_p=0.9, top_k=5, seed=2, stop_token_ids=(9,))
     request = request_for(rendered)
-    from dataclasses import replace
-
     (completion,) = (await engine.generate(replace(request, sampling=sampling, priority=1))).completions
     assert 1 <= len(completion.token_ids) <= 4

@@ -53,7 +53,8 @@ class ServerCapabilities:
     `content_parts`: it processes source files itself. `control`: it has the routes of development mode
     (`ServerControl`). `patch_values`: numbers in one patch (1536 for Qwen3-VL; None if pixels are not patches).
     `image_fields`: the tensors that it makes of an image, with their `TensorField.kind`; None if not known.
-    `rust_frontend`: the version of vLLM's Rust frontend, which serves HTTP in place of vLLM's own; None without it.
+    `rust_frontend`: the version of vLLM's Rust frontend, which serves HTTP in place of vLLM's own ("unknown"
+    where a proxy hides it); None without it.
     `reads_features`: features that are sent over HTTP reach the model. The Rust frontend drops them (False); None: not
     known, because the server does not report its version or its pixels, until two images are compared.
     """
@@ -117,14 +118,17 @@ async def probe(
     served = await served_model(connection, model or expected.model)
     generate = await _generate_route(connection, expected.scale_out, version.vllm or expected.version)
     control = (await probe_request(connection, "GET", "/is_paused")).status == 200
-    if version.rust_frontend is None:
+    rust_frontend = version.rust_frontend
+    if rust_frontend is None and generate is not None and generate.rust_frontend:
+        rust_frontend = "unknown"
+    if rust_frontend is None:
         images = await _probe_images(connection, served.name, version.vllm or expected.version)
     else:
         images = _ImageCapabilities()
-        _refuse_expected_pixels(connection, version.rust_frontend, expected)
-    reads_features = None
-    if version.vllm is not None and (images.pixel_dtype is not None or expected.pixel_dtype is None):
-        reads_features = version.rust_frontend is None
+        _refuse_expected_pixels(connection, rust_frontend, expected)
+    reads_features: bool | None = rust_frontend is None
+    if reads_features and (version.vllm is None or (images.pixel_dtype is None and expected.pixel_dtype is not None)):
+        reads_features = None
     probed: dict[str, Any] = {
         "version": version.vllm,
         "model": served.name,
@@ -140,7 +144,7 @@ async def probe(
         "control": control,
     }
     merged = _merge_expected(connection, probed, expected)
-    return ServerCapabilities(**merged, rust_frontend=version.rust_frontend, reads_features=reads_features)
+    return ServerCapabilities(**merged, rust_frontend=rust_frontend, reads_features=reads_features)
 
 
 def _refuse_expected_pixels(connection: ServerConnection, version: str, expected: ExpectedCapabilities) -> None:
@@ -201,10 +205,11 @@ def release_of(version: str) -> tuple[int, ...] | None:
 
 
 class _GenerateRoute(NamedTuple):
-    """Whether the server knows two fields of a generate request; None: not known."""
+    """Whether the server knows two fields of a generate request (None: not known), and is the Rust frontend."""
 
     content_parts: bool | None
     output_mode: bool | None
+    rust_frontend: bool = False
 
 
 async def _generate_route(
@@ -218,7 +223,7 @@ async def _generate_route(
         if _refused_field(response, "sampling_params"):
             return _GenerateRoute(_refused_field(response, "content_parts"), _refused_field(response, "output_mode"))
         if b"into the target type: content_parts" in response.body:  # the Rust frontend names the first field alone
-            return _GenerateRoute(True, True)
+            return _GenerateRoute(True, True, rust_frontend=True)
         release = release_of(version or "")  # a proxy hides the reason for the refusal
         if release is None:
             return _GenerateRoute(None, None)

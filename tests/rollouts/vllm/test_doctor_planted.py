@@ -94,6 +94,9 @@ def _without_images(directory: Path) -> None:
 
 GENERATING = ("text request", "image request", "image pixels", "image cache", "log-probabilities", "abort", "mismatch")
 
+#: It neither renders nor takes images by name.
+NOT_OF_RUST = ("image tokens", "image pixels", "image cache", "cache miss")
+
 TABLE = [
     Planted("nothing"),
     Planted("nothing, and it normalises in its processor", {"pixel_dtype": "float32"}),
@@ -152,6 +155,13 @@ TABLE = [
             *("keep-alive", "version", "served model", "token endpoint", "control routes", "running", "pixel dtype"),
             *("text tokens", "image tokens", *GENERATING, "image normalisation", "cache miss", "pause, resume"),
         ),
+    ),
+    Planted("vLLM's Rust frontend", {"rust_frontend": "0.33.0"}, skipped=NOT_OF_RUST),
+    Planted(
+        "vLLM's Rust frontend, no VLLM_SERVER_DEV_MODE",
+        {"rust_frontend": "0.33.0", "control": False},
+        absent={"control routes": "VLLM_SERVER_DEV_MODE=1"},
+        skipped=(*NOT_OF_RUST, "running", "pause, resume"),
     ),
     Planted("an old version", {"version": "0.19.1"}, failed={"version": "vllm>=0.20"}),
     Planted("a version that is not known yet", {"version": "1.0.0"}, failed={"version": "upgrade mmrollouts"}),
@@ -309,6 +319,9 @@ async def test_a_planted_fault_is_found_with_its_cure_and_nothing_else(
             expected, True
         ), found
         assert found.keys() == expected.keys(), found
+    if "rust_frontend" in planted.flags:
+        assert "Rust frontend 0.33.0" in next(finding.seen for finding in findings if finding.check == "version")
+        assert not any("--enable-scale-out" in finding.cure for finding in findings)
     skipped = _of(findings, Outcome.SKIPPED)
     assert sorted(finding.check for finding in skipped) == sorted(planted.skipped), skipped
     assert all(finding.seen for finding in skipped)

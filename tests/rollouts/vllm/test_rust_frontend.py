@@ -59,11 +59,11 @@ async def test_it_is_named_and_takes_no_features():
         assert server.requests == []
 
 
-async def test_content_parts_are_known_of_it_where_its_version_is_hidden():
+async def test_it_is_known_by_how_it_refuses_a_request_where_its_version_is_hidden():
     async with FakeVLLM(rust_frontend="0.33.0") as server, VLLMEngine(server.base_url) as engine:
         server.script["/version"] = [HIDDEN]
         found = await engine.capabilities()
-        assert (found.version, found.rust_frontend, found.reads_features) == ("unknown", None, None)
+        assert (found.version, found.rust_frontend, found.reads_features) == ("unknown", "unknown", False)
         assert found.content_parts
         assert not found.chat_logprobs
 
