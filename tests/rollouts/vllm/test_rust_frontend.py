@@ -23,7 +23,7 @@ from renderers.media.policy import MediaPolicy
 from rollouts import FinishReason
 from rollouts.engines.continuation import single_samples
 from rollouts.engines.vllm import ExpectedCapabilities, ServerRenderer, VLLMEngine
-from rollouts.engines.vllm.media.media_payload import ContentPartsPayload, media_payload
+from rollouts.engines.vllm.media.media_payload import ContentPartsPayload, is_source_missing, media_payload
 from rollouts.engines.vllm.media.mode_selection import select_mode
 from rollouts.engines.vllm.media.source_files import image_file, source_file
 from rollouts.engines.vllm.wire.generate_response import Generation
@@ -274,6 +274,13 @@ async def test_data_are_sent_each_time_because_it_takes_no_names():
                 await engine.generate(request(picture(), placeholder_token_ids={"image": PAD}))
         parts = [seen.json["content_parts"][0] for seen in server.generations]
         assert all(part["url"].startswith("data:image/png;base64,") for part in parts)
+
+
+def test_a_part_without_data_that_it_refuses_is_a_source_to_be_sent_again():
+    """For clients that do not know which frontend answers (`renderers.client`)."""
+    error = "content_parts[0]: invalid type: null, expected a string at"
+    assert is_source_missing(400, error)
+    assert not is_source_missing(400, error.replace("null", "integer `0`"))
 
 
 async def test_a_body_that_is_too_large_names_the_limit():
