@@ -61,6 +61,33 @@ class TokenDecoder(dict[int, Any]):
         run = self.new_run()
         return run.feed(pieces).text + run.finish().text
 
+    def bytes_of(self, token_ids: Sequence[int]) -> list[bytes]:
+        """The bytes that each token adds to the text: joined, they are the UTF-8 of what the ids decode to.
+
+        A token may be a part of a character. Bytes that are not UTF-8 are themselves, and not U+FFFD as in the text. A
+        leading space that the tokenizer removes from a run is in no token. An id without a token is U+FFFD.
+        """
+        found: list[bytes] = []
+        strip = run_strip = self._kind.strip if isinstance(self._kind, _ByteFallback) else 0
+        before: list[int] = []  # the tokens of the run, where the text of one depends on the one before it
+        for token_id in token_ids:
+            piece = self[token_id]
+            if piece is None:
+                found.append((self._tokenizer.added_token(token_id) or "\ufffd").encode())
+                strip, before = run_strip, []
+                continue
+            if isinstance(piece, int):
+                context = self._tokenizer.decode(before)
+                text = self._tokenizer.decode([*before, piece])
+                piece = text.removeprefix(context) if text.startswith(context) else self._tokenizer.decode([piece])
+                before = [*before[-1:], token_id]
+            data = piece if isinstance(piece, bytes) else piece.encode("utf-8", "replace")
+            spaces = min(strip, len(data) - len(data.lstrip(b" "))) if data else 0
+            if data:
+                strip = strip - spaces if spaces == len(data) else 0
+            found.append(data[spaces:])
+        return found
+
     def new_run(self) -> _Utf8Run | _ByteFallbackRun | _WholeRun:
         """A decoder of one run: `feed` takes the next pieces; `finish` ends the run and returns the rest.
 

@@ -53,6 +53,6 @@ def _text(tokenizer: TemplateTokenizer, decoder: TokenDecoder, token_id: int) ->
     (piece,) = decoder.pieces([token_id])
     if isinstance(piece, bytes):
         return TokenKind.TEXT, piece
-    if isinstance(piece, int):  # a decoder that needs whole runs: its vocabulary's own text
-        piece = tokenizer.decode([token_id])
+    if isinstance(piece, int):  # a decoder that needs whole runs, of which the first token may lack its space
+        return TokenKind.TEXT, decoder.bytes_of([token_id, token_id])[1]
     return TokenKind.TEXT, piece.encode(errors="replace")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import functools
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -105,6 +106,76 @@ def test_real_tokenizers_decode_random_ids_the_same(name: str) -> None:
         check(tokenizer, ids, cut)
 
     run()
+
+
+# Bytes of single tokens.
+
+
+@pytest.mark.parametrize("name", corpus.tokenizer_names())
+def test_the_bytes_of_the_tokens_of_a_text_are_joined_its_utf_8(name: str) -> None:
+    tokenizer = real_tokenizer(name)
+    end = next(iter(corpus_added_tokens(name)))
+    run = tokenizer.encode_run(" Zürich 🙂👩‍👧 日本語, I'm 𝒳.  two").ids
+    for ids in (run, [*run, end, *run], [end, *run]):
+        found = TokenDecoder(tokenizer).bytes_of(ids)
+        assert len(found) == len(ids)
+        assert b"".join(found).decode() == tokenizer.decode(ids)
+
+
+def corpus_added_tokens(name: str) -> list[int]:
+    definition = json.loads((corpus.model_dir(name) / "tokenizer.json").read_bytes())
+    return [token["id"] for token in definition["added_tokens"]]
+
+
+@pytest.mark.parametrize("name", ["qwen-3", "deepseek-v3.2", "glm-4.5v", "minimax-m3"])
+def test_each_token_of_a_character_of_several_has_its_own_bytes(name: str) -> None:
+    tokenizer = real_tokenizer(name)
+    ids = tokenizer.encode_run("𒀱").ids  # a cuneiform sign, which no vocabulary has as one token
+    found = TokenDecoder(tokenizer).bytes_of(ids)
+    assert len(found) > 1
+    assert all(found)
+    assert b"".join(found) == b"\xf0\x92\x80\xb1"
+
+
+@pytest.mark.parametrize("kind", ["llama", "two spaces", "gemma", "metaspace", "word pieces"])
+def test_the_bytes_of_made_tokens_are_joined_their_text(kind: str) -> None:
+    tokenizer = made_tokenizer(kind)
+    characters = {
+        "🙂": [*"🙂".encode()],
+        "é": [*"é".encode()],
+        "space": [0x20],
+        "end": [256 + len(WORDS)],
+        "none": [400],
+    }
+    if kind in ("metaspace", "word pieces"):  # these decoders know no byte tokens
+        characters = {"end": [256 + len(WORDS)], "none": [400]}
+    words = {word: [256 + place] for place, word in enumerate(WORDS)}
+    one = st.sampled_from([*characters.values(), *words.values()])
+
+    @settings(max_examples=300, deadline=None)
+    @given(lists=st.lists(one, max_size=12))
+    def run(lists: list[list[int]]) -> None:
+        ids = [token_id for each in lists for token_id in each]
+        found = TokenDecoder(tokenizer).bytes_of(ids)
+        assert len(found) == len(ids)
+        assert b"".join(found).decode() == tokenizer.decode(ids)
+
+    run()
+
+
+def test_byte_tokens_words_and_spaces_of_sentencepiece_have_their_own_bytes() -> None:
+    word = 256 + WORDS.index("▁a")
+    ids = [word, 0xC3, 0xBC, word, 256 + len(WORDS), word]
+    assert TokenDecoder(made_tokenizer("llama")).bytes_of(ids) == [b"a", b"\xc3", b"\xbc", b" a", b"<|end|>", b"a"]
+    assert TokenDecoder(made_tokenizer("gemma")).bytes_of(ids[:4]) == [b" a", b"\xc3", b"\xbc", b" a"]
+
+
+def test_bytes_of_an_incomplete_character_are_no_replacement_characters() -> None:
+    assert TokenDecoder(made_tokenizer("llama")).bytes_of([0xF0, 0x9F]) == [b"\xf0", b"\x9f"]
+    tokenizer = real_tokenizer("qwen-3")
+    ids = tokenizer.encode_run("𒀱").ids[:1]
+    (data,) = TokenDecoder(tokenizer).bytes_of(ids)
+    assert b"\xf0\x92\x80\xb1".startswith(data)
 
 
 @settings(max_examples=300)

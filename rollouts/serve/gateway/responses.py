@@ -10,20 +10,37 @@ from typing import Any
 
 import numpy as np
 
+from renderers.tokens.decoding import TokenDecoder
+from renderers.tokens.tokenizer import TemplateTokenizer
 from rollouts.serve.gateway.chat_request import ChatRequest
 from rollouts.serve.gateway.completions import ChatCompletion, Choice
 
-Decode = Callable[[Sequence[int]], str]
+#: The text and the bytes of each token; the bytes are None where only a text is known, which is not whole characters.
+TokenTexts = Callable[[Sequence[int]], list[tuple[str, bytes | None]]]
 
 
-def completion_object(completion: ChatCompletion, chat: ChatRequest, decode: Decode) -> dict[str, Any]:
+def token_texts_of(tokenizer: Any) -> TokenTexts | None:
+    """What tells the texts of tokens; None without a tokenizer that decodes.
+
+    The bytes of the tokens of a completion, joined, are its text in UTF-8, also where a character has several tokens.
+    """
+    if isinstance(tokenizer, TemplateTokenizer):
+        decoder = TokenDecoder(tokenizer)
+        return lambda ids: [(data.decode(errors="replace"), data) for data in decoder.bytes_of(ids)]
+    decode: Callable[[Sequence[int]], str] | None = getattr(tokenizer, "decode", None)
+    if decode is None:
+        return None
+    return lambda ids: [(text, None if "\ufffd" in text else text.encode()) for text in (decode([i]) for i in ids)]
+
+
+def completion_object(completion: ChatCompletion, chat: ChatRequest, texts: TokenTexts | None) -> dict[str, Any]:
     """The `chat.completion` object. Each choice has the index of its `turn`, the object its `session_id`."""
     choices = []
     for choice in completion.choices:
         entry: dict[str, Any] = {
             "index": choice.index,
             "message": _message(choice.message),
-            "logprobs": _logprobs(choice, decode) if chat.logprobs else None,
+            "logprobs": _logprobs(choice, texts) if chat.logprobs and texts else None,
             "finish_reason": choice.finish_reason,
             "turn": choice.turn,
         }
@@ -54,7 +71,10 @@ def text_event(completion: ChatCompletion, chat: ChatRequest, index: int, delta:
 
 
 def completion_events(
-    completion: ChatCompletion, chat: ChatRequest, decode: Decode, sent: Mapping[int, SentText] = MappingProxyType({})
+    completion: ChatCompletion,
+    chat: ChatRequest,
+    texts: TokenTexts | None,
+    sent: Mapping[int, SentText] = MappingProxyType({}),
 ) -> Iterator[str]:
     """The `chat.completion.chunk` objects as server-sent events, without the text that was `sent`, by choice.
 
@@ -72,7 +92,7 @@ def completion_events(
         last = {
             "index": choice.index,
             "delta": {},
-            "logprobs": _logprobs(choice, decode) if chat.logprobs else None,
+            "logprobs": _logprobs(choice, texts) if chat.logprobs and texts else None,
             "finish_reason": choice.finish_reason,
             "turn": choice.turn,
             **({"token_ids": choice.token_ids} if chat.return_token_ids else {}),
@@ -119,11 +139,11 @@ def _deltas(message: dict[str, Any], sent: SentText | None) -> Iterator[dict[str
         yield {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}
 
 
-def _logprobs(choice: Choice, decode: Decode) -> dict[str, Any]:
-    entries = []
-    for token_id, logprob in zip(choice.token_ids, choice.logprobs.tolist(), strict=True):
-        token = decode([token_id])
-        entries.append({"token": token, "logprob": logprob, "bytes": list(token.encode()), "top_logprobs": []})
+def _logprobs(choice: Choice, texts: TokenTexts) -> dict[str, Any]:
+    entries = [
+        {"token": text, "logprob": logprob, "bytes": None if data is None else list(data), "top_logprobs": []}
+        for (text, data), logprob in zip(texts(choice.token_ids), choice.logprobs.tolist(), strict=True)
+    ]
     return {"content": entries, "refusal": None}
 
 

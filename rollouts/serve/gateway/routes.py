@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -30,7 +30,7 @@ from rollouts.serve.gateway.errors import (
 )
 from rollouts.serve.gateway.limits import GatewayLimits
 from rollouts.serve.gateway.request_bodies import read_body, until_disconnect
-from rollouts.serve.gateway.responses import completion_events, completion_object
+from rollouts.serve.gateway.responses import completion_events, completion_object, token_texts_of
 from rollouts.serve.gateway.session import Session
 from rollouts.serve.gateway.session_store import OnSessionEnd, SessionStore
 from rollouts.serve.gateway.token_stream import TokenStream, streamed_response
@@ -83,8 +83,7 @@ class Gateway:
         self._allow_media_urls = allow_media_urls
         self._settings = EpisodeSettings(engine, pool, SamplingParams(), EpisodeLimits())
         self._sessions = SessionStore(self._settings, self._limits, on_session_end)
-        tokenizer = getattr(pool.renderer, "tokenizer", None)
-        self._decode: Callable[[Sequence[int]], str] | None = getattr(tokenizer, "decode", None)
+        self._token_texts = token_texts_of(getattr(pool.renderer, "tokenizer", None))
 
     def routes(self) -> list[BaseRoute]:
         """The routes for an application of Starlette."""
@@ -136,16 +135,17 @@ class Gateway:
         model, adapter = await self._checked_model(chat)
         session = self._sessions.for_request(session_id, chat.history)
         headers = {_SESSION_HEADER: session.id}
-        decode = self._decode or (lambda ids: "")
         complete = partial(self._complete, session, chat, model, adapter)
         if chat.stream and self._streams():
-            stream = TokenStream(complete, chat, session.recorder.renderer.renderer, decode, model, session.id)
+            stream = TokenStream(
+                complete, chat, session.recorder.renderer.renderer, self._token_texts, model, session.id
+            )
             return await streamed_response(request, stream, headers)
         completion = await until_disconnect(request, complete(None), session.id)
         if chat.stream:
-            events = completion_events(completion, chat, decode)
+            events = completion_events(completion, chat, self._token_texts)
             return StreamingResponse(events, media_type="text/event-stream", headers=headers)
-        return JSONResponse(completion_object(completion, chat, decode), headers=headers)
+        return JSONResponse(completion_object(completion, chat, self._token_texts), headers=headers)
 
     async def _complete(
         self,
@@ -174,7 +174,7 @@ class Gateway:
 
     async def _checked_model(self, chat: ChatRequest) -> tuple[str, str | None]:
         """The name of the model that the client receives, and the adapter to sample with."""
-        if chat.logprobs and self._decode is None:
+        if chat.logprobs and self._token_texts is None:
             raise UnsupportedFieldError("this renderer has no tokenizer for logprobs; use return_token_ids", "logprobs")
         if chat.stop:
             decoder(self._settings.renderer.renderer)

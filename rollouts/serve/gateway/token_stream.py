@@ -23,7 +23,7 @@ from rollouts.serve.gateway.completions import ChatCompletion, ListenerFactory
 from rollouts.serve.gateway.error_responses import error_response
 from rollouts.serve.gateway.errors import ClientDisconnectedError
 from rollouts.serve.gateway.request_bodies import disconnected
-from rollouts.serve.gateway.responses import Decode, SentText, completion_events, text_event
+from rollouts.serve.gateway.responses import SentText, TokenTexts, completion_events, text_event
 from rollouts.serve.gateway.stop_strings import sendable_length
 
 
@@ -38,14 +38,14 @@ class TokenStream:
         complete: Callable[[ListenerFactory], Coroutine[Any, Any, ChatCompletion]],
         chat: ChatRequest,
         renderer: Any,
-        decode: Decode,
+        texts: TokenTexts | None,
         model: str,
         session_id: str,
     ) -> None:
         self._complete = complete
         self._chat = chat
         self._renderer = renderer
-        self._decode = decode
+        self._texts = texts
         self._head = ChatCompletion(f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), model, session_id, [], [])
         self._sent: dict[int, SentText] = {}
         self._parsers: dict[int, Any] = {}
@@ -64,7 +64,7 @@ class TokenStream:
             if completing.cancelled():
                 raise ClientDisconnectedError(self._head.session_id)
             completion = replace(completing.result(), id=self._head.id, created=self._head.created)
-            for event in completion_events(completion, self._chat, self._decode, self._sent):
+            for event in completion_events(completion, self._chat, self._texts, self._sent):
                 yield event
         except (RolloutsError, RendererError) as error:
             if not self._sent:

@@ -112,7 +112,7 @@ class RenderingRoutes:
     def _tokenize_response(self, body: TokenizeChatBody | TokenizeTextBody) -> bytes:
         tokens, strings = self._tokens(body), None
         if body.return_token_strs:
-            strings = [self._state.renderer.tokenizer.decode([token]) for token in tokens]
+            strings = self._state.tokenizer.convert_ids_to_tokens(tokens)
         length = self._state.model.max_model_len
         fields = {"count": len(tokens), "max_model_len": length, "tokens": tokens, "token_strs": strings}
         return json.dumps(fields, ensure_ascii=False).encode()

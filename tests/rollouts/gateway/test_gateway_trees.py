@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
+import corpus
 import httpx
 import numpy as np
 import pytest
@@ -22,6 +23,8 @@ from gateway_server import (
     user,
 )
 
+from renderers import load_renderer
+from renderers.formats import Format
 from rollouts import SamplingParams, run_episode
 from rollouts.engines.protocol import FinishReason
 from rollouts.serve.gateway.session import _KEPT_PROMPTS
@@ -268,6 +271,40 @@ def test_token_ids_and_log_probabilities_are_those_of_the_tree(renderer):
     assert "".join(entry.token for entry in choice.logprobs.content) == "one<|im_end|>"
     usage = response.usage
     assert (usage.prompt_tokens, usage.completion_tokens) == (len(prompt), len(completion))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [
+        ("qwen-3", "<|im_end|>"),
+        ("deepseek-v3.2", "<｜end▁of▁sentence｜>"),
+        ("glm-4.5v", "<|endoftext|>"),
+        ("jiutian-139moe-chat", "</s>"),
+    ],
+)
+def test_each_token_is_reported_with_its_own_bytes(name, end, stream):
+    """Joined they are the text, also where a character has several tokens, and where a decoder drops spaces."""
+    plain = Format("plain", (end,))
+    real = load_renderer(corpus.model_dir(name), format=plain, chat_template="{{ messages[0].content }}")
+    text = "Zürich 日本語 two"
+    text += "" if name.startswith("jiutian") else " 🙂𒀱."  # its vocabulary has neither of them
+    ids = real.tokenizer.encode_run(text, first=True).ids
+    with served(ScriptedEngine([ids], renderer=real), real) as server:
+        response = server.client("s").chat.completions.create(
+            model="m", messages=[user("a")], logprobs=True, max_tokens=len(ids), stream=stream
+        )
+        if stream:
+            entries = [one for chunk in response for c in chunk.choices if c.logprobs for one in c.logprobs.content]
+        else:
+            entries = response.choices[0].logprobs.content
+    assert len(entries) == len(ids)
+    assert b"".join(bytes(entry.bytes) for entry in entries).decode() == text
+    for entry in entries:
+        assert entry.token == bytes(entry.bytes).decode(errors="replace")
+        assert "\N{REPLACEMENT CHARACTER}".encode() not in bytes(entry.bytes)
+    if not name.startswith("jiutian"):
+        assert any("\N{REPLACEMENT CHARACTER}" in entry.token for entry in entries)  # a part of a character
 
 
 def test_arguments_are_the_text_of_a_json_object(renderer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from rollouts.cli.doctor.finding import Outcome
 from rollouts.cli.doctor.run_checks import Options, run_checks
@@ -43,9 +44,11 @@ async def test_the_load_of_the_server_has_the_names_that_vllm_uses(tiny_server):
     assert load == {f"engine_{name}": 0 for name in (*expected, "kv_cache_usage_ratio")}
 
 
-def test_text_becomes_tokens_and_text_again(tiny_server):
+def test_text_becomes_tokens_and_text_again(tiny_server, tiny_model_dir):
     text = "  naïve — 東京 <|im_end|>"
     tokens = tiny_server.post("/tokenize", {"prompt": text, "return_token_strs": True}).json
     assert tokens["count"] == len(tokens["tokens"]) == len(tokens["token_strs"])
+    vocabulary = Tokenizer.from_file(str(tiny_model_dir / "tokenizer.json")).get_vocab()
+    assert [vocabulary[token] for token in tokens["token_strs"]] == tokens["tokens"]  # as vLLM names them
     assert tokens["max_model_len"] == 4096
     assert tiny_server.post("/detokenize", {"tokens": tokens["tokens"]}).json == {"prompt": text}
