@@ -30,12 +30,15 @@ class ToolCallParseStatus(StrEnum):
 
     @property
     def is_call(self) -> bool:
-        """Whether the attempt is a call of the message: `ok` or `noncanonical`."""
+        """Whether the attempt is a call of a tool that is offered: `ok` or `noncanonical`."""
         return self in (ToolCallParseStatus.OK, ToolCallParseStatus.NONCANONICAL)
 
     @property
     def is_well_formed(self) -> bool:
-        """Whether the attempt has the form of a call, also of a tool that is not offered."""
+        """Whether the attempt is a call of the message: name and arguments were read, whether or not there is the tool.
+
+        Other servers return a call of a tool that is not offered, too. Any other attempt is text of the message.
+        """
         return self.is_call or self is ToolCallParseStatus.UNKNOWN_TOOL
 
 
@@ -104,13 +107,13 @@ class ParsedResponse:
     call_id: str = "call_{index}"
 
     def to_message(self) -> Message:
-        """The completion as an assistant message. Attempts that are no calls stay visible as content."""
+        """The completion as an assistant message. Attempts that are not well-formed calls stay visible as content."""
         message: Message = {"role": "assistant", "content": self.content}
         if self.reasoning_content is not None:
             message["reasoning_content"] = self.reasoning_content
         calls: list[ToolCall] = []
         for call in self.tool_calls:
-            if not call.status.is_call or call.name is None:
+            if not call.status.is_well_formed or call.name is None:
                 message["content"] = f"{message['content']}{call.raw}"
                 continue
             arguments: Any = call.arguments or {}

@@ -139,7 +139,7 @@ class Transcript:
 
     def _status(self, status: ToolCallParseStatus | None) -> ToolCallParseStatus:
         assert status is not None
-        if self._one_call and status.is_call and any(call.status.is_call for call in self.calls):
+        if self._one_call and status.is_well_formed and any(call.status.is_well_formed for call in self.calls):
             return ToolCallParseStatus.SURPLUS_CALL
         if status is ToolCallParseStatus.NONCANONICAL and not self._reports_noncanonical:
             return ToolCallParseStatus.OK

@@ -147,8 +147,9 @@ def test_every_attempt_is_kept_with_its_status(renderer: TemplateRenderer, name:
     raw = f"<tool_call>{block}</tool_call>"
     assert parsed.tool_calls == [ParsedToolCall(raw, tool, arguments, (1, 1 + len(block) + 2), status)]
     message = parsed.to_message()
-    if status in (ToolCallParseStatus.OK, ToolCallParseStatus.NONCANONICAL):
+    if status in (ToolCallParseStatus.OK, ToolCallParseStatus.NONCANONICAL, ToolCallParseStatus.UNKNOWN_TOOL):
         assert message["content"] == "a"
+        assert [call["function"]["name"] for call in message["tool_calls"]] == [tool]
     else:
         assert message["content"] == f"a{raw}"
         assert "tool_calls" not in message

@@ -115,7 +115,7 @@ def test_real_tokenizers_decode_random_ids_the_same(name: str) -> None:
 def test_the_bytes_of_the_tokens_of_a_text_are_joined_its_utf_8(name: str) -> None:
     tokenizer = real_tokenizer(name)
     end = next(iter(corpus_added_tokens(name)))
-    run = tokenizer.encode_run(" Zürich 🙂👩‍👧 日本語, I'm 𝒳.  two").ids
+    run = tokenizer.encode_run(" Zürich 🙂👩‍👧 日本語, I'm \U0001d4b3.  two").ids
     for ids in (run, [*run, end, *run], [end, *run]):
         found = TokenDecoder(tokenizer).bytes_of(ids)
         assert len(found) == len(ids)

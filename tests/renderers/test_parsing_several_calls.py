@@ -7,7 +7,17 @@ from dataclasses import replace
 
 import pytest
 from bytewise import ids_of_text
-from tool_call_texts import MALFORMED_STRUCTURE, OK, SURPLUS_CALL, UNCLOSED_BLOCK, fenced, m3, parse, tokenizer_for
+from tool_call_texts import (
+    MALFORMED_STRUCTURE,
+    OK,
+    SURPLUS_CALL,
+    UNCLOSED_BLOCK,
+    UNKNOWN_TOOL,
+    fenced,
+    m3,
+    parse,
+    tokenizer_for,
+)
 
 from renderers import ToolCallDelta
 from renderers.formats import by_name
@@ -79,3 +89,7 @@ def test_where_a_format_has_one_call_in_a_turn_further_ones_are_surplus_and_stay
     assert message["content"] == second
     assert [call["function"]["name"] for call in message["tool_calls"]] == ["look"]
     assert all(call.status is OK for call in parse_response(ids, format, tokenizer, reasoning_open=False).tool_calls)
+    offered = [{"type": "function", "function": {"name": "see", "parameters": {}}}]
+    parsed = parse_response(ids, replace(format, one_call=True), tokenizer, reasoning_open=False, tools=offered)
+    assert [(call.name, call.status) for call in parsed.tool_calls] == [("look", UNKNOWN_TOOL), ("see", SURPLUS_CALL)]
+    assert [call["function"]["name"] for call in parsed.to_message()["tool_calls"]] == ["look"]

@@ -91,7 +91,7 @@ def calls_of_turn(assistant: Message, parsed: ParsedResponse) -> list[RequestedC
     count = len(assistant.get("tool_calls", ()))
     calls: list[RequestedCall] = []
     for attempt in parsed.tool_calls:
-        if attempt.status.is_call and attempt.name is not None:
+        if attempt.status.is_well_formed and attempt.name is not None:
             calls.append(next(well_formed))
             continue
         call_id = attempt.id or _new_id(parsed.call_id, attempt.name or "", count)
@@ -106,14 +106,9 @@ def _new_id(form: str, name: str, index: int) -> str:
 
 
 def _problem(attempt: ParsedToolCall) -> str:
-    """Why a call that is not one of the message was not made, for the model.
-
-    Empty for an unknown name, which is looked up as any name.
-    """
+    """Why a call that is not one of the message was not made, for the model."""
     call = f"this call of {attempt.name}" if attempt.name else "this call"
     match attempt.status:
-        case ToolCallParseStatus.UNKNOWN_TOOL:
-            return ""
         case ToolCallParseStatus.INVALID_JSON:
             return f"the arguments of {call} are not valid JSON"
         case ToolCallParseStatus.UNCLOSED_BLOCK:

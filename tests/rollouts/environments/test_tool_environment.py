@@ -131,9 +131,9 @@ def test_everything_that_goes_wrong_is_answered_in_the_place_of_its_call(rendere
     trajectory, _ = play(environment(), [turn, "done"], renderer)
     assert answers(trajectory) == [
         ("call_0", "add", "2"),
-        ("call_5", "jump", "error: there is no tool 'jump'; the tools are add, picture, fail, refuse"),
+        ("call_1", "jump", "error: there is no tool 'jump'; the tools are add, picture, fail, refuse"),
         (
-            "call_1",
+            "call_2",
             "add",
             "error: invalid arguments for add: a is missing; b: Input should be greater than or equal to 0, not -1",
         ),
@@ -142,10 +142,10 @@ def test_everything_that_goes_wrong_is_answered_in_the_place_of_its_call(rendere
             "invalid_call",
             "error: the arguments of this call are not valid JSON. The call was not made",
         ),
-        ("call_2", "fail", "error: KeyError: 'the shelf is empty'"),
-        ("call_3", "refuse", "error: the shop is closed"),
+        ("call_3", "fail", "error: KeyError: 'the shelf is empty'"),
+        ("call_4", "refuse", "error: the shop is closed"),
         ("call_7", "invalid_call", "error: this call does not name a tool. The call was not made"),
-        ("call_4", "add", "6"),
+        ("call_5", "add", "6"),
         ("call_8", "invalid_call", "error: this call has no end. The call was not made"),
     ]
     assert outcomes(trajectory) == [

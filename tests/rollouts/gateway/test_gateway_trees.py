@@ -278,7 +278,7 @@ def test_token_ids_and_log_probabilities_are_those_of_the_tree(renderer):
     ("name", "end"),
     [
         ("qwen-3", "<|im_end|>"),
-        ("deepseek-v3.2", "<｜end▁of▁sentence｜>"),
+        ("deepseek-v3.2", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
         ("glm-4.5v", "<|endoftext|>"),
         ("jiutian-139moe-chat", "</s>"),
     ],
@@ -305,6 +305,63 @@ def test_each_token_is_reported_with_its_own_bytes(name, end, stream):
         assert "\N{REPLACEMENT CHARACTER}".encode() not in bytes(entry.bytes)
     if not name.startswith("jiutian"):
         assert any("\N{REPLACEMENT CHARACTER}" in entry.token for entry in entries)  # a part of a character
+
+
+UNKNOWN_CALL = '<tool_call>\n{"name": "jump", "arguments": {"high": 1}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_of_a_tool_that_is_not_offered_is_returned_and_its_answer_continues_the_turn(renderer, stream):
+    with served(ScriptedEngine([UNKNOWN_CALL, "Done."], renderer=renderer), renderer) as server:
+        client = server.client("s")
+        if stream:
+            chunks = list(client.chat.completions.create(model="m", messages=[user("a")], tools=TOOLS, stream=True))
+            calls = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+            name = calls[0].function.name
+            arguments = "".join(call.function.arguments for call in calls)
+            function = {"name": name, "arguments": arguments}
+            reason = chunks[-1].choices[0].finish_reason
+            text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+            message = {
+                "role": "assistant",
+                "content": text,
+                "tool_calls": [{"id": calls[0].id, "type": "function", "function": function}],
+            }
+        else:
+            (choice,) = client.chat.completions.create(model="m", messages=[user("a")], tools=TOOLS).choices
+            message, reason = choice.message.to_dict(), choice.finish_reason
+        assert reason == "tool_calls"
+        assert not message["content"]
+        (call,) = message["tool_calls"]
+        assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("jump", {"high": 1})
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "there is no tool jump"}
+        client.chat.completions.create(model="m", messages=[user("a"), message, result], tools=TOOLS)
+        trajectory = server.trajectory("s")
+    assert ([node.parent for node in trajectory.nodes], trajectory.forks) == ([-1, 0, 1, 2], 0)
+    messages = trajectory.to_messages(trajectory.leaves()[0])
+    assert [one["role"] for one in messages] == ["user", "assistant", "tool", "assistant"]
+    assert messages[1]["tool_calls"][0]["function"] == {"name": "jump", "arguments": {"high": 1}}
+    rendered = renderer.render(messages[:-1], tools=TOOLS, add_generation_prompt=True)
+    added = trajectory.nodes[2].token_ids.tolist()
+    assert added == rendered.token_ids[-len(added) :]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>\n{"name": "look", "arguments": {"row": }}\n</tool_call>',
+        "<tool_call>\nlook",
+        "<tool_call></tool_call>",
+    ],
+)
+def test_a_call_that_cannot_be_read_is_text_and_stays_the_turn_that_is_continued(renderer, text):
+    with served(ScriptedEngine([text, "Done."], renderer=renderer), renderer) as server:
+        client = server.client("s")
+        (choice,) = client.chat.completions.create(model="m", messages=[user("a")], tools=TOOLS).choices
+        assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (text, None, "stop")
+        client.chat.completions.create(model="m", messages=[user("a"), choice.message, user("again")], tools=TOOLS)
+        trajectory = server.trajectory("s")
+    assert ([node.parent for node in trajectory.nodes], trajectory.forks) == ([-1, 0, 1, 2], 0)
 
 
 def test_arguments_are_the_text_of_a_json_object(renderer):
