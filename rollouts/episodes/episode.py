@@ -155,10 +155,10 @@ def check_sampling(sampling: object) -> None:
         )
 
 
-def check_on_end(on_end: OnEnd | None) -> None:
+def check_on_end(on_end: OnEnd | None, name: str = "on_end") -> None:
     """Raises `EpisodeArgumentError`."""
     if on_end is not None and (not callable(on_end) or inspect.iscoroutinefunction(on_end)):
-        raise EpisodeArgumentError("on_end", on_end, "pass a function that is not async, or None")
+        raise EpisodeArgumentError(name, on_end, "pass a function that is not async, or None")
 
 
 async def record_episode(

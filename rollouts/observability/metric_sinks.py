@@ -78,6 +78,7 @@ class MetricHistory:
             raise ArgumentError("seconds", seconds, "pass a number of seconds above 0")
         self._metrics = metrics
         self._sinks = list(sinks)
+        self._failed: list[MetricSink] = []
         self._first_step = first_step
         self._thread = PeriodicThread(self._write, number, "rollouts-metric-history")
 
@@ -91,7 +92,7 @@ class MetricHistory:
     ) -> None:
         self._thread.stop()
         self._write()
-        for sink in self._sinks:
+        for sink in [*self._sinks, *self._failed]:  # those too: they may hold what they received before
             try:
                 sink.close()
             except Exception:  # as for `write`
@@ -106,6 +107,7 @@ class MetricHistory:
             except Exception:  # a disk may be full, and a library of others may raise anything
                 log.exception("%s failed; it gets no further metrics", type(sink).__name__)
                 self._sinks.remove(sink)
+                self._failed.append(sink)
 
 
 def last_step(path: Path) -> int:

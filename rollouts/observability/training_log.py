@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -81,7 +82,7 @@ class TrainingLog:
         """Write the figures of step `step`; steps ascend. The names are yours; the report draws a curve for each.
 
         `mismatch` adds the figures `mismatch_mean`, `mismatch_max` and `mismatch_kl`, in nats, and keeps the
-        log-probabilities of each token: 24 bytes a token.
+        log-probabilities of each token: 24 bytes a token. All sinks get the figures, also where one raises.
         """
         values = dict(figures)
         if mismatch is not None and mismatch.tokens:
@@ -92,8 +93,9 @@ class TrainingLog:
                 "mismatch_kl": statistics.k3,
             }
             self._append(step, mismatch)
-        for sink in self._sinks:
-            sink.write(TRAINING, step, values)
+        with ExitStack() as writing:
+            for sink in reversed(self._sinks):
+                writing.callback(sink.write, TRAINING, step, values)
 
     def _append(self, step: int, mismatch: MismatchReport) -> None:
         if self._mismatch is None:
@@ -104,11 +106,11 @@ class TrainingLog:
         self._mismatch.append({"step": step, "trainer_version": mismatch.trainer_version or "", **columns, **tables})
 
     def close(self) -> None:
-        """Close the files and the sinks."""
-        for sink in self._sinks:
-            sink.close()
-        if self._mismatch is not None:
-            self._mismatch.close()
+        """Close the files and the sinks, all of them, whatever one raises."""
+        with ExitStack() as closing:
+            for closed in (self._mismatch, *reversed(self._sinks)):
+                if closed is not None:
+                    closing.callback(closed.close)
 
     def __enter__(self) -> Self:
         return self

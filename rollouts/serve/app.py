@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from renderers import RendererError, TemplateRenderer
 from rollouts.errors import MissingExtraError, RolloutsError
@@ -43,7 +43,7 @@ def create_app(
     routes: Sequence[BaseRoute] = (),
     on_shutdown: Sequence[Callable[[], Awaitable[None]]] = (),
 ) -> Starlette:
-    """The application. Its shutdown calls `on_shutdown` in order, then closes the engine.
+    """The application. Its shutdown calls `on_shutdown` in order, then closes the engine, whatever these calls raise.
 
     `routes` are further routes, with the same checks of access; they should sample from `engine`, so that pauses and
     aborts concern their requests. With `api_key`, every request needs it as its bearer token, but for `/health` and
@@ -63,10 +63,10 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        yield
-        for call in on_shutdown:
-            await call()
-        await engine.close()
+        async with AsyncExitStack() as at_end:
+            for call in (engine.close, *reversed(on_shutdown)):
+                at_end.push_async_callback(call)
+            yield
 
     return Starlette(
         routes=[*served, *routes],

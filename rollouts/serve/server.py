@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -67,7 +68,8 @@ def base_url(listener: socket.socket) -> str:
 def run_server(app: Any, listener: socket.socket, *, on_ready: Callable[[], None], access_log: bool = False) -> None:
     """Serve until SIGINT or SIGTERM. `on_ready` is called once requests are answered.
 
-    Running requests have some seconds to end after the signal; then their connections are closed.
+    Running requests have some seconds to end after the signal; then their connections are closed, the application is
+    shut down, and `KeyboardInterrupt` is raised. Called from the main thread.
     """
     config = uvicorn.Config(
         app,
@@ -79,7 +81,12 @@ def run_server(app: Any, listener: socket.socket, *, on_ready: Callable[[], None
         server_header=False,
     )
     server = _Server(config, on_ready, listener.getsockname()[:2])
-    server.run(sockets=[listener])
+    # uvicorn raises the signal again at the end, where the usual SIGTERM would end the process with its files open.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        server.run(sockets=[listener])
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class _Server(uvicorn.Server):

@@ -68,6 +68,7 @@ def serve(
     from renderers import load_renderer
     from rollouts.engines.vllm.http.server_address import redacted
     from rollouts.serve.app import create_app
+    from rollouts.serve.gateway.errors import SessionNotDeliveredError
     from rollouts.serve.gateway.limits import GatewayLimits
     from rollouts.serve.gateway.routes import Gateway
     from rollouts.serve.server import base_url as address
@@ -97,6 +98,14 @@ def serve(
                 limits=GatewayLimits(max_body_bytes=max_body_mb * 2**20),
                 on_session_end=on_session_end,
             )
+            undelivered: list[SessionNotDeliveredError] = []
+
+            async def close_gateway() -> None:
+                try:
+                    await gateway.close()
+                except SessionNotDeliveredError as error:
+                    undelivered.append(error)
+
             app = create_app(
                 served.engine,
                 renderer,
@@ -106,7 +115,7 @@ def serve(
                 hosts=(host,),
                 max_body_bytes=max_body_mb * 2**20,
                 routes=gateway.routes(),
-                on_shutdown=[gateway.close],
+                on_shutdown=[close_gateway],
             )
             url = address(listener)
 
@@ -114,7 +123,11 @@ def serve(
                 print_line(f"serving {served.model.name} ({description}) at {url} (Ctrl-C ends it)")
                 sys.stdout.flush()  # a program that started this one waits for the line
 
-            run_server(app, listener, on_ready=report_ready)
+            try:
+                run_server(app, listener, on_ready=report_ready)
+            finally:  # also after Ctrl-C, which then must not look like an end with everything recorded
+                for error in undelivered:
+                    exit_with_error(f"{record}: {', '.join(error.session_ids)} not recorded: {error.reason}")
 
 
 class _Served(NamedTuple):

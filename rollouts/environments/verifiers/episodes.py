@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from verifiers.v1.clients import ModelContext
 from verifiers.v1.env import Env
@@ -75,8 +76,10 @@ async def run_verifiers_episodes(
                 if number:
                     trajectory.episode_id = f"{trajectories[0].episode_id}-{number}"
                 trajectory.finish()
-                if on_end is not None:
-                    on_end(trajectory)
+            if on_end is not None:
+                with ExitStack() as handing_over:  # all of them, also where `on_end` raises for one
+                    for trajectory in reversed(trajectories):
+                        handing_over.callback(on_end, trajectory)
 
     with EngineClient(engine, renderer, sampling=sampling) as client:
         async with env.serving():

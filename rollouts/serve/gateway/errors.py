@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
+from rollouts.error_texts import describe_exception
 from rollouts.errors import RolloutsError
 
 
@@ -117,6 +119,27 @@ class ExistingSessionError(GatewayError):
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
         super().__init__(f"there is a session {session_id!r} already; use another id")
+
+
+class SessionNotDeliveredError(GatewayError):
+    """`on_session_end` did not accept the trajectories of the sessions `session_ids`, which are kept.
+
+    Cure: remove the cause that the text names, and end the sessions again.
+    """
+
+    status = 500
+    type = "server_error"
+    code = "session_not_delivered"
+
+    def __init__(self, session_ids: Sequence[str], error: BaseException) -> None:
+        self.session_ids = tuple(session_ids)
+        self.reason = describe_exception(error)
+        shown = ", ".join(self.session_ids[:5]) + (" and others" if len(self.session_ids) > 5 else "")
+        count = f"the trajectories of {len(self.session_ids)} sessions" if len(self.session_ids) > 1 else "a trajectory"
+        super().__init__(
+            f"{count} ({shown}) could not be handed over: {self.reason}. Nothing of it is lost yet: "
+            "remove the cause, and end the session again"
+        )
 
 
 class GatewayFullError(GatewayError):

@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Route
 
 from renderers import Renderer, RendererPool
 from rollouts.engines.protocol import Engine, SamplingParams, is_streaming
-from rollouts.episodes.episode import check_settings
+from rollouts.episodes.episode import check_on_end, check_settings
 from rollouts.episodes.limits import EpisodeLimits
 from rollouts.episodes.turns import EpisodeSettings
 from rollouts.error_texts import is_unicode
@@ -57,7 +57,9 @@ class Gateway:
     the engine has loaded (`VLLMEngine.load_adapter`) is accepted too, and samples with the adapter. `sampling` has the
     options that a request leaves out. `allow_media_urls` lets http(s) URLs of images through to the renderer, whose
     `MediaPolicy` decides about them; otherwise images are data URLs. `on_session_end` is called with the trajectory of
-    every session that ends, is deleted or is evicted. One event loop serves a gateway. Raises `EpisodeArgumentError`.
+    every session that ends, is deleted or is evicted. Where it raises, the session is kept, and it is called again when
+    the session is ended or deleted once more, would be evicted, and by `close`. One event loop serves a gateway. Raises
+    `EpisodeArgumentError`.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Gateway:
     ) -> None:
         sampling = sampling or SamplingParams(max_tokens=4096)
         check_settings(engine, renderer, sampling, 1)
+        check_on_end(on_session_end, "on_session_end")
         self._owned_pool = None if isinstance(renderer, RendererPool) else RendererPool(renderer)
         pool = renderer if isinstance(renderer, RendererPool) else self._owned_pool
         assert pool is not None
@@ -110,10 +113,16 @@ class Gateway:
         return snapshot(self._sessions.get(session_id).trajectory)
 
     async def close(self) -> None:
-        """End all sessions, and the threads of a renderer that was passed without a pool. The engine stays open."""
-        await self._sessions.close()
-        if self._owned_pool is not None:
-            await self._owned_pool.aclose()
+        """End all sessions, and the threads of a renderer that was passed without a pool. The engine stays open.
+
+        Raises `SessionNotDeliveredError` after all have ended, with the sessions that `on_session_end` did not accept;
+        `trajectory` still returns them, and another `close` delivers them again.
+        """
+        try:
+            await self._sessions.close()
+        finally:
+            if self._owned_pool is not None:
+                await self._owned_pool.aclose()
 
     # Completions.
 
@@ -221,13 +230,12 @@ class Gateway:
     async def _end_session(self, request: Request) -> Response:
         session = self._session(request)
         fields = await self._fields(request, {"done": bool, "truncated": bool, "metrics": dict, "error": str})
-        trajectory = session.trajectory
+        trajectory, metrics = session.trajectory, _metrics(fields.get("metrics", {}))
         if not trajectory.finished:
-            truncated = fields.get("truncated", False)
-            trajectory.done = fields.get("done", not truncated and not fields.get("error"))
-            trajectory.truncated = truncated
             trajectory.error = fields.get("error", "")
-            trajectory.metrics = _metrics(fields.get("metrics", {}))
+            trajectory.metrics = metrics
+            trajectory.truncated = fields.get("truncated", False)
+            trajectory.done = fields.get("done", not trajectory.truncated and not trajectory.error)
         await self._sessions.end(session)
         return self._session_response(session)
 

@@ -48,13 +48,17 @@ class Match(NamedTuple):
 
 
 class Session:
-    """Made on the event loop that serves it. `is_anonymous`: its client named no session."""
+    """Made on the event loop that serves it. `is_anonymous`: its client named no session.
+
+    Its trajectory is finished when it ends; `is_delivered` says that it was handed over, too.
+    """
 
     def __init__(self, recorder: TurnRecorder, *, is_anonymous: bool) -> None:
         self.recorder = recorder
         self.trajectory = recorder.trajectory
         self.is_anonymous = is_anonymous
         self.last_used = self.began = time.monotonic()
+        self.is_delivered = False
         self.in_flight = 0
         self.num_requests = 0
         self.nbytes = 0

@@ -20,6 +20,7 @@ from rollouts.serve.gateway.errors import (
     ExistingSessionError,
     GatewayFullError,
     InvalidChatRequestError,
+    SessionNotDeliveredError,
     UnknownSessionError,
 )
 from rollouts.serve.gateway.history import History
@@ -35,7 +36,7 @@ _SESSION_ID: Final = re.compile(r"(?!\.\.?$)[A-Za-z0-9._:@-]{1,128}")
 #: Ids of sessions that are gone, remembered so that a late request gets the reason.
 _REMEMBERED_IDS: Final = 65536
 
-#: Called with the trajectory of every session that ends, is deleted or is evicted.
+#: Called with the trajectory of every session that ends, is deleted or is evicted; again after it has raised.
 OnSessionEnd = Callable[[Trajectory], object]
 
 
@@ -184,38 +185,51 @@ class SessionStore:
     # Ending.
 
     async def end(self, session: Session) -> None:
-        """Finish the trajectory of a session; it stays readable. Requests that still run fail."""
-        if session.trajectory.finished:
-            return
+        """Finish the trajectory of a session and deliver it; it stays readable. Requests that still run fail.
+
+        A session that was delivered is not delivered again. One that was not is, by each further call. Raises
+        `SessionNotDeliveredError`.
+        """
         await session.recorder.close()
-        self._finish(session)
+        self._deliver(session)
 
     async def delete(self, session: Session) -> None:
-        """End a session and forget its trajectory."""
+        """End a session and forget its trajectory. One that cannot be delivered stays; raises as `end`."""
         await self.end(session)
         self._remove(session, "it was deleted")
 
     async def close(self) -> None:
-        """End all sessions. An error of `on_session_end` is logged, and the other sessions end nevertheless."""
+        """End all sessions, and deliver those that are not delivered.
+
+        Each that cannot be delivered is logged, and the others are delivered nevertheless; then
+        `SessionNotDeliveredError` is raised.
+        """
+        failures: dict[str, BaseException] = {}
         for session in self:
-            if not session.trajectory.finished:
-                await session.recorder.close()
-                self._finish_logged(session)
+            await session.recorder.close()
+            try:
+                self._deliver(session)
+            except SessionNotDeliveredError as error:
+                _log_undelivered(session, error)
+                failures[session.id] = error.__cause__ or error
+        if failures:
+            first = next(iter(failures.values()))
+            raise SessionNotDeliveredError(list(failures), first) from first
 
-    def _finish(self, session: Session) -> None:
-        session.trajectory.seconds = time.monotonic() - session.began
-        session.trajectory.finish()
-        if self._on_session_end is not None:
-            self._on_session_end(session.trajectory)
+    def _deliver(self, session: Session) -> None:
+        """Finish the trajectory of a session, and hand it over unless that is done. Raises as `end`.
 
-    def _finish_logged(self, session: Session) -> bool:
-        """As `_finish`; False where `on_session_end` failed, whose error is logged: no client is the reason."""
-        try:
-            self._finish(session)
-        except Exception:  # noqa: BLE001 - it is the code of a user
-            _log.exception("session %s: on_session_end failed, its trajectory was not delivered", session.id)
-            return False
-        return True
+        Synchronous, so that calls at the same time cannot hand it over twice.
+        """
+        if not session.trajectory.finished:
+            session.trajectory.seconds = time.monotonic() - session.began
+            session.trajectory.finish()
+        if not session.is_delivered and self._on_session_end is not None:
+            try:
+                self._on_session_end(session.trajectory)
+            except Exception as error:  # it is the code of a user
+                raise SessionNotDeliveredError([session.id], error) from error
+        session.is_delivered = True
 
     def _evict_idle(self) -> None:
         """Remove sessions without a request for `idle_seconds`.
@@ -235,10 +249,13 @@ class SessionStore:
                 _log.warning("session %s: %s, with %d turns", session.id, reason, session.trajectory.num_turns)
                 session.trajectory.truncated = True
                 session.trajectory.truncation_reason = reason
-                if not self._finish_logged(session):
-                    self._touch(session)
-                    continue
-            self._remove(session, reason)
+            try:
+                self._deliver(session)
+            except SessionNotDeliveredError as error:
+                _log_undelivered(session, error)
+                self._touch(session)
+            else:
+                self._remove(session, reason)
 
     def _remove(self, session: Session, reason: str) -> None:
         if self._sessions.pop(session.id, None) is None:
@@ -255,6 +272,13 @@ class SessionStore:
         self._gone[session.id] = reason
         if len(self._gone) > _REMEMBERED_IDS:
             self._gone.popitem(last=False)
+
+
+def _log_undelivered(session: Session, error: SessionNotDeliveredError) -> None:
+    """Log that a session stays, where no client receives the error."""
+    _log.error(
+        "session %s: on_session_end failed, its trajectory was not delivered", session.id, exc_info=error.__cause__
+    )
 
 
 def check_session_id(session_id: str) -> None:

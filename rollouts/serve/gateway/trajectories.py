@@ -60,6 +60,7 @@ def session_object(session: Session, now: float) -> dict[str, Any]:
         "forks": trajectory.forks,
         "reward": trajectory.reward,
         "ended": trajectory.finished,
+        "delivered": session.is_delivered,
         "requests_in_flight": session.in_flight,
         "idle_seconds": now - session.last_used,
         "estimated_bytes": session.nbytes,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import httpx
 import openai
@@ -20,23 +22,34 @@ from transport import read_records
 KEY = "a-key-of-this-test"
 
 
+@contextmanager
+def serving(folder, *arguments):
+    """The address of `rollouts serve`, and its process."""
+    main = "from rollouts.cli.main import main; main()"
+    pipe = subprocess.PIPE
+    with open(folder / "stderr", "wb") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-c", main, "serve", "--port", "0", *arguments], stdout=pipe, stderr=errors, text=True
+        )
+    try:
+        line = process.stdout.readline()
+        assert "serving policy" in line, (folder / "stderr").read_text()
+        yield next(word for word in line.split() if word.startswith("http://")), process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
 @pytest.fixture(scope="module")
 def command(tiny_model_dir, tmp_path_factory):
     """The address of the server, its process, and the record file that it writes."""
     folder = tmp_path_factory.mktemp("serve")
     (folder / "key").write_text(KEY)
-    arguments = ["--model", str(tiny_model_dir), "--name", "policy", "--port", "0"]
+    arguments = ["--model", str(tiny_model_dir), "--name", "policy"]
     arguments += ["--api-key-file", str(folder / "key"), "--record", str(folder / "chats.mmr")]
-    main = "from rollouts.cli.main import main; main()"
-    process = subprocess.Popen([sys.executable, "-c", main, "serve", *arguments], stdout=subprocess.PIPE, text=True)
-    try:
-        line = process.stdout.readline()
-        assert "serving policy" in line
-        yield next(word for word in line.split() if word.startswith("http://")), process, folder / "chats.mmr"
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+    with serving(folder, *arguments) as (url, process):
+        yield url, process, folder / "chats.mmr"
 
 
 def test_a_request_without_the_key_is_unauthorized(command):
@@ -73,3 +86,52 @@ def test_what_a_client_samples_is_recorded_with_the_log_probabilities_of_the_mod
         report = mismatch_report(batch, token_logprobs(model, batch))
     assert report.tokens == sum(len(trajectory.nodes[turn.node]) for turn in trajectory.turns)
     assert report.max_abs < 1e-4
+
+
+def begin(url, name):
+    """Begin a session whose trajectory takes more bytes than the full disk below has."""
+    messages = [{"role": "user", "content": "word " * 400}]
+    body = {"model": "policy", "messages": messages, "max_tokens": 2}
+    assert httpx.post(f"{url}/sessions/{name}/v1/chat/completions", json=body, timeout=60).status_code == 200
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux changes the limits of another process")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_a_full_disk_refuses_is_an_error_until_it_is_recorded(tiny_model_dir, tmp_path, number):
+    """The limit of the size of files stands for the full disk: the system refuses the same call."""
+    record = tmp_path / "chats.mmr"
+    arguments = ["--model", str(tiny_model_dir), "--name", "policy", "--record", str(record)]
+    with serving(tmp_path, *arguments) as (url, process):
+        begin(url, "kept")
+        begin(url, "lost")
+        begin(url, "never-ended")
+        unlimited = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
+        full = (record.stat().st_size + 1000, unlimited[1])
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, full)
+        for response in (httpx.post(f"{url}/sessions/kept/end"), httpx.delete(f"{url}/sessions/kept")):
+            assert (response.status_code, response.json()["error"]["code"]) == (500, "session_not_delivered")
+            assert "File too large" in response.json()["error"]["message"]
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, unlimited)
+        assert httpx.post(f"{url}/sessions/kept/end").status_code == 200
+        assert httpx.delete(f"{url}/sessions/kept").status_code == 204
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (record.stat().st_size + 1000, unlimited[1]))
+        assert httpx.post(f"{url}/sessions/lost/end").status_code == 500
+        process.send_signal(number)
+        assert process.wait(60) == 2
+    assert [one.episode_id for one in read_records(record)] == ["kept"]
+    errors = (tmp_path / "stderr").read_text()
+    assert f"{record}: lost, never-ended not recorded: OSError: [Errno 27] File too large" in errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_server_with_every_session_recorded(tiny_model_dir, tmp_path, number):
+    record = tmp_path / "chats.mmr"
+    with serving(tmp_path, "--model", str(tiny_model_dir), "--name", "policy", "--record", str(record)) as (
+        url,
+        process,
+    ):
+        begin(url, "s")
+        process.send_signal(number)
+        assert process.wait(60) == 130
+    assert [one.episode_id for one in read_records(record)] == ["s"]
+    assert "Traceback" not in (tmp_path / "stderr").read_text()

@@ -10,7 +10,8 @@ import pytest
 from gateway_server import CALL, TOOLS, served, user
 from starlette.applications import Starlette
 
-from rollouts.serve.gateway.errors import EvictedSessionError
+from rollouts.episodes.errors import EpisodeArgumentError
+from rollouts.serve.gateway.errors import EvictedSessionError, SessionNotDeliveredError
 from rollouts.serve.gateway.limits import GatewayLimits
 from rollouts.serve.gateway.routes import Gateway
 from rollouts.testing import ScriptedEngine
@@ -350,7 +351,7 @@ def test_an_idle_session_is_evicted_with_its_trajectory_delivered(renderer, monk
 def test_a_trajectory_that_is_not_accepted_stays_readable_and_disturbs_no_other_session(renderer, monkeypatch, caplog):
     from rollouts.serve.gateway import session, session_store
 
-    now, delivered = [1000.0], []
+    now, delivered, disk_is_full = [1000.0], [], [True]
 
     class Clock:
         @staticmethod
@@ -363,7 +364,7 @@ def test_a_trajectory_that_is_not_accepted_stays_readable_and_disturbs_no_other_
         monkeypatch.setattr(module, "time", Clock)
 
     def deliver(trajectory):
-        if trajectory.episode_id.startswith("bad"):
+        if trajectory.episode_id.startswith("bad") and disk_is_full:
             raise OSError("the disk is full")
         delivered.append(trajectory.episode_id)
 
@@ -382,15 +383,107 @@ def test_a_trajectory_that_is_not_accepted_stays_readable_and_disturbs_no_other_
             assert await ask_session("bad-2") == 200
             assert gateway.trajectory("bad-1").num_turns == 1
             assert await ask_session("good") == 200
-            await gateway.close()
+            with pytest.raises(SessionNotDeliveredError, match="the disk is full") as failed:
+                await gateway.close()
+            assert failed.value.session_ids == ("bad-1", "bad-2")
             assert delivered == ["good"]
+            assert gateway.trajectory("bad-1").num_turns == 1
+            disk_is_full.clear()
+            await gateway.close()
+            assert delivered == ["good", "bad-1", "bad-2"]
             now[0] += 61
             with pytest.raises(EvictedSessionError):
                 gateway.trajectory("bad-1")
 
     asyncio.run(play())
-    assert caplog.text.count("on_session_end failed") == 2
+    for name in ("bad-1", "bad-2"):
+        assert f"session {name}: on_session_end failed, its trajectory was not delivered" in caplog.text
     assert "the disk is full" in caplog.text
+
+
+class FullDisk:
+    """An `on_session_end` that raises while `is_full`, and keeps the ids that it accepts."""
+
+    def __init__(self):
+        self.is_full, self.calls, self.delivered = True, 0, []
+
+    def __call__(self, trajectory):
+        self.calls += 1
+        if self.is_full:
+            raise OSError(28, "No space left on device")
+        self.delivered.append(trajectory.episode_id)
+
+
+@pytest.mark.parametrize("again", ["end", "delete"])
+def test_a_session_that_could_not_be_delivered_stays_and_is_delivered_when_it_is_ended_again(renderer, again):
+    disk = FullDisk()
+    with served(echo(renderer), renderer, on_session_end=disk) as server:
+        url = f"{server.root}/sessions/s"
+
+        def end():
+            return httpx.post(f"{url}/end") if again == "end" else httpx.delete(url)
+
+        ask(server.client("s"), "a")
+        for response in (httpx.post(f"{url}/end", json={"metrics": {"steps": 3}}), end(), end()):
+            assert (response.status_code, response.json()["error"]["code"]) == (500, "session_not_delivered")
+            assert "No space left on device" in response.json()["error"]["message"]
+            state = httpx.get(url).json()
+            assert (state["ended"], state["delivered"]) == (True, False)
+        assert server.trajectory("s").metrics == {"steps": 3}
+        disk.is_full = False
+        assert end().is_success
+        assert (disk.calls, disk.delivered) == (4, ["s"])
+        if again == "end":
+            assert httpx.get(url).json()["delivered"] is True
+            assert httpx.post(f"{url}/end").status_code == 200
+            assert httpx.delete(url).status_code == 204
+        assert httpx.get(url).status_code == 410
+    assert (disk.calls, disk.delivered) == (4, ["s"])
+
+
+@pytest.mark.parametrize("failures", [0, 3])
+def test_a_session_that_is_ended_several_times_at_once_is_delivered_once(renderer, failures):
+    calls = []
+
+    def deliver(trajectory):
+        calls.append(trajectory.episode_id)
+        if len(calls) <= failures:
+            raise RuntimeError("not now")
+
+    async def play():
+        gateway = Gateway(echo(renderer), renderer, on_session_end=deliver)
+        transport = httpx.ASGITransport(Starlette(routes=gateway.routes()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            await client.post("/sessions/s/v1/chat/completions", json={"messages": [user("a")]})
+            ends = [client.post("/sessions/s/end") for _ in range(8)]
+            statuses = [response.status_code for response in await asyncio.gather(*ends)]
+        await gateway.close()
+        return statuses
+
+    assert sorted(asyncio.run(play())) == [200] * (8 - failures) + [500] * failures
+    assert calls == ["s"] * (failures + 1)
+
+
+def test_a_metric_that_is_refused_leaves_the_session_as_it_was(renderer):
+    with served(echo(renderer), renderer) as server:
+        ask(server.client("s"), "a")
+        body = {"error": "wrong", "truncated": True, "metrics": {"steps": "3"}}
+        assert httpx.post(f"{server.root}/sessions/s/end", json=body).status_code == 400
+        trajectory = server.trajectory("s")
+        assert (trajectory.finished, trajectory.done, trajectory.truncated, trajectory.error) == (
+            False,
+            False,
+            False,
+            "",
+        )
+
+
+def test_a_function_that_nobody_would_await_cannot_receive_sessions(renderer):
+    async def deliver(trajectory):
+        raise AssertionError
+
+    with pytest.raises(EpisodeArgumentError, match="on_session_end"):
+        Gateway(echo(renderer), renderer, on_session_end=deliver)
 
 
 @pytest.mark.parametrize("name", ["a/b", "a b", "ü", "x" * 129, "..%2f", ".", ".."])

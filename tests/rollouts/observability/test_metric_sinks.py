@@ -160,7 +160,9 @@ def test_a_sink_that_raises_is_logged_once_and_the_others_go_on(
     with caplog.at_level(logging.ERROR), MetricHistory(RunMetrics(), [failing, JsonLinesSink(path)]):
         pass
     assert failing.writes == 1
-    assert [record.getMessage() for record in caplog.records] == ["Failing failed; it gets no further metrics"]
+    messages = [record.getMessage() for record in caplog.records]
+    # It is closed nevertheless: what it received before may wait in it.
+    assert messages == ["Failing failed; it gets no further metrics", "Failing could not be closed"]
     assert len(list(read_json_lines(path, []))) == 2
 
 
@@ -239,6 +241,21 @@ def test_a_training_log_keeps_figures_and_the_log_probabilities_of_each_token(tm
     assert [(step.step, step.trainer_version) for step in steps] == [(1, "4"), (3, "")]
     assert steps[0].difference.tolist() == [-0.5, 0.0]
     assert steps[0].modality.tolist() == ["text", "image"]
+
+
+def test_a_failing_sink_of_a_training_log_loses_no_step_of_the_others_and_leaves_no_file_open(tmp_path: Path) -> None:
+    failing, after = Failing(), JsonLinesSink(tmp_path / "after.jsonl")
+    log = TrainingLog(tmp_path, sinks=[failing, after])
+    with pytest.raises(ConnectionError):
+        log.write(1, {"loss": 0.5}, mismatch=MismatchReport(compared()))
+    with pytest.raises(ConnectionError):
+        log.close()
+    for name in ("training.jsonl", "after.jsonl"):
+        assert [row["step"] for row in read_json_lines(tmp_path / name, [])] == [1]
+    with pytest.raises(ValueError, match="closed file"):
+        after.write("training", 2, {})
+    with RecordWriter(tmp_path / "mismatch.mmr") as continued:  # which is locked while a writer is open
+        assert continued.next_index == 1
 
 
 RECORD = {
