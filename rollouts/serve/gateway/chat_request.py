@@ -93,6 +93,8 @@ _READ: Final = frozenset(
 )
 
 _MAX_STOPS: Final = 64
+#: Of one stop string: the text before its end is searched with each token.
+_MAX_STOP_CHARACTERS: Final = 1024
 #: Deepest nesting of the schemas of tools. Templates walk through them recursively.
 _MAX_TOOL_DEPTH: Final = 64
 
@@ -198,11 +200,13 @@ def _messages(fields: Mapping[str, Any], allow_urls: bool, max_parts: int) -> li
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise InvalidChatRequestError("messages is a list of at least one message", "messages")
-    contents = (message.get("content") for message in messages if isinstance(message, dict))
-    count = len(messages) + sum(len(content) for content in contents if isinstance(content, list))
+    lists = [message.get(key) for message in messages if isinstance(message, dict) for key in ("content", "tool_calls")]
+    count = len(messages) + sum(len(each) for each in (*lists, fields.get("tools")) if isinstance(each, list))
     if count > max_parts:
         raise InvalidChatRequestError(
-            f"messages has {count} messages and parts of contents; this server takes at most {max_parts}", "messages"
+            f"the request has {count} messages, parts of contents, tool calls and tools; this server takes at most "
+            f"{max_parts}",
+            "messages",
         )
     read = [read_message(message, index, allow_urls=allow_urls) for index, message in enumerate(messages)]
     check_tool_results(read)
@@ -263,4 +267,8 @@ def _stop(stop: Any) -> tuple[str, ...]:
         raise InvalidChatRequestError("stop holds half of a surrogate pair, which no text of the model has", "stop")
     if len(strings) > _MAX_STOPS:
         raise InvalidChatRequestError(f"stop has {len(strings)} strings; at most {_MAX_STOPS} are taken", "stop")
+    if (longest := max(map(len, strings), default=0)) > _MAX_STOP_CHARACTERS:
+        raise InvalidChatRequestError(
+            f"stop has a string of {longest} characters; at most {_MAX_STOP_CHARACTERS} are taken", "stop"
+        )
     return tuple(strings)

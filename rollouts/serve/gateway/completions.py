@@ -163,10 +163,9 @@ async def _record(
         # Some agents write the stop string back, which was sampled.
         variants = (message, {**message, "content": text_before(message["content"], stop) + stop})
         message = _without_stop(message, stop)
-    nbytes = session.nbytes
     digests = session.add(turn, chat.history, match, choice=index, message=message, variants=variants)
     call_ids = [call["id"] for call in message.get("tool_calls") or ()]
-    store.recorded(session, digests, call_ids, session.nbytes - nbytes)
+    store.recorded(session, digests, call_ids)
     return Choice(
         index=index,
         turn=turn.index,

@@ -28,7 +28,7 @@ from rollouts.serve.gateway.errors import (
     UnknownModelError,
     UnsupportedFieldError,
 )
-from rollouts.serve.gateway.limits import GatewayLimits
+from rollouts.serve.gateway.limits import GatewayLimits, kept_bytes
 from rollouts.serve.gateway.request_bodies import read_body, until_disconnect
 from rollouts.serve.gateway.responses import completion_events, completion_object, token_texts_of
 from rollouts.serve.gateway.session import Session
@@ -230,12 +230,10 @@ class Gateway:
     async def _end_session(self, request: Request) -> Response:
         session = self._session(request)
         fields = await self._fields(request, {"done": bool, "truncated": bool, "metrics": dict, "error": str})
-        trajectory, metrics = session.trajectory, _metrics(fields.get("metrics", {}))
-        if not trajectory.finished:
-            trajectory.error = fields.get("error", "")
-            trajectory.metrics = metrics
-            trajectory.truncated = fields.get("truncated", False)
-            trajectory.done = fields.get("done", not trajectory.truncated and not trajectory.error)
+        metrics = _metrics(fields.get("metrics", {}))
+        if not session.trajectory.finished:
+            truncated, error = fields.get("truncated", False), fields.get("error", "")
+            session.end(done=fields.get("done"), truncated=truncated, error=error, metrics=metrics)
         await self._sessions.end(session)
         return self._session_response(session)
 
@@ -245,7 +243,9 @@ class Gateway:
         fields = await self._fields(request, {"reward": (int, float), "turn": int, "info": dict})
         if "reward" not in fields:
             raise InvalidChatRequestError("reward is missing; send a number", "reward")
-        session.trajectory.record_reward(fields["reward"], fields.get("info", {}), turn=fields.get("turn"))
+        if fields.get("info"):
+            self._sessions.check_room()
+        session.record_reward(fields["reward"], fields.get("info", {}), fields.get("turn"))
         return self._session_response(session)
 
     @answering_errors
@@ -279,6 +279,12 @@ class Gateway:
                 )
             if not isinstance(value, types[name]) or (isinstance(value, bool) and types[name] is not bool):
                 raise InvalidChatRequestError(f"{name} has a value of another type: {value!r:.80}", name)
+            if name != "session_id" and kept_bytes(value) > self._limits.max_field_bytes:
+                raise InvalidChatRequestError(
+                    f"{name} takes {kept_bytes(value)} bytes in memory; this server keeps at most max_field_bytes="
+                    f"{self._limits.max_field_bytes}. Keep what is longer elsewhere, under a short name",
+                    name,
+                )
         return fields
 
 

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import time
 from collections import ChainMap, OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from renderers import RenderedTokens
 from rollouts.episodes.turns import Prompt, SampledTurn, TurnRecorder
 from rollouts.serve.gateway.history import History, extended_digest, reasoning_of
+from rollouts.serve.gateway.limits import kept_bytes
 
 #: Turns of a session whose prompts stay in memory; those of other turns are made again from the trajectory.
 _KEPT_PROMPTS: Final = 8
-#: Estimated bytes of a token in a trajectory: id, mask, log-probability.
-_TOKEN_BYTES: Final = 12
+#: Estimated bytes of a token: id, mask and log-probability in the tree, and an integer that kept prompts share.
+_TOKEN_BYTES: Final = 40
+#: Of a place in the list of ids of a kept prompt.
+_PLACE_BYTES: Final = 8
+#: Of a session without turns, and of a turn without tokens and messages.
+_SESSION_BYTES: Final = 3000
+_TURN_BYTES: Final = 2500
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,10 +56,11 @@ class Match(NamedTuple):
 class Session:
     """Made on the event loop that serves it. `is_anonymous`: its client named no session.
 
-    Its trajectory is finished when it ends; `is_delivered` says that it was handed over, too.
+    Its trajectory is finished when it ends; `is_delivered` says that it was handed over, too. `nbytes` are the
+    estimated bytes of all that it keeps; `on_count` is called with each change of them.
     """
 
-    def __init__(self, recorder: TurnRecorder, *, is_anonymous: bool) -> None:
+    def __init__(self, recorder: TurnRecorder, *, is_anonymous: bool, on_count: Callable[[int], object]) -> None:
         self.recorder = recorder
         self.trajectory = recorder.trajectory
         self.is_anonymous = is_anonymous
@@ -62,11 +69,14 @@ class Session:
         self.in_flight = 0
         self.num_requests = 0
         self.nbytes = 0
+        self.on_count = on_count
         self.turns: dict[bytes, list[RecordedTurn]] = {}  # by the digest of the conversation that ends with the turn
         self._internal_ids: dict[str, str] = {}  # of tool calls: from the id that clients have to the model's
         self._prompts: OrderedDict[int, SampledTurn] = OrderedDict()
         self._counted_nodes = 0
         self._counted_sources: set[str] = set()
+        self._counted_prompts = 0  # the bytes of the kept prompts
+        self.count(_SESSION_BYTES + kept_bytes(self.trajectory.group_id))
 
     @property
     def id(self) -> str:
@@ -158,21 +168,59 @@ class Session:
         digests = list(dict.fromkeys(extended_digest(history.digests[-1], one) for one in (message, *variants)))
         for digest in digests:
             self.turns.setdefault(digest, []).append(recorded)
+        if choice == 0:  # the choices of a request share its messages and its tools
+            self.count(kept_bytes(prompt.messages if is_bridged else prompt.conversation[start:]))
+            self.count(0 if is_bridged else kept_bytes(recorded.tools))
+        self._count_turn(turn, recorded)
         self._keep(turn)
-        self._count(history, start)
         return digests
 
-    def _count(self, history: History, start: int) -> None:
-        """Add the estimated bytes of what is new in the trajectory."""
-        nodes = self.trajectory.nodes
+    def record_reward(self, reward: float, info: Mapping[str, Any], turn: int | None) -> None:
+        """Set the reward and the info of a turn, None for the last. Raises as `Trajectory.record_reward`."""
+        turns = self.trajectory.turns
+        index = len(turns) - 1 if turn is None else turn
+        before = kept_bytes(turns[index].info) if 0 <= index < len(turns) else 0
+        self.trajectory.record_reward(reward, info, turn=turn)
+        self.count(kept_bytes(turns[index].info) - before)
+
+    def end(self, *, done: bool | None, truncated: bool, error: str, metrics: Mapping[str, float]) -> None:
+        """Set how the session ends; `done` None: unless it is truncated, or there is an error."""
+        trajectory = self.trajectory
+        trajectory.error, trajectory.metrics, trajectory.truncated = error, dict(metrics), truncated
+        trajectory.done = not truncated and not error if done is None else done
+        self.count(kept_bytes(error, metrics))
+
+    # How much is kept.
+
+    def count(self, nbytes: int) -> None:
+        """Add to the estimated bytes of the session."""
+        self.nbytes += nbytes
+        self.on_count(nbytes)
+
+    def _count_turn(self, turn: SampledTurn, recorded: RecordedTurn) -> None:
+        """Count a turn, and what is new in the trajectory but for the messages of the prompt."""
+        nodes, nbytes = self.trajectory.nodes, _TURN_BYTES
         for node in nodes[self._counted_nodes :]:
-            self.nbytes += _TOKEN_BYTES * len(node) + sum(array.nbytes for array in node.extras.values())
+            nbytes += _TOKEN_BYTES * len(node) + sum(array.nbytes for array in node.extras.values())
             for reference in node.media:
                 if reference.source.digest not in self._counted_sources:
                     self._counted_sources.add(reference.source.digest)
-                    self.nbytes += reference.source.nbytes
+                    nbytes += reference.source.nbytes
         self._counted_nodes = len(nodes)
-        self.nbytes += sum(_text_bytes(message) for message in history.messages[start:]) + 2000
+        self.count(nbytes + kept_bytes(turn.message, recorded.reasoning, recorded.call_ids))
+
+    def _count_prompts(self) -> None:
+        """Count the kept prompts: their ids, and the pixels, of which prompts share those of equal images."""
+        pixels: dict[str, int] = {}
+        places = 0
+        for kept in self._prompts.values():
+            places += len(kept.prompt.rendered)
+            media = kept.prompt.rendered.multi_modal_data
+            for item, _ in () if media is None else media.items_with_ranges():
+                pixels[item.mm_hash] = item.nbytes
+        counted = _PLACE_BYTES * places + sum(pixels.values())
+        self.count(counted - self._counted_prompts)
+        self._counted_prompts = counted
 
     # Prompts of earlier turns.
 
@@ -184,19 +232,21 @@ class Session:
             parent = self.trajectory.nodes[self.trajectory.turns[turn.index].node].parent
             conversation = self.trajectory.to_messages(parent)
             turn = replace(turn, prompt=prompt._replace(messages=(), conversation=conversation))
+        self._put(turn)
+
+    def _put(self, turn: SampledTurn) -> None:
         self._prompts[turn.index] = turn
+        self._prompts.move_to_end(turn.index)
         if len(self._prompts) > _KEPT_PROMPTS:
             self._prompts.popitem(last=False)
+        self._count_prompts()
 
     async def sampled_turn(self, recorded: RecordedTurn) -> SampledTurn:
         """A turn with its prompt, made again from the trajectory if it is not kept."""
         kept = self._prompts.get(recorded.index)
         if kept is None:
             kept = await self.recorder.renderer.run_on_thread(lambda: self._made_again(recorded))
-        self._prompts[recorded.index] = kept
-        self._prompts.move_to_end(recorded.index)
-        if len(self._prompts) > _KEPT_PROMPTS:
-            self._prompts.popitem(last=False)
+        self._put(kept)
         return kept
 
     def _made_again(self, recorded: RecordedTurn) -> SampledTurn:
@@ -234,10 +284,3 @@ def _with_ids(message: Any, ids: Mapping[str, str]) -> Any:
         calls = [{**call, "id": ids[call["id"]]} if call.get("id") in ids else call for call in message["tool_calls"]]
         return {**message, "tool_calls": calls}
     return message
-
-
-def _text_bytes(message: Mapping[str, Any]) -> int:
-    content = message.get("content") or ""
-    if isinstance(content, str):
-        return len(content)
-    return sum(len(part["text"]) for part in content if part["type"] == "text")

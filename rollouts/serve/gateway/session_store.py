@@ -97,12 +97,16 @@ class SessionStore:
             session = found
         if session.trajectory.finished:
             raise EndedSessionError(session.id)
+        self.check_room()
+        return session
+
+    def check_room(self) -> None:
+        """Raises `GatewayFullError` where the sessions take more than `max_bytes`."""
         if self._nbytes > self._limits.max_bytes:
             raise GatewayFullError(
                 f"the sessions take about {self._nbytes} bytes, more than max_bytes={self._limits.max_bytes}; "
                 "fetch and delete sessions that have ended"
             )
-        return session
 
     def begin(self, session_id: str | None, *, group_id: str = "", seed: int = 0) -> Session:
         """A new session; without an id it is anonymous, and has a random one.
@@ -126,9 +130,12 @@ class SessionStore:
         trajectory.started_at = time.time()
         trajectory.provenance = self._provenance
         recorder = TurnRecorder(trajectory, self._settings, EpisodeActivity())
-        session = Session(recorder, is_anonymous=session_id is None)
+        session = Session(recorder, is_anonymous=session_id is None, on_count=self._count)
         self._sessions[session.id] = session
         return session
+
+    def _count(self, nbytes: int) -> None:
+        self._nbytes += nbytes
 
     def _continued(self, history: History) -> Session | None:
         # Conversations that are equal in every message differ in the ids of their tool calls.
@@ -163,20 +170,18 @@ class SessionStore:
         finally:
             session.in_flight -= 1
             if session.is_anonymous and not session.in_flight and not session.trajectory.num_turns:
-                self._sessions.pop(session.id, None)  # nobody knows its id
+                self._forget(session)  # nobody knows its id
             elif session.id in self._sessions:
                 self._touch(session)
 
-    def recorded(self, session: Session, digests: list[bytes], call_ids: list[str], nbytes: int) -> None:
-        """A turn of the session is recorded: the digests that find it, the ids of its tool calls, its bytes."""
-        if session.id in self._sessions:
-            self._nbytes += nbytes
-            if session.is_anonymous:
-                for digest in digests:
-                    recorded = self._anonymous.setdefault(digest, {})
-                    recorded.pop(session.id, None)
-                    recorded[session.id] = session
-                self._anonymous_calls.update(dict.fromkeys(call_ids, session.id))
+    def recorded(self, session: Session, digests: list[bytes], call_ids: list[str]) -> None:
+        """A turn of the session is recorded: the digests that find it, and the ids of its tool calls."""
+        if session.id in self._sessions and session.is_anonymous:
+            for digest in digests:
+                recorded = self._anonymous.setdefault(digest, {})
+                recorded.pop(session.id, None)
+                recorded[session.id] = session
+            self._anonymous_calls.update(dict.fromkeys(call_ids, session.id))
 
     def _touch(self, session: Session) -> None:
         session.last_used = time.monotonic()
@@ -257,10 +262,17 @@ class SessionStore:
             else:
                 self._remove(session, reason)
 
-    def _remove(self, session: Session, reason: str) -> None:
+    def _forget(self, session: Session) -> bool:
+        """Whether there was the session; it counts no more."""
         if self._sessions.pop(session.id, None) is None:
-            return
+            return False
         self._nbytes -= session.nbytes
+        session.on_count = _not_counted
+        return True
+
+    def _remove(self, session: Session, reason: str) -> None:
+        if not self._forget(session):
+            return
         if session.is_anonymous:
             for digest in session.turns:
                 recorded = self._anonymous[digest]
@@ -272,6 +284,10 @@ class SessionStore:
         self._gone[session.id] = reason
         if len(self._gone) > _REMEMBERED_IDS:
             self._gone.popitem(last=False)
+
+
+def _not_counted(nbytes: int) -> None:
+    """Of a session that is removed while a request of it still runs."""
 
 
 def _log_undelivered(session: Session, error: SessionNotDeliveredError) -> None:

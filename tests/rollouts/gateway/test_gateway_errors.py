@@ -135,6 +135,7 @@ WRONG = [
     ({**HELLO, "stop": [""]}, "stop", "texts"),
     ({**HELLO, "stop": ["a", "\ud800"]}, "stop", "half of a surrogate pair"),
     ({**HELLO, "stop": ["a"] * 65}, "stop", "at most 64"),
+    ({**HELLO, "stop": ["a", "b" * 1025]}, "stop", "1025 characters; at most 1024"),
     ({**HELLO, "stop_token_ids": ["a"]}, None, "stop_token_ids"),
     ({**HELLO, "stream": "yes"}, "stream", "true or false"),
     ({**HELLO, "stream_options": {"mood": 1}}, None, "stream_options.mood"),

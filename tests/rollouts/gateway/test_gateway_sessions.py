@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import httpx
 import openai
@@ -289,6 +290,106 @@ def test_more_bytes_than_the_limit_are_refused(renderer):
             ask(server.client("b"), "x")
         httpx.delete(f"{server.root}/sessions/a")
         ask(server.client("b"), "x")
+
+
+LONG = "x" * 2**20
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value"),
+    [
+        ("", "group_id", LONG),
+        ("/s/reward", "info", {"judge": LONG}),
+        ("/s/reward", "info", {"parts": [{} for _ in range(20_000)]}),  # 60 KB of JSON, 1.4 MB in memory
+        ("/s/end", "error", LONG),
+        ("/s/end", "metrics", {f"m{number}": 1 for number in range(300_000)}),
+    ],
+)
+def test_a_field_that_is_kept_has_a_limit_of_its_own(renderer, path, field, value):
+    with served(echo(renderer), renderer) as server:
+        ask(server.client("s"), "a")
+        before = httpx.get(f"{server.root}/sessions/s").json()["estimated_bytes"]
+        body = {field: value, **({"reward": 1} if path.endswith("reward") else {})}
+        response = httpx.post(f"{server.root}/sessions{path}", json=body)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, field)
+        assert "max_field_bytes=1048576" in response.json()["error"]["message"]
+        sessions = httpx.get(f"{server.root}/sessions").json()["sessions"]
+        assert [(one["session_id"], one["estimated_bytes"], one["ended"]) for one in sessions] == [("s", before, False)]
+
+
+def test_everything_that_is_kept_of_a_session_is_counted(renderer):
+    text = "x" * 100_000
+    tools = [{"type": "function", "function": {"name": "f", "description": text}}]
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": json.dumps({"a": text})}}
+    called = [user("a"), {"role": "assistant", "content": "", "tool_calls": [call]}]
+    with served(echo(renderer), renderer) as server:
+        url = f"{server.root}/sessions"
+
+        def counted(name, path, body):
+            before = len(httpx.get(url).json()["sessions"]) and httpx.get(f"{url}/{name}").json()["estimated_bytes"]
+            assert httpx.post(f"{url}{path}", json=body, timeout=60).is_success
+            return httpx.get(f"{url}/{name}").json()["estimated_bytes"] - before
+
+        chat = "/s/v1/chat/completions"
+        assert counted("s", "", {"session_id": "s", "group_id": text}) > len(text)
+        assert counted("s", "/s/v1/chat/completions", {"messages": [user("a")]}) < len(text)
+        for body in (
+            {"messages": [user("a")], "tools": tools},
+            {"messages": called},
+            {"messages": [{"role": "assistant", "content": "a", "reasoning_content": text}, user("b")]},
+            {"messages": [{"role": "user", "content": "a", "name": text}]},
+        ):
+            assert counted("s", chat, body) > len(text)
+        assert counted("s", "/s/reward", {"reward": 1, "info": {"judge": text}}) > len(text)
+        assert counted("s", "/s/reward", {"reward": 1, "info": {"judge": text}}) == 0  # in place of the former
+        assert counted("s", "/s/reward", {"reward": 1}) < -len(text)
+        assert counted("s", "/s/end", {"error": text, "metrics": {text: 1}}) > 2 * len(text)
+        assert httpx.delete(f"{url}/s").status_code == 204
+
+
+def test_sessions_without_turns_and_infos_fill_the_gateway_too(renderer):
+    with served(echo(renderer), renderer, limits=GatewayLimits(max_bytes=300_000)) as server:
+        url, body = f"{server.root}/sessions", {"group_id": "x" * 100_000}
+        statuses = [httpx.post(url, json={**body, "session_id": f"s{number}"}).status_code for number in range(5)]
+        assert statuses == [201, 201, 201, 503, 503]
+        httpx.delete(f"{url}/s0")
+        httpx.delete(f"{url}/s1")
+        ask(server.client("s2"), "a")
+        reward = {"reward": 1, "info": {"judge": "x" * 300_000}}
+        assert httpx.post(f"{url}/s2/reward", json=reward).status_code == 200
+        assert httpx.post(f"{url}/s2/reward", json=reward).status_code == 503
+        assert httpx.post(f"{url}/s2/reward", json={"reward": 1}).status_code == 200  # which makes room
+        assert httpx.post(f"{url}/s2/reward", json=reward).status_code == 200
+        assert httpx.post(f"{url}/s2/end", json={"metrics": {"steps": 1}}).status_code == 200
+
+
+def test_what_a_removed_session_kept_is_not_counted_any_more(renderer):
+    async def play():
+        arrived, release = asyncio.Event(), asyncio.Event()
+
+        async def slow(request):
+            arrived.set()
+            await release.wait()
+            return "x"
+
+        gateway = Gateway(ScriptedEngine(slow, renderer=renderer), renderer, limits=GatewayLimits(max_bytes=20_000))
+        transport = httpx.ASGITransport(Starlette(routes=gateway.routes()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            for number in range(20):
+                arrived.clear(), release.clear()
+                path = "/v1/chat/completions" if number % 2 else "/sessions/s/v1/chat/completions"
+                path = path.replace("/s/", f"/s{number}/")
+                asked = asyncio.create_task(client.post(path, json={"messages": [user("a" * 500)]}))
+                await arrived.wait()
+                (session,) = (await client.get("/sessions")).json()["sessions"]
+                await client.delete(f"/sessions/{session['session_id']}")
+                release.set()
+                assert (await asked).status_code == 409
+            release.set()
+            assert (await client.post("/v1/chat/completions", json={"messages": [user("a")]})).status_code == 200
+        await gateway.close()
+
+    asyncio.run(play())
 
 
 def test_an_idle_session_is_evicted_with_its_trajectory_delivered(renderer, monkeypatch, caplog):
