@@ -15,7 +15,7 @@ from renderers import load_renderer
 from rollouts.serve.app import create_app
 from rollouts.serve.pausable_engine import PausableEngine
 from rollouts.serve.served_model import served_model
-from rollouts.serve.server import base_url, bound_socket
+from rollouts.serve.server import HttpProtocol, base_url, bound_socket
 
 
 class Answer(NamedTuple):
@@ -31,11 +31,12 @@ class Answer(NamedTuple):
 class ServedInThread:
     """A running server, with a client that checks nothing."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, http: type[HttpProtocol] = HttpProtocol) -> None:
         self.app = app
         self._socket = bound_socket("127.0.0.1", 0)
         self.base_url = base_url(self._socket)
-        self._server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
+        config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1, http=http)
+        self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True)
         self._socket.listen()  # requests wait in the queue until the server takes them
         self._thread.start()

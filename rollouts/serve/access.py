@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import Collection
 from ipaddress import ip_address
@@ -74,11 +75,15 @@ class BrowserMiddleware:
 
 
 class BodyLimitMiddleware:
-    """Refuses bodies of more than `max_bytes` bytes with status 413, unread where they tell their size."""
+    """Refuses bodies of more than `max_bytes` bytes with status 413, unread where they tell their size.
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    One that has not arrived `seconds` after it was first asked for is refused with status 408.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int, seconds: float = 300.0) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._seconds = seconds
         self._reason = f"the body is larger than {max_bytes} bytes; start the server with a larger --max-body-mb"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,11 +96,20 @@ class BodyLimitMiddleware:
             response.headers["connection"] = "close"  # the body is not read
             await response(scope, receive, send)
             return
-        received = 0
+        received, deadline, has_all = 0, 0.0, False
 
         async def limited_receive() -> Message:
-            nonlocal received
-            message = await receive()
+            nonlocal received, deadline, has_all
+            if has_all:  # what follows is the end of the connection, which may take as long as it likes
+                return await receive()
+            deadline = deadline or asyncio.get_running_loop().time() + self._seconds
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError:
+                reason = f"the body did not arrive within {self._seconds:g} s; send it without pauses"
+                raise RequestError(408, reason, "RequestTimeoutError") from None
+            has_all = not message.get("more_body", False)
             received += len(message.get("body", b""))
             if received > self._max_bytes:
                 raise RequestError(413, self._reason, "RequestEntityTooLargeError")

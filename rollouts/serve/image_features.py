@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import isqrt, prod
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -21,9 +22,12 @@ from rollouts.serve.errors import RequestError
 from rollouts.serve.generate_body import FeaturesBody
 from rollouts.serve.served_model import ImageFormat, ServedModel
 
+#: What an entry of a cache takes besides its name and its arrays.
+ENTRY_BYTES: Final = 1000
+
 
 class ImageCache:
-    """The images of earlier requests by the names that clients gave them, at most `max_bytes` of tensors.
+    """The images of earlier requests by the names that clients gave them, at most `max_bytes` of tensors and names.
 
     `queries` and `hits` count the images of requests, and those that were found by name.
     """
@@ -40,7 +44,7 @@ class ImageCache:
         return item
 
     def put(self, name: str, item: MediaItem) -> None:
-        self._items.put(name, item, item.nbytes)
+        self._items.put(name, item, item.nbytes + sys.getsizeof(name) + ENTRY_BYTES)
 
     def clear(self) -> None:
         self._items.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from renderers.media.reference import load_source
 from renderers.vision.processor import MediaProcessor
 from rollouts.serve.errors import RequestError
 from rollouts.serve.generate_body import ContentPartBody
+from rollouts.serve.image_features import ENTRY_BYTES
 
 
 class ExpandedPrompt(NamedTuple):
@@ -22,7 +24,7 @@ class ExpandedPrompt(NamedTuple):
 
 
 class SourceCache:
-    """Source files of earlier requests by the names that clients gave them, at most `max_bytes`."""
+    """Source files of earlier requests by the names that clients gave them, at most `max_bytes` with the names."""
 
     def __init__(self, max_bytes: int) -> None:
         self._sources: ByteLRU[str, MediaSource] = ByteLRU(max_bytes)
@@ -38,7 +40,7 @@ class SourceCache:
         if url is not None:
             source = load_source({"type": "image_url", "image_url": {"url": url}}, processor.policy, processor.store)
             if name is not None:
-                self._sources.put(name, source, source.nbytes)
+                self._sources.put(name, source, source.nbytes + sys.getsizeof(name) + ENTRY_BYTES)
             return source
         known = None if name is None else self._sources.get(name)
         if known is None:

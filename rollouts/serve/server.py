@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from rollouts.serve.errors import ApiKeyFileError, PortUnavailableError, Unprote
 
 try:
     import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 except ImportError as error:
     raise MissingExtraError("rollouts serve", "serve", "uvicorn") from error
 
@@ -79,6 +81,7 @@ def run_server(app: Any, listener: socket.socket, *, on_ready: Callable[[], None
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         server_header=False,
+        http=HttpProtocol,
     )
     server = _Server(config, on_ready, listener.getsockname()[:2])
     # uvicorn raises the signal again at the end, where the usual SIGTERM would end the process with its files open.
@@ -87,6 +90,41 @@ def run_server(app: Any, listener: socket.socket, *, on_ready: Callable[[], None
         server.run(sockets=[listener])
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+class HttpProtocol(H11Protocol):
+    """HTTP/1.1 of uvicorn, with a limit of the time until the headers of a request have arrived.
+
+    h11 limits their size: to 16 KiB, or to what one read returns. httptools, which uvicorn prefers where it is
+    installed, has no limit.
+    """
+
+    header_seconds = 30.0
+    _closing: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._limit_time()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._limit_time()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_timer()
+
+    def _limit_time(self) -> None:
+        """Close the connection later, unless a request is being answered. Between requests uvicorn has a timer."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_timer()
+        elif self._closing is None:
+            self._closing = self.loop.call_later(self.header_seconds, self.transport.close)
+
+    def _stop_timer(self) -> None:
+        if self._closing is not None:
+            self._closing.cancel()
+            self._closing = None
 
 
 class _Server(uvicorn.Server):

@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final, get_args
 
 from rollouts.engines.protocol import InFlight
+from rollouts.error_texts import short_repr
 from rollouts.errors import ArgumentError
 from rollouts.numbers import whole_number
 from rollouts.workers.episode_outcome import EpisodeFailure
@@ -19,6 +20,8 @@ from transport import wire_type
 
 #: Slots of a worker. An integer of any size could not be added to metrics, which are floats.
 _MOST_SLOTS: Final = 1_000_000
+#: Of each text of a greeting, which is kept as long as the worker is connected.
+_MOST_CHARACTERS: Final = 1_000
 
 
 @wire_type("rollouts.WorkerHello")
@@ -35,8 +38,10 @@ class WorkerHello:
 
     def __post_init__(self) -> None:
         for name in ("version", "configuration"):
-            if not isinstance(getattr(self, name), str):
-                raise ArgumentError(f"WorkerHello.{name}", getattr(self, name), "pass text")
+            text = getattr(self, name)
+            if not isinstance(text, str) or len(text) > _MOST_CHARACTERS:
+                rule = f"pass text of at most {_MOST_CHARACTERS:,} characters"
+                raise ArgumentError(f"WorkerHello.{name}", short_repr(text), rule)
         if not 1 <= (whole_number(self.slots) or 0) <= _MOST_SLOTS:
             raise ArgumentError("WorkerHello.slots", self.slots, f"pass an integer from 1 to {_MOST_SLOTS:,}")
 

@@ -134,6 +134,8 @@ WRONG = [
     ({**HELLO, "stop": [1]}, "stop", "texts"),
     ({**HELLO, "stop": [""]}, "stop", "texts"),
     ({**HELLO, "stop": ["a", "\ud800"]}, "stop", "half of a surrogate pair"),
+    ({**HELLO, "tools": TOOLS * 10_000}, "messages", "10001 messages, parts of contents, tool calls and tools"),
+    ({"messages": [user("a"), asked(*map(str, range(10_000)))]}, "messages", "takes at most 10000"),
     ({**HELLO, "stop": ["a"] * 65}, "stop", "at most 64"),
     ({**HELLO, "stop": ["a", "b" * 1025]}, "stop", "1025 characters; at most 1024"),
     ({**HELLO, "stop_token_ids": ["a"]}, None, "stop_token_ids"),

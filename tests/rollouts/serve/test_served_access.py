@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import contextlib
 import http.client
+import io
+import socket
+import threading
 from urllib.parse import urlsplit
 
 import openai
 import pytest
+from PIL import Image
 from served_in_thread import ServedInThread, local_app
 from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 
 from rollouts.engines.vllm import VLLMEngine
 from rollouts.errors import ApiKeyError
-from rollouts.serve.errors import ApiKeyFileError, PortUnavailableError, UnprotectedAddressError
-from rollouts.serve.server import bound_socket, check_protection, read_api_key, run_server
+from rollouts.serve.access import BodyLimitMiddleware
+from rollouts.serve.errors import ApiKeyFileError, PortUnavailableError, RequestError, UnprotectedAddressError
+from rollouts.serve.image_features import ImageCache
+from rollouts.serve.image_sources import SourceCache
+from rollouts.serve.server import HttpProtocol, bound_socket, check_protection, read_api_key, run_server
 
 GENERATE = "/inference/v1/generate"
 BODY = {"token_ids": [5, 6], "sampling_params": {"max_tokens": 1}}
@@ -76,6 +87,88 @@ def test_a_body_beyond_the_limit_is_refused(guarded, chunked):
     assert b"100000 bytes" in response.read()
     connection.close()
     assert guarded.get("/health").status == 200
+
+
+async def test_a_body_that_does_not_arrive_is_refused_and_the_end_of_a_connection_is_waited_for():
+    async def app(scope, receive, send):
+        while (await receive()).get("more_body"):
+            pass
+        await asyncio.wait_for(receive(), 30)
+
+    pieces = iter([{"type": "http.request", "body": b"{", "more_body": True}])
+
+    async def stalled():
+        for piece in pieces:
+            return piece
+        await asyncio.Event().wait()
+
+    limited = BodyLimitMiddleware(app, 100, seconds=0.01)
+    with pytest.raises(RequestError, match=r"within 0\.01 s") as refused:
+        await limited({"type": "http", "path": "/", "headers": []}, stalled, None)
+    assert refused.value.status == 408
+
+    async def complete():
+        if messages:
+            return messages.pop()
+        await asyncio.sleep(0.05)  # longer than the body may take
+        return {"type": "http.disconnect"}
+
+    messages = [{"type": "http.request", "body": b"{}", "more_body": False}]
+    await limited({"type": "http", "path": "/", "headers": []}, complete, None)
+
+
+def test_headers_that_do_not_arrive_end_the_connection_and_a_slow_answer_does_not():
+    begun, released = threading.Event(), threading.Event()
+
+    def answer(request):  # on a thread of Starlette
+        begun.set()
+        released.wait(60)
+        return PlainTextResponse("answered")
+
+    class Impatient(HttpProtocol):
+        header_seconds = 0.2
+
+    with ServedInThread(Starlette(routes=[Route("/", answer)]), Impatient) as server:
+        url = urlsplit(server.base_url)
+        connection = http.client.HTTPConnection(url.hostname, url.port, timeout=60)
+        connection.request("GET", "/")
+        assert begun.wait(60)
+        for part in (b"", b"GET / HTTP/1.1\r\nHost: a\r\n"):
+            with socket.create_connection((url.hostname, url.port), timeout=60) as slow:
+                slow.sendall(part)
+                assert slow.recv(1) == b""  # the server has closed it, later than it would have closed the other one
+        released.set()
+        response = connection.getresponse()
+        assert response.read() == b"answered"
+        connection.sock.sendall(b"GET / HT")  # the next request of the connection
+        assert connection.sock.recv(1) == b""
+        connection.close()
+
+
+def test_the_names_of_images_count_in_the_caches_that_hold_them(renderer):
+    items, sources = ImageCache(1_000_000), SourceCache(1_000_000)
+    processor = renderer.processors["image"]
+    file = io.BytesIO()
+    Image.new("RGB", (32, 32)).save(file, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    for number in range(100):
+        source = sources.source(url, f"{number}{'x' * 200_000}", processor)
+        items.put(f"{number}{'x' * 200_000}", processor.process(source))
+    names = [f"{number}{'x' * 200_000}" for number in range(100)]
+    assert 0 < sum(items.get(name) is not None for name in names) < 5
+    kept = 0
+    for name in names:
+        with contextlib.suppress(RequestError):
+            kept += sources.source(None, name, processor) is not None
+    assert 0 < kept < 5
+
+
+def test_headers_have_a_limit_of_size(guarded):
+    assert guarded.get("/health", {"X-Long": "x" * 10_000}).status == 200
+    url = urlsplit(guarded.base_url)
+    with socket.create_connection((url.hostname, url.port), timeout=60) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nX-Long: " + b"x" * 20_000)  # it does not end yet
+        assert client.recv(12) == b"HTTP/1.1 400"
 
 
 def test_a_body_of_openais_api_beyond_the_limit_is_refused_in_its_form(guarded):

@@ -130,7 +130,11 @@ class UnknownGreeting:
 
 @pytest.mark.parametrize(
     ("greeting", "name", "value"),
-    [(UnknownGreeting("same"), "version", "other"), (WorkerHello(own_version(), 1), "slots", 10**400)],
+    [
+        (UnknownGreeting("same"), "version", "other"),
+        (WorkerHello(own_version(), 1), "slots", 10**400),
+        (WorkerHello(own_version(), 1), "configuration", "x" * 1_000_001),
+    ],
 )
 def test_a_worker_whose_greeting_cannot_be_decoded_is_refused(greeting, name, value):
     object.__setattr__(greeting, name, value)
