@@ -36,6 +36,8 @@ _SMALL_VISION: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
 }
+_PINPOINTS = [[28, 28], [28, 56], [56, 28], [56, 56]]
+_QWEN_GENERATION = "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
 _GEMMA_CONTROLS = ("<pad>", "<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>")
 
 
@@ -54,7 +56,7 @@ def make_family_checkpoint(family: str, directory: Path, seed: int = 0) -> Path:
                     parameter.normal_(0, 0.08)
     model.generation_config.eos_token_id = 2
     model.save_pretrained(directory)
-    if family == "gemma3":
+    if family in ("gemma3", "llava-onevision", "cohere2-vision"):
         _name_as_published(directory / "model.safetensors")
     return directory
 
@@ -132,7 +134,7 @@ def _glm_model(vocabulary: int, ids: Mapping[str, int]) -> transformers.PreTrain
 def _internvl_processor() -> transformers.ProcessorMixin:
     """Images of 32 x 32 pixels and 4 tokens, between two tokens of their own."""
     text = family_tokenizer("internvl3")
-    text.chat_template += "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+    text.chat_template += _QWEN_GENERATION
     size = {"height": 32, "width": 32}
     image = transformers.GotOcr2ImageProcessor(crop_to_patches=False, min_patches=1, max_patches=12, size=size)
     video = transformers.InternVLVideoProcessor(size=size, do_sample_frames=True, num_frames=4)
@@ -148,6 +150,67 @@ def _internvl_model(vocabulary: int, ids: Mapping[str, int]) -> transformers.Pre
         downsample_ratio=0.5,
     )
     return transformers.InternVLForConditionalGeneration(config)
+
+
+def _llava_onevision_processor() -> transformers.ProcessorMixin:
+    """Images of up to 2 x 2 tiles of 28 x 28 pixels, and one of the whole; 4 tokens each and one for each line."""
+    text = family_tokenizer("llava-onevision")
+    text.chat_template += _QWEN_GENERATION
+    side = {"height": 28, "width": 28}
+    image = transformers.LlavaOnevisionImageProcessor(size=side, image_grid_pinpoints=_PINPOINTS)
+    return transformers.LlavaOnevisionProcessor(
+        image,
+        text,
+        transformers.LlavaOnevisionVideoProcessor(size=side),
+        num_image_tokens=4,
+        vision_feature_select_strategy="full",
+        chat_template=text.chat_template,
+    )
+
+
+def _llava_onevision_model(vocabulary: int, ids: Mapping[str, int]) -> transformers.PreTrainedModel:
+    config = transformers.LlavaOnevisionConfig(
+        text_config={**_TEXT, "vocab_size": vocabulary, "model_type": "qwen2"},
+        vision_config={
+            **_SMALL_VISION,
+            "model_type": "siglip_vision_model",
+            "image_size": 28,
+            "patch_size": 14,
+            "vision_use_head": False,
+        },
+        image_grid_pinpoints=_PINPOINTS,
+        **media_token_ids("llava-onevision", ids),
+    )
+    return transformers.LlavaOnevisionForConditionalGeneration(config)
+
+
+def _cohere2_vision_processor() -> transformers.ProcessorMixin:
+    """Images in up to 4 tiles of 32 x 32 pixels, and one of the whole; 4 tokens each and one for the end of a tile."""
+    text = family_tokenizer("cohere2-vision")
+    text.chat_template += "{%- if add_generation_prompt %}{{- '<|START_OF_TURN_TOKEN|><|assistant|>' }}{%- endif %}"
+    # `patch_size` is here the square root of the tokens of a tile.
+    image = transformers.Cohere2VisionImageProcessor(
+        size={"height": 32, "width": 32}, patch_size=2, crop_to_patches=True, min_patches=1, max_patches=4
+    )
+    return transformers.Cohere2VisionProcessor(image, text, chat_template=text.chat_template)
+
+
+def _cohere2_vision_model(vocabulary: int, ids: Mapping[str, int]) -> transformers.PreTrainedModel:
+    config = transformers.Cohere2VisionConfig(
+        # transformers' class does not read `logit_scale`, which vLLM applies: 1 leaves the logits as they are.
+        text_config={**_TEXT, "vocab_size": vocabulary, "model_type": "cohere2", "logit_scale": 1.0},
+        vision_config={
+            **_SMALL_VISION,
+            "model_type": "siglip_vision_model",
+            "image_size": 32,
+            "patch_size": 8,
+            "vision_use_head": False,
+        },
+        downsample_factor=2,
+        alignment_intermediate_size=128,
+        **media_token_ids("cohere2-vision", ids),
+    )
+    return transformers.Cohere2VisionForConditionalGeneration(config)
 
 
 def _idefics3_processor() -> transformers.ProcessorMixin:
@@ -199,6 +262,8 @@ _FAMILIES: Mapping[str, tuple[Callable[[], Any], Callable[[int, Mapping[str, int
     "glm-4.5v": (_glm_processor, _glm_model),
     "internvl3": (_internvl_processor, _internvl_model),
     "idefics3": (_idefics3_processor, _idefics3_model),
+    "llava-onevision": (_llava_onevision_processor, _llava_onevision_model),
+    "cohere2-vision": (_cohere2_vision_processor, _cohere2_vision_model),
     "qwen2.5-vl": (_qwen2_5_vl_processor, _qwen2_5_vl_model),
     "qwen3": (_qwen3_tokenizer, _qwen3_model),  # a text model
 }

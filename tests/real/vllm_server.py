@@ -124,6 +124,8 @@ MODES: Mapping[str, Mode] = {
     "glm-4.5v": Mode(family="glm-4.5v"),
     "internvl3": Mode(family="internvl3"),
     "idefics3": Mode(family="idefics3"),
+    "llava-onevision": Mode(family="llava-onevision"),
+    "cohere2-vision": Mode(family="cohere2-vision"),
     "qwen2.5-vl": Mode(family="qwen2.5-vl"),
     "qwen3": Mode(family="qwen3"),
     # Mistakes of an operator; of an argument that is given twice the last one counts.

@@ -33,6 +33,11 @@ _PIXTRAL_TEMPLATE = """\
 {{- bos_token }}{%- for message in messages %}{{- '[INST]' }}\
 {%- for part in message['content'] %}{%- if part['type'] == 'image' %}{{- '[IMG]' }}\
 {%- else %}{{- part['text'] }}{%- endif %}{%- endfor %}{{- '[/INST]' }}{%- endfor %}"""
+_COHERE_TEMPLATE = """\
+{{- bos_token }}{%- for message in messages %}\
+{{- '<|START_OF_TURN_TOKEN|><|' + message['role'] + '|>' }}\
+{%- for part in message['content'] %}{%- if part['type'] == 'image' %}{{- '<|IMG_PATCH|>' }}\
+{%- else %}{{- part['text'] }}{%- endif %}{%- endfor %}{{- '<|END_OF_TURN_TOKEN|>' }}{%- endfor %}"""
 
 #: The tokens that processors ask for by attribute.
 GEMMA3_TOKENS = {
@@ -54,6 +59,12 @@ _INTERNVL_TOKENS = {
     "context_image_token": "<IMG_CONTEXT>",
     "video_token": "<video>",
 }
+_COHERE2_VISION_TOKENS = {
+    "boi_token": "<|START_OF_IMG|>",
+    "eoi_token": "<|END_OF_IMG|>",
+    "image_token": "<|IMG_PATCH|>",
+    "img_line_break_token": "<|IMG_LINE_BREAK|>",
+}
 _SMOLVLM_TOKENS = {
     "fake_image_token": "<fake_token_around_image>",
     "global_image_token": "<global-img>",
@@ -72,6 +83,10 @@ _KIMI_CONTROLS = (
 _LLAMA4_CONTROLS = (
     *("<|header_start|>", "<|header_end|>", "<|eot|>", "<|image|>", "<|image_start|>", "<|image_end|>"),
     *("<|patch|>", "<|tile_x_separator|>", "<|tile_y_separator|>"),
+)
+_COHERE_TURNS = (
+    *("<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
+    *("<|user|>", "<|assistant|>", "<|system|>"),
 )
 _QWEN_MEDIA = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 
@@ -118,6 +133,10 @@ _FAMILIES: Mapping[str, Callable[[], PreTrainedTokenizerFast]] = {
     "pixtral": lambda: tokenizer(["[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]"], _PIXTRAL_TEMPLATE),
     "llama4": lambda: tokenizer(_LLAMA4_CONTROLS, _LLAMA4_TEMPLATE),
     "kimi-k2.5": lambda: tokenizer(_KIMI_CONTROLS, _KIMI_TEMPLATE),
+    "llava-onevision": lambda: tokenizer(
+        ["<|im_start|>", "<|im_end|>", "<image>", "<video>"], _INTERNVL_TEMPLATE.replace("<IMG_CONTEXT>", "<image>")
+    ),
+    "cohere2-vision": lambda: tokenizer(_COHERE_TURNS, _COHERE_TEMPLATE, **_COHERE2_VISION_TOKENS),
     "qwen-vl": lambda: tokenizer(["<|im_start|>", "<|im_end|>", *_QWEN_MEDIA], corpus.templates()["trl/qwen2_5_vl"]),
 }
 
@@ -153,6 +172,8 @@ _MEDIA_TOKENS: Mapping[str, Mapping[str, str]] = {
     "idefics3": {"image_token_id": "<image>"},
     "smolvlm": {"image_token_id": "<image>"},
     "pixtral": {"image_token_index": "[IMG]"},
+    "llava-onevision": {"image_token_index": "<image>", "video_token_index": "<video>"},
+    "cohere2-vision": {"image_token_id": "<|IMG_PATCH|>"},
     "qwen-vl": {
         "image_token_id": "<|image_pad|>",
         "video_token_id": "<|video_pad|>",

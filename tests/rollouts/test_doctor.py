@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
@@ -101,34 +102,80 @@ async def test_connections_that_are_closed_too_early_are_found(
 # Against transformers.
 
 
-async def test_a_model_that_only_reads_text_is_scored_by_its_own_forward(renderer, tmp_path):
-    import torch
+def text_model(directory):
+    """A small Qwen3 without images, written into a directory."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 16}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
     model = Qwen3ForCausalLM(Qwen3Config(vocab_size=512, **sizes, **heads)).eval()
-    model.save_pretrained(tmp_path)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        model.lm_head.weight.normal_(0, 1)  # the initial ones are so small that all tokens are about as likely
+    model.save_pretrained(directory)
+    return model
 
-    class Engine:
-        off_by = 0.0
 
-        async def generate(self, request):
-            ids, scores = list(request.prompt_ids), []
-            for _ in range(request.sampling.max_tokens):
-                logprobs = torch.log_softmax(model(torch.tensor([ids])).logits[0, -1].detach(), -1)
-                ids.append(int(logprobs.argmax()))
-                scores.append(float(logprobs.max()) + self.off_by)
-            drawn = np.array(ids[len(request.prompt_ids) :], np.int32)
-            return GenerateResult(
-                request.request_id, [Completion(0, drawn, np.array(scores, np.float32), FinishReason.LENGTH)]
-            )
+class TextEngine:
+    """Samples the likeliest tokens of a model, of logits that `change` has changed."""
 
-    engine = Engine()
+    def __init__(self, model, change=lambda logits: logits):
+        self.model, self.change, self.off_by = model, change, 0.0
+
+    async def generate(self, request):
+        ids, scores = list(request.prompt_ids), []
+        for _ in range(request.sampling.max_tokens):
+            logits = self.change(self.model(torch.tensor([ids])).logits[0, -1].detach())
+            logprobs = torch.log_softmax(logits, -1)
+            ids.append(int(logprobs.argmax()))
+            scores.append(float(logprobs.max()) + self.off_by)
+        drawn = np.array(ids[len(request.prompt_ids) :], np.int32)
+        return GenerateResult(
+            request.request_id, [Completion(0, drawn, np.array(scores, np.float32), FinishReason.LENGTH)]
+        )
+
+
+async def test_a_model_that_only_reads_text_is_scored_by_its_own_forward(renderer, tmp_path):
+    engine = TextEngine(text_model(tmp_path))
     target = target_of(renderer, tmp_path, engine=engine)
     assert outcomes(await mismatch(target, max_gigabytes=1)) == {"mismatch, text": Outcome.OK}
     engine.off_by = 1e-3
     assert outcomes(await mismatch(target, max_gigabytes=1)) == {"mismatch, text": Outcome.FAILED}
+
+
+@pytest.mark.parametrize(
+    ("field", "number", "change", "seen", "cure"),
+    [
+        ("logit_scale", 0.25, lambda logits: logits * 0.25, "multiplied by logit_scale (0.25)", '{"logit_scale": 1.0}'),
+        ("logits_scaling", 8.0, lambda logits: logits / 8, "divided by logits_scaling (8)", '{"logits_scaling": 1.0}'),
+        (
+            "final_logit_softcapping",
+            3.0,
+            lambda logits: 3 * torch.tanh(logits / 3),
+            "soft-capped at final_logit_softcapping (3)",
+            '{"final_logit_softcapping": null}',
+        ),
+    ],
+)
+async def test_a_number_that_the_server_applies_and_transformers_never_reads_is_named_as_the_cause(
+    renderer, tmp_path, field, number, change, seen, cure
+):
+    model = text_model(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "a_label": "x", field: number}))
+    (found,) = await mismatch(target_of(renderer, tmp_path, engine=TextEngine(model, change)), max_gigabytes=1)
+    assert found.outcome is Outcome.FAILED
+    assert f"{seen} of config.json, which its Qwen3ForCausalLM never reads" in found.seen
+    assert f"--hf-overrides '{cure}'" in found.cure
+    # The same field, and a server that does not do that: the weights may differ, and the field is listed.
+    other = TextEngine(model, lambda logits: logits * 0.9)
+    (found,) = await mismatch(target_of(renderer, tmp_path, engine=other), max_gigabytes=1)
+    assert found.outcome is Outcome.FAILED
+    assert "never reads" not in found.seen
+    assert found.cure.startswith("the server has other weights")
+    assert f"a_label ('x'), {field} ({number!r})" in found.cure or f"{field} ({number!r}), a_label ('x')" in found.cure
+    for read in ("rms_norm_eps", "rope", "hidden_size", "tie_word_embeddings", "dtype (", "eos_token_id"):
+        assert read not in found.cure
 
 
 async def test_a_large_checkpoint_is_not_scored_and_the_option_is_named(renderer, tiny_model_dir):

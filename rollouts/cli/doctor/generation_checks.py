@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,9 @@ _GRACE_SECONDS = 0.1
 # The largest number of log-probabilities at one position that vLLM reports by default.
 _TOP_LOGPROBS = 20
 
+# The largest difference between log-probabilities of images that a server does not look at.
+_SAME_COMPLETION = 1e-6
+
 _RAW_LOGPROBS_CURE = "start `vllm serve` with --logprobs-mode raw_logprobs: training needs the model's own"
 _ABORT_CURE = (
     "the abort did not reach the process that runs the request: start `vllm serve` with --api-server-count 1, and give "
@@ -34,7 +38,7 @@ async def text_request(target: Target) -> Finding:
     started = time.perf_counter()
     try:
         completion = await target.sample(target.text_prompt())
-    except (MalformedResultError, MissingLogProbsError) as error:
+    except MissingLogProbsError as error:
         return failed(str(error), _RAW_LOGPROBS_CURE)
     seconds = time.perf_counter() - started
     return ok(f"{len(completion.token_ids)} tokens with log-probabilities in {seconds * 1000:.0f} ms")
@@ -44,23 +48,33 @@ async def logprobs_mode(target: Target) -> Finding:
     """Log-probabilities must be the model's own: before temperature and top-k, and not logits."""
     if (total := await _total_probability(target)) is not None and total > 1.01:
         return failed(f"the probabilities of one token's alternatives add up to {total:.3g}", _RAW_LOGPROBS_CURE)
+    difference = await _difference_from_prompt(target, temperature=0.5, top_k=2)
+    if difference <= target.tolerance:
+        return ok(
+            f"raw, before temperature and top-k (at most {difference:.2g} from those of the same tokens as a prompt)"
+        )
+    seen = f"log-probabilities of sampled tokens are {difference:.2g} from those of the same tokens as a prompt"
+    plain = await _difference_from_prompt(target, temperature=1.0)
+    if plain <= target.tolerance:
+        return failed(seen, _RAW_LOGPROBS_CURE)
+    return failed(
+        f"{seen}, and without temperature and top-k {plain:.2g}",
+        "the server computes prompts and completions differently: start `vllm serve` without --kv-cache-dtype, "
+        "--speculative-config and --quantization",
+    )
+
+
+async def _difference_from_prompt(target: Target, **sampling: Any) -> float:
+    """The largest difference between log-probabilities of sampled tokens and of the same tokens as a prompt."""
     rendered = target.text_prompt()
-    sampled = await target.sample(rendered, temperature=0.5, top_k=2, seed=0)
+    sampled = await target.sample(rendered, seed=0, **sampling)
     ids = sampled.token_ids.tolist()
     scoring = replace(
         target.request(rendered, max_tokens=1), prompt_ids=[*rendered.token_ids, *ids], prompt_logprobs=True
     )
     scored = (await target.engine.generate(scoring)).prompt_logprobs
     assert scored is not None
-    difference = float(np.abs(sampled.logprobs - scored[-len(ids) :]).max())
-    if difference <= target.tolerance:
-        return ok(
-            f"raw, before temperature and top-k (at most {difference:.2g} from those of the same tokens as a prompt)"
-        )
-    return failed(
-        f"log-probabilities of sampled tokens are {difference:.2g} from those of the same tokens as a prompt",
-        _RAW_LOGPROBS_CURE,
-    )
+    return float(np.abs(sampled.logprobs - scored[-len(ids) :]).max())
 
 
 async def _total_probability(target: Target) -> float | None:
@@ -146,21 +160,41 @@ async def image_request(target: Target) -> Finding:
     """Two different images must give different log-probabilities."""
     first, second = target.image_prompt(fresh_image()), target.image_prompt(fresh_image())
     difference = _max_logprob_difference(await target.sample(first), await target.sample(second))
-    if difference > 1e-6:
+    if difference > _SAME_COMPLETION:
         return ok(f"two images give different completions (log-probabilities differ by up to {difference:.2g})")
     return failed(
         "two different images give exactly the same completion: the server ignores images",
-        'send files: VLLMEngine(media="content_parts"); features may be normalised twice',
+        await _blind_cure(target, first, second),
     )
+
+
+_BLIND_MODEL_CURE = (
+    "the weights that are served do not look at images: start `vllm serve` from a trained checkpoint, without "
+    "--load-format dummy (`mismatch, image` tells whether the weights of --model look at images in transformers)"
+)
+
+
+async def _blind_cure(target: Target, first: RenderedTokens, second: RenderedTokens) -> str:
+    """The cure where two images give one completion: whether the server sees the images if it gets their files."""
+    if target.image_mode == "content_parts":
+        return _BLIND_MODEL_CURE
+    if target.no_server_side(first) is not None:
+        return (
+            f"features may be normalised twice: leave pixel_dtype out of ExpectedCapabilities; or {_BLIND_MODEL_CURE}"
+        )
+    completions = [await target.sample(each, engine=target.server_side) for each in (first, second)]
+    if _max_logprob_difference(*completions) > _SAME_COMPLETION:
+        return 'send files, which the server sees: VLLMEngine(media="content_parts"); features may be normalised twice'
+    return _BLIND_MODEL_CURE
 
 
 async def image_pixels(target: Target) -> Finding:
     """The engine's pixels must give the log-probabilities that the server's own processing of the same file gives."""
     if target.image_mode != "features":
         return await rendered_pixels(target)
-    if not target.capabilities.content_parts:
-        return skipped(f"vLLM {target.capabilities.version} takes no `content_parts` to compare with")
     rendered = target.image_prompt(fresh_image())
+    if (reason := target.no_server_side(rendered)) is not None:
+        return skipped(f"nothing to compare with: {reason}")
     difference = _max_logprob_difference(
         await target.sample(rendered), await target.sample(rendered, engine=target.server_side)
     )

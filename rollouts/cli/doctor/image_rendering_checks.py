@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -20,9 +20,9 @@ from rollouts.cli.doctor.normalisation import (
     written_normalisation,
     wrong_normalisation,
 )
-from rollouts.cli.doctor.target import RENDERING, Target, fresh_image, images_of
+from rollouts.cli.doctor.target import RENDERING, Target, fresh_image, image_limit, images_of
 from rollouts.cli.doctor.token_checks import first_difference
-from rollouts.engines.vllm.http.response import response_error
+from rollouts.engines.vllm.http.response import HttpResponse, response_error
 from rollouts.engines.vllm.wire.feature_decoding import DecodedTensor, decode_item, encoded_entries
 from rollouts.engines.vllm.wire.render_response import RenderResponse, parse_render_response
 from rollouts.engines.vllm.wire.tensors import tensor_type
@@ -35,18 +35,16 @@ async def image_rendering(target: Target) -> list[Finding]:
     """Tokens, normalisation and tensors of two images of different shapes, as the server renders them."""
     if (missing := target.lacks("does not render; requests with images compare the tokens")) is not None:
         return [missing]
-    ours = target.image_prompt(fresh_image(), fresh_image(96, 64))
+    images = fresh_image(), fresh_image(96, 64)
+    ours = target.image_prompt(*images)
     if len(ours.token_ids) >= target.capabilities.max_model_len:
-        ours = target.image_prompt(fresh_image())
+        ours = target.image_prompt(images[0])
     response = await target.render(ours)
     findings = []
-    if response.status == 400:  # the server may allow one image only
-        ours = target.image_prompt(fresh_image())
-        response, refusal = await target.render(ours), response
-        if response.status == 200:
-            reason = response_error(RENDERING, refusal, RENDERING).body
-            cure = "start `vllm serve` with --limit-mm-per-prompt '{\"image\": 8}', or as many images as an episode has"
-            findings.append(absent(f"the server refuses two: {reason}", cure, check="images per prompt"))
+    if response.status == 400:
+        ours, response, refusal = await _smaller_rendering(target, images, response)
+        if refusal is not None:
+            findings.append(refusal)
     if response.status != 200:
         raise response_error(RENDERING, response, "comparing images")
     theirs = parse_render_response(response.body, RENDERING)
@@ -62,24 +60,71 @@ async def image_rendering(target: Target) -> list[Finding]:
     return [*findings, _features(target, ours, theirs)]
 
 
+async def _smaller_rendering(
+    target: Target, images: Sequence[np.ndarray], refused: HttpResponse
+) -> tuple[RenderedTokens, HttpResponse, Finding | None]:
+    """A prompt that the server renders after it refused two adjacent images, and what the refusal means for users.
+
+    The second prompt has text between the images, the third one image only.
+    """
+    reason = response_error(RENDERING, refused, RENDERING).body
+    if image_limit(reason) is None:
+        ours = target.image_prompt(*images, separated=True)
+        response = await target.render(ours, separated=True)
+        if response.status == 200:
+            finding = absent(
+                f"the server renders no two images without text between them: {reason}",
+                "put text between images where the server renders the messages (/render, ServerRenderer); prompts of "
+                "load_renderer, which the engine sends, need none",
+                check="adjacent images",
+            )
+            return ours, response, finding
+    ours = target.image_prompt(images[0])
+    response = await target.render(ours)
+    if response.status != 200:
+        return ours, response, None
+    if image_limit(reason) is None:
+        cure = "read the server's log of this moment; episodes with one image are served"
+    else:
+        cure = "start `vllm serve` with --limit-mm-per-prompt '{\"image\": 8}', or as many images as an episode has"
+    return ours, response, absent(f"the server refuses two: {reason}", cure, check="images per prompt")
+
+
 async def _tokens(target: Target, ours: RenderedTokens, theirs: RenderResponse) -> Finding:
-    """Compare the whole prompt; if the text tokens are known to differ, only the placeholder tokens of the images."""
-    our_ranges = [(placeholder.offset, placeholder.end) for _, placeholder in images_of(ours)]
+    """Compare the whole prompt; if the text tokens are known to differ, only the tokens of the images.
+
+    A server may count the tokens around the features of an image (its begin and end) to the image's range. Where the
+    ids are equal, its range must contain the features of our image with the same index.
+    """
+    our_features = [(placeholder.runs[0][0], placeholder.runs[-1][1]) for _, placeholder in images_of(ours)]
     their_ranges = [(medium.placeholder.offset, medium.placeholder.end) for medium in theirs.media]
     whole_prompt = target.is_ok("text tokens")
-    our_ids = ours.token_ids if whole_prompt else _ids_in(ours.token_ids, our_ranges)
-    their_ids = theirs.token_ids if whole_prompt else _ids_in(theirs.token_ids, their_ranges)
+    if whole_prompt:
+        our_ids, their_ids = ours.token_ids, theirs.token_ids
+    else:
+        edges = {ours.token_ids[at] for start, end in our_features for at in (start, end - 1)}
+        our_ids = _ids_in(ours.token_ids, our_features)
+        their_ids = _ids_in(theirs.token_ids, [_between(theirs.token_ids, each, edges) for each in their_ranges])
     difference = await first_difference(target, our_ids, their_ids)
-    if difference is None and (len(our_ranges) != len(their_ranges) or (whole_prompt and our_ranges != their_ranges)):
-        difference = f"the server puts images at {their_ranges}, the renderer at {our_ranges}"
+    agree = len(our_features) == len(their_ranges) and all(
+        start <= first and last <= end for (first, last), (start, end) in zip(our_features, their_ranges, strict=True)
+    )
+    if difference is None and not (agree if whole_prompt else len(our_features) == len(their_ranges)):
+        difference = f"the server puts images at {their_ranges}, the renderer their features at {our_features}"
     if difference is None:
         kind = "ids" if whole_prompt else "ids of the images"
         return ok(f"{len(our_ids)} {kind}, all equal", check="image tokens")
     return failed(difference, _same_processor_cure(target), check="image tokens")
 
 
-def _ids_in(ids: list[int], ranges: list[tuple[int, int]]) -> list[int]:
+def _ids_in(ids: Sequence[int], ranges: Sequence[tuple[int, int]]) -> list[int]:
     return [token for start, end in ranges for token in ids[start:end]]
+
+
+def _between(ids: Sequence[int], where: tuple[int, int], edges: Collection[int]) -> tuple[int, int]:
+    """The part of a range from the first to the last of the tokens `edges`; the range itself without any."""
+    found = [at for at in range(*where) if ids[at] in edges]
+    return (found[0], found[-1] + 1) if found else where
 
 
 # Pixels.
@@ -203,8 +248,10 @@ def _features(target: Target, ours: RenderedTokens, theirs: RenderResponse) -> F
                 "start `vllm serve` with --mm-processor-cache-gb 0 for this check",
                 check="image features",
             )
-        # By name: servers write the names in an order of their own.
-        if encoded_entries(our_item) != encoded_entries(medium.encoded):
+        # By name: servers write the names in an order of their own. A tensor that the server does not make (one with
+        # which transformers' class counts images) is not read by its model.
+        our_entries, their_entries = encoded_entries(our_item), encoded_entries(medium.encoded)
+        if {name: our_entries.get(name) for name in their_entries} != their_entries:
             return failed(*_difference(target, our_item, medium.encoded), check="image features")
     size = sum(len(our_item) for our_item in sent)
     dtype = target.capabilities.pixel_dtype
@@ -216,15 +263,15 @@ def _features(target: Target, ours: RenderedTokens, theirs: RenderResponse) -> F
 def _difference(target: Target, our_item: str, their_item: str) -> tuple[str, str]:
     """The difference between two encoded items, and its cure."""
     ours, theirs = decode_item(our_item), decode_item(their_item)
-    if ours.keys() != theirs.keys():
+    if not theirs.keys() <= ours.keys():
         return (
             f"the server makes the tensors {', '.join(sorted(theirs))} of an image, the renderer "
             f"{', '.join(sorted(ours))}",
             f'send files: VLLMEngine(media="content_parts"); or start `vllm serve {target.directory}` if it serves '
             "another model",
         )
-    for name, our_tensor in ours.items():
-        their_tensor = theirs[name]
+    for name, their_tensor in theirs.items():
+        our_tensor = ours[name]
         if our_tensor.dtype != their_tensor.dtype:
             flag = "without" if their_tensor.dtype == "uint8" else "with"
             return (

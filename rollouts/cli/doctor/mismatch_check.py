@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from renderers import RenderedTokens
 from renderers.vision.hf_calling import PROCESSOR_ERRORS
-from rollouts.cli.doctor.finding import Finding, failed, ok, skipped
+from rollouts.cli.doctor.config_fields import recorded_reads, unread_fields
+from rollouts.cli.doctor.finding import Finding, Outcome, failed, ok, skipped
 from rollouts.cli.doctor.normalisation import NORMALISATION, Normalisation, written_normalisation, wrong_normalisation
 from rollouts.cli.doctor.reference_model import (
     ScoredPrompt,
+    completion_logits,
     has_bidirectional_images,
     load_reference,
     logprob_differences,
 )
-from rollouts.cli.doctor.target import Target, fresh_image
+from rollouts.cli.doctor.target import REPORTED, Target, fresh_image
 
 _CHECK = "mismatch"
 _SAMPLED_TOKENS = 32
@@ -30,6 +33,8 @@ _LIMITS = {"float32": (1e-4, 2e-5), "float16": (0.1, 0.02), "bfloat16": (0.5, 0.
 
 # A normalisation is ruled out if its mean difference is this many times that of another.
 _CLEARLY_WORSE = 1.5
+# The largest difference of logits between two images that a model does not look at.
+_SAME_LOGITS = 1e-6
 
 #: The normalisations of published processors, which a server may use in place of the directory's.
 _COMMON: Mapping[str, Normalisation] = {
@@ -39,9 +44,16 @@ _COMMON: Mapping[str, Normalisation] = {
     "no": Normalisation((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
 }
 
+# What a server may do to logits with a number of config.json: scale them, or soft-cap them.
+_LOGIT_CHANGES: Mapping[str, Callable[[Any, float], Any]] = {
+    "multiplied by": lambda logits, number: logits * number,
+    "divided by": lambda logits, number: logits / number,
+    "soft-capped at": lambda logits, number: (logits / number).tanh() * number,
+}
+
 _OTHER_WEIGHTS_CURE = (
-    "the server has other weights than --model, or quantised ones: start `vllm serve` from --model, without "
-    "--quantization and --load-format dummy"
+    "the server has other weights or another config.json than --model, or quantised weights: start `vllm serve` from "
+    "--model, without --quantization, --hf-overrides and --load-format dummy"
 )
 _CAUSAL_CURE = (
     "the server attends to images causally, and the model attends to the whole of each image: the server's attention "
@@ -60,8 +72,11 @@ async def mismatch(target: Target, *, max_gigabytes: float) -> list[Finding]:
     if (reason := _reason_to_skip(target.directory, max_gigabytes)) is not None:
         return [reason]
     prompts = [target.text_prompt()] * _PROMPTS
-    if target.is_ok("image request"):
-        prompts += [target.image_prompt(fresh_image(64 + 32 * n, 96)) for n in range(_PROMPTS)]
+    others: list[RenderedTokens] = []
+    if "image request" in target.findings and target.findings["image request"].outcome is not Outcome.SKIPPED:
+        sides = [(64 + 32 * n, 96) for n in range(_PROMPTS)]
+        prompts += [target.image_prompt(fresh_image(*each)) for each in sides]
+        others += [target.image_prompt(fresh_image(*each)) for each in sides]
     completions = await asyncio.gather(
         *(
             target.sample(rendered, max_tokens=_SAMPLED_TOKENS, temperature=1.0, seed=seed)
@@ -69,8 +84,10 @@ async def mismatch(target: Target, *, max_gigabytes: float) -> list[Finding]:
         )
     )
     scored = [ScoredPrompt(*pair) for pair in zip(prompts, completions, strict=True)]
+    images = scored[_PROMPTS:]
+    other_images = [prompt._replace(rendered=other) for prompt, other in zip(images, others, strict=True)]
     try:
-        return await asyncio.to_thread(_findings, target, scored[:_PROMPTS], scored[_PROMPTS:])
+        return await asyncio.to_thread(_findings, target, scored[:_PROMPTS], images, other_images)
     except PROCESSOR_ERRORS as error:  # what transformers raises for a model that it cannot load or run
         return [skipped(f"transformers cannot run {target.directory}: {type(error).__name__}: {error}")]
 
@@ -90,27 +107,113 @@ def _reason_to_skip(directory: Path, max_gigabytes: float) -> Finding | None:
     return None
 
 
-def _findings(target: Target, texts: Sequence[ScoredPrompt], images: Sequence[ScoredPrompt]) -> list[Finding]:
-    model = load_reference(target)
-    differences = _differences(model, texts)
-    findings = [_finding(target, "text", differences, _OTHER_WEIGHTS_CURE)]
+def _findings(
+    target: Target, texts: Sequence[ScoredPrompt], images: Sequence[ScoredPrompt], other_images: Sequence[ScoredPrompt]
+) -> list[Finding]:
+    """`other_images`: the completions of `images` with prompts of the same tokens and other pixels."""
+    with recorded_reads() as reads:
+        model = load_reference(target)
+        text_logits = [completion_logits(model, prompt) for prompt in texts]
+        image_logits = [completion_logits(model, prompt) for prompt in images]
+    unread = unread_fields(model.config, target.config, reads)
+    differences = _compared(text_logits, texts)
+    if not _agrees(target, differences):
+        finding = _text_failure(target, model, text_logits, texts, differences, unread)
+        if not images:
+            return [finding]
+        return [finding, skipped(f"not checked, because of: {_CHECK}, text failed", check=f"{_CHECK}, image")]
+    findings = [_finding(target, "text", differences)]
     if not images:
         return findings
+    other_logits = [completion_logits(model, prompt) for prompt in other_images]
+    differences, control = _compared(image_logits, images), _compared(other_logits, other_images)
+    if not target.is_ok("image request"):
+        return [*findings, _blindness(target, image_logits, other_logits)]
     if not _agrees(target, differences):
-        return [*findings, skipped(f"not checked, because of: {_CHECK}, text failed", check=f"{_CHECK}, image")]
-    differences = _differences(model, images)
-    if not _agrees(target, differences):
-        return [*findings, *_image_failures(target, model, images, differences)]
+        return [*findings, *_image_failures(target, model, images, differences, unread)]
+    if len(control) and control.mean() <= _CLEARLY_WORSE * differences.mean():
+        seen = (
+            "not known: with the pixels of other images, log-probabilities are as near to the server's "
+            f"({control.mean():.2g} on average) as with those of its own ({differences.mean():.2g})"
+        )
+        cure = "the images of this check, noise of about 96 x 96 pixels, hardly change what the model samples"
+        return [*findings, skipped(seen, cure, check=f"{_CHECK}, image")]
     return [
         *findings,
-        _finding(target, "image", differences, ""),
+        _finding(target, "image", differences, control=control),
         *_normalisation(target, model, images, differences),
     ]
 
 
-def _differences(model: Any, prompts: Sequence[ScoredPrompt], **options: Any) -> np.ndarray:
+def _compared(logits: Sequence[Any], prompts: Sequence[ScoredPrompt]) -> np.ndarray:
     """float32 (scored,): `logprob_differences` of all prompts."""
-    return np.concatenate([logprob_differences(model, prompt, **options) for prompt in prompts])
+    return np.concatenate([logprob_differences(*pair) for pair in zip(logits, prompts, strict=True)])
+
+
+def _differences(model: Any, prompts: Sequence[ScoredPrompt], **options: Any) -> np.ndarray:
+    """As `_compared`, of the logits of `completion_logits` with these options."""
+    return _compared([completion_logits(model, prompt, **options) for prompt in prompts], prompts)
+
+
+def _text_failure(
+    target: Target,
+    model: Any,
+    logits: Sequence[Any],
+    texts: Sequence[ScoredPrompt],
+    differences: np.ndarray,
+    unread: Mapping[str, Any],
+) -> Finding:
+    """The cause where log-probabilities of text differ: a field that transformers does not read, the dtype, weights."""
+    name = type(model).__name__
+    for path, number in unread.items():
+        if isinstance(number, bool) or not isinstance(number, int | float) or number <= 0:
+            continue
+        for change, apply in _LOGIT_CHANGES.items():
+            if _agrees(target, _compared([apply(each, number) for each in logits], texts)):
+                neutral = "null" if change == "soft-capped at" else "1.0"
+                return failed(
+                    f"{_seen(target, differences)}; equal if the logits of transformers are {change} {path} "
+                    f"({number:g}) of config.json, which its {name} never reads",
+                    "let the trainer do it too, or keep the server from it: start `vllm serve` with --hf-overrides "
+                    f"'{_nested(path, neutral)}'",
+                    check=f"{_CHECK}, text",
+                )
+    cures = [_OTHER_WEIGHTS_CURE, *_unread_cure(name, unread)]
+    if target.dtype_source != REPORTED and _agrees(target, differences, "bfloat16"):
+        cures.insert(
+            0,
+            f"the server's dtype is not known, and differences like these are usual for bfloat16: start `vllm serve` "
+            f"with --dtype {target.dtype}, or with VLLM_SERVER_DEV_MODE=1, so that it reports its dtype",
+        )
+    return _finding(target, "text", differences, "; or ".join(cures))
+
+
+def _unread_cure(name: str, unread: Mapping[str, Any]) -> list[str]:
+    """What fields that transformers' class does not read may mean, if there are any."""
+    if not unread:
+        return []
+    listed = ", ".join(f"{path} ({value!r:.40})" for path, value in unread.items())
+    return [f"the server applies fields of config.json that transformers' {name} never reads: {listed}"]
+
+
+def _nested(path: str, value: str) -> str:
+    """A value in JSON objects, given the names that lead to it: {"text_config": {"logit_scale": 1.0}}."""
+    for name in reversed(path.split(".")):
+        value = f'{{"{name}": {value}}}'
+    return value
+
+
+def _blindness(target: Target, logits: Sequence[Any], other_logits: Sequence[Any]) -> Finding:
+    """Where two images give the same completion on the server: whether they do so in transformers."""
+    check = f"{_CHECK}, image"
+    if any(float((one - other).abs().max()) > _SAME_LOGITS for one, other in zip(logits, other_logits, strict=True)):
+        return skipped("not checked, because of: image request failed; in transformers, images differ", check=check)
+    return failed(
+        "transformers gives different images the same log-probabilities, too",
+        f"the weights of {target.directory} do not look at images: its vision tower or projection holds zeros, as "
+        "Gemma 3's projection does before training. Serve and pass a trained checkpoint",
+        check=check,
+    )
 
 
 def _normalisation(
@@ -148,14 +251,15 @@ def _others(written: Normalisation) -> dict[str, Normalisation]:
 
 
 def _image_failures(
-    target: Target, model: Any, images: Sequence[ScoredPrompt], differences: np.ndarray
+    target: Target, model: Any, images: Sequence[ScoredPrompt], differences: np.ndarray, unread: Mapping[str, Any]
 ) -> list[Finding]:
     """The cause where text agrees and images do not: attention, normalisation, or the vision tower's weights."""
+    other_cause = "; or ".join([_OTHER_IMAGES_CURE, *_unread_cure(type(model).__name__, unread)])
     if has_bidirectional_images(model) and _agrees(target, _differences(model, images, causal=True)):
         return [_finding(target, "image", differences, _CAUSAL_CURE)]
     written = written_normalisation(target.directory)
     if written is None:
-        return [_finding(target, "image", differences, _OTHER_IMAGES_CURE)]
+        return [_finding(target, "image", differences, other_cause)]
     for name, other in _others(written).items():
         if _agrees(target, _differences(model, images, renormalise=(written, other))):
             evidence = f"the server's log-probabilities are those of {name} normalisation,"
@@ -163,24 +267,34 @@ def _image_failures(
                 wrong_normalisation(target.directory, written, other, evidence),
                 skipped(f"not checked, because of: {NORMALISATION} failed", check=f"{_CHECK}, image"),
             ]
-    return [_finding(target, "image", differences, _OTHER_IMAGES_CURE)]
+    return [_finding(target, "image", differences, other_cause)]
 
 
-def _agrees(target: Target, differences: np.ndarray) -> bool:
+def _agrees(target: Target, differences: np.ndarray, dtype: str = "") -> bool:
+    """Whether differences are within the limits of a dtype, by default that of the server's weights."""
     if not len(differences):  # each completion began with the token of an image
         return True
-    max_difference, max_mean = _LIMITS.get(target.dtype, _LIMITS["bfloat16"])
+    max_difference, max_mean = _LIMITS.get(dtype or target.dtype, _LIMITS["bfloat16"])
     return bool(differences.max() <= max_difference and differences.mean() <= max_mean)
 
 
-def _finding(target: Target, kind: str, differences: np.ndarray, cure: str) -> Finding:
+def _finding(
+    target: Target, kind: str, differences: np.ndarray, cure: str = "", *, control: np.ndarray | None = None
+) -> Finding:
+    """`control`: the differences if the model is given the pixels of other images."""
     check = f"{_CHECK}, {kind}"
     if not len(differences):
         return skipped("each completion began with the token of an image", check=check)
+    seen = _seen(target, differences)
+    if control is not None:
+        seen += f"; {control.mean():.2g} on average with the pixels of other images"
+    return ok(seen, check=check) if _agrees(target, differences) else failed(seen, cure, check=check)
+
+
+def _seen(target: Target, differences: np.ndarray) -> str:
     max_difference, max_mean = _LIMITS.get(target.dtype, _LIMITS["bfloat16"])
-    seen = (
+    return (
         f"|log p(server) - log p(transformers)| at most {differences.max():.2g}, {differences.mean():.2g} on average "
         f"over {len(differences)} tokens; {max_difference:g} and {max_mean:g} allowed for {target.dtype} weights "
         f"({target.dtype_source})"
     )
-    return ok(seen, check=check) if _agrees(target, differences) else failed(seen, cure, check=check)

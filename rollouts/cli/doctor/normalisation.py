@@ -55,9 +55,8 @@ class LinearMap(NamedTuple):
 
 def written_normalisation(directory: Path) -> Normalisation | None:
     """The image_mean and image_std in the files of a model directory; None if there are none, or no valid ones."""
-    image = read_json(directory / "processor_config.json").get("image_processor") or read_json(
-        directory / "preprocessor_config.json"
-    )
+    content = read_json(processor_file(directory))
+    image = content.get("image_processor") or content
     mean, std = _numbers(image.get("image_mean")), _numbers(image.get("image_std"))
     if not mean or len(mean) != len(std) or image.get("do_normalize") is False:
         return None
@@ -65,9 +64,9 @@ def written_normalisation(directory: Path) -> Normalisation | None:
 
 
 def processor_file(directory: Path) -> Path:
-    """The file of a model directory that holds image_mean and image_std."""
-    preprocessor = directory / "preprocessor_config.json"
-    return preprocessor if preprocessor.exists() else directory / "processor_config.json"
+    """The file of a model directory of which image_mean and image_std are read, as by transformers and servers."""
+    joint = directory / "processor_config.json"
+    return joint if read_json(joint).get("image_processor") else directory / "preprocessor_config.json"
 
 
 def wrong_normalisation(directory: Path, written: Normalisation, theirs: Normalisation, evidence: str) -> Finding:

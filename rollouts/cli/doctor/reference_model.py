@@ -39,14 +39,14 @@ def load_reference(target: Target) -> Any:
     ).eval()
 
 
-def logprob_differences(
+def completion_logits(
     model: Any,
     prompt: ScoredPrompt,
     *,
     renormalise: tuple[Normalisation, Normalisation] | None = None,
     causal: bool = False,
-) -> np.ndarray:
-    """float32 (scored,): |log p(server) - log p(transformers)| of the sampled tokens.
+) -> Any:
+    """The model's logits for the sampled tokens: float32 torch tensor (scored, vocabulary).
 
     `renormalise`: the normalisation that the renderer's pixels have, and the one to give them instead.
     `causal`: the tokens of an image attend only to those before them, in models whose images attend to all of it.
@@ -71,8 +71,17 @@ def logprob_differences(
     if causal:
         inputs["token_type_ids"] = torch.zeros_like(row)
     with torch.inference_mode():
-        logits = model(**inputs).logits[0, len(prompt_ids) - 1 : -1].float()
-    scored = torch.log_softmax(logits, dim=-1).gather(-1, row[0, len(prompt_ids) :, None])[:, 0].numpy()
+        return model(**inputs).logits[0, len(prompt_ids) - 1 : -1].float()
+
+
+def logprob_differences(logits: Any, prompt: ScoredPrompt) -> np.ndarray:
+    """float32 (scored,): |log p(server) - log p| of the sampled tokens, given the logits of `completion_logits`."""
+    import torch
+
+    count = len(logits)
+    sampled = torch.tensor(prompt.completion.token_ids[:count].tolist(), dtype=torch.int64)
+    with torch.inference_mode():
+        scored = torch.log_softmax(logits, dim=-1).gather(-1, sampled[:, None])[:, 0].numpy()
     differences: np.ndarray = np.abs(scored - prompt.completion.logprobs[:count])
     return differences
 

@@ -6,11 +6,13 @@ import asyncio
 import http.client
 import statistics
 import time
+from collections.abc import Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 from renderers import RendererError
 from rollouts.cli.doctor.finding import Finding, absent, failed, ok, skipped
-from rollouts.cli.doctor.target import SAMPLED_TOKENS, Target, fresh_image
+from rollouts.cli.doctor.target import SAMPLED_TOKENS, Target, fresh_image, image_limit
 from rollouts.engines.vllm.capabilities import release_of
 from rollouts.engines.vllm.http.limits import HttpLimits
 from rollouts.engines.vllm.http.response import response_error
@@ -90,8 +92,7 @@ _VERSION_CURE = "if other checks fail too, its wire format has changed: pip inst
 async def served_model(target: Target) -> Finding:
     """Compare the token limit with config.json, and with the longest request of the checks."""
     capabilities = target.capabilities
-    text = target.config.get("text_config", target.config)
-    positions = text.get("max_position_embeddings")
+    positions = _positions(target.config.get("text_config", target.config))
     seen = f"{capabilities.model}, {capabilities.max_model_len} tokens"
     if isinstance(positions, int) and capabilities.max_model_len > positions:
         return failed(
@@ -110,6 +111,20 @@ async def served_model(target: Target) -> Finding:
             f"start `vllm serve` with --max-model-len {max(needed, room)}",
         )
     return ok(f"{seen} of {positions} that config.json allows" if positions else seen)
+
+
+def _positions(config: Mapping[str, Any]) -> int | None:
+    """The positions that a configuration allows, after scaling of its rotary embeddings; None if it has no number."""
+    positions = config.get("max_position_embeddings")
+    if not isinstance(positions, int):
+        return None
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    longest = positions
+    for each in (scaling, *scaling.values()):  # a kind of layers may have a scaling of its own
+        if isinstance(each, Mapping) and isinstance(factor := each.get("factor"), int | float):
+            # `max_position_embeddings` is the number before or after scaling, by model and version.
+            longest = max(longest, int(factor * (each.get("original_max_position_embeddings") or positions)))
+    return longest
 
 
 async def scale_out(target: Target) -> Finding:
@@ -191,9 +206,12 @@ async def _no_pixels(target: Target) -> Finding:
     """The finding where the model of --model takes images and the server shows no pixels of one."""
     response = await target.render(target.image_prompt(fresh_image()))
     if response.status == 400:
+        reason = response_error("", response, "/render").body
         return absent(
-            f"the model of --model takes images, the server none: {response_error('', response, '/render').body}",
-            "start `vllm serve` without --language-model-only, and with --limit-mm-per-prompt '{\"image\": 8}' or more",
+            f"the model of --model takes images, the server none: {reason}",
+            "start `vllm serve` without --language-model-only, and with --limit-mm-per-prompt '{\"image\": 8}' or more"
+            if image_limit(reason) == 0
+            else f"start `vllm serve {target.directory}` if it serves another model; else read its log of this moment",
         )
     return skipped(
         f"the server does not show its pixels of an image: /render answers {response.status}",

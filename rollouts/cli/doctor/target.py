@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,14 +25,17 @@ from rollouts.engines.vllm.media.media_payload import MediaMode, MediaPayload, m
 from rollouts.engines.vllm.media.source_files import image_file
 from rollouts.engines.vllm.wire.generate_response import Generation
 from rollouts.engines.vllm.wire.request_body import request_body
-from rollouts.errors import OverlongPromptError
+from rollouts.errors import CapabilityError, InvalidRequestError, OverlongPromptError
 
 RENDERING = "rendering images"
+#: The source of a dtype that the server has reported.
+REPORTED = "reported by the server"
 GENERATE_PATH = "/inference/v1/generate"
 
 #: The number of tokens that a check samples.
 SAMPLED_TOKENS = 16
 
+_IMAGE_LIMIT = re.compile(r"[Aa]t most (\d+) image")
 _DTYPE = re.compile(r"\bdtype=torch\.(\w+)")
 # The largest difference between log-probabilities of equal computations whose additions are in another order, by dtype.
 _TOLERANCES = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.3}
@@ -84,6 +87,14 @@ class Target:
         """The mode that the engine chooses under `media="auto"` for an image of this model and this server."""
         return select_mode(self.request(self.image_prompt(fresh_image())), "auto", self.capabilities)
 
+    def no_server_side(self, rendered: RenderedTokens) -> str | None:
+        """Why the server cannot process the files of these images itself; None if it can."""
+        try:
+            select_mode(self.request(rendered), "content_parts", self.capabilities)
+        except (CapabilityError, InvalidRequestError) as error:
+            return error.reason
+        return None
+
     def image_payload(self, request: GenerateRequest) -> MediaPayload:
         """The images of a request as the engine would send them. Raises `CapabilityError`."""
         return media_payload(request, "auto", self.capabilities)
@@ -99,8 +110,10 @@ class Target:
     def text_prompt(self) -> RenderedTokens:
         return self.renderer.render([{"role": "user", "content": "Say something."}], add_generation_prompt=True)
 
-    def image_prompt(self, *images: np.ndarray) -> RenderedTokens:
-        return self.renderer.render(image_messages(*images), add_generation_prompt=True)
+    def image_prompt(self, *images: np.ndarray, separated: bool = False) -> RenderedTokens:
+        """A prompt of the images and a question; `separated`: with text between the images."""
+        parts = [{"type": "image", "image": image} for image in images]
+        return self.renderer.render(_image_messages(parts, separated), add_generation_prompt=True)
 
     def request(
         self, rendered: RenderedTokens, *, max_tokens: int = SAMPLED_TOKENS, **sampling: Any
@@ -121,7 +134,7 @@ class Target:
     async def post(self, path: str, body: Mapping[str, Any], name: str) -> HttpResponse:
         return await self.connection.request("POST", path, name=name, body=[json.dumps(body).encode()])
 
-    async def render(self, prompt: RenderedTokens) -> HttpResponse:
+    async def render(self, prompt: RenderedTokens, *, separated: bool = False) -> HttpResponse:
         """Let the server render the messages of a prompt made by `image_prompt`: its own token ids and tensors.
 
         Raises `OverlongPromptError` if the prompt is longer than the server allows.
@@ -131,11 +144,9 @@ class Target:
         policy = self.renderer.processors["image"].policy
         files = [image_file(item.source, policy) for item, _ in images_of(prompt)]
         urls = [b"".join(file.data_url()).decode() for file in files]
-        (message,) = image_messages()
-        content = [*({"type": "image_url", "image_url": {"url": url}} for url in urls), *message["content"]]
         body = {
             "model": self.capabilities.model,
-            "messages": [{**message, "content": content}],
+            "messages": _image_messages([{"type": "image_url", "image_url": {"url": url}} for url in urls], separated),
             "add_generation_prompt": True,
         }
         return await self.post("/v1/chat/completions/render", body, RENDERING)
@@ -161,9 +172,17 @@ class Target:
         return (await self.connection.request("GET", "/health", name="asking for its health")).status
 
 
-def image_messages(*images: np.ndarray) -> list[dict[str, Any]]:
-    parts: list[dict[str, Any]] = [{"type": "image", "image": image} for image in images]
-    return [{"role": "user", "content": [*parts, {"type": "text", "text": "What is it?"}]}]
+def _image_messages(parts: Sequence[Mapping[str, Any]], separated: bool) -> list[dict[str, Any]]:
+    """A message of image parts and a question; `separated`: with text between the images."""
+    between = [{"type": "text", "text": "And:"}] if separated else []
+    content = [each for part in parts for each in (*between, part)][len(between) :]
+    return [{"role": "user", "content": [*content, {"type": "text", "text": "What is it?"}]}]
+
+
+def image_limit(reason: str) -> int | None:
+    """The limit of images per prompt that a refusal of vLLM names; None if it has another reason."""
+    found = _IMAGE_LIMIT.search(reason)
+    return None if found is None else int(found[1])
 
 
 def fresh_image(height: int = 128, width: int = 192) -> np.ndarray:
@@ -188,7 +207,7 @@ async def weights_dtype(connection: ServerConnection, directory: Path) -> tuple[
     """The dtype of the server's weights, and how it is known."""
     response = await connection.request("GET", "/server_info", name="asking for the dtype")
     if response.status == 200 and (found := _DTYPE.search(response.body.decode(errors="replace"))) is not None:
-        return found[1], "reported by the server"
+        return found[1], REPORTED
     config = read_json(directory / "config.json")
     dtype = config.get("dtype") or config.get("torch_dtype") or config.get("text_config", {}).get("dtype") or "bfloat16"
     return str(dtype), "assumed from config.json"

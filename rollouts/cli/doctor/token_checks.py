@@ -44,7 +44,10 @@ async def _cure(target: Target, messages: Sequence[Mapping[str, Any]]) -> str:
         )
     template = target.directory / "chat_template.jinja"
     path = template if template.exists() else "TEMPLATE_OF_MODEL.jinja"
-    return f"the chat templates differ: start `vllm serve` with --chat-template {path}"
+    return (
+        f"the chat templates differ: start `vllm serve` with --chat-template {path}, and without "
+        "--default-chat-template-kwargs"
+    )
 
 
 async def _difference(target: Target, messages: Sequence[Mapping[str, Any]]) -> str | None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -20,7 +21,7 @@ from fake_http import Response, Seen, error_response, json_response
 from fake_server import RENDER, FakeVLLM
 from transformers import AutoModelForImageTextToText
 
-from renderers import RendererOptions, load_renderer
+from renderers import MultiModalData, RendererOptions, load_renderer
 from renderers.vision.normalise import normalise
 from rollouts.engines.vllm.wire.feature_decoding import decode_item
 from rollouts.engines.vllm.wire.feature_encoding import encode_features
@@ -63,7 +64,10 @@ class ModelVLLM(FakeVLLM):
     --chat-template-content-format string. `hears_aborts` False: they reach another process. `blind`: the model does not
     look at images. `mixes_up`: images that it holds are confused with the first. `unknown_status`: what it answers
     about an image that it does not hold. `template_suffix`: --chat-template with more at the end. `starts_paused`:
-    somebody has paused it. `alive` False: its engine is dead, and /health says so.
+    somebody has paused it. `alive` False: its engine is dead, and /health says so. `counts_edges`: its ranges of images
+    include the tokens around the features. `hides`: a tensor of images that it does not make itself.
+    `refuses_adjacent`: /render refuses two images without text between them. `drifts`: added to log-probabilities of
+    sampled tokens.
     """
 
     def __init__(
@@ -81,6 +85,10 @@ class ModelVLLM(FakeVLLM):
         template_suffix: str = "",
         starts_paused: bool = False,
         alive: bool = True,
+        counts_edges: bool = False,
+        hides: str = "",
+        refuses_adjacent: bool = False,
+        drifts: float = 0.0,
         **options: Any,
     ) -> None:
         super().__init__(**{"model": "tiny", "max_model_len": 2048, **options})
@@ -96,6 +104,10 @@ class ModelVLLM(FakeVLLM):
         self.unknown_status = unknown_status
         self.template_suffix = template_suffix
         self.alive = alive
+        self.counts_edges = counts_edges
+        self.hides = hides
+        self.refuses_adjacent = refuses_adjacent
+        self.drifts = drifts
         self._abort_asked = asyncio.Event()
         self._files: dict[str, bytes] = {}
         if starts_paused:
@@ -134,9 +146,33 @@ class ModelVLLM(FakeVLLM):
         if count > self.most_images:
             message = f"At most {self.most_images} image(s) may be provided in one prompt."
             return error_response(400, message, "BadRequestError")
+        types = [part["type"] for message in seen.json["messages"] for part in message["content"]]
+        if self.refuses_adjacent and ("image_url", "image_url") in itertools.pairwise(types):
+            message = "mm_placeholders must be globally non-overlapping and sorted"
+            return error_response(400, message, "BadRequestError")
         ids = rendered.token_ids + self._suffix()
-        segments = encode_features(media, pixel_dtype=self.pixel_dtype) if count else [b"null"]
-        return Response(200, b'{"token_ids":%a,"features":%b}' % (ids, b"".join(segments)))
+        features = (
+            json.loads(b"".join(encode_features(self._made(media), pixel_dtype=self.pixel_dtype))) if count else None
+        )
+        for place in features["mm_placeholders"]["image"] if count and self.counts_edges else ():
+            place["offset"] -= 1
+            place["length"] += 2
+        return json_response({"token_ids": ids, "features": features})
+
+    def _made(self, media: MultiModalData) -> MultiModalData:
+        """The media without the tensor that the server does not make."""
+        placed = [
+            (
+                replace(
+                    item,
+                    tensors={name: item.tensors[name] for name in item if name != self.hides},
+                    fields={name: field for name, field in item.fields.items() if name != self.hides},
+                ),
+                placeholder,
+            )
+            for item, placeholder in media.items_with_ranges()
+        ]
+        return MultiModalData.from_items(placed)
 
     # Generating.
 
@@ -212,7 +248,9 @@ class ModelVLLM(FakeVLLM):
             "routed_experts": None,
             "sampling_mask": None,
             "weight_versions": [{"version": self.weight_version, "start": 0, "end": count}],
-            "logprobs": {"content": _content(ids, said[len(prompt) - 1 :], sampling.get("logprobs") or 0)},
+            "logprobs": {
+                "content": _content(ids, said[len(prompt) - 1 :] + self.drifts, sampling.get("logprobs") or 0)
+            },
         }
         asked = {
             "prompt_token_ids": prompt if body.get("return_token_ids") else None,

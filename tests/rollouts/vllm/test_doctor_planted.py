@@ -83,6 +83,38 @@ def _weights(name: str, factor: float) -> Callable[[Path], None]:
     return edit
 
 
+def _in_bfloat16(directory: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path = directory / "model.safetensors"
+    rounded = {name: tensor.bfloat16().float() for name, tensor in load_file(path).items()}
+    save_file(rounded, path, {"format": "pt"})
+
+
+def _without_projection(directory: Path) -> None:
+    """The last layers of the vision tower are zeros, as before training."""
+    from safetensors.torch import load_file, save_file
+
+    path = directory / "model.safetensors"
+    weights = load_file(path)
+    zeros = {name: tensor * 0 for name, tensor in weights.items() if "linear_fc2" in name and "merger" in name}
+    assert zeros
+    save_file(weights | zeros, path, {"format": "pt"})
+
+
+def _scaled_positions(directory: Path) -> None:
+    path = directory / "config.json"
+    content = json.loads(path.read_text())
+    content["text_config"]["rope_scaling"] = {"rope_type": "yarn", "factor": 4.0}
+    path.write_text(json.dumps(content))
+
+
+def _joint_file(directory: Path) -> None:
+    """Both files of an image processor; the joint one takes precedence."""
+    settings = json.loads((directory / "preprocessor_config.json").read_text())
+    (directory / "processor_config.json").write_text(json.dumps({"image_processor": settings | CLIP}))
+
+
 def _without_weights(directory: Path) -> None:
     (directory / "model.safetensors").unlink()
 
@@ -101,6 +133,18 @@ TABLE = [
     Planted("nothing"),
     Planted("nothing, and it normalises in its processor", {"pixel_dtype": "float32"}),
     Planted("nothing, and it has no `features` that fit", {"pixel_dtype": "float32", "content_parts": True}),
+    Planted(
+        "nothing, and its ranges of images include the tokens around them",
+        {"counts_edges": True, "hides": "image_grid_thw"},
+    ),
+    Planted("nothing, and it makes fewer tensors of an image", {"hides": "image_grid_thw"}),
+    Planted(
+        "nothing, and more positions by scaling",
+        {"max_model_len": 16384},
+        edit=_scaled_positions,
+        options=Options(control=True, reference_gigabytes=0),
+        skipped=("mismatch", "image normalisation"),
+    ),
     Planted(
         "--max-model-len 96",
         {"max_model_len": 96},
@@ -186,6 +230,17 @@ TABLE = [
     ),
     Planted("--limit-mm-per-prompt image 1", {"most_images": 1}, absent={"images per prompt": "--limit-mm-per-prompt"}),
     Planted(
+        "/render of adjacent images fails",
+        {"refuses_adjacent": True},
+        absent={"adjacent images": "put text between images"},
+    ),
+    Planted(
+        "--limit-mm-per-prompt image 1, and another template",
+        {"most_images": 1, "template_suffix": "Hm. ", "counts_edges": True, "hides": "image_grid_thw"},
+        failed={"text tokens": "--chat-template"},
+        absent={"images per prompt": "--limit-mm-per-prompt"},
+    ),
+    Planted(
         "other limits of image sizes",
         edit=_settings(size={"shortest_edge": 256 * 256, "longest_edge": 2**22}),
         failed={"image tokens": "preprocessor_config.json"},
@@ -217,6 +272,13 @@ TABLE = [
         skipped=("image features", "image pixels"),
     ),
     Planted(
+        "another image_mean in one of two files, where the server normalises in its processor",
+        {"pixel_dtype": "float32"},
+        edit=_joint_file,
+        failed={"image normalisation": "/processor_config.json"},
+        skipped=("image features", "image pixels"),
+    ),
+    Planted(
         "another image_std, where the server normalises in its processor, served",
         {"pixel_dtype": "float32"},
         serve_edit=_settings(image_std=[0.25, 0.25, 0.25]),
@@ -227,6 +289,12 @@ TABLE = [
         "other weights of the language model",
         edit=_weights("language_model.norm.weight", 1.05),
         failed={"mismatch, text": "vllm serve"},
+        skipped=("mismatch, image", "image normalisation"),
+    ),
+    Planted(
+        "--dtype bfloat16, which the server does not report",
+        serve_edit=_in_bfloat16,
+        failed={"mismatch, text": "--dtype float32"},
         skipped=("mismatch, image", "image normalisation"),
     ),
     Planted(
@@ -254,8 +322,21 @@ TABLE = [
     Planted(
         "a model that does not look at images",
         {"blind": True},
-        failed={"image request": "content_parts"},
+        failed={"image request": "trained checkpoint"},
+        skipped=("image pixels", "image cache", "cache miss", "mismatch, image", "image normalisation"),
+    ),
+    Planted(
+        "weights that do not look at images",
+        edit=_without_projection,
+        serve_edit=_without_projection,
+        failed={"image request": "trained checkpoint", "mismatch, image": "projection holds zeros"},
         skipped=("image pixels", "image cache", "cache miss", "image normalisation"),
+    ),
+    Planted(
+        "--kv-cache-dtype fp8",
+        {"drifts": -0.01},
+        failed={"log-probabilities": "--kv-cache-dtype"},
+        skipped=("mismatch", "image normalisation"),
     ),
     Planted("--model without weights", edit=_without_weights, skipped=("mismatch", "image normalisation")),
     Planted(
