@@ -197,8 +197,8 @@ def _cohere2_vision_processor() -> transformers.ProcessorMixin:
 
 def _cohere2_vision_model(vocabulary: int, ids: Mapping[str, int]) -> transformers.PreTrainedModel:
     config = transformers.Cohere2VisionConfig(
-        # transformers' class does not read `logit_scale`, which vLLM applies: 1 leaves the logits as they are.
-        text_config={**_TEXT, "vocab_size": vocabulary, "model_type": "cohere2", "logit_scale": 1.0},
+        # transformers' class never reads `logit_scale`, which vLLM multiplies logits by.
+        text_config={**_TEXT, "vocab_size": vocabulary, "model_type": "cohere2", "logit_scale": 0.25},
         vision_config={
             **_SMALL_VISION,
             "model_type": "siglip_vision_model",

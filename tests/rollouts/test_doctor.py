@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
@@ -23,6 +24,7 @@ from rollouts.cli.doctor.server_checks import keep_alive
 from rollouts.cli.doctor.target import Target
 from rollouts.engines.protocol import Completion, FinishReason, GenerateResult
 from rollouts.engines.vllm.capabilities import ServerCapabilities
+from rollouts.engines.vllm.http.response import HttpResponse
 from rollouts.errors import OverlongPromptError, ServerError, ServerUnreachableError
 
 CAPABILITIES = ServerCapabilities(
@@ -97,6 +99,30 @@ async def test_connections_that_are_closed_too_early_are_found(
     monkeypatch.setattr(server_checks, "HttpLimits", lambda: type("Limits", (), {"keepalive_seconds": 0.3}))
     found = await keep_alive(target_of(renderer, tiny_model_dir, base_url=http_server))
     assert found.outcome is outcome
+
+
+@pytest.mark.parametrize(
+    ("reason", "cure"),
+    [
+        ("At most 0 image(s) may be provided in one prompt.", "--limit-mm-per-prompt"),
+        ("qwen3 is not a multimodal model", "if it serves another model"),
+    ],
+)
+async def test_a_refused_image_is_blamed_on_a_limit_only_where_the_server_names_one(
+    renderer, tiny_model_dir, reason, cure
+):
+    async def request(*_, **__):
+        return HttpResponse(400, {}, json.dumps({"error": {"message": reason}}).encode())
+
+    target = replace(
+        target_of(renderer, tiny_model_dir),
+        connection=SimpleNamespace(request=request),
+        capabilities=replace(CAPABILITIES, pixel_dtype=None),
+    )
+    found = await server_checks.pixel_dtype(target)
+    assert found.outcome is Outcome.ABSENT
+    assert reason in found.seen
+    assert cure in found.cure
 
 
 # Against transformers.
