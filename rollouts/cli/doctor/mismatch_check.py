@@ -254,6 +254,8 @@ def _image_failures(
     target: Target, model: Any, images: Sequence[ScoredPrompt], differences: np.ndarray, unread: Mapping[str, Any]
 ) -> list[Finding]:
     """The cause where text agrees and images do not: attention, normalisation, or the vision tower's weights."""
+    if (known := target.findings.get(NORMALISATION)) is not None and known.outcome is Outcome.FAILED:
+        return [skipped(f"not checked, because of: {NORMALISATION} failed", check=f"{_CHECK}, image")]
     other_cause = "; or ".join([_OTHER_IMAGES_CURE, *_unread_cure(type(model).__name__, unread)])
     if has_bidirectional_images(model) and _agrees(target, _differences(model, images, causal=True)):
         return [_finding(target, "image", differences, _CAUSAL_CURE)]

@@ -22,6 +22,7 @@ from fake_server import RENDER, FakeVLLM
 from transformers import AutoModelForImageTextToText
 
 from renderers import MultiModalData, RendererOptions, load_renderer
+from renderers.media.item import TensorField
 from renderers.vision.normalise import normalise
 from rollouts.engines.vllm.wire.feature_decoding import decode_item
 from rollouts.engines.vllm.wire.feature_encoding import encode_features
@@ -65,7 +66,7 @@ class ModelVLLM(FakeVLLM):
     look at images. `mixes_up`: images that it holds are confused with the first. `unknown_status`: what it answers
     about an image that it does not hold. `template_suffix`: --chat-template with more at the end. `starts_paused`:
     somebody has paused it. `alive` False: its engine is dead, and /health says so. `counts_edges`: its ranges of images
-    include the tokens around the features. `hides`: a tensor of images that it does not make itself.
+    include the tokens around the features. `hides`, `adds`: a tensor of images that only others make, or only it.
     `refuses_adjacent`: /render refuses two images without text between them. `drifts`: added to log-probabilities of
     sampled tokens.
     """
@@ -87,6 +88,7 @@ class ModelVLLM(FakeVLLM):
         alive: bool = True,
         counts_edges: bool = False,
         hides: str = "",
+        adds: str = "",
         refuses_adjacent: bool = False,
         drifts: float = 0.0,
         **options: Any,
@@ -106,6 +108,7 @@ class ModelVLLM(FakeVLLM):
         self.alive = alive
         self.counts_edges = counts_edges
         self.hides = hides
+        self.adds = adds
         self.refuses_adjacent = refuses_adjacent
         self.drifts = drifts
         self._abort_asked = asyncio.Event()
@@ -160,18 +163,13 @@ class ModelVLLM(FakeVLLM):
         return json_response({"token_ids": ids, "features": features})
 
     def _made(self, media: MultiModalData) -> MultiModalData:
-        """The media without the tensor that the server does not make."""
-        placed = [
-            (
-                replace(
-                    item,
-                    tensors={name: item.tensors[name] for name in item if name != self.hides},
-                    fields={name: field for name, field in item.fields.items() if name != self.hides},
-                ),
-                placeholder,
-            )
-            for item, placeholder in media.items_with_ranges()
-        ]
+        """The media with the tensors that the server makes."""
+        added: dict[str, Any] = {self.adds: np.array(1)} if self.adds else {}
+        placed = []
+        for item, placeholder in media.items_with_ranges():
+            tensors = {name: tensor for name, tensor in item.tensors.items() if name != self.hides} | added
+            fields = {name: item.fields.get(name, TensorField("batched")) for name in tensors}
+            placed.append((replace(item, tensors=tensors, fields=fields), placeholder))
         return MultiModalData.from_items(placed)
 
     # Generating.

@@ -279,6 +279,13 @@ TABLE = [
         skipped=("image features", "image pixels"),
     ),
     Planted(
+        "another image_mean, where the server makes the pixels of files in its processor",
+        {"pixel_dtype": "float32", "adds": "num_patches"},
+        edit=_settings(**CLIP),
+        failed={"image normalisation": "[0.5, 0.5, 0.5]"},
+        skipped=("image features", "image pixels", "mismatch, image"),
+    ),
+    Planted(
         "another image_std, where the server normalises in its processor, served",
         {"pixel_dtype": "float32"},
         serve_edit=_settings(image_std=[0.25, 0.25, 0.25]),
