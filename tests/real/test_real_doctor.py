@@ -182,7 +182,7 @@ HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
             "glm-4.5v",
             lambda directory: change_images(directory, size={"shortest_edge": 448 * 448, "longest_edge": 2**22}),
             {"image tokens": "processor_config.json"},
-            dict.fromkeys(("image normalisation", "image features", "image pixels"), "image tokens"),
+            dict.fromkeys(("image features", "image pixels"), "image tokens"),
         ),
         ("internvl3", nothing, {}, AS_FILES),
         (
