@@ -6,10 +6,13 @@ that OpenAI's API does not have, is an error that names its place.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from renderers.messages import ROLES, media_value
+from renderers.parsing.format import Format
+from renderers.parsing.literals import InvalidJsonError, parse_json
 from rollouts.error_texts import is_unicode, short_repr
 from rollouts.serve.gateway.errors import InvalidMessageError, UnsupportedFieldError
 
@@ -100,6 +103,48 @@ def check_tool_results(messages: Sequence[Mapping[str, Any]]) -> None:
                 )
 
 
+def as_the_model_writes(messages: Sequence[Mapping[str, Any]], format: Format) -> list[Mapping[str, Any]]:
+    """The messages with their tool calls in the form that the template of `format` reads.
+
+    Clients send arguments as text: a template that prints them as JSON would print a JSON string, and one that loops
+    over them fails. Templates of Kimi print the id of a call in place of its name; ids without the name become ids of
+    that form, numbered through the conversation. Raises `InvalidMessageError` for text that is not a JSON object, which
+    only templates that join texts can print.
+    """
+    new_ids: dict[str, str] = {}
+    written: list[Mapping[str, Any]] = []
+    number = 0
+    for index, message in enumerate(messages):
+        if message.get("tool_call_id") in new_ids:
+            message = {**message, "tool_call_id": new_ids[message["tool_call_id"]]}
+        calls = []
+        for position, call in enumerate(message.get("tool_calls") or ()):
+            function = call["function"]
+            place = f"messages[{index}].tool_calls[{position}].function.arguments"
+            call = {**call, "function": {**function, "arguments": _arguments(function["arguments"], format, place)}}
+            if "{name}" in format.call_id and function["name"] not in call.get("id", ""):
+                new_id = format.call_id.replace("{name}", function["name"]).replace("{index}", str(number))
+                call["id"] = new_ids[call.get("id", "")] = new_id
+            calls.append(call)
+        number += len(calls)
+        written.append({**message, "tool_calls": calls} if calls else message)
+    return written
+
+
+def _arguments(arguments: dict[str, Any] | str, format: Format, place: str) -> dict[str, Any] | str:
+    if format.arguments == "json":
+        return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        value = parse_json(arguments)
+    except InvalidJsonError as error:
+        raise InvalidMessageError(f"{place} is not the text of a JSON object: {error}", place) from None
+    if not isinstance(value, dict):
+        raise InvalidMessageError(f"{place} is {short_repr(arguments)}, not the text of a JSON object", place)
+    return value
+
+
 def _check_keys(raw: Mapping[str, Any], place: str) -> None:
     for key, value in raw.items():
         if key in _KEYS or key in _WITHOUT_EFFECT or not value:
@@ -162,11 +207,13 @@ def _tool_call(call: Any, place: str) -> dict[str, Any]:
         raise InvalidMessageError(f"{place} has no name of a function", f"{place}.function.name")
     if not isinstance(arguments, str | dict | None):
         raise InvalidMessageError(f"{place}: arguments are the text of a JSON object", f"{place}.function.arguments")
-    read: dict[str, Any] = {"type": "function", "function": {"name": _text(name, place), "arguments": "{}"}}
     if isinstance(arguments, str):
-        read["function"]["arguments"] = _text(arguments, f"{place}.function.arguments")
-    elif arguments is not None:
-        read["function"]["arguments"] = arguments
+        arguments = _text(arguments, f"{place}.function.arguments")
+        if arguments.strip() in ("", "null"):  # how some clients write a call without arguments
+            arguments = None
+    read: dict[str, Any] = {"type": "function", "function": {"name": _text(name, place), "arguments": arguments}}
+    if arguments is None:
+        read["function"]["arguments"] = "{}"
     if call.get("id") is not None:
         read["id"] = _text(call["id"], f"{place}.id")
     return read

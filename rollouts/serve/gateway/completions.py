@@ -14,9 +14,11 @@ import numpy as np
 
 from renderers import ParsedResponse
 from renderers.errors import MediaError, MessageError
+from renderers.parsing.format import Format
 from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, TokenListener
 from rollouts.episodes.engine_calls import check_uninterrupted, generate_completions, generated
 from rollouts.episodes.turns import Prompt, SampledTurn
+from rollouts.serve.gateway.chat_messages import as_the_model_writes
 from rollouts.serve.gateway.chat_request import ChatRequest
 from rollouts.serve.gateway.errors import GenerationTimeoutError, InvalidMessageError, UnsupportedFieldError
 from rollouts.serve.gateway.session import Match, Session
@@ -127,6 +129,9 @@ async def _prompt(session: Session, chat: ChatRequest) -> tuple[Prompt, Match | 
     messages = session.model_messages(history, match, start)
     try:
         if match is None:
+            format = getattr(session.recorder.renderer.renderer, "format", None)
+            if isinstance(format, Format):  # other renderers read what clients send
+                messages = as_the_model_writes(messages, format)
             return await session.recorder.first_prompt(messages, chat.tools, "messages"), None
         turn = await session.sampled_turn(match.turn)
         return await session.recorder.next_prompt(turn, messages, "messages"), match

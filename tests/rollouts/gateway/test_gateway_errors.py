@@ -87,6 +87,11 @@ def result(call_id=None):
     return {"role": "tool", "content": "red"} | ({} if call_id is None else {"tool_call_id": call_id})
 
 
+def with_arguments(arguments):
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": arguments}}
+    return {"messages": [user("a"), {"role": "assistant", "content": None, "tool_calls": [call]}, result("c1")]}
+
+
 WRONG = [
     ({"messages": [user("a"), result("c1")]}, "messages[1].role", "no assistant message before it has tool_calls"),
     ({"messages": [result(), user("a")]}, "messages[0].role", "send the assistant message with the call"),
@@ -123,6 +128,8 @@ WRONG = [
     (image_url(data_url(decompression_bomb())), "messages[0].content[0]", "larger than"),
     (message_with({"type": "image", "path": "/etc/passwd"}), None, "unknown key 'path'"),
     (message_with({"type": "image_url", "image_url": {"url": data_url(b"x"), "path": "/etc"}}), None, "unknown key"),
+    (with_arguments('{"row": '), "messages[1].tool_calls[0].function.arguments", "not the text of a JSON object"),
+    (with_arguments("[1]"), "messages[1].tool_calls[0].function.arguments", "'[1]', not the text of a JSON object"),
     ({**HELLO, "temperature": "hot"}, None, "temperature"),
     ({**HELLO, "temperature": -1}, None, "temperature"),
     ({**HELLO, "top_p": 0}, None, "top_p"),

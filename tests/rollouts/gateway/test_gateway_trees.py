@@ -22,6 +22,7 @@ from gateway_server import (
     served,
     user,
 )
+from test_parsing_families import renderer_of
 
 from renderers import load_renderer
 from renderers.formats import Format
@@ -371,3 +372,51 @@ def test_arguments_are_the_text_of_a_json_object(renderer):
     assert choice.finish_reason == "tool_calls"
     assert choice.message.content is None
     assert json.loads(choice.message.tool_calls[0].function.arguments) == {"row": 1, "column": "left"}
+
+
+#: What each template prints of a call `look(row=1)`: templates that print JSON, that loop over arguments, that join
+#: texts, and one that prints ids in place of names.
+CALLS_OF_FAMILIES = {
+    "qwen-2.5": '{"name": "look", "arguments": {"row": 1}}',
+    "qwen-3": '{"name": "look", "arguments": {"row": 1}}',
+    "qwen-3.5": "<function=look>\n<parameter=row>\n1\n</parameter>\n</function>",
+    "glm-4.5v": "look\n<arg_key>row</arg_key>\n<arg_value>1</arg_value>\n",
+    "glm-4.7-flash": "look<arg_key>row</arg_key><arg_value>1</arg_value>",
+    "minimax": '<invoke name="look">\n<parameter name="row">1</parameter>\n</invoke>',
+    "minimax-m3": "<row>1]<]minimax[>[</row>]<]minimax[>[</invoke>",
+    "deepseek-v3.1": 'look<｜tool▁sep｜>{"row": 1}<｜tool▁call▁end｜>',  # noqa: RUF001
+    "kimi": '<|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>{"row": 1}<|tool_call_end|>',
+}
+
+
+def prompt_of_call(name, arguments):
+    """The prompt of a conversation with a call that the gateway has not sampled."""
+    renderer = renderer_of(name) if name == "kimi" else load_renderer(corpus.model_dir(name))
+    messages = [
+        user("a"),
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "look", "arguments": arguments}}],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "red"},
+    ]
+    body = {"messages": messages, "tools": TOOLS, "return_token_ids": True}
+    with served(ScriptedEngine(["Red."], renderer=renderer), renderer) as server:
+        response = httpx.post(f"{server.base_url}/chat/completions", json=body, timeout=30)
+    assert response.status_code == 200, response.text
+    return renderer.tokenizer.decode(response.json()["prompt_token_ids"])
+
+
+@pytest.mark.parametrize("name", CALLS_OF_FAMILIES)
+def test_calls_that_the_gateway_has_not_sampled_are_printed_as_the_model_writes_them(name):
+    """OpenAI's API has arguments as text, and ids without names."""
+    prompt = prompt_of_call(name, '{"row": 1}')
+    assert CALLS_OF_FAMILIES[name] in prompt
+    assert "c1" not in prompt
+
+
+@pytest.mark.parametrize("arguments", ["", " ", "null", None])
+@pytest.mark.parametrize("name", ["qwen-2.5", "qwen-3.5", "deepseek-v3.1"])
+def test_a_call_without_arguments_is_one_with_an_empty_object(name, arguments):
+    assert prompt_of_call(name, arguments) == prompt_of_call(name, "{}")
