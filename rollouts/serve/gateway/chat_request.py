@@ -131,6 +131,11 @@ def read_chat_request(
     stream_options = _typed(fields, "stream_options", dict, "an object") or {}
     if unknown := stream_options.keys() - {"include_usage", "include_obfuscation", "continuous_usage_stats"}:
         raise _unknown(f"stream_options.{min(unknown)}")
+    for name in stream_options:
+        _typed(stream_options, name, bool, "true or false", within="stream_options.")
+    if stream_options.get("continuous_usage_stats"):
+        reason = "the number of tokens is in the last chunk alone; send false, and include_usage"
+        raise UnsupportedFieldError(f"stream_options.continuous_usage_stats true: {reason}", "stream_options")
     return ChatRequest(
         model=_model(fields),
         history=History(_messages(fields, allow_urls, max_parts), prompt_tools),
@@ -182,10 +187,10 @@ def _unknown(name: str) -> InvalidChatRequestError:
     return InvalidChatRequestError(f"unknown field {short_repr(name)[1:-1]}; leave it out", name[:80])
 
 
-def _typed(fields: Mapping[str, Any], name: str, kind: type, expected: str) -> Any:
+def _typed(fields: Mapping[str, Any], name: str, kind: type, expected: str, *, within: str = "") -> Any:
     value = fields.get(name)
     if value is not None and not isinstance(value, kind):
-        raise InvalidChatRequestError(f"{name} is {short_repr(value)}, not {expected}", name)
+        raise InvalidChatRequestError(f"{within}{name} is {short_repr(value)}, not {expected}", f"{within}{name}")
     return value
 
 

@@ -148,6 +148,8 @@ WRONG = [
     ({**HELLO, "stop_token_ids": ["a"]}, None, "stop_token_ids"),
     ({**HELLO, "stream": "yes"}, "stream", "true or false"),
     ({**HELLO, "stream_options": {"mood": 1}}, None, "stream_options.mood"),
+    ({**HELLO, "stream_options": {"include_usage": "no"}}, "stream_options.include_usage", "not true or false"),
+    ({**HELLO, "stream_options": {"continuous_usage_stats": True}}, "stream_options", "in the last chunk alone"),
     ({**HELLO, "tools": "look"}, "tools", "not a list"),
     ({**HELLO, "tools": {}}, "tools", "not a list"),
     ({"messages": [user("a")] * 10_001}, "messages", "at most 10000"),
