@@ -56,17 +56,25 @@ def cut_at_stop(completion: Completion, stop: Sequence[str], decode: Decode) -> 
 
 
 def text_before(text: str, stop: str) -> str:
-    """The text up to the stop string, or all of it."""
+    """The text up to the stop string, or all of it. At the beginning of a text, line breaks are layout and are gone."""
+    visible = stop.lstrip("\n")
+    if visible and stop not in text and text.startswith(visible):
+        return ""
     return text.partition(stop)[0]
 
 
-def sendable_length(text: str, stop: Sequence[str]) -> int:
-    """How many characters of a text that is not finished are before everything that may be a stop string."""
+def sendable_length(text: str, stop: Sequence[str], *, is_beginning: bool = False) -> int:
+    """How many characters of a text that is not finished are before everything that may be a stop string.
+
+    `is_beginning`: line breaks may stand before the text, which are layout and not part of it.
+    """
+    layout = "\n" * max(map(len, stop), default=0) if is_beginning else ""
     held = 0
     for string in stop:
-        longest = min(len(string) - 1, len(text))
-        held = max(held, next((length for length in range(longest, held, -1) if text.endswith(string[:length])), 0))
-    return len(text) - held
+        longest = min(len(string) - 1, len(layout) + len(text))
+        fits = (length for length in range(longest, held, -1) if (layout + text).endswith(string[:length]))
+        held = max(held, next(fits, 0))
+    return max(0, len(text) - held)
 
 
 class EarlyStop:

@@ -94,7 +94,9 @@ class TokenStream:
             piece = replace(piece, text=held.text + piece.text)
         elif held is not None:
             self._send(index, held)
-        length = sendable_length(piece.text, self._chat.stop)
+        sent = self._sent.get(index, SentText())
+        begun = sent.reasoning if isinstance(piece, ReasoningDelta) else sent.content
+        length = sendable_length(piece.text, self._chat.stop, is_beginning=not begun)
         if length < len(piece.text):
             self._held[index] = replace(piece, text=piece.text[length:])
         if length:

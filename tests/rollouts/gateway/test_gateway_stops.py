@@ -92,6 +92,33 @@ def test_a_stop_string_inside_reasoning_ends_the_message_there(renderer):
     assert choice.message.content == ""
 
 
+@pytest.mark.parametrize("live", [False, True])
+@pytest.mark.parametrize(
+    ("text", "stop", "reasoning", "content"),
+    [
+        ("<think>\nhm\n</think>\n\nObservation: red", "\nObservation:", "hm", ""),
+        ("<think>\nhm\n</think>\n\nObservation: red", "\n\nObservation", "hm", ""),
+        ("<think>\nObservation: red\n</think>\n\none", "\nObservation:", "", ""),
+        ("<think>\nhm\n</think>\n\nObserve.\nObservation: red", "\nObservation:", "hm", "Observe."),
+        ("Observation: red", "\nObservation:", "", "Observation: red"),
+    ],
+)
+def test_a_stop_string_that_begins_with_line_breaks_of_the_layout_is_not_sent(
+    renderer, live, text, stop, reasoning, content
+):
+    """The line breaks behind reasoning are not part of the content."""
+    engine = SteppedEngine([text], renderer) if live else ScriptedEngine([text], renderer=renderer)
+    with served(engine, renderer) as server:
+        deltas = [
+            chunk.choices[0].delta
+            for chunk in server.client("s").chat.completions.create(
+                model="m", messages=[user("a")], stop=stop, stream=True
+            )
+        ]
+    assert "".join(delta.content or "" for delta in deltas) == content
+    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == reasoning
+
+
 def test_stop_token_ids_are_added_to_those_of_the_template(renderer):
     engine = ScriptedEngine(["one"], renderer=renderer)
     with served(engine, renderer) as server:
