@@ -8,6 +8,7 @@ import hashlib
 import io
 import struct
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -163,10 +164,20 @@ def transparent_palette() -> Image.Image:
     return image
 
 
+def with_transparent_colour(mode: str, colours: Sequence[Any]) -> Image.Image:
+    """An image without alpha, of which a PNG makes the first colour transparent (its chunk tRNS)."""
+    image = Image.new(mode, (len(colours), 1))
+    image.putdata(colours)
+    image.info["transparency"] = colours[0]
+    return image
+
+
 SEE_THROUGH: dict[str, tuple[Image.Image, list[list[int]]]] = {
     "RGBA": (Image.frombytes("RGBA", (2, 1), bytes([0, 0, 0, 0, 100, 0, 0, 255])), [[255, 255, 255], [100, 0, 0]]),
     "LA": (Image.frombytes("LA", (2, 1), bytes([0, 0, 60, 255])), [[255, 255, 255], [60, 60, 60]]),
     "P": (transparent_palette(), [[255, 255, 255], [0, 0, 250]]),
+    "RGB": (with_transparent_colour("RGB", [(200, 0, 0), (0, 0, 250)]), [[255, 255, 255], [0, 0, 250]]),
+    "L": (with_transparent_colour("L", [90, 10]), [[255, 255, 255], [10, 10, 10]]),
     "half": (Image.new("RGBA", (2, 1), (0, 0, 0, 51)), [[204, 204, 204]] * 2),
 }
 
