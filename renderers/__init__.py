@@ -68,7 +68,7 @@ from renderers.parsing.response import (
     ToolCallParseStatus,
 )
 from renderers.protocol import MultimodalRenderer, Renderer, is_multimodal
-from renderers.rendered import MultiModalData, PlaceholderRange, RenderedTokens, TokenSpan
+from renderers.rendered import MultiModalData, PlaceholderRange, RenderedTokens, TokenSpan, UnprintedField
 from renderers.template_renderer import TemplateRenderer
 from renderers.vision.processor_output import ProcessorOutput
 
@@ -280,6 +280,7 @@ __all__ = [
     "ToolCallFunction",
     "ToolCallParseStatus",
     "ToolSpec",
+    "UnprintedField",
     "VideoPart",
     "build_training_sample",
     "build_training_samples",

@@ -8,7 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from renderers.media.item import MediaItem, Modality
-from renderers.rendered import MultiModalData, PlaceholderRange, RenderedTokens, TokenSpan, merge_adjacent
+from renderers.rendered import (
+    MultiModalData,
+    PlaceholderRange,
+    RenderedTokens,
+    TokenSpan,
+    UnprintedField,
+    merge_adjacent,
+)
 from renderers.template.chat_template import Printed, Segment
 from renderers.tokens.encoding import PrintedControl, encode_printed
 from renderers.tokens.tokenizer import TemplateTokenizer
@@ -23,6 +30,7 @@ class TokenLayout(NamedTuple):
     spans: tuple[TokenSpan, ...]
     roles: list[str]
     ranges: list[PlaceholderRange]
+    unprinted: tuple[UnprintedField, ...] = ()
 
     def with_media(
         self, items: Sequence[MediaItem] | None, tool_names: list[str | None], placeholder_token_ids: Mapping[str, int]
@@ -41,6 +49,7 @@ class TokenLayout(NamedTuple):
             media,
             message_tool_names=tool_names,
             placeholder_token_ids=placeholder_token_ids,
+            unprinted=self.unprinted,
         )
 
     @property

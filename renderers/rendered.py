@@ -184,6 +184,17 @@ class TokenSpan(NamedTuple):
         return tuple.__new__(TokenSpan, (start + by, end + by, message_index, sampled, content))
 
 
+class UnprintedField(NamedTuple):
+    """A field of message `message_index` (`content`, `content[1]`, `tool_calls`) of which the template prints nothing.
+
+    `reason` says so and has the cure.
+    """
+
+    message_index: int
+    field: str
+    reason: str
+
+
 def _column(of_span: Callable[[TokenSpan], T], default: T) -> Any:
     """A per-token column, made when it is first read: the value of the token's span, `default` for one of no span."""
     return cached_property(lambda rendered: rendered._column(of_span, default))
@@ -199,7 +210,8 @@ class RenderedTokens:
     three columns have one entry per token and are built when first read: `message_indices` is the index of the message
     that owns the token (-1: scaffold without a message), `sampled_mask` whether the model would have sampled it,
     `is_content` whether it is message body and not scaffold. `message_roles` and `message_tool_names` have one entry
-    per message; the latter is the name of the tool whose result a tool message holds, None elsewhere.
+    per message; the latter is the name of the tool whose result a tool message holds, None elsewhere. `unprinted` lists
+    the contents and tool calls that the model does not see, because the template prints nothing of them.
 
     Most templates print each message in one piece, in the order of the conversation, but a template may also move the
     tool list into a later message or sort tool results. Where a message owns several separate pieces,
@@ -213,6 +225,7 @@ class RenderedTokens:
     multi_modal_data: MultiModalData | None
     message_tool_names: list[str | None]
     placeholder_token_ids: Mapping[str, int]
+    unprinted: tuple[UnprintedField, ...] = field(repr=False, compare=False)
 
     message_indices: list[int] = field(
         default=_column(lambda span: span.message_index, -1), init=False, repr=False, compare=False
@@ -233,6 +246,7 @@ class RenderedTokens:
         *,
         message_tool_names: list[str | None] | None = None,
         placeholder_token_ids: Mapping[str, int] | None = None,
+        unprinted: tuple[UnprintedField, ...] = (),
         message_indices: Sequence[int] = (),
         sampled_mask: Sequence[bool] = (),
         is_content: Sequence[bool] = (),
@@ -257,6 +271,7 @@ class RenderedTokens:
         values["multi_modal_data"] = multi_modal_data
         values["message_tool_names"] = [] if message_tool_names is None else message_tool_names
         values["placeholder_token_ids"] = {} if placeholder_token_ids is None else placeholder_token_ids
+        values["unprinted"] = unprinted
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:

@@ -47,6 +47,7 @@ from renderers.template.content_forms import ContentForms
 from renderers.template.probe_conversation import smallest_conversation
 from renderers.tokens.encoding import DEFAULT_BODY_POLICIES, BodyPolicy
 from renderers.tokens.tokenizer import TemplateTokenizer
+from renderers.unread_input import UnreadInput
 from renderers.vision.media_loader import MediaLoader
 from renderers.vision.media_markers import MediaSlot
 from renderers.vision.processor import MediaProcessor
@@ -101,13 +102,15 @@ class TemplateRenderer:
         self._layouts = LayoutCache(0 if "strftime_now" in template.source else cache_bytes)
         self._turn_summaries: ByteLRU[bytes, TurnSummary] = ByteLRU(2**20)
         smallest = smallest_conversation(template)
-        forms = ContentForms(template)
+        self._forms = forms = ContentForms(template)
         probes = ProbeMessages(template, smallest, forms, format.arguments)
         self.format = format = replace(format, one_call=True) if probes.one_call else format
         policies = {**DEFAULT_BODY_POLICIES, **(body_policies or {})}
-        self._printer = TurnPrinter(template, tokenizer, format, smallest, forms, policies)
+        self._printer = TurnPrinter(template, tokenizer, format, smallest, policies)
+        self._unread = UnreadInput(template, smallest, forms, format, model=tokenizer.model)
         self._bridge = Bridge(
             self._printer,
+            self._unread,
             format,
             probes,
             retention=thinking_retention,
@@ -147,10 +150,10 @@ class TemplateRenderer:
 
         def build_layout() -> TokenLayout:
             printed = self.template.print(text_messages, tools=tools, add_generation_prompt=add_generation_prompt)
-            self._printer.warn_of_unread_content(text_messages)
+            unprinted = self._unread.of_messages(text_messages, printed, tools, prompt=add_generation_prompt)
             if add_generation_prompt:
-                self._printer.warn_of_unread_tools(text_messages, tools, printed)
-            return attribute(
+                self._unread.of_tools(text_messages, tools, printed)
+            layout = attribute(
                 printed,
                 self._printer.controls(printed, text_messages),
                 self.tokenizer,
@@ -159,6 +162,7 @@ class TemplateRenderer:
                 shape=self._printer.shape,
                 markers=self._markers,
             )
+            return layout._replace(unprinted=unprinted)
 
         layout_keys = [slot.layout_key for slot in slots]
         inputs = (text_messages, tools, add_generation_prompt, layout_keys)
@@ -336,6 +340,10 @@ class TemplateRenderer:
     def supports_tools(self) -> bool:
         """Whether calls that the template prints are parsed back."""
         return self.format.tool_calls is not None or self.format.channels is not None
+
+    def prints_role(self, role: str) -> bool:
+        """Whether the template prints the content of messages of this role, at some position of a conversation."""
+        return self._forms.reads(role)
 
     @property
     def supports_process_multimodal(self) -> bool:

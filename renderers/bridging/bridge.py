@@ -29,6 +29,7 @@ from renderers.protocol import Messages, Tools
 from renderers.rendered import MultiModalData, RenderedTokens, TokenSpan
 from renderers.template.chat_template import Printed
 from renderers.turn_boundaries import TurnEnd
+from renderers.unread_input import UnreadInput
 from renderers.vision.media_markers import MediaSlot
 
 _log = logging.getLogger("renderers")
@@ -80,6 +81,7 @@ class Bridge:
     """
 
     printer: TurnPrinter
+    unread: UnreadInput
     format: Format
     probes: ProbeMessages
     retention: ThinkingRetention
@@ -172,7 +174,8 @@ class Bridge:
             continued = self.printer.print_continued(messages, len(history) - 1, tools)
             if continued is None:
                 return _NoExtension(BridgeRefusal.NO_TURN_END)
-            self.printer.warn_of_unread_content(request.new_messages)
+            first = len(history)
+            unprinted = self.unread.of_messages(messages, continued.printed, tools, prompt=True, first=first)
             end = continued.end
             start = end.control.end if last_ids == [end.control.token_id] else continued.extension_start
             if not names_are_real and _copies_from_history(continued.printed, start, len(history)):
@@ -187,7 +190,7 @@ class Bridge:
                 markers=self.markers,
                 begin=start,
             )
-            return _Extension(end, _of_new_messages(layout, len(history)))
+            return _Extension(end, _of_new_messages(layout, first)._replace(unprinted=unprinted))
 
         known_history = None if history is self._plain_history else without_media(history)
         layout_keys = [slot.layout_key for slot in new_slots]
@@ -427,4 +430,5 @@ def _join(
         media,
         message_tool_names=tool_names,
         placeholder_token_ids=placeholder_token_ids,
+        unprinted=extension.unprinted,
     )

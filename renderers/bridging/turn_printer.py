@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from renderers.errors import TemplateError
 from renderers.parsing.format import Format
 from renderers.template.chat_template import Messages, Printed, Template, Tools
-from renderers.template.content_forms import ContentForms, has_text
-from renderers.template.probe_conversation import ProbeConversation, content_form_of
+from renderers.template.probe_conversation import ProbeConversation
 from renderers.tokens.encoding import BodyPolicy, PrintedControl, find_controls
 from renderers.tokens.tokenizer import TemplateTokenizer
 from renderers.turn_boundaries import TurnEnd, TurnShape, regions, sampled_start, turn_end
-
-_log = logging.getLogger("renderers")
 
 
 class Continued(NamedTuple):
@@ -50,10 +45,9 @@ class TurnPrinter:
         tokenizer: TemplateTokenizer,
         format: Format,
         smallest: ProbeConversation,
-        forms: ContentForms,
         body_policies: Mapping[str, BodyPolicy],
     ) -> None:
-        """`smallest` is a question and answer that the template prints, `forms` the forms of content that it reads."""
+        """`smallest` is a question and answer that the template prints."""
         self.template = template
         self.tokenizer = tokenizer
         self.stop_ids = [tokenizer.require_control_id(token, "the format") for token in format.stop_tokens]
@@ -63,9 +57,6 @@ class TurnPrinter:
             else (tokenizer.encode_scaffold(format.reasoning.start), tokenizer.encode_scaffold(format.reasoning.end))
         )
         self._body_policies = body_policies
-        self._forms = forms
-        self._format = format
-        self._checked_tools = False
         self.shape = self._turn_shape(smallest, format)
         self.generation_prompt_ids = tokenizer.encode_scaffold(self.shape.generation_prompt)
         self.empty_reasoning_ids = self._empty_reasoning(smallest, format)
@@ -74,51 +65,6 @@ class TurnPrinter:
         """The control tokens in a print of these messages."""
         roles = [message["role"] for message in messages]
         return find_controls(printed, self.tokenizer, roles, self._body_policies)
-
-    def warn_of_unread_content(self, messages: Messages) -> None:
-        """Log content in a form that the template does not read: the template drops it, or prints it as data.
-
-        transformers prints the same and logs nothing.
-        """
-        for index, message in enumerate(messages):
-            if self._forms.converted(message) is not message and has_text(message):
-                form = content_form_of(message)
-                _log.warning(
-                    "message %d: the chat template of %s reads content of a %s as %s and is given %s: text is lost or "
-                    'printed as data. Convert it, or load the renderer with RendererOptions(content_form="auto")',
-                    index,
-                    self.tokenizer.model,
-                    message["role"],
-                    "a list of parts" if form == "text" else "a string",
-                    form,
-                )
-
-    def warn_of_unread_tools(self, messages: Messages, tools: Tools | None, printed: Printed) -> None:
-        """Log, once, that the template does not print tools, or that calls of them are not parsed.
-
-        `printed` is the prompt of `messages` with `tools`. transformers leaves such tools out and logs nothing.
-        """
-        if not tools or self._checked_tools:
-            return
-        self._checked_tools = True
-        try:
-            is_printed = self.template.print(messages, add_generation_prompt=True).text != printed.text
-        except TemplateError:  # it prints conversations with tools alone
-            is_printed = True
-        has_calls = self._format.tool_calls is not None or self._format.channels is not None
-        if not is_printed:
-            _log.warning(
-                "the chat template of %s does not print tools: the model is not told of them. Describe them in a "
-                "message, or load the renderer with a chat_template= that prints them",
-                self.tokenizer.model,
-            )
-        if not has_calls:
-            _log.warning(
-                "the format of %s (%s) has no tool calls: calls in its completions stay text. Load the renderer with a "
-                "chat_template= or a format= that has them",
-                self.tokenizer.model,
-                self._format.name,
-            )
 
     def print_continued(self, messages: Messages, turn: int, tools: Tools | None) -> Continued | None:
         """Print a conversation up to the next prompt and find the end of assistant `turn`; None if nothing ends it."""

@@ -55,6 +55,10 @@ class ContentForms:
         """The forms that the template reads of a role at every position; may be empty."""
         return self._of(role).everywhere
 
+    def reads(self, role: str) -> bool:
+        """Whether the template prints the content of a role, in some form, at some position."""
+        return bool(self._of(role).somewhere)
+
     def _of(self, role: str) -> _Forms:
         cached = self._cache.get(role)
         if cached is None:

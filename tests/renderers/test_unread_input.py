@@ -1,0 +1,312 @@
+"""Input that a template does not read: logged once per renderer and role, and listed in the result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import corpus
+import pytest
+from corpus import TOOLS, answer, call, says, system, text, user
+from grafted import graft
+from loaded import directory_of, renderer_of
+
+from renderers import RendererOptions, TemplateRenderer, load_renderer
+from renderers.errors import TemplateError
+
+UNTOLD, UNPARSED = "does not print tools", "has no tool calls"
+START, END = "<|im_start|>", "<|im_end|>"
+PROMPT = f"{{%- if add_generation_prompt %}}{{{{- '{START}assistant\\n' }}}}{{%- endif %}}"
+CALLS = [call("get_weather", {"city": "Rome"}, "call00000")]
+RESULT = answer("Sunny", "call00000")
+
+
+def developer(content: Any) -> dict[str, Any]:
+    return {"role": "developer", "content": content}
+
+
+def loaded(template: str, **options: Any) -> TemplateRenderer:
+    """A new renderer, which has logged nothing."""
+    return load_renderer(directory_of(template), chat_template=corpus.templates()[template], **options)
+
+
+def with_template(body: str) -> TemplateRenderer:
+    """A renderer of a template that prints `body` for each message `m`."""
+    source = (
+        f"{{%- for m in messages %}}{{{{- '{START}' + m.role + '\\n' }}}}{body}{{{{- '{END}\\n' }}}}{{%- endfor %}}"
+    )
+    return load_renderer(graft("unread", source + PROMPT), chat_template=source + PROMPT)
+
+
+def places(rendered: Any) -> list[tuple[int, str]]:
+    return [(field.message_index, field.field) for field in rendered.unprinted]
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level("WARNING", logger="renderers")
+    return caplog
+
+
+# Messages.
+
+
+def test_a_role_that_the_template_does_not_print_is_logged_once_with_a_role_that_it_prints(
+    logged: pytest.LogCaptureFixture,
+) -> None:
+    renderer = loaded("trl/qwen3")
+    for question in ("Hi", "Hello"):
+        rendered = renderer.render([developer("Be brief."), user(question), developer("Now.")])
+        assert places(rendered) == [(0, "content"), (2, "content")]
+    (message,) = logged.messages
+    for part in (
+        "message 0",
+        "developer",
+        "qwen-3 prints nothing",
+        "Send the message as system or user",
+        "chat_template=",
+    ):
+        assert part in message
+
+
+def test_each_renderer_logs_each_role(logged: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        renderer = with_template("{%- if m.role in ('user', 'assistant') %}{{- m.content }}{%- endif %}")
+        for _ in range(2):
+            renderer.render([system("a"), developer("b"), user("c"), says("", None, CALLS), RESULT])
+    roles = [message.partition(" of the role ")[2].split(":")[0] for message in logged.messages]
+    assert roles == ["system", "developer", "assistant", "tool"] * 2
+
+
+def test_a_message_that_a_cached_layout_lacks_is_listed_again(logged: pytest.LogCaptureFixture) -> None:
+    renderer = loaded("trl/qwen3")
+    results = [renderer.render([developer("Be brief."), user("Hi")]) for _ in range(2)]
+    assert list(map(places, results)) == [[(0, "content")]] * 2
+
+
+WORDS = {
+    "system": "sapphire",
+    "developer": "dandelion",
+    "user": "umbrella",
+    "assistant": "aardvark",
+    "tool": "tangerine",
+}
+CONVERSATIONS = {
+    "developer": [developer(WORDS["developer"]), user("q")],
+    "later system": [user("q"), says("a"), system(WORDS["system"]), user("q")],
+    "system and developer": [system(WORDS["system"]), developer(WORDS["developer"]), user("q")],
+    "two users": [user("q"), user(WORDS["user"])],
+    "answer": [user("q"), says(WORDS["assistant"]), user("q")],
+    "result": [user("q"), says("", None, CALLS), answer(WORDS["tool"], "call00000")],
+    "result and answer": [user("q"), says("", None, CALLS), answer(WORDS["tool"], "call00000"), says("a")],
+}
+
+
+@pytest.mark.parametrize("template", corpus.templates())
+def test_a_content_is_listed_exactly_where_its_word_is_not_in_the_prompt(template: str) -> None:
+    try:
+        renderer = renderer_of(template)
+    except Exception as error:  # noqa: BLE001
+        pytest.skip(str(error))
+    compared = 0
+    for messages in CONVERSATIONS.values():
+        try:
+            rendered = renderer.render(messages, tools=TOOLS, add_generation_prompt=messages[-1]["role"] != "assistant")
+        except TemplateError:
+            continue
+        decoded = renderer.tokenizer.decode(rendered.token_ids)
+        expected = [i for i, m in enumerate(messages) if m["content"] in WORDS.values() and m["content"] not in decoded]
+        found = [i for i, field in places(rendered) if field == "content" and messages[i]["content"] in WORDS.values()]
+        assert found == expected
+        lost_calls = [i for i, m in enumerate(messages) if "tool_calls" in m and "Rome" not in decoded]
+        assert [i for i, field in places(rendered) if field == "tool_calls"] == lost_calls
+        compared += 1
+    assert compared
+
+
+def test_a_later_system_message_is_to_be_moved(logged: pytest.LogCaptureFixture) -> None:
+    rendered = loaded("trl/qwen3_vl").render([user("a"), says("b"), system("Be brief."), user("c")])
+    assert places(rendered) == [(2, "content")]
+    assert "prints a system at other places" in logged.text
+
+
+def test_new_messages_of_a_bridge_are_listed_by_their_index_among_them(logged: pytest.LogCaptureFixture) -> None:
+    renderer = loaded("trl/qwen3")
+    prompt = renderer.render([user("a")], add_generation_prompt=True).token_ids
+    completion = renderer.tokenizer.encode_scaffold("b<|im_end|>")
+    for _ in range(2):
+        bridged = renderer.bridge_to_next_turn(prompt, completion, [user("c"), developer("Be brief.")])
+        assert places(bridged) == [(1, "content")]
+    (message,) = logged.messages
+    assert message.startswith("message 1, content of the role developer")
+
+
+# Parts and tool calls.
+
+
+def test_a_part_of_which_nothing_is_printed_is_named(logged: pytest.LogCaptureFixture) -> None:
+    renderer = with_template("{{- m.content if m.content is string else m.content[0].text }}")
+    assert places(renderer.render([user(text("shown", "lost", " "))])) == [(0, "content[1]")]
+    assert "message 0, content[1]" in logged.text
+
+
+def test_a_call_of_which_nothing_is_printed_is_named(logged: pytest.LogCaptureFixture) -> None:
+    renderer = with_template("{{- m.content }}{%- if m.tool_calls %}{{- m.tool_calls[0].function.name }}{%- endif %}")
+    calls = [call("first", {}, "call00000"), call("second", {}, "call00001")]
+    assert places(renderer.render([user("a"), says("b", None, calls)])) == [(1, "tool_calls[1]")]
+    assert places(renderer.render([user("a"), says("b", None, calls[:1])])) == []
+    assert "message 1, tool_calls[1]" in logged.text
+
+
+@pytest.mark.parametrize("printed", ["m | tojson", "m.content | tojson", "m.content | string", "m.values() | list"])
+def test_what_is_printed_as_data_is_not_listed(printed: str, logged: pytest.LogCaptureFixture) -> None:
+    """Of data the first origin alone is known."""
+    renderer = with_template(
+        f"{{%- if m.content is string %}}{{{{- m.content }}}}{{%- else %}}{{{{- {printed} }}}}{{%- endif %}}"
+    )
+    config = RendererOptions(content_form="as_given", chat_template=renderer.template.source)
+    as_given = load_renderer(graft("unread", renderer.template.source), config=config)
+    assert places(as_given.render([user(text("one", "two"))])) == []
+    assert "prints nothing" not in logged.text
+
+
+def test_calls_that_are_printed_as_data_are_not_listed(logged: pytest.LogCaptureFixture) -> None:
+    renderer = with_template("{{- m.content }}{%- if m.tool_calls %}{{- m.tool_calls | tojson }}{%- endif %}")
+    calls = [call("first", {}, "call00000"), call("second", {}, "call00001")]
+    assert places(renderer.render([user("a"), says("b", None, calls)])) == []
+    assert not logged.records
+
+
+def test_a_part_beside_those_that_are_printed_as_data_is_found() -> None:
+    source = with_template("{{- m.content if m.content is string else m.content[:2] | string }}").template.source
+    config = RendererOptions(content_form="as_given", chat_template=source)
+    renderer = load_renderer(graft("unread", source), config=config)
+    assert places(renderer.render([user(text("one", "two", "three"))])) == [(0, "content[2]")]
+
+
+# Names, reasoning, content beside calls.
+
+
+def test_names_that_are_not_printed_are_logged_once_per_role(logged: pytest.LogCaptureFixture) -> None:
+    renderer = loaded("trl/qwen3")
+    for question in ("Hi", "Hello"):
+        messages = [{**user(question), "name": "ann"}, {**says("a"), "name": "bot"}, {**user("b"), "name": "bob"}]
+        assert places(renderer.render(messages)) == []
+    assert len(logged.messages) == 2
+    assert "message 0, name of the role user" in logged.messages[0]
+    assert "Write it into the content" in logged.messages[0]
+    assert "message 1, name of the role assistant" in logged.messages[1]
+
+
+def test_a_name_that_is_printed_and_the_name_of_a_result_are_not_logged(logged: pytest.LogCaptureFixture) -> None:
+    renderer = with_template("{{- m.name }}{{- m.content }}{%- if m.tool_calls %}{{- m.tool_calls }}{%- endif %}")
+    renderer.render([{**user("Hi"), "name": "ann"}])
+    loaded("trl/qwen3").render([user("a"), says("", None, CALLS), {**RESULT, "name": "get_weather"}])
+    assert not logged.records
+
+
+def test_reasoning_that_a_template_prints_in_some_turn_is_dropped_from_earlier_ones_by_design(
+    logged: pytest.LogCaptureFixture,
+) -> None:
+    renderer = loaded("trl/qwen3")
+    messages = [user("a"), says("b", "thought"), user("c"), says("d", "thought again")]
+    assert renderer.tokenizer.decode(renderer.render_ids(messages)).count("thought") == 1
+    renderer.render(messages[:3], add_generation_prompt=True)
+    renderer.render([user("a"), says("<think>thought</think>"), user("b")])
+    assert not logged.records
+
+
+def test_a_template_of_a_reasoning_model_that_never_prints_reasoning_drops_the_earlier_by_design(
+    logged: pytest.LogCaptureFixture,
+) -> None:
+    renderer = loaded("trl/deepseek_r1_distill")
+    renderer.render([user("a"), says("b", "thought"), user("c")])
+    assert not logged.records
+    renderer.render([user("a"), says("b", "thought")])
+    assert "message 1, reasoning_content of the role assistant" in logged.text
+
+
+def test_reasoning_is_logged_where_the_model_has_none(logged: pytest.LogCaptureFixture) -> None:
+    renderer = loaded("trl/llama3_1")
+    for question in ("a", "b"):
+        renderer.render([user(question), says("b", "thought"), user("c")])
+    (message,) = logged.messages
+    assert "message 1, reasoning_content of the role assistant" in message
+
+
+def test_content_beside_calls_is_listed_where_the_template_prints_it_in_no_turn(
+    logged: pytest.LogCaptureFixture,
+) -> None:
+    """Harmony's takes such content for reasoning, and drops it once the turn has ended."""
+    messages = [user("a"), says("aardvark", None, CALLS), RESULT, says("b"), user("c")]
+    harmony = loaded("trl/gptoss")
+    assert "aardvark" not in harmony.tokenizer.decode(harmony.render_ids(messages))
+    assert places(harmony.render(messages)) == []
+    assert not logged.records
+    llama = loaded("trl/llama3_1")
+    assert "aardvark" not in llama.tokenizer.decode(llama.render_ids(messages))
+    assert places(llama.render(messages)) == [(1, "content")]
+    assert "prints content in messages without tool calls" in logged.text
+
+
+# The form of content.
+
+
+@pytest.mark.parametrize(("template", "content"), [("trl/idefics3", "Hi"), ("trl/qwen3", text("Hi"))])
+def test_a_form_that_is_not_read_is_logged_once_per_role(
+    template: str, content: Any, logged: pytest.LogCaptureFixture
+) -> None:
+    config = RendererOptions(content_form="as_given", chat_template=corpus.templates()[template])
+    renderer = load_renderer(directory_of(template), config=config)
+    for _ in range(3):
+        renderer.render([user(content), says(content), user(content)])
+        prompt = renderer.render([user(content)], add_generation_prompt=True).token_ids
+        renderer.bridge_to_next_turn(prompt, renderer.get_stop_token_ids()[:1], [user(content)])
+    assert len(logged.messages) == 2
+    assert all('content_form="auto"' in message for message in logged.messages)
+    assert "message 0, content of the role user" in logged.messages[0]
+    assert "message 1, content of the role assistant" in logged.messages[1]
+
+
+# Tools.
+
+
+def warnings_of(template: str, caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What is logged for two prompts with tools, and one without."""
+    renderer = load_renderer(directory_of(template), chat_template=corpus.templates()[template])
+    caplog.clear()
+    with caplog.at_level("WARNING", logger="renderers"):
+        renderer.render([user("Hi")], add_generation_prompt=True)
+        assert not caplog.records
+        for question in ("Hi", "Hello"):
+            renderer.render([user(question)], tools=TOOLS, add_generation_prompt=True)
+    return [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("trl/qwen2_5_vl", [UNTOLD, UNPARSED]),
+        ("trl/smolvlm", [UNTOLD, UNPARSED]),
+        ("own/deepseek-v3.1", [UNTOLD]),
+        ("trl/lfm2", [UNPARSED]),
+        ("trl/qwen3_vl", []),
+        ("own/glm-4.5v", []),
+        ("trl/gptoss", []),
+    ],
+)
+def test_tools_of_which_the_model_is_not_told_are_logged_once(
+    template: str, expected: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    logged = warnings_of(template, caplog)
+    assert len(logged) == len(expected)
+    for message, part in zip(logged, expected, strict=True):
+        assert part in message
+        assert "chat_template=" in message
+
+
+def test_a_template_for_conversations_with_tools_alone_prints_them(caplog: pytest.LogCaptureFixture) -> None:
+    source = "{{ tools[0].function.name }}" + corpus.templates()["trl/qwen3_vl"]
+    renderer = load_renderer(directory_of("trl/qwen3_vl"), chat_template=source)
+    with caplog.at_level("WARNING", logger="renderers"):
+        renderer.render([system("S"), user("Hi")], tools=TOOLS, add_generation_prompt=True)
+    assert not caplog.records
