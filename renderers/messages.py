@@ -9,7 +9,7 @@ A tool call is `{"function": {"name": ..., "arguments": ...}}`, the inner dict a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Required, TypedDict
 
 from renderers.errors import MessageError, UnknownPartError, UnknownRoleError, short_repr
@@ -22,6 +22,24 @@ VIDEO_PART_TYPES = ("video", "video_url")
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
 PART_TYPES = ("text", *IMAGE_PART_TYPES, *VIDEO_PART_TYPES)
+# Parts of OpenAI and vLLM that no renderer reads.
+AUDIO_PART_TYPES = ("input_audio", "audio_url", "audio")
+_NO_AUDIO = "audio is not supported; leave the part out, or send a transcript as a text part"
+_NO_FILES = "files are not supported; send their text as a text part, or their pages as images"
+_CHAT_FORM = "it is a type of OpenAI's Responses API; send"
+# Parts of known APIs that a message cannot have -> the reason and the cure.
+_UNSUPPORTED_PARTS = {
+    **dict.fromkeys(AUDIO_PART_TYPES, _NO_AUDIO),
+    **dict.fromkeys(("file", "input_file", "file_url", "document"), _NO_FILES),
+    "refusal": 'a refusal is text; send {"type": "text", "text": ...}',
+    **dict.fromkeys(("input_text", "output_text"), f'{_CHAT_FORM} {{"type": "text", "text": ...}}'),
+    "input_image": f'{_CHAT_FORM} {{"type": "image_url", "image_url": {{"url": ...}}}}',
+    **dict.fromkeys(
+        ("image_embeds", "audio_embeds", "prompt_embeds"), "embeddings are not supported; send the medium itself"
+    ),
+    "tool_use": "a call is no part of the content; send it in tool_calls of the assistant message",
+    "tool_result": "a result is no part of the content; send it as a message of the role tool",
+}
 # Keys of a part that may hold its medium: those of OpenAI and Hugging Face; the last three as in transformers.
 _MEDIA_KEYS = (*IMAGE_PART_TYPES, *VIDEO_PART_TYPES, "url", "path", "base64")
 
@@ -281,14 +299,23 @@ def _check_any_part(part: Any, message_index: int, part_index: int) -> dict[str,
     if kind == "thinking" and isinstance(checked.get("thinking"), str):
         return checked
     if kind not in PART_TYPES:
-        raise UnknownPartError(
-            f"unknown part type {short_repr(kind)}; a part is one of {', '.join(PART_TYPES)}",
-            message_index=message_index,
-            part_index=part_index,
-        )
+        reason = unknown_part_reason(checked, PART_TYPES)
+        raise UnknownPartError(reason, message_index=message_index, part_index=part_index)
     if kind == "text" and not isinstance(checked.get("text"), str):
         raise MessageError("a text part needs a text", message_index=message_index, part_index=part_index)
     return checked
+
+
+def unknown_part_reason(part: Mapping[str, Any], known: Iterable[str]) -> str:
+    """Why a part is of none of the `known` types, and what to send in its place."""
+    kind = part.get("type")
+    if kind is None:
+        kind = next((name for name in _UNSUPPORTED_PARTS if name in part), None)
+    cure = _UNSUPPORTED_PARTS.get(kind) if isinstance(kind, str) else None
+    known_types = f"a part is one of {', '.join(known)}"
+    if cure is None:
+        return f"unknown part type {short_repr(kind)}; {known_types}"
+    return f"a part of type {kind!r}: {cure} ({known_types})"
 
 
 def _inferred_type(part: Mapping[str, Any]) -> str:

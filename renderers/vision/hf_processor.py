@@ -147,11 +147,9 @@ def load_hf_processors(directory: str | Path, *, policy: MediaPolicy, store: Med
     processor = _load_processor(directory)
     name = type(processor).__name__
     if not hasattr(processor, "tokenizer") or not hasattr(processor, "image_processor"):
-        classes = {str(config["processor_class"]) for config in configs.values() if "processor_class" in config}
         raise LoadError(
             f"transformers {metadata.version('transformers')} loads {directory} as {name}, which is not a "
-            f"processor of text and images; its files name {' and '.join(sorted(classes)) or 'no processor_class'}. "
-            "Upgrade transformers, or correct processor_class in processor_config.json"
+            f"processor of text and images{_unknown_classes(configs)}"
         )
     lock = ProcessLock()
     loaded: dict[Modality, HFProcessor] = {}
@@ -202,10 +200,30 @@ def _load_processor(directory: Path) -> Any:
             raise
         if isinstance(error, ImportError) and find_spec("num2words") is None:  # SmolVLM's asks for it
             raise MissingExtraError(what, "processors", "num2words") from error
+        configs = {name: read_json(directory / name) for name in _FILES}
         raise LoadError(
-            f"transformers {metadata.version('transformers')} cannot load {what}: {error}. Complete the directory, or "
-            "upgrade transformers if the model is newer"
+            f"transformers {metadata.version('transformers')} cannot load {what}: {error}{_unknown_classes(configs)}"
         ) from error
+
+
+def _unknown_classes(configs: Mapping[str, Mapping[str, Any]]) -> str:
+    """What to do about a processor that transformers does not load: it lacks the class, or the directory lacks files.
+
+    DeepSeek-VL2 and Ovis, for example, name classes of their own repositories, which no release of transformers has.
+    """
+    import transformers
+
+    classes = {str(config["processor_class"]) for config in configs.values() if config.get("processor_class")}
+    unknown = sorted(name for name in classes if not hasattr(transformers, name))
+    if not unknown:
+        named = " and ".join(sorted(classes)) or "no processor_class"
+        return f"; its files name {named}. Complete the directory, or correct processor_class in processor_config.json"
+    return (
+        f". It has no class {' or '.join(unknown)}: the model needs code of its own repository, which is never run "
+        "here, unless a later release of transformers has the class. Load the checkpoint that was converted for "
+        "transformers (often named -hf), pass a processor of your own (docs/media.md), or let a server render "
+        "(ServerRenderer)"
+    )
 
 
 def _refuse_code(path: Path, config: Mapping[str, Any]) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import UserDict
 from typing import Any
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from renderers.cache_key import cache_key
-from renderers.errors import MessageError
+from renderers.errors import MessageError, UnknownPartError
 from renderers.messages import PART_TYPES, ROLES, check_messages
 
 
@@ -67,3 +68,35 @@ def test_a_value_that_holds_itself_has_no_cache_key() -> None:
     value: list[Any] = []
     value.append({"k": (value,)})
     assert cache_key(value) is None
+
+
+@pytest.mark.parametrize(
+    ("part", "reason"),
+    [
+        (
+            {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
+            "audio is not supported.*transcript",
+        ),
+        (
+            {"type": "audio_url", "audio_url": {"url": "https://example.org/a.wav"}},
+            "audio is not supported.*transcript",
+        ),
+        ({"type": "audio", "audio": b"RIFF"}, "audio is not supported.*transcript"),
+        ({"input_audio": {"data": "AAAA"}}, "'input_audio': audio is not supported"),
+        ({"type": "file", "file": {"file_id": "f"}}, "files are not supported.*text part.*images"),
+        ({"type": "input_file", "file_id": "f"}, "files are not supported"),
+        ({"type": "refusal", "refusal": "no"}, 'a refusal is text; send {"type": "text"'),
+        ({"type": "input_text", "text": "a"}, 'Responses API; send {"type": "text"'),
+        ({"type": "input_image", "image_url": "data:"}, 'Responses API; send {"type": "image_url"'),
+        ({"type": "image_embeds", "image_embeds": "x"}, "embeddings are not supported"),
+        ({"type": "tool_use", "id": "c", "name": "f", "input": {}}, "tool_calls of the assistant"),
+        ({"type": "tool_result", "tool_use_id": "c"}, "message of the role tool"),
+        ({"type": "mood"}, "unknown part type 'mood'"),
+        ({}, "unknown part type None"),
+    ],
+)
+def test_a_part_of_another_api_is_refused_with_what_to_send_instead(part: dict[str, Any], reason: str) -> None:
+    text = {"type": "text", "text": "a"}
+    with pytest.raises(UnknownPartError, match=f"message 1, part 1: .*{reason}.*is one of text, image") as caught:
+        check_messages([{"role": "user", "content": "a"}, {"role": "user", "content": [text, part]}])
+    assert (caught.value.message_index, caught.value.part_index) == (1, 1)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from renderers.messages import PART_TYPES, Content
+from renderers.messages import AUDIO_PART_TYPES, PART_TYPES, Content, unknown_part_reason
 from rollouts.environments.tools.errors import ToolFailedError, ToolResultError
 from rollouts.error_texts import as_unicode, describe_exception, short_repr
 from rollouts.thread_calls import call_on_thread
@@ -28,9 +28,9 @@ def tool_content(tool: str, result: Any, *, max_characters: int, max_images: int
 
     Text of more than `max_characters` characters in all is cut off, and images beyond `max_images` are left out; a text
     in the message says so. Raises `ToolResultError` for a value that cannot be written as JSON, for a text part whose
-    `text` is no str, and for an array that has the shape of an image and not its dtype. Raises `ToolFailedError` for
-    what the arguments of a call may lead to: an image without pixels, such as the part of a photo that lies beside it,
-    and an integer of so many digits that Python does not write it.
+    `text` is no str, for a part with audio, and for an array that has the shape of an image and not its dtype. Raises
+    `ToolFailedError` for what the arguments of a call may lead to: an image without pixels, such as the part of a photo
+    that lies beside it, and an integer of so many digits that Python does not write it.
     """
     if not isinstance(result, (list, tuple)) or not any(map(_is_content, result)):
         if isinstance(result, str):
@@ -61,18 +61,20 @@ def _part(tool: str, item: Any) -> dict[str, Any]:
     if _is_image(item):
         _check_has_pixels(tool, item)
         return {"type": "image", "image": item}
+    if _is_part(item, AUDIO_PART_TYPES):
+        raise ToolResultError(tool, f"returned {unknown_part_reason(item, PART_TYPES)}")
     text = item if isinstance(item, str) else _json(tool, item)
     return {"type": "text", "text": text}
 
 
 def _is_content(item: Any) -> bool:
     """Whether an item makes its list a list of content parts."""
-    return type(item) not in _PLAIN_TYPES and (_is_part(item) or _is_image(item))
+    return type(item) not in _PLAIN_TYPES and (_is_part(item, (*PART_TYPES, *AUDIO_PART_TYPES)) or _is_image(item))
 
 
-def _is_part(item: Any) -> bool:
+def _is_part(item: Any, types: Collection[str] = PART_TYPES) -> bool:
     kind = item.get("type") if isinstance(item, Mapping) else None
-    return isinstance(kind, str) and kind in PART_TYPES and kind in item
+    return isinstance(kind, str) and kind in types and kind in item
 
 
 def _is_image(item: Any) -> bool:

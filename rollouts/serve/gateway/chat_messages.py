@@ -7,12 +7,13 @@ that OpenAI's API does not have, is an error that names its place.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from renderers.messages import ROLES, media_value
+from renderers.messages import ROLES, media_value, unknown_part_reason
 from renderers.parsing.format import Format
 from renderers.parsing.literals import InvalidJsonError, parse_json
+from renderers.rendered import UnprintedField
 from rollouts.error_texts import is_unicode, short_repr
 from rollouts.serve.gateway.errors import InvalidMessageError, UnsupportedFieldError
 
@@ -33,11 +34,34 @@ _PART_KEYS: Final[Mapping[str, frozenset[str]]] = {
 _URL_KEYS: Final = frozenset({"url", "detail"})
 
 
-def read_message(raw: Any, index: int, *, allow_urls: bool) -> dict[str, Any]:
+def developer_role(renderer: Any) -> str:
+    """The role of developer messages for a template: `system` where it prints that and not `developer`.
+
+    OpenAI's clients send one for the other: `developer` is the name of `system` since its reasoning models.
+    """
+    prints = getattr(renderer, "prints_role", None)  # renderers of other packages lack it
+    return "system" if prints is not None and prints("system") and not prints("developer") else "developer"
+
+
+def check_is_printed(messages: Sequence[Mapping[str, Any]], unprinted: Iterable[UnprintedField], start: int) -> None:
+    """Refuse messages of which the template prints nothing. Raises `InvalidMessageError`.
+
+    `unprinted` counts from message `start` of the request, and `messages` begin there. Content beside tool calls that
+    are printed may be missing: the model may have written it, and the client could not change that.
+    """
+    for index, field, reason in unprinted:
+        message = messages[index]
+        if field.startswith("content") and message["role"] == "assistant" and message.get("tool_calls"):
+            continue
+        place = f"messages[{start + index}].{field}"
+        raise InvalidMessageError(f"{place} of the role {message['role']}: {reason}", place)
+
+
+def read_message(raw: Any, index: int, *, allow_urls: bool, developer_role: str = "developer") -> dict[str, Any]:
     """Message `index` of a request as a new dict: role, and content, name, tool calls, tool call id, reasoning.
 
-    Images and videos stay data URLs; http(s) URLs need `allow_urls`. Raises `InvalidMessageError` and
-    `UnsupportedFieldError`.
+    Images and videos stay data URLs; http(s) URLs need `allow_urls`. The role developer becomes `developer_role`.
+    Raises `InvalidMessageError` and `UnsupportedFieldError`.
     """
     place = f"messages[{index}]"
     if not isinstance(raw, dict):
@@ -47,6 +71,8 @@ def read_message(raw: Any, index: int, *, allow_urls: bool) -> dict[str, Any]:
         raise InvalidMessageError(
             f"{place} has the role {short_repr(role)}; a role is one of {', '.join(ROLES)}", f"{place}.role"
         )
+    if role == "developer":
+        role = developer_role
     content = raw.get("content")
     # Most messages, which are many in a long conversation: a role, a text, and keys without a value.
     if type(content) is str and is_unicode(content) and sum(map(bool, raw.values())) == 1 + bool(content):
@@ -158,9 +184,7 @@ def _part(part: Any, place: str, allow_urls: bool) -> dict[str, Any]:
         raise InvalidMessageError(f"{place} is {short_repr(part)}, not an object with a type", place)
     kind = part.get("type")
     if not isinstance(kind, str) or (keys := _PART_KEYS.get(kind)) is None:
-        raise InvalidMessageError(
-            f"{place} has the type {short_repr(kind)}; a part is one of {', '.join(_PART_KEYS)}", f"{place}.type"
-        )
+        raise InvalidMessageError(f"{place}: {unknown_part_reason(part, _PART_KEYS)}", f"{place}.type")
     for key, value in part.items():
         if key != "type" and key not in keys and key not in _WITHOUT_EFFECT and value is not None:
             raise UnsupportedFieldError(f"{place} has an unknown key {short_repr(key)}; leave it out", place)

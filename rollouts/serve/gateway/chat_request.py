@@ -116,9 +116,17 @@ class ChatRequest:
 
 
 def read_chat_request(
-    body: bytes, defaults: SamplingParams, *, allow_urls: bool, max_choices: int, max_parts: int
+    body: bytes,
+    defaults: SamplingParams,
+    *,
+    allow_urls: bool,
+    max_choices: int,
+    max_parts: int,
+    developer_role: str = "developer",
 ) -> ChatRequest:
     """The request in a body. `defaults` are the sampling options that it does not name.
+
+    Messages of the role developer get `developer_role`.
 
     Raises `GatewayError`; `InvalidRequestError` for sampling options out of range.
     """
@@ -138,7 +146,7 @@ def read_chat_request(
         raise UnsupportedFieldError(f"stream_options.continuous_usage_stats true: {reason}", "stream_options")
     return ChatRequest(
         model=_model(fields),
-        history=History(_messages(fields, allow_urls, max_parts), prompt_tools),
+        history=History(_messages(fields, allow_urls, max_parts, developer_role), prompt_tools),
         tools=prompt_tools,
         sampling=_sampling(fields, defaults, max_choices),
         stop=_stop(fields.get("stop")),
@@ -201,7 +209,7 @@ def _model(fields: Mapping[str, Any]) -> str | None:
     return model
 
 
-def _messages(fields: Mapping[str, Any], allow_urls: bool, max_parts: int) -> list[dict[str, Any]]:
+def _messages(fields: Mapping[str, Any], allow_urls: bool, max_parts: int, developer_role: str) -> list[dict[str, Any]]:
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise InvalidChatRequestError("messages is a list of at least one message", "messages")
@@ -213,7 +221,10 @@ def _messages(fields: Mapping[str, Any], allow_urls: bool, max_parts: int) -> li
             f"{max_parts}",
             "messages",
         )
-    read = [read_message(message, index, allow_urls=allow_urls) for index, message in enumerate(messages)]
+    read = [
+        read_message(message, index, allow_urls=allow_urls, developer_role=developer_role)
+        for index, message in enumerate(messages)
+    ]
     check_tool_results(read)
     return read
 

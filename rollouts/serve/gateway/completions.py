@@ -18,7 +18,7 @@ from renderers.parsing.format import Format
 from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, TokenListener
 from rollouts.episodes.engine_calls import check_uninterrupted, generate_completions, generated
 from rollouts.episodes.turns import Prompt, SampledTurn
-from rollouts.serve.gateway.chat_messages import as_the_model_writes
+from rollouts.serve.gateway.chat_messages import as_the_model_writes, check_is_printed
 from rollouts.serve.gateway.chat_request import ChatRequest
 from rollouts.serve.gateway.errors import GenerationTimeoutError, InvalidMessageError, UnsupportedFieldError
 from rollouts.serve.gateway.session import Match, Session
@@ -132,11 +132,14 @@ async def _prompt(session: Session, chat: ChatRequest) -> tuple[Prompt, Match | 
             format = getattr(session.recorder.renderer.renderer, "format", None)
             if isinstance(format, Format):  # other renderers read what clients send
                 messages = as_the_model_writes(messages, format)
-            return await session.recorder.first_prompt(messages, chat.tools, "messages"), None
-        turn = await session.sampled_turn(match.turn)
-        return await session.recorder.next_prompt(turn, messages, "messages"), match
+            prompt = await session.recorder.first_prompt(messages, chat.tools, "messages")
+        else:
+            prompt = await session.recorder.next_prompt(await session.sampled_turn(match.turn), messages, "messages")
     except (MediaError, MessageError) as error:
         raise _placed(error, start) from error
+    first = len(prompt.conversation) - len(prompt.messages)  # 0 for a conversation that was rendered in full
+    check_is_printed(prompt.messages, prompt.rendered.unprinted, first)
+    return prompt, match
 
 
 def _placed(error: MediaError | MessageError, start: int) -> InvalidMessageError:

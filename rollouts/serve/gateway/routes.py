@@ -20,6 +20,7 @@ from rollouts.episodes.turns import EpisodeSettings
 from rollouts.error_texts import is_unicode
 from rollouts.numbers import finite_number
 from rollouts.serve.gateway.adapters import ServedAdapters
+from rollouts.serve.gateway.chat_messages import developer_role
 from rollouts.serve.gateway.chat_request import ChatRequest, read_chat_request, read_json_object
 from rollouts.serve.gateway.completions import ChatCompletion, ListenerFactory, complete_chat, decoder
 from rollouts.serve.gateway.error_responses import answering_errors
@@ -84,6 +85,7 @@ class Gateway:
         self._limits = limits or GatewayLimits()
         self._adapters = ServedAdapters(engine)
         self._allow_media_urls = allow_media_urls
+        self._developer_role = developer_role(pool.renderer)
         self._settings = EpisodeSettings(engine, pool, SamplingParams(), EpisodeLimits())
         self._sessions = SessionStore(self._settings, self._limits, on_session_end)
         self._token_texts = token_texts_of(getattr(pool.renderer, "tokenizer", None))
@@ -138,6 +140,7 @@ class Gateway:
                 allow_urls=self._allow_media_urls,
                 max_choices=self._limits.max_choices,
                 max_parts=self._limits.max_parts,
+                developer_role=self._developer_role,
             ),
         )
         del body

@@ -98,6 +98,9 @@ def test_content_parts_are_passed_on():
     assert content(parts[:1]) == "a"
 
 
+AUDIO = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+
+
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
@@ -105,8 +108,11 @@ def test_content_parts_are_passed_on():
         ({"a": {1, object()}}, "cannot be written as JSON"),
         (PIXELS / 255, r"returned an array \(4, 4, 3\) of float64; an image is uint8"),
         (PIXELS.astype(np.int32), r"of int32; an image is uint8"),
+        (AUDIO, "returned a part of type 'input_audio': audio is not supported"),
+        ([AUDIO], "returned a part of type 'input_audio'"),
+        ([{"type": "text", "text": "a"}, {"type": "audio_url", "audio_url": {"url": "x"}}], "of type 'audio_url'"),
     ],
-    ids=["object", "nested object", "floats", "integers"],
+    ids=["object", "nested object", "floats", "integers", "audio", "list of audio", "audio among parts"],
 )
 def test_a_value_that_no_message_can_hold_is_an_error_that_names_the_tool(value, reason):
     with pytest.raises(ToolResultError, match=f"tool 'look' {reason}" if reason.startswith("returned") else reason):
