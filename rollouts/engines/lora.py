@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from rollouts.engines.protocol import (
     GenerateRequest,
     GenerateResult,
     InFlight,
+    WeightSpan,
     check_adapter_name,
     check_update_arguments,
 )
@@ -27,8 +28,32 @@ log = logging.getLogger("rollouts.engines.lora")
 _NO_LIMIT = 2**31
 
 
+def adapter_labels(completions: Iterable[Completion], name: str, base_version: str | None) -> list[Completion]:
+    """The completions with the name of an adapter as the version of their tokens.
+
+    Tokens over other base weights than `base_version`, those that the adapter was loaded with, are labelled
+    "NAME on VERSION". None: not known.
+    """
+
+    def label(span: WeightSpan) -> WeightSpan:
+        version = name if base_version in (None, span.version) else f"{name} on {span.version}"
+        return WeightSpan(version, span.start, span.end)
+
+    return [replace(each, weight_spans=tuple(map(label, each.weight_spans))) for each in completions]
+
+
+def base_labels(completions: Iterable[Completion], name: str, base_version: str) -> list[Completion]:
+    """The completions of `adapter_labels` with the labels of the base weights again."""
+
+    def label(span: WeightSpan) -> WeightSpan:
+        version = base_version if span.version == name else span.version.removeprefix(f"{name} on ")
+        return WeightSpan(version, span.start, span.end)
+
+    return [replace(each, weight_spans=tuple(map(label, each.weight_spans))) for each in completions]
+
+
 class AdapterEngine(Engine, Protocol):
-    """An engine that loads LoRA adapters by name: `VLLMEngine`, `EngineFleet`, `LazyEngine`."""
+    """An engine that loads LoRA adapters by name: `VLLMEngine`, `EngineFleet`, `LazyEngine`, `LocalEngine`."""
 
     async def load_adapter(self, name: str, directory: str | os.PathLike[str]) -> None: ...
 
@@ -55,7 +80,7 @@ class LoRAEngine:
         check_adapter_name(name)
         for method in ("load_adapter", "unload_adapter"):
             if not callable(getattr(engine, method, None)):
-                rule = "it takes no adapters; pass a VLLMEngine, or an EngineFleet of them"
+                rule = "it takes no adapters; pass a VLLMEngine, an EngineFleet of them, or a LocalEngine"
                 raise ArgumentError("engine", type(engine).__name__, rule)
         self._engine = engine
         self.name = name

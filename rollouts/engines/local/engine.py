@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from rollouts.engines.limits import EngineLimits, check_prompt
 from rollouts.engines.local.interruptions import Interruptions
 from rollouts.engines.local.request_queue import RequestQueue, closed_error
 from rollouts.engines.local.running_request import RunningRequest
+from rollouts.engines.lora import adapter_labels
 from rollouts.engines.protocol import (
     Completion,
     FinishReason,
@@ -45,6 +47,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("LocalEngine", "torch", "torch") from error
 
+from rollouts.engines.local.adapters import LocalAdapter, LocalAdapters, adapted
 from rollouts.engines.local.batch import Batch
 from rollouts.engines.local.weights import checkpoint_weights, matched_weights
 from rollouts.models.forward_pass import ForwardPass
@@ -57,6 +60,9 @@ class LocalEngine:
     Requests that arrive while the model is busy, or in the same round of the event loop, run as one batch. Identical
     prompts are prefilled once; for Qwen3-VL an image is encoded once per weight version. Where the model fails on a
     batch, each of its requests runs alone, and only the one that fails again has an error.
+
+    A request with an `adapter` is sampled with that LoRA adapter, which `load_adapter` has loaded (extra `lora`);
+    requests of different adapters run in different batches. The version of its tokens is the name of the adapter.
 
     `max_batch_rows` bounds how many completions are sampled at once, `max_feature_bytes` the cache of encoded images,
     `request_limits` the size of one request. Raises `UnsupportedModelError` for a model whose hidden states or output
@@ -83,7 +89,9 @@ class LocalEngine:
         self._model = self._forward.model.eval()
         self._request_limits = request_limits or EngineLimits()
         self._max_batch_rows = max_batch_rows
-        self._features: ByteLRU[str, VisionFeatures] = ByteLRU(max_feature_bytes)  # by mm_hash
+        # By adapter, which may change the vision tower, and mm_hash.
+        self._features: ByteLRU[tuple[LocalAdapter | None, str], VisionFeatures] = ByteLRU(max_feature_bytes)
+        self._adapters = LocalAdapters(self._model)
         self._weight_version = weight_version
         text_config = self._forward.architecture.text_config
         self._max_length = _context_length(text_config)
@@ -174,9 +182,9 @@ class LocalEngine:
     ) -> None:
         """Replace every parameter with tensors or arrays of the same shapes, or with those of a checkpoint directory.
 
-        Tensors have the names of `state_dict()`. They are copied, so that a trainer may change its own once the call
-        has returned. Of names that are one tensor in the model (`lm_head.weight` where it is tied to the embedding) one
-        is enough; several must agree. Buffers may be left out.
+        Tensors have the names of `state_dict()`, or those of the files of a checkpoint. They are copied, so that a
+        trainer may change its own once the call has returned. Of names that are one tensor in the model
+        (`lm_head.weight` where it is tied to the embedding) one is enough; several must agree. Buffers may be left out.
 
         With `in_flight="wait"` the running batch finishes first. With "abort" and "keep", which are the same here, it
         stops after the token that it samples now, and its completions continue with the new weights, after their
@@ -188,9 +196,9 @@ class LocalEngine:
         if not isinstance(weights, Mapping | str | Path):
             rule = "pass a mapping from the names of state_dict() to tensors, or a checkpoint directory"
             raise ArgumentError("weights", weights, rule)
+        interrupts = in_flight != "wait"
         if self._closed.is_set():
             raise closed_error("update_weights")
-        interrupts = in_flight != "wait"
         try:
             loading = self._worker.submit(self._load, weights, version, interrupts)
         except RuntimeError as error:  # the worker was shut down since
@@ -203,6 +211,25 @@ class LocalEngine:
         """Label the batches that start from now on. Raises `ArgumentError` for a version that is no text or empty."""
         check_update_arguments(version, "abort")
         self._weight_version = version
+
+    async def load_adapter(self, name: str, directory: str | os.PathLike[str]) -> None:
+        """Load a LoRA adapter, the directory that `save_pretrained` of peft writes, under a name of its own.
+
+        LoRA of linear layers, the output layer excepted, without DoRA and further trained modules. Raises
+        `WeightUpdateError` where it is not loaded, also for a name that is in use: a name stands for one set of
+        weights. Raises `ArgumentError`, and `MissingExtraError` without PEFT.
+        """
+        if self._closed.is_set():
+            raise closed_error("load_adapter")
+        await asyncio.to_thread(self._adapters.load, name, Path(directory), self._weight_version)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload an adapter; requests that have begun with it keep it to their ends. Raises `UnknownAdapterError`."""
+        self._adapters.remove(name)
+
+    async def adapters(self) -> Mapping[str, str]:
+        """The loaded adapters: the directory of each by its name."""
+        return self._adapters.directories()
 
     async def close(self) -> None:
         """Fail the waiting requests and stop the worker thread once its batch is done."""
@@ -217,7 +244,14 @@ class LocalEngine:
     async def _generate(self, request: GenerateRequest, listen: TokenListener | None) -> GenerateResult:
         self._request_limits.check(request)
         self._check(request)
-        running = RunningRequest(request, _on_loop(listen))
+        adapter = self._adapters.find(request.request_id, request.adapter)
+        result = await self._sampled(RunningRequest(request, _on_loop(listen), adapter), listen)
+        if adapter is None:
+            return result
+        return replace(result, completions=adapter_labels(result.completions, adapter.name, adapter.base_version))
+
+    async def _sampled(self, running: RunningRequest, listen: TokenListener | None) -> GenerateResult:
+        request = running.request
         with self._registered(request.request_id, running):
             result = await self._queue().generate(running)
             if all(completion.finish_reason is not FinishReason.ABORT for completion in result.completions):
@@ -243,7 +277,7 @@ class LocalEngine:
             if rest_request is None:
                 return replace(partial, finish_reason=FinishReason.LENGTH)
             listen_to_rest = _on_loop(_with_index(listen, partial.index))
-            running = RunningRequest(rest_request, listen_to_rest, runs_alone=cut_off.runs_alone)
+            running = RunningRequest(rest_request, listen_to_rest, cut_off.adapter, runs_alone=cut_off.runs_alone)
             with self._registered(request.request_id, running):
                 (rest,) = (await self._queue().generate(running)).completions
             partial = join_completions(partial, rest)
@@ -277,11 +311,6 @@ class LocalEngine:
         name, sampling = request.request_id, request.sampling
         if self._closed.is_set():
             raise closed_error(name)
-        if request.adapter is not None:
-            rule = "merge the adapter into the weights and use update_weights, or sample from a server (VLLMEngine)"
-            raise InvalidRequestError(
-                name, f"LocalEngine has no adapters, the request names {request.adapter!r}; {rule}"
-            )
         if sampling.extra:
             option = min(sampling.extra)
             raise InvalidRequestError(name, f"LocalEngine has no sampling option {option!r}; VLLMEngine does")
@@ -299,31 +328,34 @@ class LocalEngine:
     # On the worker thread.
 
     def _run(self, requests: Sequence[RunningRequest]) -> list[GenerateResult]:
-        with torch.inference_mode():
-            batch = Batch(
-                self._forward, requests, self._encode_images, self._max_length, self._interruptions.are_requested
-            )
+        adapter = requests[0].adapter  # that of all of them
+
+        def encode(items: Sequence[Any]) -> list[VisionFeatures]:
+            return self._encode_images(items, adapter)
+
+        with torch.inference_mode(), adapted(adapter):
+            batch = Batch(self._forward, requests, encode, self._max_length, self._interruptions.are_requested)
             return batch.run(self._weight_version)
 
-    def _encode_images(self, items: Sequence[Any]) -> list[VisionFeatures]:
+    def _encode_images(self, items: Sequence[Any], adapter: LocalAdapter | None) -> list[VisionFeatures]:
         """Features of images; those that the current weights have encoded before come from the cache."""
         features: dict[str, VisionFeatures] = {}
         missing = []
         for item in items:
-            if (cached := self._features.get(item.mm_hash)) is None:
+            if (cached := self._features.get((adapter, item.mm_hash))) is None:
                 missing.append(item)
             else:
                 features[item.mm_hash] = cached
         if missing:
             for item, encoded in zip(missing, self._forward.encode(missing), strict=True):
                 features[item.mm_hash] = encoded
-                self._features.put(item.mm_hash, encoded, encoded.nbytes)
+                self._features.put((adapter, item.mm_hash), encoded, encoded.nbytes)
         return [features[item.mm_hash] for item in items]
 
     def _load(self, weights: Mapping[str, Any] | str | Path, version: str, interrupts: bool) -> None:
         if interrupts:
             self._interruptions.end()
-        if not isinstance(weights, Mapping):
+        if not isinstance(weights, Mapping) or not weights.keys() <= self._model.state_dict().keys():
             weights = checkpoint_weights(self._model, weights)
         with torch.no_grad():
             for target, value in matched_weights(self._model, weights):

@@ -168,7 +168,8 @@ class RequestQueue:
             entry = self._collected[0]
             count = entry.running.request.sampling.n
             is_alone = entry.running.runs_alone or (batch and batch[0].running.runs_alone)
-            if batch and (is_alone or rows + count > self._max_rows):
+            has_other_adapter = batch and batch[0].running.adapter is not entry.running.adapter
+            if batch and (is_alone or has_other_adapter or rows + count > self._max_rows):
                 break
             self._collected.pop(0)
             if not entry.result.done():  # aborted, or its caller was cancelled
@@ -188,9 +189,10 @@ def _fail(entries: list[_Waiting], error: BaseException) -> None:
     entries.clear()
 
 
-def _sort_key(entry: _Waiting) -> tuple[bytes, tuple[str, ...], int]:
+def _sort_key(entry: _Waiting) -> tuple[str, bytes, tuple[str, ...], int]:
     """A sort key of what a request asks for. Requests with the same key are alike, or have no seed."""
     request = entry.running.request
     hashes = tuple(item.mm_hash for item, _ in request.media)
     seed = request.sampling.seed
-    return np.asarray(request.prompt_ids, np.int64).tobytes(), hashes, -1 if seed is None else seed
+    ids = np.asarray(request.prompt_ids, np.int64).tobytes()
+    return request.adapter or "", ids, hashes, -1 if seed is None else seed

@@ -51,33 +51,49 @@ def matched_weights(model: torch.nn.Module, weights: Mapping[str, Any]) -> list[
     return matched
 
 
-def checkpoint_weights(model: torch.nn.Module, directory: str | Path) -> Mapping[str, torch.Tensor]:
-    """The weights of a checkpoint directory by the names of the model's `state_dict()`.
+def checkpoint_weights(
+    model: torch.nn.Module, checkpoint: Mapping[str, Any] | str | Path
+) -> Mapping[str, torch.Tensor]:
+    """The weights of a checkpoint by the names of the model's `state_dict()`; tied ones under all of their names.
 
-    Raises `WeightUpdateError` where the directory cannot be read, or lacks tensors of the model or has others.
+    `checkpoint` is a directory, or has the tensors by the names that they have in its files, which may differ. Raises
+    `WeightUpdateError` where the directory cannot be read, or tensors of the model are missing or there are others.
     """
-    if not Path(directory).is_dir():  # transformers would take the path for the name of a repository
-        raise _error(f"there is no directory {directory}")
+    source: dict[str, Any]
+    if isinstance(checkpoint, Mapping):
+        for name, value in checkpoint.items():
+            _check_type(name, value)
+        tensors = {name: value if torch.is_tensor(value) else torch.tensor(value) for name, value in checkpoint.items()}
+        source = {"pretrained_model_name_or_path": None, "config": model.config, "state_dict": tensors}
+        place = "the mapping of weights"
+    elif not Path(checkpoint).is_dir():  # transformers would take the path for the name of a repository
+        raise _error(f"there is no directory {checkpoint}")
+    else:
+        source, place = {"pretrained_model_name_or_path": checkpoint, "local_files_only": True}, str(checkpoint)
     model_class: Any = type(model)
     try:
-        loaded, report = model_class.from_pretrained(
-            directory, dtype=torch.float32, output_loading_info=True, local_files_only=True
-        )
+        loaded, report = model_class.from_pretrained(**source, dtype=torch.float32, output_loading_info=True)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise _error(f"{directory} holds no checkpoint that {model_class.__name__} can load ({error})") from error
+        raise _error(f"{place} holds no checkpoint that {model_class.__name__} can load ({error})") from error
     for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         if report[kind]:
             names = sorted(map(str, report[kind]))
-            raise _error(f"{directory} has {len(names)} {kind.replace('_', ' ')}, among them {names[0]:.80}")
+            raise _error(f"{place} has {len(names)} {kind.replace('_', ' ')}, among them {names[0]:.80}")
     weights: Mapping[str, torch.Tensor] = loaded.state_dict()
     return weights
 
 
-def _check_fits(name: str, target: torch.Tensor, value: Any) -> None:
+def _check_type(name: object, value: Any) -> None:
+    if not isinstance(name, str):
+        raise _error(f"{name!r:.100} is not the name of a tensor")
     if not isinstance(value, torch.Tensor | np.ndarray):
         raise _error(f"{name} is a {type(value).__name__}, not a tensor or an array")
     if isinstance(value, np.ndarray) and value.dtype.kind not in "fiu":
         raise _error(f"{name} is an array of {value.dtype}, which torch cannot convert; pass a tensor")
+
+
+def _check_fits(name: str, target: torch.Tensor, value: Any) -> None:
+    _check_type(name, value)
     if tuple(value.shape) != tuple(target.shape):
         raise _error(f"{name} has shape {tuple(value.shape)}, the model wants {tuple(target.shape)}")
 

@@ -14,11 +14,11 @@ import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from renderers.fork_reset import register_fork_reset
-from rollouts.engines.protocol import Completion, WeightSpan, check_adapter_name
+from rollouts.engines.lora import adapter_labels
+from rollouts.engines.protocol import Completion, check_adapter_name
 from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.control.routes import ControlRoutes
 from rollouts.engines.vllm.http.connection import ServerConnection
@@ -132,17 +132,8 @@ class ServerAdapters:
                 self._in_use[name] -= 1
 
     def labelled(self, completions: Iterable[Completion], name: str) -> list[Completion]:
-        """The completions with the name of the adapter as the version of their tokens.
-
-        Tokens over other base weights than those that the adapter was loaded with are labelled "NAME on VERSION".
-        """
-        base = self._base_versions.get(name)
-
-        def label(span: WeightSpan) -> WeightSpan:
-            version = name if base in (None, span.version) else f"{name} on {span.version}"
-            return WeightSpan(version, span.start, span.end)
-
-        return [replace(each, weight_spans=tuple(map(label, each.weight_spans))) for each in completions]
+        """The completions with the name of the adapter as the version of their tokens, as in `adapter_labels`."""
+        return adapter_labels(completions, name, self._base_versions.get(name))
 
     async def _call(self, path: str, content: Mapping[str, str]) -> HttpResponse:
         """Call one of the two routes. Raises `CapabilityError` where the server does not have them."""

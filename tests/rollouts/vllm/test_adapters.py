@@ -9,7 +9,7 @@ from fake_adapters import LOAD, UNLOAD, AdapterVLLM, write_adapter
 from fake_responses import answer, hold
 from fake_server import GENERATE, FakeVLLM
 
-from rollouts import FinishReason, GenerateRequest, SamplingParams
+from rollouts import FinishReason
 from rollouts.engines.fleet import EngineFleet, FleetLimits
 from rollouts.engines.lora import LoRAEngine
 from rollouts.engines.protocol import UpdatableEngine
@@ -19,7 +19,6 @@ from rollouts.errors import (
     CapabilityError,
     EngineClosedError,
     FleetControlError,
-    InvalidRequestError,
     UnknownAdapterError,
     WeightUpdateError,
 )
@@ -158,15 +157,6 @@ async def test_an_adapter_is_unloaded_after_its_requests_have_ended(engine, serv
     assert server.adapters == {}
     with pytest.raises(UnknownAdapterError, match="loaded: none"):
         await engine.unload_adapter("one")
-
-
-async def test_an_engine_in_process_refuses_adapters(tiny_model_dir):
-    from rollouts.engines.local import LocalEngine
-
-    engine = LocalEngine.from_pretrained(tiny_model_dir)
-    with pytest.raises(InvalidRequestError, match="LocalEngine has no adapters"):
-        await engine.generate(GenerateRequest([1], SamplingParams(max_tokens=1), adapter="one"))
-    await engine.close()
 
 
 # An adapter as an engine.
