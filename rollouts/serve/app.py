@@ -23,6 +23,7 @@ from rollouts.serve.routes.control import ControlRoutes
 from rollouts.serve.routes.generation import GenerationRoutes
 from rollouts.serve.routes.monitoring import MonitoringRoutes
 from rollouts.serve.routes.rendering import RenderingRoutes
+from rollouts.serve.routes.weights import WeightRoutes
 from rollouts.serve.served_model import ServedModel
 from rollouts.serve.server_state import ServerState
 from rollouts.serve.unknown_routes import on_unrouted
@@ -54,7 +55,7 @@ def create_app(
     state = ServerState(engine, renderer, model)
     served = [*GenerationRoutes(state).routes, *RenderingRoutes(state).routes, *MonitoringRoutes(state).routes]
     if control:
-        served += ControlRoutes(state).routes
+        served += [*ControlRoutes(state).routes, *WeightRoutes(state).routes]
     middleware = [Middleware(BodyLimitMiddleware, max_bytes=max_body_bytes)]
     if api_key is None:
         middleware.insert(0, Middleware(BrowserMiddleware, hosts=hosts))

@@ -14,9 +14,11 @@ from rollouts.errors import (
     EngineClosedError,
     EngineError,
     InvalidRequestError,
+    MissingExtraError,
     ServerError,
     ServerTimeoutError,
     ServerUnreachableError,
+    UnknownAdapterError,
     WeightUpdateError,
 )
 from rollouts.serve.errors import RequestError
@@ -55,6 +57,10 @@ def request_error(error: Exception) -> RequestError:
             return RequestError(status if 400 <= status < 600 else 502, reason, "UpstreamError")
         case ApiKeyError():
             return RequestError(502, error.reason, "UpstreamError")
+        case UnknownAdapterError():
+            return RequestError(404, f"The model `{error.adapter[:200]}` does not exist.", "NotFoundError", "model")
+        case MissingExtraError():
+            return RequestError(501, str(error), "NotImplementedError")
         case InvalidRequestError() | CapabilityError():
             return RequestError(400, error.reason)
         case EngineClosedError() | ServerUnreachableError():

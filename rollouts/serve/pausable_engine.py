@@ -24,6 +24,7 @@ from rollouts.engines.protocol import (
     is_abortable,
     is_streaming,
 )
+from rollouts.serve.errors import RequestError
 
 PauseMode = Literal["abort", "wait", "keep"]
 
@@ -44,15 +45,17 @@ class _Exchange:
 class _Running:
     """A request of a client. `exchanges` are what the engine runs for it, by the id of each.
 
-    `continues`: no pause ends it.
+    `adapter` samples it. `continues`: no pause ends it.
     """
 
     request_id: str
+    adapter: str | None = None
     continues: bool = False
     exchanges: dict[str, _Exchange] = field(default_factory=dict)
     is_aborted: bool = False
     is_waiting: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class PausableEngine:
@@ -107,6 +110,17 @@ class PausableEngine:
     def continuing(self) -> ContinuingEngine:
         """This engine for requests that no pause ends: those of mode "abort" are for them as those of mode "keep"."""
         return ContinuingEngine(self)
+
+    async def until_unused(self, adapter: str) -> None:
+        """Wait until no request has the adapter. Raises `RequestError` (400) where a pause holds one.
+
+        A request that a pause has cut off names its adapter again when it continues.
+        """
+        while users := [each for each in self._requests if each.adapter == adapter]:
+            if self.is_paused:
+                reason = f"{len(users)} requests that the pause holds use the adapter {adapter[:200]!r}; resume first"
+                raise RequestError(400, reason, "InvalidUserInput")
+            await users[0].ended.wait()
 
     async def close(self) -> None:
         """Close the engine."""
@@ -172,7 +186,7 @@ class PausableEngine:
     async def _generate(
         self, request: GenerateRequest, listen: TokenListener | None, *, continues: bool = False
     ) -> GenerateResult:
-        running = _Running(request.request_id, continues)
+        running = _Running(request.request_id, request.adapter, continues)
         self._requests.add(running)
         try:
             result, is_kept = await self._exchange(running, request, listen)
@@ -188,6 +202,7 @@ class PausableEngine:
             raise failures.exceptions[0] from None
         finally:
             self._requests.discard(running)
+            running.ended.set()
 
     async def _complete(
         self, running: _Running, request: GenerateRequest, partial: Completion, listen: TokenListener | None

@@ -8,11 +8,10 @@ from rollouts.serve.errors import RequestError
 from rollouts.serve.served_model import ServedModel
 
 
-def check_model(name: str | None, model: ServedModel) -> None:
-    """Raise `RequestError` (404) for another model than the one that is served."""
-    if name is not None and name != model.name:
-        message = f"The model `{name[:200]}` does not exist. Valid aliases: {model.name}."
-        raise RequestError(404, message, "NotFoundError", "model")
+def unknown_model(name: str, model: ServedModel) -> RequestError:
+    """The error (404) for another model than the one that is served and its adapters."""
+    message = f"The model `{name[:200]}` does not exist. Valid aliases: {model.name}."
+    return RequestError(404, message, "NotFoundError", "model")
 
 
 def check_tokens(token_ids: Sequence[int], vocab_size: int | None) -> None:

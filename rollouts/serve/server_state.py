@@ -11,6 +11,8 @@ from renderers.model_tokenizer import ModelTokenizer
 from rollouts.serve.image_features import ImageCache
 from rollouts.serve.image_sources import SourceCache
 from rollouts.serve.pausable_engine import PausableEngine
+from rollouts.serve.request_checks import unknown_model
+from rollouts.serve.served_adapters import ServedAdapters
 from rollouts.serve.served_model import ServedModel
 
 _CACHE_BYTES = 2 * 2**30
@@ -33,6 +35,22 @@ class ServerState:
     def tokenizer(self) -> ModelTokenizer:
         """The tokenizer as transformers has it: control tokens in a text become control tokens."""
         return ModelTokenizer(self.model.directory)
+
+    @cached_property
+    def adapters(self) -> ServedAdapters:
+        """The LoRA adapters that the engine has loaded."""
+        return ServedAdapters(self.engine)
+
+    async def adapter_of(self, name: str | None) -> str | None:
+        """The adapter that a request names as its model; None for the model itself.
+
+        Raises `RequestError` (404) for another name, and `EngineError`.
+        """
+        if name is None or name == self.model.name:
+            return None
+        if not await self.adapters.has(name):
+            raise unknown_model(name, self.model)
+        return name
 
     def clear_media(self) -> None:
         """Forget the images of earlier requests."""

@@ -12,9 +12,9 @@ import numpy as np
 import peft
 import pytest
 import torch
+from adapter_scores import difference, plain_model, scored
 from make_adapter import make_adapter
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForImageTextToText
 
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.local import LocalEngine
@@ -22,7 +22,6 @@ from rollouts.engines.local.sampling import RowSampler
 from rollouts.engines.lora import LoRAEngine
 from rollouts.errors import ArgumentError, EngineClosedError, MissingExtraError, UnknownAdapterError, WeightUpdateError
 from rollouts.testing import tiny_qwen3_vl
-from rollouts.training import TrainingBatch, TrainingSample, token_logprobs
 
 LENGTH = 12
 ADAPTED = ("a", "b", None)
@@ -61,10 +60,6 @@ def prompt(renderer):
     return renderer.render([{"role": "user", "content": parts}], add_generation_prompt=True)
 
 
-def plain_model(directory):
-    return AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32).eval()
-
-
 def request(prompt, adapter=None, **sampling):
     sampling = SamplingParams(**{"max_tokens": LENGTH, "seed": 0, **sampling})
     return GenerateRequest(prompt.token_ids, sampling, prompt.multi_modal_data, adapter=adapter)
@@ -73,23 +68,6 @@ def request(prompt, adapter=None, **sampling):
 async def sampled(engine, *arguments, **options):
     (completion,) = (await engine.generate(request(*arguments, **options))).completions
     return completion
-
-
-def scored(directory, adapter, prompt, ids):
-    """The log-probabilities of a completion by PEFT's model of an adapter over the checkpoint of a directory."""
-    model = plain_model(directory)
-    if adapter is not None:
-        model = peft.PeftModel.from_pretrained(model, adapter).eval()
-    count, length = len(prompt.token_ids), len(prompt.token_ids) + len(ids)
-    sample = TrainingSample(
-        token_ids=np.concatenate([prompt.token_ids, ids]).astype(np.int32),
-        loss_mask=np.arange(length) >= count,
-        logprobs=np.zeros(length, np.float32),
-        advantages=np.zeros(length, np.float32),
-        media=tuple(prompt.multi_modal_data.items_with_ranges()),
-    )
-    with torch.no_grad():
-        return token_logprobs(model, TrainingBatch.from_samples([sample], pad_id=0))[0, count:].numpy()
 
 
 def versions(completion):
@@ -106,15 +84,13 @@ async def test_requests_of_different_adapters_at_once_have_the_log_probabilities
     completions = await asyncio.gather(*(sampled(engine, prompt, name) for name in names))
     found = {}
     for name, completion in zip(names, completions, strict=True):
-        expected = scored(tiny_model_dir, adapters.get(name), prompt, completion.token_ids)
-        np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5)
+        assert difference(tiny_model_dir, adapters.get(name), request(prompt), completion) < 1e-5
         assert versions(completion) == [name or "0"]
         found.setdefault(name, completion.token_ids.tolist())
         assert found[name] == completion.token_ids.tolist(), "the same request beside others"
         others = [each for each in (*adapters, None) if each != name]
         for other in others:  # the detector: no other weights give these values
-            wrong = scored(tiny_model_dir, adapters.get(other), prompt, completion.token_ids)
-            assert np.abs(completion.logprobs - wrong).max() > 1e-2
+            assert difference(tiny_model_dir, adapters.get(other), request(prompt), completion) > 1e-2
 
 
 async def test_new_weights_of_the_model_are_under_every_adapter_and_named_in_the_version(
@@ -124,10 +100,8 @@ async def test_new_weights_of_the_model_are_under_every_adapter_and_named_in_the
     await engine.update_weights(other_model_dir, "1")
     completion, plain = await asyncio.gather(sampled(engine, prompt, "a"), sampled(engine, prompt))
     assert [versions(completion), versions(plain)] == [["a on 1"], ["1"]]
-    expected = scored(other_model_dir, adapters["a"], prompt, completion.token_ids)
-    np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5)
-    expected = scored(other_model_dir, None, prompt, plain.token_ids)
-    np.testing.assert_allclose(plain.logprobs, expected, atol=1e-5)
+    assert difference(other_model_dir, adapters["a"], request(prompt), completion) < 1e-5
+    assert difference(other_model_dir, None, request(prompt), plain) < 1e-5
 
 
 @pytest.fixture
@@ -161,8 +135,7 @@ async def test_a_request_keeps_its_adapter_when_another_one_takes_the_name_meanw
     released.set()
     after = await sampled(engine, prompt, "policy")
     for completion, name in ((await running, "a"), (await waiting, "a"), (after, "b")):
-        expected = scored(tiny_model_dir, adapters[name], prompt, completion.token_ids)
-        np.testing.assert_allclose(completion.logprobs, expected, atol=1e-5)
+        assert difference(tiny_model_dir, adapters[name], request(prompt), completion) < 1e-5
 
 
 async def test_a_completion_in_flight_continues_with_the_next_adapter_of_a_lora_engine(
@@ -183,7 +156,7 @@ async def test_a_completion_in_flight_continues_with_the_next_adapter_of_a_lora_
     assert versions(completion) == ["policy@1", "policy@2"]
     assert list(await engine.adapters()) == ["policy@2"]
     for name, span in zip("ab", completion.weight_spans, strict=True):
-        expected = scored(tiny_model_dir, adapters[name], prompt, completion.token_ids)
+        expected = scored(tiny_model_dir, adapters[name], request(prompt), completion)
         np.testing.assert_allclose(
             completion.logprobs[span.start : span.end], expected[span.start : span.end], atol=1e-5
         )

@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from model_families import save_family
 from safetensors.numpy import load_file, save_file
 
 from renderers import RenderedTokens
@@ -146,6 +147,30 @@ async def test_a_directory_gives_the_weights_of_its_checkpoint(engine, prompt, o
     (completion,), (expected,) = [(await each.generate(request(prompt))).completions for each in (engine, other)]
     await other.close()
     assert completion.logprobs.tolist() == expected.logprobs.tolist()
+
+
+async def test_tensors_may_have_the_names_of_checkpoint_files(tmp_path):
+    first = save_family("qwen2_5_vl", tmp_path / "first")
+    weights = {name: value * 1.1 for name, value in load_file(first / "model.safetensors").items()}
+    second = shutil.copytree(first, tmp_path / "second")
+    save_file(weights, second / "model.safetensors", metadata={"format": "pt"})
+    engine, expected = (LocalEngine.from_pretrained(directory) for directory in (first, second))
+    assert not weights.keys() <= engine._model.state_dict().keys()  # transformers has other names in the model
+
+    async def sampled(engine):
+        request = GenerateRequest([5, 6, 7], SamplingParams(max_tokens=LENGTH, seed=0))
+        return (await engine.generate(request)).completions[0].logprobs.tolist()
+
+    before, name = await sampled(engine), min(weights)
+    wrong = [{**weights, "other": weights[name]}, {each: weights[each] for each in weights if each != name}]
+    for each in wrong:
+        with pytest.raises(WeightUpdateError, match=r"the mapping of weights has 1 .*; nothing was changed"):
+            await engine.update_weights(each, "1")
+    assert await sampled(engine) == before
+    await engine.update_weights(weights, "1")
+    assert await sampled(engine) == await sampled(expected) != before
+    await engine.close()
+    await expected.close()
 
 
 @pytest.mark.parametrize("fault", ["absent", "lacks a tensor", "has another tensor", "has a wrong shape", "is torn"])

@@ -123,6 +123,9 @@ class LocalEngine:
             )
         return cls(model, **options)
 
+    #: `update_weights` takes tensors, and not directories alone.
+    takes_tensors = True
+
     @property
     def weight_version(self) -> str:
         return self._weight_version

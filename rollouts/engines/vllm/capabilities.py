@@ -74,6 +74,11 @@ class ServerCapabilities:
     rust_frontend: str | None = None
     reads_features: bool | None = True
 
+    @property
+    def is_rollouts_serve(self) -> bool:
+        """Whether the server is `rollouts serve`, which names itself in the version."""
+        return "+mmrollouts" in self.version
+
 
 @dataclass(frozen=True, slots=True)
 class ExpectedCapabilities:

@@ -19,7 +19,6 @@ from rollouts.episodes.limits import EpisodeLimits
 from rollouts.episodes.turns import EpisodeSettings
 from rollouts.error_texts import is_unicode
 from rollouts.numbers import finite_number
-from rollouts.serve.gateway.adapters import ServedAdapters
 from rollouts.serve.gateway.chat_messages import developer_role
 from rollouts.serve.gateway.chat_request import ChatRequest, read_chat_request, read_json_object
 from rollouts.serve.gateway.completions import ChatCompletion, ListenerFactory, complete_chat, decoder
@@ -36,6 +35,7 @@ from rollouts.serve.gateway.session import Session
 from rollouts.serve.gateway.session_store import OnSessionEnd, SessionStore
 from rollouts.serve.gateway.token_stream import TokenStream, streamed_response
 from rollouts.serve.gateway.trajectories import record_file, session_object, snapshot, trajectory_object
+from rollouts.serve.served_adapters import ServedAdapters
 from rollouts.trajectory.tree import Trajectory
 
 T = TypeVar("T")

@@ -1,16 +1,13 @@
-"""The routes of vLLM's development mode: pausing, sleeping, caches, and the weights."""
+"""The routes of vLLM's development mode but for those of the weights: pausing, sleeping, caches, the configuration."""
 
 from __future__ import annotations
 
-import asyncio
-import os
 from typing import cast, get_args
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from rollouts.engines.protocol import is_relabelled, is_updatable
 from rollouts.serve.errors import RequestError
 from rollouts.serve.json_bodies import read_object
 from rollouts.serve.pausable_engine import PauseMode
@@ -28,8 +25,6 @@ class ControlRoutes:
         gets = {
             "/is_paused": self._is_paused,
             "/is_sleeping": self._is_sleeping,
-            "/weight_info": self._weight_info,
-            "/get_world_size": self._world_size,
             "/server_info": self._server_info,
         }
         posts = {
@@ -41,12 +36,6 @@ class ControlRoutes:
             "/reset_prefix_cache": self._reset_prefix_cache,
             "/reset_mm_cache": self._reset_media,
             "/reset_encoder_cache": self._reset_encoder_cache,
-            "/collective_rpc": self._collective_rpc,
-            "/update_weight_version": self._update_weight_version,
-            "/init_weight_transfer_engine": self._no_weight_transfer,
-            "/start_weight_update": self._no_weight_transfer,
-            "/update_weights": self._no_weight_transfer,
-            "/finish_weight_update": self._no_weight_transfer,
         }
         self.routes = [
             *(Route(path, handler, methods=["GET"]) for path, handler in gets.items()),
@@ -121,48 +110,6 @@ class ControlRoutes:
 
     async def _reset_encoder_cache(self, request: Request) -> Response:
         return Response()
-
-    # Weights.
-
-    async def _collective_rpc(self, request: Request) -> Response:
-        body = await read_object(request)
-        method, options = body.get("method"), body.get("kwargs") or {}
-        if method is None:
-            raise RequestError(400, "Missing 'method' in request body", "Bad Request")
-        if method != "reload_weights" or not isinstance(options, dict) or options.keys() - {"weights_path"}:
-            message = "this server has no workers; of their methods it has reload_weights, with weights_path"
-            raise RequestError(501, message, "NotImplementedError")
-        path = options.get("weights_path", str(self._state.model.directory))
-        engine = self._state.engine.engine
-        if not is_updatable(engine):
-            raise RequestError(501, f"{type(engine).__name__} cannot replace its weights", "NotImplementedError")
-        # Only a directory of this machine: any other text would be looked up in a hub.
-        if not isinstance(path, str) or not await asyncio.to_thread(os.path.isdir, path):
-            raise RequestError(500, f"{str(path)[:200]} is no directory of this machine", "InternalServerError")
-        # The label stays, as in vLLM: /update_weight_version sets it.
-        await engine.update_weights(path, engine.weight_version)
-        return JSONResponse({"results": [None]})
-
-    async def _update_weight_version(self, request: Request) -> Response:
-        version = (await read_object(request)).get("new_version")
-        if not isinstance(version, str) or not version:
-            raise RequestError(400, "new_version must be a text", "Bad Request", "body.new_version")
-        engine = self._state.engine.engine
-        if not is_relabelled(engine):
-            raise RequestError(501, f"{type(engine).__name__} has no label of its weights", "NotImplementedError")
-        await engine.update_weight_version(version)
-        return JSONResponse({"success": True, "new_version": version})
-
-    async def _weight_info(self, request: Request) -> Response:
-        version = getattr(self._state.engine.engine, "weight_version", "default")
-        return JSONResponse({"weight_version": version})
-
-    async def _world_size(self, request: Request) -> Response:
-        return JSONResponse({"world_size": 1})
-
-    async def _no_weight_transfer(self, request: Request) -> Response:
-        message = "Weight transfer not configured; this server loads weights from directories, with /collective_rpc"
-        raise RequestError(500, message, "InternalServerError")
 
     async def _server_info(self, request: Request) -> Response:
         """The parts of vLLM's configuration that clients read: the dtype, and how images are taken."""

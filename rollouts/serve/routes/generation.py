@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from starlette.requests import ClientDisconnect, Request
@@ -12,7 +13,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from renderers import MultiModalData
-from rollouts.engines.protocol import GenerateRequest
+from rollouts.engines.protocol import GenerateRequest, GenerateResult
 from rollouts.serve.disconnects import unless_disconnected
 from rollouts.serve.error_responses import request_error
 from rollouts.serve.errors import RequestError
@@ -29,7 +30,7 @@ from rollouts.serve.generate_responses import (
 from rollouts.serve.image_features import media_of_features
 from rollouts.serve.image_sources import expand_sources
 from rollouts.serve.json_bodies import read_body, read_object
-from rollouts.serve.request_checks import check_length, check_model, check_tokens
+from rollouts.serve.request_checks import check_length, check_tokens
 from rollouts.serve.server_state import ServerState
 from rollouts.serve.token_stream import TokenStream
 
@@ -63,10 +64,10 @@ class GenerationRoutes:
 
     async def _generate(self, request: Request) -> Response:
         body = await read_body(request, GenerateBody, self._state.model.max_model_len + _OPTION_VALUES)
-        check_model(body.model, self._state.model)
+        adapter = await self._state.adapter_of(body.model)
         request_id = request.headers.get("x-request-id") or body.request_id or uuid.uuid4().hex
         session_id = request.headers.get("x-session-id")
-        prompt = await asyncio.to_thread(self._prompt, body, f"{REQUEST_ID_PREFIX}{request_id}", session_id)
+        prompt = await asyncio.to_thread(self._prompt, body, f"{REQUEST_ID_PREFIX}{request_id}", session_id, adapter)
         if body.stream:
             return await self._streamed(request, body, prompt)
         try:
@@ -74,9 +75,9 @@ class GenerationRoutes:
         except ClientDisconnect:
             return Response(status_code=_CLIENT_GONE)
         content = whole_response(
-            result,
+            self._with_base_labels(result, adapter),
             prompt.request.prompt_ids,
-            model=self._state.model.name,
+            model=adapter or self._state.model.name,
             eos_id=prompt.eos_id,
             expanded=prompt.media,
             with_logprobs=body.sampling_params.get("logprobs") is not None,
@@ -91,7 +92,13 @@ class GenerationRoutes:
         await self._state.engine.abort(map(str, request_ids))
         return Response()
 
-    def _prompt(self, body: GenerateBody, request_id: str, session_id: str | None) -> _Prompt:
+    def _with_base_labels(self, result: GenerateResult, adapter: str | None) -> GenerateResult:
+        """The result with the labels that vLLM gives tokens of an adapter."""
+        if adapter is None:
+            return result
+        return replace(result, completions=self._state.adapters.base_labels(result.completions, adapter))
+
+    def _prompt(self, body: GenerateBody, request_id: str, session_id: str | None, adapter: str | None) -> _Prompt:
         """The request for the engine. Raises `RequestError` and `InvalidRequestError`."""
         model = self._state.model
         prompt_ids, media = body.token_ids, None
@@ -113,6 +120,7 @@ class GenerationRoutes:
             request_id=request_id,
             priority=body.priority,
             prompt_logprobs=sampling.get("prompt_logprobs") is not None,
+            adapter=adapter,
         )
         eos_id = model.eos_id if model.eos_id in model_stops(sampling, model) else None
         return _Prompt(request, media, eos_id)
@@ -149,7 +157,7 @@ class GenerationRoutes:
             async for new in stream.deltas(sampling.get("stream_interval") or 1):
                 sent[new.index] += len(new.token_ids)
                 yield chunk([delta(new.index, new.token_ids, new.logprobs, with_logprobs=with_logprobs)])
-            result = await stream.result()
+            result = self._with_base_labels(await stream.result(), prompt.request.adapter)
             for completion in result.completions:
                 done = sent[completion.index]
                 yield chunk([choice(completion, done, eos_id=prompt.eos_id, with_logprobs=with_logprobs)])

@@ -60,7 +60,12 @@ class MonitoringRoutes:
             "max_model_len": model.max_model_len,
             "permission": [],
         }
-        return JSONResponse({"object": "list", "data": [card]})
+        loaded = {} if self._state.engine.adapters is None else await self._state.engine.adapters()
+        adapters = [
+            {**card, "id": name, "root": directory, "parent": model.name, "max_model_len": None}
+            for name, directory in loaded.items()
+        ]
+        return JSONResponse({"object": "list", "data": [card, *adapters]})
 
     async def _load(self, request: Request) -> Response:
         return JSONResponse({"server_load": self._state.engine.running + self._state.engine.waiting})

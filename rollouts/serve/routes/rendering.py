@@ -19,7 +19,7 @@ from rollouts.serve.errors import RequestError
 from rollouts.serve.generate_responses import places
 from rollouts.serve.image_sources import named_sources
 from rollouts.serve.json_bodies import read_body, read_object
-from rollouts.serve.request_checks import check_length, check_model
+from rollouts.serve.request_checks import check_length
 from rollouts.serve.server_state import ServerState
 
 
@@ -68,7 +68,7 @@ class RenderingRoutes:
 
     async def _render(self, request: Request) -> Response:
         body = await read_body(request, RenderBody)
-        check_model(body.model, self._state.model)
+        await self._state.adapter_of(body.model)
         content = await asyncio.to_thread(self._render_response, body)
         return Response(content, media_type="application/json")
 
@@ -105,7 +105,7 @@ class RenderingRoutes:
             body = await read_body(request, TokenizeChatBody)
         else:
             body = await read_body(request, TokenizeTextBody)
-        check_model(body.model, self._state.model)
+        await self._state.adapter_of(body.model)
         content = await asyncio.to_thread(self._tokenize_response, body)
         return Response(content, media_type="application/json")
 
@@ -126,7 +126,7 @@ class RenderingRoutes:
 
     async def _detokenize(self, request: Request) -> Response:
         body = await read_body(request, DetokenizeBody)
-        check_model(body.model, self._state.model)
+        await self._state.adapter_of(body.model)
         return JSONResponse({"prompt": await asyncio.to_thread(self._state.renderer.tokenizer.decode, body.tokens)})
 
     def _rendered(self, body: MessagesBody) -> RenderedTokens:

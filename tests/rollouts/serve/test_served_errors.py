@@ -127,7 +127,11 @@ def test_a_request_that_vllm_refuses_gets_its_status_and_its_kind_of_error(tiny_
         ("post", "/inference/v1/abort_requests", 400),
         ("post", "/update_weight_version", 400),
         ("post", "/collective_rpc", 400),
-        ("post", "/init_weight_transfer_engine", 500),
+        ("post", "/init_weight_transfer_engine", 400),
+        ("post", "/update_weights", 400),
+        ("post", "/finish_weight_update", 500),
+        ("post", "/v1/load_lora_adapter", 400),
+        ("post", "/v1/unload_lora_adapter", 400),
     ],
 )
 def test_routes_refuse_what_they_do_not_know(tiny_server, method, path, status):

@@ -2,6 +2,6 @@
 
 from rollouts.engines.vllm.transfer.buckets import TensorInfo
 from rollouts.engines.vllm.transfer.engine import TransferEngine
-from rollouts.engines.vllm.transfer.senders import IPCSender, NCCLSender, WeightSender
+from rollouts.engines.vllm.transfer.senders import FileSender, IPCSender, NCCLSender, WeightSender
 
-__all__ = ["IPCSender", "NCCLSender", "TensorInfo", "TransferEngine", "WeightSender"]
+__all__ = ["FileSender", "IPCSender", "NCCLSender", "TensorInfo", "TransferEngine", "WeightSender"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -62,38 +62,55 @@ class ExpectedTensors:
     """The tensors that a transfer must have: those of a checkpoint of the same model, each once and in its shape.
 
     A server that receives others loads part of them, and generates garbage or dies. `shapes` None: nothing is known,
-    and only names that come twice are refused.
+    and only names that come twice are refused. Those of `optional` need not come.
     """
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]] | None, source: object) -> None:
+    def __init__(
+        self, shapes: Mapping[str, tuple[int, ...]] | None, source: object, optional: Collection[str] = ()
+    ) -> None:
         self._shapes = shapes
         self._source = source
+        self._optional = frozenset(optional)
         self._seen: set[str] = set()
 
     @classmethod
-    def of_checkpoint(cls, directory: str | None) -> Self:
-        """Those of the checkpoint that a server was started with, where this process can read it."""
+    def of_checkpoint(cls, directory: str | None, *, reties: bool = False) -> Self:
+        """Those of the checkpoint that a server was started with, where this process can read it.
+
+        `reties`: the server ties the output layer to new embeddings, so that it need not come; vLLM would keep the
+        output layer that it had before.
+        """
         if directory is None or not any(Path(directory).glob("*.safetensors")):
             return cls(None, directory)
         shapes = dict(checkpoint_shapes(Path(directory)))
-        if HEAD not in shapes and ties_embeddings(Path(directory)):
-            # vLLM would keep the output layer that it had before.
+        tied = ties_embeddings(Path(directory))
+        if HEAD not in shapes and tied:
             embeddings = [name for name in shapes if name.endswith("embed_tokens.weight") and "visual" not in name]
             shapes.update((HEAD, shapes[name]) for name in embeddings[:1])
-        return cls(shapes, directory)
+        return cls(shapes, directory, {HEAD} if reties and tied else ())
+
+    @property
+    def are_known(self) -> bool:
+        """Whether names and shapes are known."""
+        return self._shapes is not None
 
     def checked(self, tensors: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
         """The tensors, checked as they come. Raises `WeightUpdateError`, which names the first wrong one."""
         for name, tensor in tensors:
-            self._check(name, TensorInfo.of(name, tensor).shape)
+            self.check(name, TensorInfo.of(name, tensor).shape)
             yield name, tensor
-        if missing := sorted((self._shapes or {}).keys() - self._seen):
+        self.check_complete()
+
+    def check_complete(self) -> None:
+        """Raise `WeightUpdateError` unless every tensor has come."""
+        if missing := sorted((self._shapes or {}).keys() - self._seen - self._optional):
             tied = f" ({HEAD} also where the model ties it to its embeddings)" if HEAD in missing else ""
             raise WeightUpdateError(
                 f"{len(missing)} tensors of {self._source} were not sent, such as {missing[0]}; send every tensor{tied}"
             )
 
-    def _check(self, name: str, shape: tuple[int, ...]) -> None:
+    def check(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raise `WeightUpdateError` for a tensor that the model has not, has in another shape, or that came before."""
         if name in self._seen:
             raise WeightUpdateError(f"the tensor {name} comes twice; send each once")
         self._seen.add(name)

@@ -105,7 +105,8 @@ class TransferEngine:
     async def _update(self, tensors: Iterable[NamedTensor], version: str, in_flight: InFlight) -> None:
         servers = await self._servers()
         controls = list(servers.values())
-        expected = ExpectedTensors.of_checkpoint(await controls[0].initial_directory())
+        reties = all([await control.reties_output_layer() for control in controls])
+        expected = ExpectedTensors.of_checkpoint(await controls[0].initial_directory(), reties=reties)
         await self._join(controls)
         begun = await self._begin(controls, in_flight)
         try:

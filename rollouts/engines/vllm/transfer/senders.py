@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import os
 import pickle
+import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from rollouts.engines.vllm.transfer.buckets import NamedTensor
 from rollouts.errors import ArgumentError, WeightUpdateError
@@ -125,3 +127,53 @@ class IPCSender:
 
     def close(self) -> None:
         self._lent = []
+
+
+class FileSender:
+    """Writes each bucket to a file in the safetensors format, which the servers read: for `rollouts serve`.
+
+    On Linux the file is memory of this process (`memfd_create`) that servers of the same user and machine open as
+    `/proc/PID/fd/N`: it has no name in any directory, and is freed when this process ends, however it ends. With a
+    `directory`, which trainer and servers share, and on other systems, it is a file there, or in the directory for
+    temporary files, which only a process that is killed leaves behind. A bucket is kept until the next one or `close`.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
+        self._directory = directory
+        self._file: IO[bytes] | None = None
+
+    def init_info(self, workers_before: int, num_workers: int) -> Mapping[str, Any]:
+        return {"rank_offset": 1 + workers_before, "world_size": 1 + num_workers}
+
+    def open(self, num_workers: int) -> None:
+        pass
+
+    def update_info(self, bucket: Sequence[NamedTensor]) -> Mapping[str, Any]:
+        import torch
+        from safetensors.torch import save
+
+        self.close()
+        # Copies, because the format refuses tensors that share memory, as an output layer and tied embeddings do.
+        copies = {
+            name: tensor.detach().to("cpu", copy=True) if torch.is_tensor(tensor) else torch.tensor(tensor)
+            for name, tensor in bucket
+        }
+        data = save({name: tensor.contiguous() for name, tensor in copies.items()})
+        if self._directory is None and hasattr(os, "memfd_create"):
+            self._file = os.fdopen(os.memfd_create("weights"), "wb")
+            path = f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
+        else:
+            directory = None if self._directory is None else os.path.abspath(self._directory)
+            self._file = tempfile.NamedTemporaryFile(prefix="weights-", suffix=".safetensors", dir=directory)  # noqa: SIM115 - closed by `close`
+            path = self._file.name
+        self._file.write(data)
+        self._file.flush()
+        return {"path": path}
+
+    def send(self, bucket: Sequence[NamedTensor]) -> None:
+        pass  # the servers read the file themselves
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
