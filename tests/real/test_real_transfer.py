@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
+import os
 
 import pytest
 from gallery_runs import Gallery, mismatches, reference_model, samples_of
 from make_checkpoint import make_checkpoint
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from vllm_server import LONGEST_SECONDS
 
 from renderers import load_renderer
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.vllm import VLLMEngine
-from rollouts.engines.vllm.transfer import TransferEngine
+from rollouts.engines.vllm.transfer import FileSender, TransferEngine
 from rollouts.errors import CapabilityError, WeightUpdateError
 from rollouts.runner import Asynchronous, EpisodeLimits, Runner, Task
 
@@ -22,33 +22,23 @@ EPISODES, TURNS, TOKENS = 4, 2, 500
 OLD, NEW = "default", "new"
 
 
-class FileSender:
-    """Writes each bucket to a file. `fails_at` is the number of a bucket that cannot be read."""
+class CountingSender(FileSender):
+    """Counts what it does. `fails_at` is the number of a bucket whose file is cut off."""
 
-    def __init__(self, directory: Path, fails_at: int | None = None) -> None:
-        self._directory = directory
+    def __init__(self, fails_at: int | None = None) -> None:
+        super().__init__()
         self.fails_at = fails_at
         self.opened = self.sent = 0
-
-    def init_info(self, workers_before, num_workers):
-        return {"rank_offset": 1 + workers_before, "world_size": 1 + num_workers}
 
     def open(self, num_workers):
         self.opened += 1
 
     def update_info(self, bucket):
-        path = self._directory / f"{self.sent}.safetensors"
-        save_file({name: tensor.contiguous() for name, tensor in bucket}, path)
+        info = super().update_info(bucket)
         if self.sent == self.fails_at:
-            path.write_bytes(b"\0" * 10)
+            os.truncate(info["path"], 10)
         self.sent += 1
-        return {"path": str(path)}
-
-    def send(self, bucket):
-        pass
-
-    def close(self):
-        pass
+        return info
 
 
 def tensors_of(checkpoint):
@@ -76,10 +66,8 @@ async def sampled(engine):
 
 @pytest.mark.parametrize("vllm_server", ["transfer"], indirect=True)
 @pytest.mark.parametrize("in_flight", ["abort", "wait", "keep"])
-async def test_episodes_continue_with_the_tensors_that_the_trainer_sends(
-    vllm_server, engine, new_directory, tmp_path, in_flight
-):
-    sender = FileSender(tmp_path)
+async def test_episodes_continue_with_the_tensors_that_the_trainer_sends(vllm_server, engine, new_directory, in_flight):
+    sender = CountingSender()
     transfer = TransferEngine(engine, sender, bucket_bytes=100_000)
     before = await vllm_server.metrics()
     runner = Runner(
@@ -109,10 +97,10 @@ async def test_episodes_continue_with_the_tensors_that_the_trainer_sends(
 
 @pytest.mark.parametrize("vllm_server", ["transfer"], indirect=True)
 async def test_a_bucket_that_does_not_arrive_leaves_the_server_with_the_weights_of_before(
-    vllm_server, engine, new_directory, tmp_path
+    vllm_server, engine, new_directory
 ):
     before = await sampled(engine)
-    sender = FileSender(tmp_path, fails_at=2)
+    sender = CountingSender(fails_at=2)
     transfer = TransferEngine(engine, sender, bucket_bytes=100_000)
     with pytest.raises(WeightUpdateError, match="were loaded again; the server runs with them"):
         await transfer.update_weights(tensors_of(new_directory), NEW)
@@ -128,9 +116,7 @@ async def test_a_bucket_that_does_not_arrive_leaves_the_server_with_the_weights_
 
 
 @pytest.mark.parametrize("vllm_server", ["text"], indirect=True)
-async def test_a_server_that_was_started_without_weight_transfer_is_an_error_with_its_flag(
-    engine, new_directory, tmp_path
-):
+async def test_a_server_that_was_started_without_weight_transfer_is_an_error_with_its_flag(engine, new_directory):
     with pytest.raises(CapabilityError, match="--weight-transfer-config"):
-        await TransferEngine(engine, FileSender(tmp_path)).update_weights(tensors_of(new_directory), NEW)
+        await TransferEngine(engine, FileSender()).update_weights(tensors_of(new_directory), NEW)
     assert not await engine.control.is_paused()

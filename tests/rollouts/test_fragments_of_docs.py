@@ -15,7 +15,6 @@ from test_docs_pages import BLOCK, DOCS, run_page
 import renderers
 from renderers import load_renderer
 from rollouts import LocalEngine, SamplingParams, StepResult, VLLMEngine, run_episode
-from rollouts.engines.vllm import write_tied_head
 from rollouts.serve.app import create_app
 from rollouts.serve.pausable_engine import PausableEngine
 from rollouts.serve.served_model import served_model
@@ -125,7 +124,6 @@ async def served(directory):
 
 async def test_the_page_on_vllm(tiny_model_dir, tmp_path):
     checkpoint = shutil.copytree(tiny_model_dir, tmp_path / "step-7")
-    write_tied_head(checkpoint)
     async with served(tiny_model_dir) as url:
         text = (DOCS / "vllm.md").read_text("utf-8")
         text = text.replace("http://127.0.0.1:8000", url).replace("/checkpoints/step-7", str(checkpoint))

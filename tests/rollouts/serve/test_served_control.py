@@ -15,7 +15,7 @@ from test_served_engine import TEXT, image_messages, request_of
 from rollouts import SamplingParams
 from rollouts.engines.local import LocalEngine
 from rollouts.engines.protocol import FinishReason
-from rollouts.engines.vllm import VLLMEngine, write_tied_head
+from rollouts.engines.vllm import VLLMEngine
 from rollouts.errors import UnsafeControlError, WeightUpdateError
 from rollouts.testing import tiny_qwen3_vl
 
@@ -30,7 +30,6 @@ def checkpoints(tmp_path_factory):
     directories = [tmp_path_factory.mktemp("checkpoint") / str(seed) for seed in (0, 1)]
     for seed, directory in enumerate(directories):
         tiny_qwen3_vl(directory, seed=seed)
-        write_tied_head(directory)
     return directories
 
 

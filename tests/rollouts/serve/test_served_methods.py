@@ -116,7 +116,7 @@ def test_every_public_method_has_a_scenario():
     assert set().union(*USES.values()) == methods
 
 
-@uses("base_url", "vocab_size", "capabilities", "media_cache_counts", "generate", "control.base_url")
+@uses("base_url", "vocab_size", "capabilities", "media_cache_counts", "media_payload", "generate", "control.base_url")
 async def the_server_says_what_it_is_and_samples_texts_and_images(served):
     capabilities = await served.engine.capabilities()
     assert (capabilities.model, capabilities.control, capabilities.scale_out) == ("tiny", True, True)
@@ -132,11 +132,11 @@ async def the_server_says_what_it_is_and_samples_texts_and_images(served):
 @uses("generate_streamed", "stream")
 async def tokens_are_received_as_they_are_sampled(served):
     request = served.request()
-    heard = []
-    result = await served.engine.generate_streamed(request, heard.append)
+    received = []
+    result = await served.engine.generate_streamed(request, received.append)
     yielded = [delta async for delta in served.engine.stream(replace(request, request_id="again"))]
     (completion,) = result.completions
-    for deltas in (heard, yielded):
+    for deltas in (received, yielded):
         assert np.concatenate([each.token_ids for each in deltas]).tolist() == completion.token_ids.tolist()
         assert len(deltas) > 1
     assert difference(served.first, None, request, completion) < 1e-5
