@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,20 +15,18 @@ from pydantic import ValidationError
 from renderers import RendererError
 from renderers.file_reading import open_readable
 from rollouts.errors import MissingExtraError, RolloutsError
-from rollouts.run_config.errors import ConfigProblem, RunConfigError
-from rollouts.run_config.key_lines import KeyPath, key_lines
-from rollouts.run_config.problem_texts import config_problems, key_text, line_of, unsafe_values
+from rollouts.run_config.errors import ConfigProblem, KeyPath, RunConfigError
+from rollouts.run_config.problem_texts import config_problems, key_text, unsafe_values
 from rollouts.run_config.sections import RunConfig
 from transport import TransportError
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """A configuration with the lines of its keys. Paths in it are relative to `directory`."""
+    """A configuration and its file. Paths in it are relative to `directory`."""
 
     path: Path
     config: RunConfig
-    lines: Mapping[KeyPath, int]
 
     @property
     def directory(self) -> Path:
@@ -40,11 +38,11 @@ class ConfigFile:
 
     def error(self, key: KeyPath, reason: str) -> RunConfigError:
         """The error that the value of `key` cannot be used."""
-        return RunConfigError(self.path, [ConfigProblem(key_text(key), line_of(key, self.lines), reason)])
+        return RunConfigError(self.path, [ConfigProblem(key_text(key), reason)])
 
     @contextmanager
     def naming(self, *key: str | int) -> Iterator[None]:
-        """Turn an error of this distribution inside the block into one that names the key and its line."""
+        """Turn an error of this distribution inside the block into one that names the key."""
         try:
             yield
         except (RunConfigError, MissingExtraError):
@@ -62,19 +60,18 @@ def read_config(path: Path) -> ConfigFile:
     text = _read_text(path)
     try:
         data = tomllib.loads(text)
-        lines = key_lines(text)
     except tomllib.TOMLDecodeError as error:
         _raise_syntax_error(path, text, error)
     except RecursionError as error:
-        problem = ConfigProblem("", None, "nested too deep; write fewer arrays in arrays")
+        problem = ConfigProblem("", "nested too deep; write fewer arrays in arrays")
         raise RunConfigError(path, [problem]) from error
-    if unsafe := unsafe_values(data, lines):
+    if unsafe := unsafe_values(data):
         raise RunConfigError(path, unsafe)
     try:
-        return ConfigFile(path, RunConfig.model_validate(data), lines)
+        return ConfigFile(path, RunConfig.model_validate(data))
     except ValidationError as error:
         # Without the error of pydantic: it quotes values, which may be secrets.
-        problems = config_problems(error, RunConfig, data, lines)
+        problems = config_problems(error, RunConfig, data)
     raise RunConfigError(path, problems)
 
 
@@ -85,8 +82,8 @@ def _read_text(path: Path) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        reason = f"byte {content[error.start]:#04x} is not UTF-8; save the file as UTF-8"
-        raise RunConfigError(path, [ConfigProblem("", line, reason)]) from error
+        reason = f"line {line}: byte {content[error.start]:#04x} is not UTF-8; save the file as UTF-8"
+        raise RunConfigError(path, [ConfigProblem("", reason)]) from error
 
 
 def _raise_syntax_error(path: Path, text: str, error: tomllib.TOMLDecodeError) -> NoReturn:
@@ -96,7 +93,7 @@ def _raise_syntax_error(path: Path, text: str, error: tomllib.TOMLDecodeError) -
     column = f", column {place[2]}" if place and place[2] else ""
     reason = message[: place.start()] if place else message
     cure = _syntax_cure(text.splitlines()[line - 1] if line <= len(text.splitlines()) else "")
-    raise RunConfigError(path, [ConfigProblem("", line, f"not TOML{column}: {reason}{cure}")]) from None
+    raise RunConfigError(path, [ConfigProblem("", f"line {line}{column}: not TOML: {reason}{cure}")]) from None
 
 
 def _syntax_cure(line: str) -> str:

@@ -20,7 +20,7 @@ from rollouts.errors import (
     ServerFileError,
 )
 from rollouts.run_config.config_file import ConfigFile
-from rollouts.run_config.key_lines import KeyPath
+from rollouts.run_config.errors import KeyPath
 from rollouts.run_config.sections import (
     FleetEngineSection,
     LocalEngineSection,

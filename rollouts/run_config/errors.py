@@ -5,24 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from rollouts.errors import RolloutsError
 
 T = TypeVar("T")
 
+#: From the top of the document: names of keys, and numbers of array elements from 0.
+KeyPath: TypeAlias = tuple[str | int, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class ConfigProblem:
-    """One thing that is wrong in a configuration file: the key, its line (from 1; None: no line), reason and cure."""
+    """One thing that is wrong in a configuration file: the key, as `tasks.path` or "" for the file; reason and cure."""
 
     key: str
-    line: int | None
     reason: str
 
     def text(self, path: Path) -> str:
-        place = "" if self.line is None else f", line {self.line}"
-        return f"{path}{place}: {self.key}{': ' * bool(self.key)}{self.reason}"
+        return f"{path}: {self.key}{': ' * bool(self.key)}{self.reason}"
 
 
 class RunConfigError(RolloutsError, ValueError):
@@ -53,9 +54,9 @@ class ProblemList:
             return None
 
     def check(self) -> None:
-        """Raises `RunConfigError` with all problems, by line, if there is one."""
+        """Raises `RunConfigError` with all problems if there is one."""
         if self._problems:
-            raise RunConfigError(self._path, sorted(self._problems, key=lambda problem: problem.line or 0))
+            raise RunConfigError(self._path, self._problems)
 
 
 class TaskFileError(RolloutsError, ValueError):

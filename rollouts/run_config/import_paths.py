@@ -13,7 +13,7 @@ from typing import Any
 
 from rollouts.error_texts import describe_exception
 from rollouts.run_config.config_file import ConfigFile
-from rollouts.run_config.key_lines import KeyPath
+from rollouts.run_config.errors import KeyPath
 from rollouts.signatures import call_error
 
 

@@ -1,4 +1,4 @@
-"""Errors of pydantic as problems of a configuration file: key, line, reason and cure."""
+"""Errors of pydantic as problems of a configuration file: key, reason and cure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from rollouts.error_texts import short_repr
-from rollouts.run_config.errors import ConfigProblem
-from rollouts.run_config.key_lines import KeyPath
+from rollouts.run_config.errors import ConfigProblem, KeyPath
 
 #: By the type of an error of pydantic: what to write in the file.
 _EXPECTED = {
@@ -37,16 +36,13 @@ _PATH_KEYS = ("path", "directory", "model", "chat_template", "file", "log")
 _BOUNDS = {"ge": "at least {}", "gt": "above {}", "le": "at most {}", "lt": "below {}"}
 
 
-def config_problems(
-    error: ValidationError, model: type[BaseModel], data: Mapping[str, Any], lines: Mapping[KeyPath, int]
-) -> list[ConfigProblem]:
-    """The problems of `data`, which `model` refused, in the order of their lines."""
-    problems = [_problem(details, model, data, lines) for details in error.errors(include_url=False)]
-    return sorted(problems, key=lambda problem: (problem.line or 0, problem.key))
+def config_problems(error: ValidationError, model: type[BaseModel], data: Mapping[str, Any]) -> list[ConfigProblem]:
+    """The problems of `data`, which `model` refused."""
+    return [_problem(details, model, data) for details in error.errors(include_url=False)]
 
 
-def unsafe_values(data: Mapping[str, Any], lines: Mapping[KeyPath, int]) -> list[ConfigProblem]:
-    """The problems of values that no key can have, in the order of their lines.
+def unsafe_values(data: Mapping[str, Any]) -> list[ConfigProblem]:
+    """The problems of values that no key can have.
 
     Integers of more than 64 bits cannot be recorded, and are not TOML's; no file name has a null character.
     """
@@ -58,8 +54,8 @@ def unsafe_values(data: Mapping[str, Any], lines: Mapping[KeyPath, int]) -> list
             reason = f"{short_repr(value)} has a null character, which no file name has; remove it"
         else:
             continue
-        problems.append(ConfigProblem(key_text(path), line_of(path, lines), reason))
-    return sorted(problems, key=lambda problem: (problem.line or 0, problem.key))
+        problems.append(ConfigProblem(key_text(path), reason))
+    return problems
 
 
 def _values(path: KeyPath, value: object) -> Iterator[tuple[KeyPath, object]]:
@@ -82,17 +78,7 @@ def key_text(path: KeyPath) -> str:
     return text
 
 
-def line_of(path: KeyPath, lines: Mapping[KeyPath, int]) -> int | None:
-    """The line of a key, else that of the innermost table or array around it; None at the top of the file."""
-    for length in range(len(path), 0, -1):
-        if path[:length] in lines:
-            return lines[path[:length]]
-    return None
-
-
-def _problem(
-    details: Any, model: type[BaseModel], data: Mapping[str, Any], lines: Mapping[KeyPath, int]
-) -> ConfigProblem:
+def _problem(details: Any, model: type[BaseModel], data: Mapping[str, Any]) -> ConfigProblem:
     kind: str = details["type"]
     path, table, models = _resolve(details["loc"], model, data)
     if kind in ("union_tag_not_found", "union_tag_invalid"):
@@ -100,7 +86,7 @@ def _problem(
         reason = _wrong_choice(details.get("ctx", {}).get("tag"), [_kind(one) for one in models])
     else:
         reason = _reason(details, path, table)
-    return ConfigProblem(key_text(path), line_of(path, lines), reason)
+    return ConfigProblem(key_text(path), reason)
 
 
 def _reason(details: Any, path: KeyPath, table: type[BaseModel] | None) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from rollouts.rewards import GroupReward, Reward
 from rollouts.run_config.config_file import ConfigFile
+from rollouts.run_config.errors import KeyPath
 from rollouts.run_config.import_paths import check_call, imported_function
-from rollouts.run_config.key_lines import KeyPath
 from rollouts.run_config.sections import RewardSection
 
 

@@ -7,15 +7,14 @@ from typing import Any
 
 from rollouts.engines.protocol import GenerateRequest, SamplingParams
 from rollouts.run_config.config_file import ConfigFile
-from rollouts.run_config.errors import ConfigProblem, RunConfigError
-from rollouts.run_config.key_lines import KeyPath
-from rollouts.run_config.problem_texts import key_text, line_of
+from rollouts.run_config.errors import ConfigProblem, KeyPath, RunConfigError
+from rollouts.run_config.problem_texts import key_text
 from rollouts.run_config.sections import LocalEngineSection, ScriptedEngineSection
 
 
 def check_sampling(file: ConfigFile) -> None:
     """Raise `RunConfigError` for options with which the engine would refuse every request of the run."""
-    problems = [ConfigProblem(key_text(key), line_of(key, file.lines), reason) for key, reason in _violations(file)]
+    problems = [ConfigProblem(key_text(key), reason) for key, reason in _violations(file)]
     if problems:
         raise RunConfigError(file.path, problems)
 

@@ -1,4 +1,4 @@
-"""What a configuration refers to: files, modules, environment variables. Errors name key, line and cure."""
+"""What a configuration refers to: files, modules, environment variables. Errors name key and cure."""
 
 from __future__ import annotations
 
@@ -140,11 +140,11 @@ WRONG: dict[str, tuple[str, str, str, list[str]]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_does_not_exist_is_named_with_its_key_its_line_and_the_cure(tmp_path: Path, name: str) -> None:
+def test_what_does_not_exist_is_named_with_its_key_and_the_cure(tmp_path: Path, name: str) -> None:
     old, new, key, reasons = WRONG[name]
-    text, line = changed(old, new)
+    text, _ = changed(old, new)
     problem = problem_of(tmp_path, text)
-    assert (problem.key, problem.line) == (key, line)
+    assert problem.key == key
     for reason in reasons:
         assert reason in problem.reason
     assert "sk-1" not in problem.reason
@@ -167,16 +167,15 @@ def test_an_option_with_which_the_engine_would_refuse_every_request_is_an_error_
     config = CONFIG.replace(ENGINE, engine).replace("temperature = 0.5", options)
     problem = problem_of(tmp_path, config)
     assert problem.key == f"sampling.{key}"
-    assert config.splitlines()[(problem.line or 0) - 1] == options
     assert reason in problem.reason
 
 
-def test_every_problem_is_reported_in_the_order_of_the_lines(tmp_path: Path) -> None:
+def test_every_problem_is_reported(tmp_path: Path) -> None:
     config = CONFIG.replace("tasks.jsonl", "x.jsonl").replace(":Guess", ":X").replace('"model"', '"./x"')
     with pytest.raises(RunConfigError) as caught:
         parts_of(tmp_path, config)
-    keys = [problem.key for problem in caught.value.problems]
-    assert keys == ["tasks.path", "environment.factory", "renderer.model"]
+    keys = {problem.key for problem in caught.value.problems}
+    assert keys == {"tasks.path", "environment.factory", "renderer.model"}
 
 
 @pytest.mark.parametrize(
@@ -194,7 +193,7 @@ def test_every_problem_is_reported_in_the_order_of_the_lines(tmp_path: Path) -> 
 def test_functions_of_groups_are_checked_before_the_run(tmp_path: Path, key: str, addition: str, reason: str) -> None:
     (tmp_path / "some_env.py").write_text("def nothing():\n    return 1\n")
     problem = problem_of(tmp_path, CONFIG.replace("seed = 3", addition))
-    assert (problem.key, problem.line) == (key, 2)
+    assert problem.key == key
     assert reason in problem.reason
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from run_config_files import CONFIG, write_run
@@ -13,7 +12,7 @@ from typer.testing import CliRunner
 from rollouts.cli.main import app
 from rollouts.cli.run.parts import make_parts
 from rollouts.run_config.config_file import read_config
-from rollouts.run_config.errors import ConfigProblem, RunConfigError
+from rollouts.run_config.errors import RunConfigError
 from rollouts.trajectory.tree import Trajectory
 from transport import read_records
 
@@ -161,7 +160,7 @@ WRONG: dict[str, tuple[str, str, list[str]]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_environment_is_named_with_its_key_its_line_and_the_cure(tmp_path: Path, name: str) -> None:
+def test_a_wrong_environment_is_named_with_its_key_and_the_cure(tmp_path: Path, name: str) -> None:
     environment, key, reasons = WRONG[name]
     path = write_run(tmp_path, config_with(environment, '["4"]'))
     (tmp_path / "functions_env.py").write_text(FUNCTIONS)
@@ -169,14 +168,5 @@ def test_a_wrong_environment_is_named_with_its_key_its_line_and_the_cure(tmp_pat
         make_parts(read_config(path), offline=True)
     (problem,) = caught.value.problems
     assert problem.key == key
-    assert problem.line == line_of_last_part(path, problem)
     for reason in reasons:
         assert reason in problem.reason
-
-
-def line_of_last_part(path: Path, problem: ConfigProblem) -> Any:
-    """The line on which the last key of a problem is written for the last time."""
-    lines = path.read_text().splitlines()
-    if problem.key.endswith("]"):
-        return len(lines)  # the array ends the file
-    return max(number for number, line in enumerate(lines, 1) if problem.key.split(".")[-1] + " = " in line)
