@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
 from types import NoneType
@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, Protocol, TypeGuard, get_args, runtime_c
 
 import numpy as np
 
-from renderers import MultiModalData, RenderedTokens
+from renderers import MultiModalData
 from renderers.placement import PlacedItem
 from rollouts.engines.completion_checks import logprobs_error, prompt_error, token_ids_error
 from rollouts.error_texts import is_unicode, short_repr
@@ -94,24 +94,6 @@ class SamplingParams:
         object.__setattr__(self, name, value)
 
 
-def sampling_of_request(checked: SamplingParams, max_tokens: int, seed: int | None) -> SamplingParams:
-    """`checked` with two other values, which the caller has checked, too: integers, `max_tokens` at least 1."""
-    if type(checked) is not SamplingParams:
-        return replace(checked, max_tokens=max_tokens, seed=seed)
-    # `dataclasses.replace` would check every value again; this runs for every request.
-    params = object.__new__(SamplingParams)
-    set_field = object.__setattr__
-    set_field(params, "max_tokens", max_tokens)
-    set_field(params, "temperature", checked.temperature)
-    set_field(params, "top_p", checked.top_p)
-    set_field(params, "top_k", checked.top_k)
-    set_field(params, "seed", seed)
-    set_field(params, "n", checked.n)
-    set_field(params, "stop_token_ids", checked.stop_token_ids)
-    set_field(params, "extra", dict(checked.extra))
-    return params
-
-
 def _token_ids(values: object) -> tuple[int, ...] | None:
     if isinstance(values, np.ndarray):
         values = values.tolist()
@@ -168,30 +150,6 @@ class GenerateRequest:
     def media(self) -> list[PlacedItem]:
         """The media items with their placeholder ranges, in prompt order."""
         return [] if self.multi_modal_data is None else self.multi_modal_data.items_with_ranges()
-
-
-def request_of_checked(
-    prompt: RenderedTokens,
-    sampling: SamplingParams,
-    sampled: Sequence[tuple[int, int]],
-    session_id: str,
-    request_id: str,
-) -> GenerateRequest:
-    """The request for a prompt of a `TemplateRenderer`, without the checks: its values have the types of the fields."""
-    # This runs for every turn, and the check of the token ids grows with the prompt.
-    request = object.__new__(GenerateRequest)
-    set_field = object.__setattr__
-    set_field(request, "prompt_ids", prompt.token_ids)
-    set_field(request, "sampling", sampling)
-    set_field(request, "multi_modal_data", prompt.multi_modal_data)
-    set_field(request, "session_id", session_id)
-    set_field(request, "request_id", request_id)
-    set_field(request, "placeholder_token_ids", prompt.placeholder_token_ids)
-    set_field(request, "sampled", sampled)
-    set_field(request, "priority", 0)
-    set_field(request, "prompt_logprobs", False)
-    set_field(request, "adapter", None)
-    return request
 
 
 _REQUEST_FIELDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {

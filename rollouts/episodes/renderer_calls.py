@@ -53,10 +53,6 @@ class RendererCalls:
             self._short_calls = short_calls
         # The methods of a pool with one renderer are those of the renderer, which threads share.
         self._caller: Any = renderer if self._short_calls is not None and type(pool) is RendererPool else pool
-        #: Whether all prompts come from a `TemplateRenderer`, whose token ids need no check.
-        self.uses_template_renderer = (
-            type(pool) is RendererPool and pool.shares_one_renderer and type(renderer) is TemplateRenderer
-        )
 
     def stop_token_ids(self) -> tuple[int, ...]:
         try:

@@ -16,8 +16,6 @@ from rollouts.engines.protocol import (
     Engine,
     GenerateRequest,
     SamplingParams,
-    request_of_checked,
-    sampling_of_request,
 )
 from rollouts.episodes.activity import EpisodeActivity, TurnSeconds
 from rollouts.episodes.deadlines import EpisodeDeadlines, UpdatePauses
@@ -93,8 +91,6 @@ class TurnRecorder:
         self.vocab_size = known_vocab_size(self.engine, self.renderer)
         self.stop_token_ids = self.sampling.stop_token_ids or self._calls.stop_token_ids()
         self._announces_requests = hasattr(self.engine, "expecting_request")
-        self._given_sampling: SamplingParams | None = None  # of the latest request
-        self._checked_sampling = self.sampling  # the same with the renderer's stop tokens
         self._in_flight = 0
         self._closed = False
         self.tasks: set[asyncio.Task[Any]] = set()  # those that wait for a turn or a child of an environment
@@ -241,20 +237,13 @@ class TurnRecorder:
         rendered, max_tokens = prompt.rendered, sampling.max_tokens
         if self.limits.max_tokens is not None:
             max_tokens = max(1, min(max_tokens, self.limits.max_tokens - len(rendered)))
-        if sampling is not self._given_sampling or sampling.extra or self._checked_sampling.extra:
-            # The renderer's stop tokens are checked here, once for all requests with the same parameters; `extra` is
-            # checked each time, because an environment may change what it holds.
-            self._checked_sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids or self.stop_token_ids)
-            self._given_sampling = sampling
-        sampling = sampling_of_request(self._checked_sampling, max_tokens, seed)
-        episode_id = self.trajectory.episode_id
-        if self._calls.uses_template_renderer:
-            return request_of_checked(rendered, sampling, prompt.sampled, episode_id, request_id)
+        stop_token_ids = sampling.stop_token_ids or self.stop_token_ids
+        sampling = replace(sampling, max_tokens=max_tokens, seed=seed, stop_token_ids=stop_token_ids)
         return GenerateRequest(
             prompt_ids=rendered.token_ids,
             sampling=sampling,
             multi_modal_data=rendered.multi_modal_data,
-            session_id=episode_id,
+            session_id=self.trajectory.episode_id,
             request_id=request_id,
             placeholder_token_ids=rendered.placeholder_token_ids,
             sampled=prompt.sampled,

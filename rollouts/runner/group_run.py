@@ -6,14 +6,14 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Self
 
 import numpy as np
 
-from rollouts.engines.protocol import SamplingParams, sampling_of_request
+from rollouts.engines.protocol import SamplingParams
 from rollouts.episodes.error_kinds import is_outage
 from rollouts.episodes.errors import EpisodeError, ends_task
 from rollouts.episodes.limits import EpisodeLimits
@@ -270,7 +270,7 @@ class GroupRun:
             index=index,
             attempt=attempt,
             seed=self._seed,
-            sampling=sampling_of_request(settings.sampling, settings.sampling.max_tokens, sampling_seed),
+            sampling=replace(settings.sampling, seed=sampling_seed),
             limits=settings.limits,
             group_id=task.task_id,
         )

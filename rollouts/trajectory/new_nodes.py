@@ -10,7 +10,7 @@ import numpy as np
 from renderers import Message, RenderedTokens
 from renderers.messages import is_media_part
 from renderers.placement import placement_error
-from rollouts.engines.completion_checks import logprobs_error, token_ids_error
+from rollouts.engines.completion_checks import logprobs_error
 from rollouts.engines.protocol import Completion, ending_error
 from rollouts.errors import InvalidTurnError
 from rollouts.trajectory.media_of_parts import MediaOfParts
@@ -19,7 +19,6 @@ from rollouts.trajectory.token_node import (
     MediaReference,
     TokenNode,
     extra_error,
-    node_of_checked,
     read_only,
     token_array,
 )
@@ -41,11 +40,6 @@ def media_of(prompt: RenderedTokens) -> list[MediaReference]:
 
 def completion_node(parent: int, completion: Completion, extras: Mapping[str, np.ndarray]) -> TokenNode:
     """The node of a completion. Raises `InvalidTurnError`."""
-    arrays = None if extras else _usual_arrays(completion)
-    if arrays is not None and ending_error(completion) is None:
-        ids, logprobs = arrays
-        spans = tuple(completion.weight_spans)
-        return node_of_checked(parent, ids, _sampled_mask(len(ids), sampled=True), logprobs, spans, (), None, ())
     ids = token_array(completion.token_ids, "completion")
     logprobs = np.asarray(completion.logprobs)
     if logprobs.dtype.kind == "f":
@@ -65,20 +59,6 @@ def completion_node(parent: int, completion: Completion, extras: Mapping[str, np
         weight_spans=tuple(completion.weight_spans),
         extras={name: read_only(rows, rows.dtype) for name, rows in extras.items()},
     )
-
-
-def _usual_arrays(completion: Completion) -> tuple[np.ndarray, np.ndarray] | None:
-    """Read-only copies of valid token ids and log-probabilities; None if one is not valid or has another dtype."""
-    ids, logprobs = completion.token_ids, completion.logprobs
-    if type(ids) is not np.ndarray or type(logprobs) is not np.ndarray:
-        return None
-    if ids.dtype != _INT32 or logprobs.dtype != _FLOAT32 or ids.ndim != 1 or logprobs.ndim != 1:
-        return None
-    # A frozen copy in less time than `read_only` takes.
-    ids, logprobs = np.frombuffer(ids.tobytes(), _INT32), np.frombuffer(logprobs.tobytes(), _FLOAT32)
-    if token_ids_error(ids) is not None or logprobs_error(logprobs, len(ids)) is not None:
-        return None
-    return ids, logprobs
 
 
 def prompt_node(
@@ -101,8 +81,6 @@ def prompt_node(
     logprobs = _NO_LOGPROBS[:]  # an array of its own: equal nodes are encoded as equal bytes
     content = _content_mask(prompt, start) if prompt.spans else None
     stored = _with_sources(new_messages, media, len(messages) - len(new_messages)) if messages else ()
-    if not extras and not media:
-        return node_of_checked(parent, ids, sampled, logprobs, (), (), content, stored)
     return TokenNode(
         parent=parent,
         token_ids=ids,

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import NoneType
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -121,42 +121,6 @@ class TokenNode:
 
     def __len__(self) -> int:
         return len(self.token_ids)
-
-
-class _Slots:
-    """The fields of a node before it is a `TokenNode`."""
-
-    __slots__ = TokenNode.__slots__
-
-
-def node_of_checked(
-    parent: int,
-    token_ids: np.ndarray,
-    sampled: np.ndarray,
-    logprobs: np.ndarray,
-    weight_spans: tuple[WeightSpan, ...],
-    media: tuple[MediaReference, ...],
-    content: np.ndarray | None,
-    messages: tuple[Message, ...],
-) -> TokenNode:
-    """A node without extras, of values that the caller has checked as `TokenNode` does.
-
-    A call of `TokenNode` takes ten times as long: it checks its values again, and sets each by its name, because its
-    instances are frozen.
-    """
-    node: Any = _Slots()
-    node.parent = parent
-    node.token_ids = token_ids
-    node.sampled = sampled
-    node.logprobs = logprobs
-    node.weight_spans = weight_spans
-    node.media = media
-    node.content = content
-    node.messages = messages
-    node.extras = {}
-    node.__class__ = TokenNode
-    made: TokenNode = node
-    return made
 
 
 _EMPTY: Final = ()

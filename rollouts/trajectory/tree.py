@@ -39,7 +39,7 @@ from rollouts.trajectory.provenance import Provenance
 from rollouts.trajectory.reported_extras import reported_extras
 from rollouts.trajectory.storable import check_stored, check_turn_stored, stored_copy
 from rollouts.trajectory.token_node import MediaReference, TokenNode, read_only, token_array
-from rollouts.trajectory.turn import Turn, is_plain_number, turn_of_checked
+from rollouts.trajectory.turn import Turn, is_plain_number
 from transport import wire_type
 from transport.wire.codec import is_plain
 from transport.wire.error_texts import quoted
@@ -213,10 +213,7 @@ class Trajectory(_Growing):
         added.append(completion_node(len(nodes) if added else parent, completion, sampled_extras))
         node = len(nodes) + len(added) - 1
         stored_message = cast(Message, stored_copy(message, f"the message of turn {len(turns)}"))
-        if type(seconds) is float and is_plain_number(seconds) and type(agent) is str:
-            turn = turn_of_checked(node, completion.finish_reason, stored_message, 0.0, {}, seconds, agent)
-        else:
-            turn = Turn(node, completion.finish_reason, stored_message, seconds=seconds, agent=agent)
+        turn = Turn(node, completion.finish_reason, stored_message, seconds=seconds, agent=agent)
         check_turn_stored(added, turn, f"turn {len(turns)}")
         if not turns or turns[-1].agent != agent or turns[-1].node != parent:
             latest = next((earlier.node for earlier in reversed(turns) if earlier.agent == agent), parent)
@@ -251,7 +248,7 @@ class Trajectory(_Growing):
         if not is_plain(copied):
             check_stored(copied, name)
         old = turns[index]
-        turns[index] = turn_of_checked(old.node, old.finish_reason, old.message, number, copied, old.seconds, old.agent)
+        turns[index] = Turn(old.node, old.finish_reason, old.message, number, copied, old.seconds, old.agent)
 
     def finish(self) -> None:
         """Make the trajectory immutable. A second call does nothing."""

@@ -48,35 +48,6 @@ class Turn:
             raise InvalidTurnError(f"the turn of node {self.node} has the agent {quoted(self.agent)}, which is no text")
 
 
-class _Slots:
-    """The fields of a turn before it is a `Turn`."""
-
-    __slots__ = Turn.__slots__
-
-
-def turn_of_checked(
-    node: int,
-    finish_reason: FinishReason,
-    message: Message,
-    reward: float,
-    info: dict[str, Any],
-    seconds: float,
-    agent: str,
-) -> Turn:
-    """A turn of values that the caller has checked as `Turn` does, in a tenth of the time that a call of it takes."""
-    turn: Any = _Slots()
-    turn.node = node
-    turn.finish_reason = finish_reason
-    turn.message = message
-    turn.reward = reward
-    turn.info = info
-    turn.seconds = seconds
-    turn.agent = agent
-    turn.__class__ = Turn
-    made: Turn = turn
-    return made
-
-
 _LARGEST: Final = sys.float_info.max
 
 

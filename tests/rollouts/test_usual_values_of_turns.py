@@ -1,15 +1,11 @@
 """The short ways of usual values in a turn agree with the general ones."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from renderers import MultiModalData, RenderedTokens
-from rollouts import GenerateRequest, SamplingParams, StepResult, run_episode
-from rollouts.engines.protocol import request_of_checked, sampling_of_request
+from rollouts import SamplingParams, StepResult, run_episode
 from rollouts.episodes import environment_calls
 from rollouts.episodes.errors import EnvironmentProtocolError
 from rollouts.testing import ScriptedEngine
@@ -58,36 +54,6 @@ def test_the_list_of_an_environment_is_copied():
 def test_texts_of_a_subclass_get_the_whole_check():
     """They are refused where they are stored, as before."""
     assert "Quiz.step: messages" in outcome([{"role": "user", "content": Text("Go on.")}])
-
-
-@pytest.mark.parametrize("extra", [{}, {"min_p": 0.1}])
-def test_the_parameters_of_a_request_are_those_that_dataclasses_replace_makes(extra):
-    given = SamplingParams(max_tokens=9, temperature=0.5, top_p=0.25, top_k=3, n=1, stop_token_ids=(4,), extra=extra)
-    made = sampling_of_request(given, 5, 7)
-    assert made == dataclasses.replace(given, max_tokens=5, seed=7)
-    assert made.extra is not given.extra
-
-
-def test_parameters_of_a_subclass_keep_their_class():
-    class Own(SamplingParams):
-        pass
-
-    assert type(sampling_of_request(Own(), 5, None)) is Own
-
-
-@pytest.mark.parametrize("media", [None, MultiModalData()])
-def test_the_request_for_a_checked_prompt_is_the_one_that_the_class_makes(media):
-    rendered = RenderedTokens([1, 2, 3], multi_modal_data=media, placeholder_token_ids={"image": 2})
-    sampling = SamplingParams()
-    assert request_of_checked(rendered, sampling, [(0, 1)], "episode", "episode-0") == GenerateRequest(
-        [1, 2, 3],
-        sampling,
-        media,
-        "episode",
-        "episode-0",
-        placeholder_token_ids={"image": 2},
-        sampled=[(0, 1)],
-    )
 
 
 class Subclassed(StepResult):
