@@ -173,7 +173,9 @@ async def test_tensors_may_have_the_names_of_checkpoint_files(tmp_path):
     await expected.close()
 
 
-@pytest.mark.parametrize("fault", ["absent", "lacks a tensor", "has another tensor", "has a wrong shape", "is torn"])
+@pytest.mark.parametrize(
+    "fault", ["absent", "lacks a tensor", "has another tensor", "has a wrong shape", "is torn", "is pickled"]
+)
 async def test_a_directory_that_is_no_checkpoint_of_the_model_changes_nothing(
     engine, prompt, other_model_dir, tmp_path, fault
 ):
@@ -189,7 +191,12 @@ async def test_a_directory_that_is_no_checkpoint_of_the_model_changes_nothing(
             "has another tensor": {**weights, f"{name}.other": weights[name]},
             "has a wrong shape": {**weights, name: weights[name][:-1].copy()},
         }
-        if fault == "is torn":
+        if fault == "is pickled":
+            path.unlink()
+            torch.save(
+                {each: torch.from_numpy(value) for each, value in weights.items()}, directory / "pytorch_model.bin"
+            )
+        elif fault == "is torn":
             path.write_bytes(path.read_bytes()[:1000])
         else:
             save_file(changed[fault], path, metadata={"format": "pt"})

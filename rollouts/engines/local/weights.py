@@ -56,7 +56,7 @@ def checkpoint_weights(
 ) -> Mapping[str, torch.Tensor]:
     """The weights of a checkpoint by the names of the model's `state_dict()`; tied ones under all of their names.
 
-    `checkpoint` is a directory, or has the tensors by the names that they have in its files, which may differ. Raises
+    `checkpoint` is a directory with safetensors files, or has the tensors by their names in such files. Raises
     `WeightUpdateError` where the directory cannot be read, or tensors of the model are missing or there are others.
     """
     source: dict[str, Any]
@@ -69,7 +69,8 @@ def checkpoint_weights(
     elif not Path(checkpoint).is_dir():  # transformers would take the path for the name of a repository
         raise _error(f"there is no directory {checkpoint}")
     else:
-        source, place = {"pretrained_model_name_or_path": checkpoint, "local_files_only": True}, str(checkpoint)
+        source = {"pretrained_model_name_or_path": checkpoint, "local_files_only": True, "use_safetensors": True}
+        place = str(checkpoint)
     model_class: Any = type(model)
     try:
         loaded, report = model_class.from_pretrained(**source, dtype=torch.float32, output_loading_info=True)

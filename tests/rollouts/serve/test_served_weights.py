@@ -27,6 +27,9 @@ from rollouts.engines.vllm import VLLMEngine
 from rollouts.engines.vllm.transfer import FileSender, IPCSender, NCCLSender, TransferEngine
 from rollouts.errors import CapabilityError, ServerError, UnknownAdapterError, WeightUpdateError
 from rollouts.runner import Asynchronous, EpisodeLimits, Runner, Task
+from rollouts.serve.app import create_app
+from rollouts.serve.pausable_engine import PausableEngine
+from rollouts.serve.served_model import served_model
 from rollouts.testing import tiny_qwen3_vl
 
 EPISODES, TURNS, TOKENS = 3, 2, 200
@@ -493,3 +496,26 @@ def test_a_sender_keeps_one_bucket_and_nothing_after_it_was_closed(tmp_path, nam
     sender.close()
     assert list(tmp_path.iterdir()) == []
     assert not os.path.exists(info["path"])
+
+
+async def test_a_server_before_a_server_has_the_adapters_of_that_one_and_takes_no_tensors(
+    engine, server, serve_app, renderer, request_for, checkpoints, adapters
+):
+    length = (await engine.capabilities()).max_model_len
+    model = served_model(checkpoints[0], renderer, name="tiny", max_model_len=length)
+    pausable = PausableEngine(VLLMEngine(server.base_url), max_model_len=length)
+    outer = serve_app(create_app(pausable, renderer, model))
+    async with VLLMEngine(outer.base_url) as through:
+        await through.load_adapter("a", adapters[0])
+        assert await engine.adapters() == await through.adapters() == {"a": str(adapters[0])}
+        (completion,) = (await through.generate(request_for(adapter="a"))).completions
+        assert versions(completion) == ["a"]
+        assert difference(checkpoints[0], adapters[0], request_for(), completion) < 1e-5
+        await through.update_weights(checkpoints[1], "v1")
+        (completion,) = (await through.generate(request_for(adapter="a"))).completions
+        assert versions(completion) == ["a on v1"]
+        assert difference(checkpoints[1], adapters[0], request_for(), completion) < 1e-5
+        await through.unload_adapter("a")
+        assert await engine.adapters() == {}
+        with pytest.raises(CapabilityError):
+            await TransferEngine(through, FileSender()).update_weights(tensors_of(checkpoints[1]), "v2")
