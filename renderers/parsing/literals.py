@@ -20,12 +20,13 @@ MAX_DEPTH = 64
 _DECODER = json.JSONDecoder()
 _JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _SPACE = re.compile(r"\s*")
-_NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
+_NUMBER = re.compile(r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _NAME = re.compile(r"[^\W\d][\w.\-]*")
 _ESCAPE = re.compile(
-    r"\\(?:\r?\n|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([\\'\"abfnrtv0])|(.))", re.DOTALL
+    r"\\(?:\r?\n|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-7]{1,3})|([\\'\"abfnrtv])|(N\{|.))",
+    re.DOTALL,
 )
-_ESCAPED = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "0": "\0"}
+_ESCAPED = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 
 CONSTANTS: Mapping[str, Any] = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 
@@ -130,6 +131,7 @@ class LiteralReader:
     def __init__(self, text: str, start: int, end: int, language: Language, encoding: MarkerEncoding) -> None:
         self.text, self.position, self.end = text, start, end
         self.canonical = True
+        self._ended_by_comma = False  # whether a comma was the last thing before the closing bracket just read
         self._language, self._encoding = language, encoding
 
     def accept(self, expected: str) -> bool:
@@ -160,7 +162,8 @@ class LiteralReader:
             raise LiteralError("nested too deeply")
         for opening, closing in ("[]", "()"):
             if self.accept(opening):
-                return [self.value(depth + 1) for _ in self._entries(closing)]
+                items = [self.value(depth + 1) for _ in self._entries(closing)]
+                return items[0] if closing == ")" and len(items) == 1 and not self._ended_by_comma else items
         if self.accept("{"):
             return self.mapping(":", "}", depth)
         text = self._string()
@@ -186,9 +189,11 @@ class LiteralReader:
 
     def _entries(self, closing: str) -> Iterator[None]:
         """Stops before each entry up to `closing`; there is a comma between two entries."""
+        self._ended_by_comma = False
         while not self.accept(closing):
             yield
-            if not self.accept(","):
+            self._ended_by_comma = self.accept(",")
+            if not self._ended_by_comma:
                 if self.accept(closing):
                     return
                 raise LiteralError(f"neither , nor {closing} at character {self.position}")
@@ -240,12 +245,14 @@ class LiteralReader:
 
 
 def _unescaped(found: re.Match[str]) -> str:
-    code = found[1] or found[2] or found[3]
-    if code is not None:
-        number = int(code, 16)
+    code, octal = found[1] or found[2] or found[3], found[4]
+    if code is not None or octal is not None:
+        number = int(octal, 8) if code is None else int(code, 16)
         if 0xD800 <= number < 0xE000 or number > 0x10FFFF:
             raise LiteralError("a lone surrogate, or a number beyond Unicode")
         return chr(number)
-    if found[4] is not None:
-        return _ESCAPED.get(found[4], found[4])
-    return "" if found[5] is None else found.group()  # a continued line, or an escape that Python leaves unchanged
+    if found[5] is not None:
+        return _ESCAPED.get(found[5], found[5])
+    if found[6] == "N{":
+        raise LiteralError("a character by its name")
+    return "" if found[6] is None else found.group()  # a continued line, or an escape that Python leaves unchanged

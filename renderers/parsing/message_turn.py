@@ -1,8 +1,9 @@
 """Parses turns written as several messages, each with a header: harmony (gpt-oss).
 
 The prompt ends with `<|start|>assistant`, so a completion begins inside a header. Channel `analysis` is reasoning, a
-message to a tool is a call, everything else is content. A marker inside a JSON string of a call is text of it if the
-call is then well-formed; if not, the first such marker has ended the message.
+message to a tool is a call, everything else is content. Words that are no part of a header, as where the model has left
+out `<|message|>`, are text of the message; they make a call malformed. A marker inside a JSON string of a call is text
+of it if the call is then well-formed; if not, the first such marker has ended the message.
 """
 
 from __future__ import annotations
@@ -12,13 +13,17 @@ from enum import Enum, auto
 
 from renderers.parsing.grammar import Grammar
 from renderers.parsing.markers import MARKER_CHARACTER, MarkerSearch, Role
+from renderers.parsing.response import ToolCallParseStatus as Status
 from renderers.parsing.syntaxes.syntax import Attempt
 from renderers.parsing.transcript import Transcript
 from renderers.parsing.turn_parser import TurnParser
 from renderers.parsing.values import OpenBlock
 
-_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_RECIPIENT = re.compile(r"\bto=([^\s<\ud800-\udfff]+)")
 _NOT_TOOLS = ("assistant", "user", "all")
+_NAMES = ("assistant", "analysis", "commentary", "final")
+# What else a header may hold: the type of the content, `<|constrain|>json`.
+_CONTENT_TYPE = re.compile(r"(?P<constrain><\|\w+\|>)?\s*[\w./+-]*")
 
 
 class _Channel(Enum):
@@ -95,15 +100,23 @@ class MessageTurnParser(TurnParser):
 
     def _read_header(self, body_at: int) -> None:
         header = "".join(self._header)
-        channel_words = MARKER_CHARACTER.sub(" ", header.partition(self._channel_character)[2]).split()
         self._recipient = _recipient(header)
         if self._recipient:
             self._begin_body(_Channel.CALL)
             self._body = OpenBlock(self._grammar.values, body_at)
             self._out.add_call_text(header)
         else:
-            self._add_stray_text(header)
-            self._begin_body(_Channel.REASONING if channel_words[:1] == ["analysis"] else _Channel.CONTENT)
+            words = _words_in(header)
+            self._begin_text(header, "" if _CONTENT_TYPE.fullmatch(words) else words)
+
+    def _begin_text(self, header: str, words: str) -> None:
+        """Begin a message that is no call with the words in its header."""
+        self._out.add_content(_stray_text(header))
+        channel_words = MARKER_CHARACTER.sub(" ", header.partition(self._channel_character)[2]).split()
+        self._begin_body(_Channel.REASONING if channel_words[:1] == ["analysis"] else _Channel.CONTENT)
+        if words:
+            self._read(words, self._message_at)
+            self._needs_newline = True
 
     def _begin_body(self, channel: _Channel) -> None:
         self._channel = channel
@@ -131,7 +144,11 @@ class MessageTurnParser(TurnParser):
         ends = self._grammar.body_ends if closed else ()
         end = len(body) - next((len(marker) for marker in ends if body.endswith(marker)), 0)
         arguments = call.plain_text(len(header), len(header) + end)
-        return call.json_attempt(self._recipient.removeprefix("functions."), arguments)
+        attempt = call.json_attempt(self._recipient.removeprefix("functions."), arguments)
+        is_header = _CONTENT_TYPE.fullmatch(_words_in(header)) and not _stray_text(_RECIPIENT.sub("", header))
+        if not is_header and attempt.status is not None and attempt.status.is_well_formed:
+            return attempt._replace(status=Status.MALFORMED_STRUCTURE)
+        return attempt
 
     def _end_message(self) -> None:
         channel, self._channel = self._channel, _Channel.HEADER
@@ -144,17 +161,32 @@ class MessageTurnParser(TurnParser):
             self._out.add_call_text(header)
             attempt = call.failed(name=recipient.removeprefix("functions."))
             self._out.end_block(header, self._message_at, [attempt], closed=False)
+            return
+        words = _words_in(header)
+        found = _CONTENT_TYPE.fullmatch(words)
+        if words and (found is None or found["constrain"] is None):
+            self._begin_text(header, words)
+            self._channel = _Channel.HEADER
         else:
-            self._add_stray_text(header)
-
-    def _add_stray_text(self, header: str) -> None:
-        """Text before the first marker of a header is content, unless it names a role."""
-        stray = MARKER_CHARACTER.split(header)[0]
-        if stray.strip() not in ("", "assistant"):
-            self._out.add_content(stray)
+            self._out.add_content(_stray_text(header))
 
 
 def _recipient(header: str) -> str:
     """The tool that a header names; "" if the message is not a call."""
-    found = _RECIPIENT.search(MARKER_CHARACTER.sub(" ", header))
+    found = _RECIPIENT.search(header)
     return "" if found is None or found[1] in _NOT_TOOLS else found[1]
+
+
+def _stray_text(header: str) -> str:
+    """The text before the first marker of a header, which is content; "" if it names a role."""
+    stray = MARKER_CHARACTER.split(header)[0]
+    return "" if stray.strip() in ("", "assistant") else stray
+
+
+def _words_in(header: str) -> str:
+    """The text behind the markers of a header without its recipient and its names, of which the last may be cut off."""
+    words = []
+    for part in map(str.strip, MARKER_CHARACTER.split(_RECIPIENT.sub("", header, count=1))[1:]):
+        name = next((name for name in _NAMES if part.startswith(name)), "")
+        words.append("" if any(each.startswith(part) for each in _NAMES) else part.removeprefix(name).strip())
+    return " ".join(filter(None, words))

@@ -131,6 +131,8 @@ class Schema:
             if "string" in types:
                 return text
             raise
+        if isinstance(value, str) and "string" not in types:
+            raise InvalidJsonError("a string, which is not declared")
         fits = any(isinstance(value, _JSON_TYPES.get(kind, ())) for kind in types - {"string"})
         if isinstance(value, bool) and "boolean" not in types:
             fits = False

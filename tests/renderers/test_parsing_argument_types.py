@@ -62,7 +62,8 @@ def test_the_declared_type_determines_the_value(value: str, schema: Any, expecte
 
 
 @pytest.mark.parametrize(
-    ("value", "schema"), [("x", {"type": "integer"}), ("{", {"type": "object"}), ("", {"type": "null"})]
+    ("value", "schema"),
+    [("x", {"type": "integer"}), ('"5"', {"type": "integer"}), ("{", {"type": "object"}), ("", {"type": "null"})],
 )
 def test_a_value_of_another_type_than_declared_is_invalid_and_kept_as_text(value: str, schema: Any) -> None:
     assert typed(value, schema) == (value, INVALID_JSON)

@@ -348,6 +348,40 @@ def test_a_harmony_turn_that_is_cut_off_in_a_header_loses_nothing() -> None:
     assert parsed.content == "Well.\nYes."
 
 
+@pytest.mark.parametrize(
+    ("text", "content", "reasoning"),
+    [
+        ("<|channel|>final Yes, 4.<|return|>", "Yes, 4.", None),
+        ("<|channel|>final 4<|return|>", "4", None),
+        ("<|channel|>finalYes.<|return|>", "Yes.", None),
+        ("<|channel|>analysis Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>", "Yes.", "Hm."),
+        ("<|channel|>final<|message|>Yes.<|end|><|start|>assistant And no.<|return|>", "Yes.\nAnd no.", None),
+        ("<|channel|>commentary I look it up<|message|>now.<|return|>", "I look it up\nnow.", None),
+        ("<|channel|>final <|constrain|>json<|message|>{}<|return|>", "{}", None),
+        ("<|channel|>final <|constrain|>json", "", None),
+        ("<|channel|>final<|message|>Yes.<|end|><|start|>assistant<|channel|>comm", "Yes.", None),
+    ],
+)
+def test_words_in_a_harmony_header_are_text_of_its_message(text: str, content: str, reasoning: str | None) -> None:
+    parsed = parse_text(renderer_of("trl/gptoss"), text)
+    assert (parsed.content, parsed.reasoning_content, parsed.tool_calls) == (content, reasoning, [])
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "<|channel|>commentary to=functions.look_up to=functions.go-to<|message|>",
+        '<|channel|>commentary to=functions.look_up {"count": 2}<|message|>',
+        "Well. to=functions.look_up<|channel|>commentary json<|message|>",
+        "<|channel|>commentary I look it up<|channel|>commentary to=functions.look_up<|message|>",
+    ],
+)
+def test_words_in_the_header_of_a_harmony_call_make_it_malformed(header: str) -> None:
+    (made,) = parse_text(renderer_of("trl/gptoss"), header + '{"count": 1}<|call|>', tools=TOOLS).tool_calls
+    assert (made.status, made.arguments) == (ToolCallParseStatus.MALFORMED_STRUCTURE, {"count": 1})
+    assert made.raw == header + '{"count": 1}<|call|>'
+
+
 def test_harmony_messages_of_one_channel_are_joined_by_a_line_break() -> None:
     first, then = "<|channel|>{0}<|message|>a<|end|>", "<|start|>assistant<|channel|>{0}<|message|>b<|end|>"
     parsed = parse_text(renderer_of("trl/gptoss"), first.format("analysis") + then.format("analysis"))

@@ -224,6 +224,14 @@ def test_text_behind_a_list_of_python_calls_is_content() -> None:
     assert parsed.content == "Done."
 
 
+def test_a_name_with_brackets_is_no_name_unless_a_tool_has_it() -> None:
+    text = "<tool_call>look (v2)</tool_call>"
+    offered = [{"type": "function", "function": {"name": "look (v2)"}}]
+    assert parse_single("glm-4.5", text).status is MALFORMED_STRUCTURE
+    assert parse_single("glm-4.5", text, tools=TOOLS).name is None
+    assert parse_single("glm-4.5", text, tools=offered).status is OK
+
+
 def test_an_id_of_kimi_that_may_name_two_tools_names_none() -> None:
     tools = [*TOOLS, {"type": "function", "function": {"name": "look5"}}]
     block = (

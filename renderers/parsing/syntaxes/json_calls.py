@@ -71,7 +71,7 @@ class DeepSeekCalls(ToolCallSyntax):
 
         def read(call: CallText) -> Attempt:
             name, found, arguments = map(call.encoding.decode, call.body_text.partition(separator))
-            if not found:
+            if not found or (self.fenced and name.strip() != "function"):
                 return call.failed()
             if self.fenced:
                 fenced = _FENCED.fullmatch(arguments)
@@ -167,7 +167,13 @@ class MistralCalls(ToolCallSyntax):
 
 
 def json_calls(block: CallText, *, canonical: bool = True) -> Iterator[Attempt]:
-    """The calls of a JSON object, or of several in a list or separated by commas, that fill the body of the block."""
+    """The calls of a JSON object, or of several in a list or separated by commas, that fill the body of the block.
+
+    They are not canonical if the list has no end, or if a comma is last.
+    """
+    written = block.body_text.strip()
+    is_list = written.startswith("[")
+    canonical = canonical and is_list == written.endswith("]") and not written.rstrip("] \t\r\n").endswith(",")
     for part in _json_parts(block):
         try:
             value = parse_json(part.plain_text(*part.body))
@@ -187,15 +193,15 @@ def _json_parts(block: CallText) -> Iterator[CallText]:
         start = text.index("[", start) + 1
         if inside.rstrip().endswith("]"):
             end = text.rindex("]", start - 1, end)
-    position = start
-    while (position := skip(text, position, end, "," if position > start else "")) < end:
+    position = skip(text, start, end)
+    while position < end:
         stop = end_of_json(text, position)
         # Something else than a comma behind a value: what follows is not a list of values.
         behind = end if stop is None else skip(text, stop, end)
         if stop is None or stop > end or (behind < end and text[behind] != ","):
             stop = end
         yield block._replace(start=position, end=stop, body=(position, stop))
-        position = stop
+        position = end if stop == end else skip(text, behind + 1, end)
 
 
 def skip(text: str, position: int, end: int, separator: str = "") -> int:
@@ -216,6 +222,7 @@ def object_attempt(call: CallText, value: Any, *, arguments_key: str = "argument
     key = other_key if arguments_key not in value else arguments_key
     call_id = value.get("id", value.get("tool_call_id"))
     is_known = value.keys() <= {"name", key, *_OTHER_KEYS} and value.get("type", "function") == "function"
+    is_known = is_known and not {"id", "tool_call_id"} <= value.keys()
     return call.attempt(
         value.get("name"),
         value.get(key, {}),

@@ -14,7 +14,7 @@ from renderers.parsing.response import ToolCallParseStatus as Status
 from renderers.parsing.schemas import ToolSchemas
 from renderers.parsing.values import Value, find_outside, readings
 
-_NOT_IN_A_NAME = re.compile(r"[<>\r\n]")
+_NOT_IN_A_NAME = re.compile(r"[<>(){}\[\]\"\r\n]")
 
 
 class Attempt(NamedTuple):
@@ -108,15 +108,16 @@ class CallText(NamedTuple):
         """An attempt with the first status that applies: unclosed, `error`, missing name, malformed, unknown tool,
         noncanonical, ok.
 
-        An `id` that is empty counts as absent. A name that contains a control token or a tag is malformed. With the
-        error `INVALID_JSON`, arguments may be the text that is not JSON: it is kept, so that no caller takes the call
-        for one without arguments.
+        An `id` that is empty counts as absent. A name that contains a control token is malformed, and so is one that
+        contains a bracket, a quote or a line break, unless it is that of an offered tool. With the error
+        `INVALID_JSON`, arguments may be the text that is not JSON: it is kept, so that no caller takes the call for one
+        without arguments.
         """
         status = error
         if not isinstance(name, str) or not name:
             name, arguments = None, None
             status = status or Status.MISSING_NAME
-        elif _NOT_IN_A_NAME.search(name) is not None or self.encoding.has_control(name):
+        elif self.encoding.has_control(name) or (_NOT_IN_A_NAME.search(name) and not self.tools.offers(name)):
             name, arguments = None, None
             status = status or Status.MALFORMED_STRUCTURE
         elif not isinstance(arguments, dict) or is_deeper_than(arguments, MAX_DEPTH):
