@@ -13,6 +13,11 @@ from renderers.media.item import ExpansionPiece, Modality
 from renderers.tokens.added_tokens import AddedToken, ControlPattern
 
 # The errors that processors raise for a configuration or an image that they cannot handle.
+#: What can be done for a model whose own processor cannot be run.
+WITHOUT_PROCESSOR = (
+    "let the inference server render (ServerRenderer, docs/vllm.md), or pass a processor of your own: "
+    "load_renderer(..., processors=...) (docs/media.md)"
+)
 PROCESSOR_ERRORS = (
     ArithmeticError,
     AssertionError,
@@ -110,7 +115,7 @@ class ProcessorRunner:
         if offsets is None:
             raise NotImplementedError(
                 f"{self.name} does not report the replacement of {self.marker!r} (return_text_replacement_offsets). "
-                "Upgrade transformers: newer versions may report it"
+                f"A newer transformers may report it; else {WITHOUT_PROCESSOR}"
             )
         return ProcessorOutput(
             {name: _array(name, value) for name, value in tensors.items() if name not in self._text_tensors},

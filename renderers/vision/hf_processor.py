@@ -26,7 +26,7 @@ from renderers.media.policy import MediaPolicy
 from renderers.media.source import MediaSource
 from renderers.media.store import MediaStore
 from renderers.media.video_decoding import decode_video, package_version, video_decoder_versions
-from renderers.vision.hf_calling import PROCESSOR_ERRORS, Clip, Medium, ProcessorRunner
+from renderers.vision.hf_calling import PROCESSOR_ERRORS, WITHOUT_PROCESSOR, Clip, Medium, ProcessorRunner
 from renderers.vision.hf_probing import Layout, item_tensor, probe
 from renderers.vision.normalise import ScaledPixels
 from renderers.vision.processor import StoringProcessor
@@ -40,6 +40,8 @@ _FILES = (
     "config.json",
 )
 _CODE = ("AutoProcessor", "AutoImageProcessor", "AutoVideoProcessor", "AutoFeatureExtractor", "AutoTokenizer")
+# Keys of the files that name a class for one modality.
+_TYPE_KEYS = ("image_processor_type", "video_processor_type")
 _EMBED_IDS = (
     "image_token_id",
     "image_token_index",
@@ -144,12 +146,16 @@ def load_hf_processors(directory: str | Path, *, policy: MediaPolicy, store: Med
     configs = {name: read_json(directory / name) for name in _FILES}
     for name, config in configs.items():
         _refuse_code(directory / name, config)
-    processor = _load_processor(directory)
+    processor = _load_processor(directory, configs)
     name = type(processor).__name__
     if not hasattr(processor, "tokenizer") or not hasattr(processor, "image_processor"):
+        named = sorted(_processor_classes(configs))
+        cause = _foreign_code(configs)
+        cure = "Correct processor_class in processor_config.json if transformers has the model's processor; else"
         raise LoadError(
             f"transformers {metadata.version('transformers')} loads {directory} as {name}, which is not a "
-            f"processor of text and images{_unknown_classes(configs)}"
+            f"processor of text and images; its files name {' and '.join(named) or 'no processor_class'}. "
+            f"{cause or f'{cure} {WITHOUT_PROCESSOR}'}"
         )
     lock = ProcessLock()
     loaded: dict[Modality, HFProcessor] = {}
@@ -161,7 +167,8 @@ def load_hf_processors(directory: str | Path, *, policy: MediaPolicy, store: Med
         if not isinstance(marker, str):
             raise LoadError(
                 f"{name} names no {modality}_token, the token that a template prints for each {modality}. "
-                "Upgrade transformers: without this token the items cannot be located in the text"
+                "Without it the items cannot be located in the text. A newer transformers may name it; else "
+                f"{WITHOUT_PROCESSOR}"
             )
         runner = ProcessorRunner(processor, modality, marker, lock)
         if not runner.is_control(marker):
@@ -183,7 +190,40 @@ def _layout(runner: ProcessorRunner, part: Any, config: Mapping[str, Any]) -> La
         return error  # a model whose videos cannot be read still reads images
 
 
-def _load_processor(directory: Path) -> Any:
+def _processor_classes(configs: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    return {str(config["processor_class"]) for config in configs.values() if config.get("processor_class")}
+
+
+def _foreign_code(configs: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Why transformers cannot have the processor that the files describe, and the cure; None if it may have it.
+
+    The files name classes that this transformers lacks, or no processor at all beside code of the model (`auto_map`).
+    """
+    parts = [value for config in configs.values() for value in (config, *config.values()) if isinstance(value, dict)]
+    types = {str(part[key]) for part in parts for key in _TYPE_KEYS if part.get(key)}
+    classes = _processor_classes(configs)
+    lacking = sorted(name for name in classes | types if not _is_of_transformers(name))
+    code = next((f"auto_map in {name}" for name, config in configs.items() if config.get("auto_map")), None)
+    cures = f"Load a checkpoint that was converted for transformers (often named -hf), {WITHOUT_PROCESSOR}"
+    if code is not None and (lacking or not classes):
+        return f"The model needs code of its own repository ({code}), which is never run here. {cures}"
+    if lacking:
+        return (
+            f"transformers {metadata.version('transformers')} has no {' and no '.join(lacking)}: unless a newer one "
+            f"has it, it is code of the model's own repository, which is never run here. {cures}"
+        )
+    return None
+
+
+def _is_of_transformers(name: str) -> bool:
+    """Whether transformers has a class; it takes an image processor's name with and without `Fast` for the same."""
+    import transformers
+
+    base = name.removesuffix("Fast")
+    return hasattr(transformers, base) or hasattr(transformers, f"{base}Fast")
+
+
+def _load_processor(directory: Path, configs: Mapping[str, Mapping[str, Any]]) -> Any:
     what = f"the processor of {directory}"
     # torchvision is required even for classes that run without it: they then resample differently, and the pixels would
     # depend on the installation.
@@ -200,30 +240,10 @@ def _load_processor(directory: Path) -> Any:
             raise
         if isinstance(error, ImportError) and find_spec("num2words") is None:  # SmolVLM's asks for it
             raise MissingExtraError(what, "processors", "num2words") from error
-        configs = {name: read_json(directory / name) for name in _FILES}
+        cure = _foreign_code(configs) or "Complete or correct the files of the directory"
         raise LoadError(
-            f"transformers {metadata.version('transformers')} cannot load {what}: {error}{_unknown_classes(configs)}"
+            f"transformers {metadata.version('transformers')} cannot load {what}: {error}. {cure}"
         ) from error
-
-
-def _unknown_classes(configs: Mapping[str, Mapping[str, Any]]) -> str:
-    """What to do about a processor that transformers does not load: it lacks the class, or the directory lacks files.
-
-    DeepSeek-VL2 and Ovis, for example, name classes of their own repositories, which no release of transformers has.
-    """
-    import transformers
-
-    classes = {str(config["processor_class"]) for config in configs.values() if config.get("processor_class")}
-    unknown = sorted(name for name in classes if not hasattr(transformers, name))
-    if not unknown:
-        named = " and ".join(sorted(classes)) or "no processor_class"
-        return f"; its files name {named}. Complete the directory, or correct processor_class in processor_config.json"
-    return (
-        f". It has no class {' or '.join(unknown)}: the model needs code of its own repository, which is never run "
-        "here, unless a later release of transformers has the class. Load the checkpoint that was converted for "
-        "transformers (often named -hf), pass a processor of your own (docs/media.md), or let a server render "
-        "(ServerRenderer)"
-    )
 
 
 def _refuse_code(path: Path, config: Mapping[str, Any]) -> None:
@@ -236,8 +256,8 @@ def _refuse_code(path: Path, config: Mapping[str, Any]) -> None:
             raise InvalidFileError(
                 str(path),
                 f"auto_map says that {', '.join(named)} is code of the repository, which is never run; load the "
-                "checkpoint that was converted for transformers (often named -hf), or remove auto_map if transformers "
-                "has this processor itself",
+                "checkpoint that was converted for transformers (often named -hf), remove auto_map if transformers has "
+                f"this processor itself, {WITHOUT_PROCESSOR}",
             )
         if "audio_tokenizer" in part:
             raise InvalidFileError(str(path), "audio_tokenizer names another model, which is never loaded; remove it")

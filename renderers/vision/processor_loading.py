@@ -43,9 +43,10 @@ def load_media(
     # As in transformers, the joint file takes precedence over the older separate files.
     image = _part(directory, joint, "image_processor") or read_json(directory / _IMAGE_FILE)
     video = _part(directory, joint, "video_processor") or read_json(directory / _VIDEO_FILE)
-    if "feature_extractor_type" in image and "image_processor_type" not in image:  # settings for audio
-        image = {}
-    if not image and not video:
+    if "feature_extractor_type" in image and not image.keys() & {"image_processor_type", "image_mean"}:
+        image = {}  # settings for audio
+    # DeepSeek-VL2 has the settings of its images beside the name of its processor.
+    if not image and not video and "image_mean" not in joint:
         return MediaLoader({}, model=model)
     named = [joint, image, read_json(directory / "tokenizer_config.json")]
     family = next((str(config["processor_class"]) for config in named if config.get("processor_class")), None)
@@ -57,7 +58,8 @@ def load_media(
     from renderers.vision.qwen_vl import QwenVLConfig, QwenVLProcessor, is_qwen_vl_image_config
     from renderers.vision.qwen_vl_video import QwenVLVideoConfig, QwenVLVideoProcessor, is_qwen_vl_video_config
 
-    if (image and not is_qwen_vl_image_config(image)) or (video and not is_qwen_vl_video_config(video)):
+    is_qwen_vl = not image or is_qwen_vl_image_config(image)
+    if not (image or video) or not is_qwen_vl or (video and not is_qwen_vl_video_config(video)):
         from renderers.vision.hf_processor import load_hf_processors
 
         try:

@@ -3,22 +3,45 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import transformers
 from processor_outputs import BY_NAME, copy_with_config, load_processors
 from transformers import AutoProcessor
 
+from renderers import load_renderer
 from renderers.errors import (
     InvalidFileError,
     LoadError,
     MissingExtraError,
     MissingTokenError,
+    UnsupportedModalityError,
 )
+
+TEMPLATE = (
+    "{% for m in messages %}[INST]{{ m.content if m.content is string else '[IMG]' }}[/INST]{% endfor %}"
+    "{% if add_generation_prompt %}[INST]{% endif %}"
+)
+
+
+def model_directory(files: dict[str, Any], tokenizer: Path, directory: Path) -> Path:
+    """A directory with these JSON files and the tokenizer of another one."""
+    directory.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tokenizer / name, directory / name)
+    config = json.loads((directory / "tokenizer_config.json").read_text())
+    config.pop("processor_class", None)
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    for name, content in files.items():
+        (directory / name).write_text(json.dumps(content))
+    return directory
+
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -46,7 +69,7 @@ def test_code_of_a_directory_is_refused_and_not_run(
     path.write_text(json.dumps(config))
 
     monkeypatch.setattr("builtins.input", lambda *_: "y")  # who is asked might say yes
-    with pytest.raises(InvalidFileError, match=f"{filename}.*{name}.* is code of the repository.*-hf"):
+    with pytest.raises(InvalidFileError, match=f"{filename}.*{name}.* is code of the repository.*-hf.*ServerRenderer"):
         load_processors(directory)
     assert not witness.exists()
 
@@ -122,9 +145,69 @@ def test_a_processor_class_that_transformers_lacks_needs_code_of_the_repository(
     def plant(config: dict[str, Any]) -> None:
         config["processor_class"] = name
 
-    with pytest.raises(LoadError, match=f"no class {name}: the model needs code of its own repository") as caught:
+    with pytest.raises(LoadError, match=f"has no {name}: .*code of the model's own repository") as caught:
         load_processors(copy_with_config(processor_directory("pixtral"), tmp_path / "model", plant))
     assert "upgrade" not in str(caught.value).lower()
+
+
+CLIP = {"feature_extractor_type": "CLIPFeatureExtractor", "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "size": 448}
+SIGLIP = {"image_processor_type": "SiglipImageProcessor", "image_mean": [0.5] * 3, "size": {"height": 32, "width": 32}}
+DEEPSEEK_VL2 = {"processor_class": "DeepseekVLV2Processor", "image_token": "<image>", "image_mean": [0.5] * 3}
+CODE = {"auto_map": {"AutoConfig": "configuration_x.XConfig", "AutoModelForCausalLM": "modeling_x.X"}}
+
+
+@pytest.mark.parametrize(
+    ("files", "cause"),
+    [
+        (
+            {"processor_config.json": DEEPSEEK_VL2},
+            "has no DeepseekVLV2Processor: unless a newer one has it, it is code of",
+        ),
+        (
+            {"preprocessor_config.json": SIGLIP, "config.json": {"model_type": "ovis", **CODE}},
+            "auto_map in config.json",
+        ),
+        (
+            {"preprocessor_config.json": CLIP, "config.json": {"model_type": "internvl_chat", **CODE}},
+            "auto_map in config",
+        ),
+        (
+            {"preprocessor_config.json": {**SIGLIP, "image_processor_type": "NoSuchImageProcessor"}},
+            "has no NoSuchImageProcessor: unless a newer one has it",
+        ),
+    ],
+    ids=["DeepSeek-VL2", "Ovis", "InternVL", "image processor"],
+)
+def test_a_processor_that_is_code_of_the_repository_is_refused_with_what_can_be_done(
+    files: dict[str, Any], cause: str, processor_directory: Any, tmp_path: Path
+) -> None:
+    """The files as the models were published: none names code of a processor in `auto_map`."""
+    directory = model_directory(files, processor_directory("pixtral"), tmp_path / "model")
+    image = {"type": "image", "image": np.zeros((32, 32, 3), np.uint8)}
+    with pytest.raises(UnsupportedModalityError, match=f"{cause}.*which is never run here") as caught:
+        load_renderer(directory, chat_template=TEMPLATE).render([{"role": "user", "content": [image]}])
+    for cure in ("named -hf", "ServerRenderer, docs/vllm.md", r"processors=...) (docs/media.md)"):
+        assert cure in str(caught.value)
+    assert "pgrade" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["SiglipImageProcessor", "SiglipImageProcessorFast"])
+def test_a_directory_that_names_no_processor_and_no_code_is_to_name_one(
+    kind: str, processor_directory: Any, tmp_path: Path
+) -> None:
+    files = {"preprocessor_config.json": {**SIGLIP, "image_processor_type": kind}}
+    directory = model_directory(files, processor_directory("pixtral"), tmp_path / "model")
+    with pytest.raises(
+        LoadError, match=r"Correct processor_class in processor_config\.json.*; else .*ServerRenderer"
+    ) as e:
+        load_processors(directory)
+    assert "never run" not in str(e.value)
+
+
+def test_settings_of_audio_alone_are_those_of_a_model_that_reads_text(processor_directory: Any, tmp_path: Path) -> None:
+    files = {"preprocessor_config.json": {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 80}}
+    directory = model_directory(files, processor_directory("pixtral"), tmp_path / "model")
+    assert not load_renderer(directory, chat_template=TEMPLATE).processors
 
 
 def test_a_processor_that_loads_as_a_tokenizer_only_is_refused(processor_directory: Any, tmp_path: Path) -> None:
