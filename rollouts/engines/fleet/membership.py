@@ -69,6 +69,7 @@ class Membership:
         self.version: str | None = None
         self.adapters: dict[str, str | os.PathLike[str]] = {}  # by name: the directories of what the members have
         self._directory: str | os.PathLike[str] | None = None  # of these weights, where they came from a directory
+        self._is_slowness_logged = False
         self.reset_after_fork()
         register_fork_reset(self)
 
@@ -170,7 +171,10 @@ class Membership:
         is_ready = {member.name: member.state is MemberState.READY for member in members}
         one_passed = any(results[member.name] is None for member in members if is_ready[member.name])
         slow = [name for name, found in results.items() if is_ready[name] and found is not None and found.is_timeout]
-        if slow and not one_passed:
+        if one_passed or not slow:
+            self._is_slowness_logged = False
+        elif not self._is_slowness_logged:  # rounds follow each other within seconds
+            self._is_slowness_logged = True
             log.warning("no member answers its checks in time; none is ejected: %s", ", ".join(slow))
         for member in members:
             if one_passed or member.name not in slow:

@@ -140,8 +140,9 @@ class RoutedEngine(VLLMEngine):
         try:
             await self.control.abort(list(request_ids))
         except EngineError as error:
-            log.warning("could not abort %s: %s", request_ids, error)
+            self._log_failed_abort(request_ids, error)
             return False
+        self._abort_fails = False
         return True
 
     async def _server_start_time(self) -> float | None:

@@ -131,6 +131,7 @@ class VLLMEngine:
         self._finding_out: SingleFlight[None] = SingleFlight()
         self._weight_version = "default"  # vLLM's label of the weights that it was started with
         self._closed = False
+        self._abort_fails = False
         self._adapters = ServerAdapters(self._connection, self.capabilities, lambda: self._weight_version)
         self._requests = RunningRequests()
         self.control = ServerControl(
@@ -547,10 +548,17 @@ class VLLMEngine:
         except (ServerUnreachableError, CapabilityError) as error:
             log.debug("could not abort %s: %r", request_ids, error)
         except (EngineError, TimeoutError) as error:
-            log.warning("could not abort %s on the server: %r", request_ids, error)
+            self._log_failed_abort(request_ids, error)
         else:
+            self._abort_fails = False
             return True
         return False
+
+    def _log_failed_abort(self, request_ids: Iterable[str], error: Exception) -> None:
+        """Log a failure once until an abort succeeds: where one fails, those of hundreds of requests do."""
+        level = logging.DEBUG if self._abort_fails else logging.WARNING
+        self._abort_fails = True
+        log.log(level, "could not abort %s on the server: %r", list(request_ids), error)
 
     # The state of the server.
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from engine_inputs import FAST_RETRIES, connected, expected, generate_one, image, request
 from fake_model import logprob_of
-from fake_responses import hold, stream_pieces
+from fake_responses import answer, hold, stream_pieces
 from fake_server import ABORT, GENERATE, FakeVLLM
 
 from rollouts import FinishReason
@@ -52,6 +52,32 @@ async def test_a_timeout_aborts_too(server):
             await engine.generate(request(request_id="mine"))
         (aborted,) = await server.requests_seen(1, ABORT)
         assert aborted.json == {"request_ids": ["generate-tokens-mine"]}
+
+
+async def test_aborts_that_the_server_refuses_are_logged_once_until_one_succeeds(engine, server, caplog):
+    def warnings():
+        return caplog.text.count("could not abort")
+
+    async def cancelled(count):
+        """Cancel a request, and wait until the server has received `count` aborts."""
+        arrived = asyncio.Event()
+        server.script[GENERATE] = [hold(asyncio.Event(), arrived)]
+        call = asyncio.ensure_future(engine.generate(request()))
+        await arrived.wait()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await server.requests_seen(count, ABORT)
+
+    caplog.set_level("WARNING", logger="rollouts")
+    server.script[ABORT] = [answer({}, status=400)] * 3
+    for number in range(1, 4):
+        await cancelled(number)
+        assert warnings() == 1
+    await cancelled(4)  # it succeeds
+    server.script[ABORT] = [answer({}, status=400)]
+    await cancelled(5)
+    assert warnings() == 2
 
 
 async def test_a_completion_cut_off_by_a_pause_continues_with_the_same_tokens(engine, server):
