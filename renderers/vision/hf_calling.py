@@ -12,12 +12,12 @@ from renderers.fork_reset import ProcessLock
 from renderers.media.item import ExpansionPiece, Modality
 from renderers.tokens.added_tokens import AddedToken, ControlPattern
 
-# The errors that processors raise for a configuration or an image that they cannot handle.
 #: What can be done for a model whose own processor cannot be run.
 WITHOUT_PROCESSOR = (
     "let the inference server render (ServerRenderer, docs/vllm.md), or pass a processor of your own: "
     "load_renderer(..., processors=...) (docs/media.md)"
 )
+# The errors that processors raise for a configuration or an image that they cannot handle.
 PROCESSOR_ERRORS = (
     ArithmeticError,
     AssertionError,
