@@ -12,8 +12,10 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from renderers import MediaItem, MediaSource, PlaceholderRange
+from renderers import MediaItem, PlaceholderRange
+from renderers.errors import MediaError
 from renderers.media.item import Modality
+from renderers.media.reference import load_source
 from renderers.placement import PlacedItem
 from renderers.vision.processor import MediaProcessor
 from rollouts.errors import ArgumentError
@@ -95,8 +97,9 @@ def tinker_model_input(token_ids: Sequence[int] | np.ndarray, media: Sequence[Pl
 def tokens_from_tinker(model_input: Any, renderer: ImageRenderer) -> tuple[np.ndarray, tuple[PlacedItem, ...]]:
     """The way back from `tinker_model_input`: ids int32 (n,) and the images with their ranges, processed by `renderer`.
 
-    Raises `AdapterError` for chunks that are neither text nor the bytes of an image, for an image that the renderer
-    makes another number of tokens of than `expected_tokens`, and for one that it surrounds with text.
+    An image that a chunk names by its path or URL is read as far as the renderer's media policy allows. Raises
+    `AdapterError` for chunks of another kind, for an image that cannot be read, one that the renderer makes another
+    number of tokens of than `expected_tokens`, and one that it surrounds with text.
     """
     ids: list[np.ndarray] = []
     media: list[PlacedItem] = []
@@ -196,9 +199,15 @@ def _image_chunk(tinker: Any, item: MediaItem, placeholder: PlaceholderRange, ro
 
 
 def _item(chunk: Any, place: str, renderer: ImageRenderer) -> MediaItem:
-    if chunk.type != "image":
-        raise AdapterError(_INPUT, place, "chunks", f"a chunk of type {chunk.type}", "Pass text and images with bytes")
-    item = processor_for(renderer.processors, "image").process(MediaSource.of(chunk.data))
+    field = {"image": "data", "image_asset_pointer": "location"}.get(chunk.type)
+    if field is None:
+        raise AdapterError(_INPUT, place, "chunks", f"a chunk of type {chunk.type}", "Pass text and images")
+    processor = processor_for(renderer.processors, "image")
+    try:
+        source = load_source({"type": "image", "image": getattr(chunk, field)}, processor.policy, processor.store)
+        item = processor.process(source)
+    except MediaError as error:
+        raise AdapterError(_INPUT, place, field, error.reason, "Pass an image that this renderer can read") from error
     if chunk.expected_tokens is not None and chunk.expected_tokens != item.num_tokens:
         raise AdapterError(
             _INPUT,

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from renderers import MediaPolicy, load_renderer
 from rollouts.errors import ArgumentError
 from rollouts.training import TrainingSample
 from rollouts.training.adapters import (
@@ -163,6 +164,42 @@ def test_an_image_of_another_size_than_expected_is_refused(renderer):
     wrong = chunk.model_copy(update={"expected_tokens": 99})
     with pytest.raises(AdapterError, match=r"chunks\[0\]: expected_tokens: it expects 99 tokens"):
         tokens_from_tinker(tinker.ModelInput(chunks=[wrong]), renderer)
-    pointer = tinker.types.ImageAssetPointerChunk(format="png", location="x.png", expected_tokens=4)
-    with pytest.raises(AdapterError, match=r"chunks\[0\]: chunks: a chunk of type image_asset_pointer"):
-        tokens_from_tinker(tinker.ModelInput(chunks=[pointer]), renderer)
+
+
+def pointer(location: object, expected_tokens: int | None = None):
+    chunk = tinker.types.ImageAssetPointerChunk(format="png", location=str(location), expected_tokens=expected_tokens)
+    return tinker.ModelInput(chunks=[tinker.EncodedTextChunk(tokens=[1, 2]), chunk])
+
+
+def test_an_image_that_a_chunk_names_is_read_as_far_as_the_media_policy_allows(tiny_model_dir, renderer, tmp_path):
+    file = tmp_path / "x.png"
+    file.write_bytes(photo("PNG"))
+    reader = load_renderer(tiny_model_dir, media_policy=MediaPolicy(allowed_directories=(tmp_path,)))
+    ids, ((item, placeholder),) = tokens_from_tinker(pointer(file), reader)
+    _, ((original, _),) = rendered_image(renderer, photo("PNG"))
+    assert item.mm_hash == original.mm_hash
+    assert (placeholder.offset, placeholder.length, len(ids)) == (2, original.num_tokens, 2 + original.num_tokens)
+    assert tokens_from_tinker(pointer(file.as_uri(), original.num_tokens), reader)[0].tolist() == ids.tolist()
+    with pytest.raises(AdapterError, match=r"chunks\[1\]: expected_tokens: it expects 99 tokens"):
+        tokens_from_tinker(pointer(file, 99), reader)
+
+
+def test_an_image_that_cannot_be_read_is_named_by_its_chunk(tiny_model_dir, renderer, tmp_path):
+    reader = load_renderer(tiny_model_dir, media_policy=MediaPolicy(allowed_directories=(tmp_path,)))
+    with pytest.raises(AdapterError, match=r"chunks\[1\]: location: .*is not followed under this media policy"):
+        tokens_from_tinker(pointer(tmp_path / "x.png"), renderer)  # its policy allows nothing
+    with pytest.raises(AdapterError, match=r"chunks\[1\]: location: .*https://example.org/x.png"):
+        tokens_from_tinker(pointer("https://example.org/x.png"), reader)
+    with pytest.raises(AdapterError, match=r"chunks\[1\]: location: .*absent.png"):
+        tokens_from_tinker(pointer(tmp_path / "absent.png"), reader)
+    (tmp_path / "x.png").write_bytes(b"no image")
+    with pytest.raises(AdapterError, match=r"chunks\[1\]: location: "):
+        tokens_from_tinker(pointer(tmp_path / "x.png"), reader)
+    broken = tinker.types.ImageChunk(data=b"no image", format="png")
+    with pytest.raises(AdapterError, match=r"chunks\[0\]: data: "):
+        tokens_from_tinker(tinker.ModelInput(chunks=[broken]), reader)
+
+
+def test_a_chunk_of_sound_is_refused(renderer):
+    with pytest.raises(AdapterError, match=r"chunks\[0\]: chunks: a chunk of type dmel"):
+        tokens_from_tinker(tinker.ModelInput(chunks=[tinker.types.DmelChunk(dmel=b"")]), renderer)
