@@ -1,7 +1,8 @@
 """`generate`: messages in, one completion of a vLLM server out, sent with an OpenAI-style client of the caller.
 
 Programs that have a client of their own (verifiers, prime-rl) use it in place of `rollouts.VLLMEngine`. The client is
-any object with `base_url`, `post(url, cast_to=, body=, options=)` and `get(path, cast_to=)`, such as `AsyncOpenAI`.
+any object with `base_url`, `post(url, cast_to=, body=, options=)` and `get(path, cast_to=)`, such as `AsyncOpenAI`;
+`post` returns the body of the response as bytes, or an object with it as `content`.
 """
 
 from __future__ import annotations
@@ -95,12 +96,11 @@ async def generate(
     options = {"options": {"headers": dict(extra_headers)}} if extra_headers else {}
 
     async def post(fields: Mapping[str, Any]) -> bytes:
-        import httpx
-
+        # `bytes` is the one form that does not depend on whether the client is built on httpx or on httpx2.
         response = await client.post(
-            f"{base_url}/inference/v1/generate", cast_to=httpx.Response, body={**body, **fields}, **options
+            f"{base_url}/inference/v1/generate", cast_to=bytes, body={**body, **fields}, **options
         )
-        content: bytes = response.content
+        content: bytes = response if isinstance(response, bytes) else response.content
         return content
 
     sources = [] if process_multimodal else _sources(messages)

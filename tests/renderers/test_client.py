@@ -7,6 +7,9 @@ import base64
 import io
 import itertools
 import json
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -110,6 +113,48 @@ def test_the_prompt_is_posted_and_the_completion_is_parsed(
     assert result["completion_logprobs"] == [-0.5] * len(answer)
     assert (result["finish_reason"], result["request_id"], result["renderer_prompt_ids"]) == ("stop", "r", None)
     assert result["prompt_attribution"].token_ids == prompt
+
+
+def test_the_client_of_openai_is_one(
+    renderer: TemplateRenderer, answer: list[int]
+) -> None:
+    from openai import AsyncOpenAI
+
+    completion = json.dumps({"choices": [Client(answer).choice]}).encode()
+
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(404)
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(completion)))
+            self.end_headers()
+            self.wfile.write(completion)
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    async def one(port: int) -> dict[str, Any]:
+        async with AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="k") as client:
+            return await generate(client=client, renderer=renderer, messages=QUESTION, model=MODEL)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            assert asyncio.run(one(server.server_port))["content"] == "A"
+        finally:
+            server.shutdown()
+
+
+def test_no_http_library_is_imported_for_a_client_of_the_caller(
+    renderer: TemplateRenderer, answer: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("httpx", "httpx2", "openai"):
+        monkeypatch.setitem(sys.modules, name, None)  # an import of it fails
+    assert run(Client(answer), renderer)["content"] == "A"
 
 
 def test_given_ids_are_sent_and_nothing_is_rendered(renderer: TemplateRenderer, answer: list[int]) -> None:
