@@ -34,6 +34,7 @@ from rollouts.episodes.episode import EpisodeSpec
 from rollouts.episodes.runner import run_episodes
 from rollouts.episodes.turns import derived_seed
 from rollouts.observability import TrainingLog
+from rollouts.replaced_file import replaced_file
 from rollouts.testing import tiny_qwen3_vl
 from rollouts.trajectory.tree import Trajectory
 from transport import RecordWriter
@@ -123,7 +124,9 @@ class Results:
 
     def save(self, path: Path) -> None:
         summary = {"max_mismatch": self.max_mismatch, "mean_mismatch": self.mean_mismatch}
-        path.write_text(json.dumps({**asdict(self), **summary, "missed": self.missed_targets()}, indent=2) + "\n")
+        text = json.dumps({**asdict(self), **summary, "missed": self.missed_targets()}, indent=2) + "\n"
+        with replaced_file(path) as file:
+            file.write(text.encode())
 
 
 def local_policy(model_directory: Path) -> Policy:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from renderers import TemplateRenderer
-from rollouts.replaced_file import replaced_file
+from rollouts.replaced_file import errors_name, replaced_file
 from rollouts.trajectory.tree import Trajectory
 from rollouts.view.episode_data import episode_payload, summary
 from rollouts.view.errors import ComparedNamesError
@@ -48,19 +49,22 @@ def write_html(
     path = Path(path)
     trainer = None if compared is None else TrainerLogprobs(compared)
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryFile() as data:
+    with _scratch_file(path) as data:
         written: set[str] = set()
         for number, trajectory in enumerate(trajectories):
             logprobs = None if trainer is None else trainer.of(trajectory)
             rows.append(summary(trajectory, number, logprobs))
-            _write_media(trajectory, written, data, image_side)
+            with errors_name(path):
+                _write_media(trajectory, written, data, image_side)
             payload = episode_payload(trajectory, number, renderer=renderer, tools=tools, trainer_logprobs=logprobs)
-            data.write(binary_block(f"episode-{number}", payload))
+            with errors_name(path):
+                data.write(binary_block(f"episode-{number}", payload))
         if trainer is not None and trainer.unused and not allow_unused:
             raise ComparedNamesError(min(trainer.unused))
         title = title or (rows[0]["id"] if len(rows) == 1 else f"{len(rows)} episodes")
         index = {"title": title, "episodes": rows, "problems": list(problems), "live": False}
-        data.seek(0)
+        with errors_name(path):
+            data.seek(0)  # writes what is buffered
         with replaced_file(path) as out:
             out.write(page_start(title, connects=False))
             out.write(json_block("index", index))
@@ -68,6 +72,18 @@ def write_html(
             shutil.copyfileobj(data, out, 1 << 20)
             out.write(PAGE_END)
     return len(rows)
+
+
+@contextmanager
+def _scratch_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file without a name beside `path`: the directory of temporary files may be small, or memory."""
+    with errors_name(path):
+        data: IO[bytes] = tempfile.TemporaryFile(dir=path.parent)  # noqa: SIM115  closed below
+    try:
+        yield data
+    finally:
+        with errors_name(path):  # what is buffered is written now
+            data.close()
 
 
 def _write_media(trajectory: Trajectory, written: set[str], data: IO[bytes], image_side: int) -> None:

@@ -64,7 +64,9 @@ def test_the_code_of_a_new_project_is_formatted_and_linted(template: Template, t
     rollouts("init", tmp_path, "--template", template.value)
     settings = ["--isolated", "--config", "line-length=120"]
     for command in (["check", "--select", "E,F,W,I,UP,B,SIM"], ["format", "--check"]):
-        ruff = subprocess.run(["ruff", *command, *settings, "."], cwd=tmp_path, capture_output=True, text=True)
+        ruff = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, *settings, "."], cwd=tmp_path, capture_output=True, text=True
+        )
         assert ruff.returncode == 0, ruff.stdout + ruff.stderr
 
 

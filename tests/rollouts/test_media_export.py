@@ -115,8 +115,9 @@ def test_a_full_disk_leaves_no_partial_file(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stderr == f"error: {digest}: not exported: File too large\n"
-    assert not list((tmp_path / "out").iterdir())
+    file = tmp_path / "out" / f"{digest[:16]}.bmp"
+    assert done.stderr == f"error: {digest}: not exported: {file}: File too large\n"
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_output_path_that_cannot_be_written_is_one_error_line(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from rollouts.cli.init.errors import ProjectFileError
 from rollouts.engines.vllm.http.server_address import parse_address, redacted
 from rollouts.errors import ArgumentError
+from rollouts.replaced_file import made_directory
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -132,21 +133,14 @@ def write_project(directory: Path, files: dict[str, str]) -> None:
         path = directory / name
         if path.exists() or path.is_symlink():
             raise ProjectFileError(path, "it exists, and no file is replaced; name a new directory, or move the file")
-    made = [parent for parent in (directory, *directory.parents) if not parent.exists()]
-    written: list[Path] = []
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            path = directory / name
-            with path.open("x", encoding="utf-8", newline="\n") as file:
-                written.append(path)
-                file.write(text)
+        with made_directory(directory) as written:
+            for name, text in files.items():
+                path = directory / name
+                with path.open("x", encoding="utf-8", newline="\n") as file:
+                    written.append(path)
+                    file.write(text)
     except OSError as error:
-        for path in written:
-            path.unlink(missing_ok=True)
-        for parent in made:
-            if parent.is_dir():
-                parent.rmdir()
         failed = Path(error.filename) if error.filename else directory
         raise ProjectFileError(
             failed, f"{error.strerror or error}; nothing was written; name another directory"

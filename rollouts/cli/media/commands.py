@@ -11,8 +11,9 @@ from typing import Annotated
 import typer
 
 from rollouts.cli.command_group import APP_SETTINGS, Command, CommandGroup
-from rollouts.cli.errors import ExportError
+from rollouts.cli.errors import CommandFileError, ExportError
 from rollouts.cli.media.inventory import Inventory, open_inventory
+from rollouts.replaced_file import replaced_file
 from rollouts.terminal.text import exit_with_error, print_error, print_line
 
 media_commands = typer.Typer(cls=CommandGroup, **APP_SETTINGS)
@@ -85,6 +86,7 @@ def export(
     from rollouts.cli.media.export import export_medium
 
     with open_inventory(target) as inventory:
+        is_new = not out.exists()
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -98,6 +100,12 @@ def export(
                 written += 1
             except ExportError as error:
                 print_error(str(error))
+            except CommandFileError as error:
+                print_error(f"{medium.digest}: not exported: {error}")
+            except OSError as error:
+                print_error(f"{medium.digest}: not exported: {error.filename or out}: {error.strerror or error}")
+        if is_new and not written:
+            out.rmdir()
         print_line(f"{written} media in {out}")
         if contact_sheet is not None:
             _draw_contact_sheet(inventory, contact_sheet, str(target))
@@ -113,7 +121,8 @@ def _draw_contact_sheet(inventory: Inventory, path: Path, title: str) -> None:
     try:
         if path.exists() and not path.is_file():
             exit_with_error(f"{path} cannot be written: it exists and is not a file")
-        path.write_bytes(png.getvalue())
+        with replaced_file(path) as file:
+            file.write(png.getvalue())
     except OSError as error:
         exit_with_error(f"{path} cannot be written: {error.strerror or error}")
     print_line(f"contact sheet in {path}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from renderers.media.raw import PILLOW_ERRORS, is_raw, is_raw_video, raw_to_imag
 from rollouts.cli.errors import ExportError
 from rollouts.cli.media.description import describe
 from rollouts.cli.media.inventory import Medium
+from rollouts.cli.new_file import new_file
 
 _DIGITS = 16
 # For raw video without a known frame rate: the rate at which vision-language models usually sample, slow enough to see
@@ -26,8 +28,8 @@ def export_medium(medium: Medium, directory: Path) -> Path:
     """Write a medium as `<first 16 digits of its digest>.<suffix>`; the file's path.
 
     Files are written unchanged. Pixels that were never in a file become a PNG of the same pixels, raw video an animated
-    PNG. An existing file is never changed. Raises `ExportError` if it has other contents, if the medium is damaged, and
-    if the directory cannot be written to.
+    PNG. An existing file is never changed. Raises `ExportError` if it has other contents or the medium is damaged,
+    `CommandFileError` and `OSError` if the directory cannot be written to.
     """
     try:
         source = medium.read()
@@ -42,8 +44,6 @@ def export_medium(medium: Medium, directory: Path) -> Path:
         raise ExportError(medium.digest, f"damaged, not exported: it hashes to {error.actual}; restore it") from error
     except MediaError as error:
         raise ExportError(medium.digest, f"not exported: {error.reason}") from error
-    except OSError as error:
-        raise ExportError(medium.digest, f"not exported: {error.strerror or error}") from error
     return path
 
 
@@ -71,16 +71,10 @@ def _png(frames: list[Image.Image], fps: float | None) -> bytes:
 
 def _write_new(path: Path, data: bytes | memoryview) -> bool:
     """Write a new file; returns False if the path exists."""
-    try:
-        file = path.open("xb")
-    except FileExistsError:
+    if os.path.lexists(path):
         return False
-    try:
-        with file:
-            file.write(data)
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise
+    with new_file(path) as temporary:
+        temporary.write_bytes(data)
     return True
 
 

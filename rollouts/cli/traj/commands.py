@@ -18,14 +18,15 @@ from rich.text import Text
 
 from renderers import load_renderer
 from rollouts.cli.command_group import APP_SETTINGS, Command, CommandGroup
+from rollouts.cli.new_file import new_file
 from rollouts.cli.render.conversation_file import read_tools
 from rollouts.cli.traj.colouring import colouring_of, trainer_logprobs_beside
-from rollouts.cli.traj.new_file import new_file
 from rollouts.cli.traj.node_details import NodeDetails, Shown
 from rollouts.cli.traj.printing import describe_episode, ending, print_episodes, tree_lines
 from rollouts.cli.traj.token_colours import By, legend
 from rollouts.cli.trajectory_reader import open_reader, trajectory_file
 from rollouts.errors import NoJsonFormError
+from rollouts.replaced_file import made_directory
 from rollouts.terminal.text import counted, exit_with_error, print_error, print_line, print_note, printable_line
 from rollouts.trajectory.packed_episodes import AbsentSource
 from rollouts.trajectory.step_lists import is_step_source
@@ -168,8 +169,8 @@ def export(
     all_problems: list[str] = []
     for out in filter(None, (jsonl, parquet)):
         problems: list[str] = []
-        files = MediaFiles(out.parent / f"{out.stem}-media", problems)
-        with open_reader(file) as reader, new_file(out) as path:
+        media = MediaFiles(out.parent / f"{out.stem}-media", problems)
+        with open_reader(file) as reader, made_directory(out.parent, of=out), media as files, new_file(out) as path:
             episodes = _printable_episodes(reader, problems)
             if out is jsonl:
                 written = write_jsonl(_converted(episodes, partial(json_line, files=files), problems), path)

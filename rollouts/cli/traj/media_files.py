@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from rollouts.cli.errors import ExportError
 from rollouts.cli.media.export import export_medium
 from rollouts.cli.media.inventory import Medium
+from rollouts.replaced_file import made_directory
 from rollouts.trajectory.packed_episodes import AbsentSource
 from rollouts.trajectory.token_node import MediaReference, TokenNode
 
@@ -15,19 +18,34 @@ from rollouts.trajectory.token_node import MediaReference, TokenNode
 class MediaFiles:
     """Writes media into `directory`, which is created with the first of them.
 
-    `problems` gets a line for each medium that was not written.
+    `problems` gets a line for each medium that was not written. As a context manager it removes what it has written if
+    its block raises.
     """
 
     def __init__(self, directory: Path, problems: list[str]) -> None:
         self._directory = directory
         self._problems = problems
         self._files: dict[str, str | None] = {}
+        self._made = ExitStack()
+        self._found: frozenset[Path] | None = None  # None before the directory is made
+        self._written: list[Path] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._made.__exit__(kind, error, trace)
 
     def __len__(self) -> int:
         return sum(file is not None for file in self._files.values())
 
     def entries(self, node: TokenNode) -> list[dict[str, Any]]:
-        """The media of a node as plain data; offsets count from the node's first token. Raises `OSError`."""
+        """The media of a node as plain data; offsets count from the node's first token.
+
+        Raises `OSError` and `CommandFileError` where a file cannot be written.
+        """
         entries = []
         for reference in node.media:
             runs = reference.placeholder.embed_runs
@@ -52,10 +70,14 @@ class MediaFiles:
             if isinstance(source, AbsentSource):
                 self._problems.append(f"{source.digest}: its bytes are not in this file")
                 return None
-            self._directory.mkdir(parents=True, exist_ok=True)
+            if self._found is None:
+                self._written = self._made.enter_context(made_directory(self._directory))
+                self._found = frozenset(self._directory.iterdir())
             try:
                 path = export_medium(Medium(source.digest, source.nbytes, data=source.data), self._directory)
                 self._files[source.digest] = f"{self._directory.name}/{path.name}"
+                if path not in self._found:
+                    self._written.append(path)
             except ExportError as error:
                 self._problems.append(str(error))
         return self._files[source.digest]

@@ -6,6 +6,7 @@ import contextlib
 import os
 
 from rollouts.errors import ArgumentError
+from rollouts.replaced_file import errors_name
 from transport import RecordReader, RecordWriter
 
 
@@ -19,9 +20,10 @@ def write_object(path: str | os.PathLike[str], value: object) -> None:
     unfinished = f"{os.fspath(path)}.unfinished"
     _remove(unfinished)
     try:
-        with RecordWriter(unfinished) as file:
-            file.append(value)
-        os.replace(unfinished, path)
+        with errors_name(path, unfinished):
+            with RecordWriter(unfinished) as file:
+                file.append(value)
+            os.replace(unfinished, path)
     finally:
         _remove(unfinished)
 

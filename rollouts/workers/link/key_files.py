@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from renderers.file_reading import open_readable
+from rollouts.replaced_file import errors_name, made_directory
 from rollouts.workers.link.errors import KeyFileError
 from transport.link import ClientKeys, ServerKeys, generate_keypair
 
@@ -23,15 +24,22 @@ def write_key_files(directory: Path) -> tuple[Path, Path]:
 
     Copy the second to each machine of a worker. Raises `KeyFileError` rather than replacing a file, and `OSError`.
     """
-    directory.mkdir(parents=True, exist_ok=True)
     public, secret = generate_keypair()
     worker_public, worker_secret = generate_keypair()
     orchestrator, worker = directory / ORCHESTRATOR_FILE, directory / WORKER_FILE
     for path in (orchestrator, worker):
         if path.exists():
             raise KeyFileError(path, "it exists, and processes may use it: remove it first")
-    _write(orchestrator, {"public": public, "secret": secret, "workers": worker_public})
-    _write(worker, {"public": worker_public, "secret": worker_secret, "orchestrator": public})
+    with made_directory(directory) as made:
+        for path, values in (
+            (orchestrator, {"public": public, "secret": secret, "workers": worker_public}),
+            (worker, {"public": worker_public, "secret": worker_secret, "orchestrator": public}),
+        ):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            made.append(path)
+            with errors_name(path), open(descriptor, "w", encoding="ascii") as file:
+                # Literal strings of TOML: no character of a key is special in them.
+                file.writelines(f"{name} = '{value}'\n" for name, value in values.items())
     return orchestrator, worker
 
 
@@ -45,13 +53,6 @@ def read_worker_keys(path: Path) -> ClientKeys:
     """The keys of a worker. Raises `KeyFileError` and `OSError`."""
     public, secret, orchestrator = _read(path, "public", "secret", "orchestrator")
     return _checked(path, lambda: ClientKeys(public, secret, orchestrator))
-
-
-def _write(path: Path, values: dict[str, str]) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "w", encoding="ascii") as file:
-        # Literal strings of TOML: no character of a key is special in them.
-        file.writelines(f"{name} = '{value}'\n" for name, value in values.items())
 
 
 def _read(path: Path, *names: str) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from rollouts.errors import WeightUpdateError
+from rollouts.replaced_file import replaced_file
 
 _INDEX = "model.safetensors.index.json"
 #: The name of the output layer.
@@ -77,14 +78,15 @@ def write_tied_head(directory: Path) -> None:
     entry["data_offsets"] = [0, last - first]
     header = json.dumps({HEAD: entry, "__metadata__": {"format": "pt"}}).encode()
     header += b" " * (-len(header) % 8)
-    with (directory / _HEAD_FILE).open("wb") as target:
+    with replaced_file(directory / _HEAD_FILE) as target:
         target.write(len(header).to_bytes(8, "little") + header)
         target.write(np.memmap(path, np.uint8, "r", offset=8 + length + first, shape=(last - first,)).data)
     index = directory / _INDEX
     if index.exists():
         content = dict(_read_json(directory, index))
         content["weight_map"] = {**content["weight_map"], HEAD: _HEAD_FILE}
-        index.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        with replaced_file(index) as file:
+            file.write((json.dumps(content, indent=2) + "\n").encode())
 
 
 def checkpoint_shapes(directory: Path) -> Shapes:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rollouts.cli.errors import CommandFileError
+from rollouts.replaced_file import errors_name
 
 
 @contextmanager
@@ -26,12 +27,8 @@ def new_file(path: Path) -> Iterator[Path]:
         raise CommandFileError(path, f"cannot be written: {error.strerror or error}") from error
     with directory:
         temporary = Path(directory.name) / path.name
-        try:
+        with errors_name(path, temporary):
             yield temporary
-        except OSError as error:
-            if error.filename is None:  # as when the disk is full
-                error.filename = str(path)
-            raise
         try:
             os.link(temporary, path)  # unlike a rename, a link never replaces another file
         except OSError as error:
