@@ -62,16 +62,21 @@ class MissingExtraError(RolloutsError, ImportError):
 
 
 class UnsupportedVersionError(RolloutsError, ImportError):
-    """A feature needs another version of a package than the installed one. `version` is the installed one.
+    """A feature needs another version of a package than the installed one. `version` is that; None if there is none.
 
     Cure: install the version that the text names.
     """
 
-    def __init__(self, feature: str, package: str, version: str, needed: str, reason: str) -> None:
+    def __init__(
+        self, feature: str, package: str, version: str | None, needed: str, reason: str, *, cure: str = ""
+    ) -> None:
         self.feature = feature
         self.package = package
         self.version = version
-        super().__init__(f"{feature} needs {package} {needed}, and {version} is installed ({reason}); install {needed}")
+        super().__init__(
+            f"{feature} needs {package} {needed}, and {version or 'none'} is installed ({reason}); "
+            f"{cure or f'install {needed}'}"
+        )
 
 
 class ArgumentError(RolloutsError, ValueError):

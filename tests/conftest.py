@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import re
 import signal
+from collections.abc import Generator
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -45,6 +47,23 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from scheduling import SharedWorkScheduling
 
     return SharedWorkScheduling(config, log)
+
+
+# Its conftest.py imports both.
+collect_ignore = ["rollouts/adapters"] if find_spec("torch") is None else []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """A test module that imports a package of an extra is skipped where that is not installed, and named with it."""
+    report = yield
+    for name in re.findall(r"No module named '(\w+)", str(report.longrepr)) if report.failed else ():
+        if name in ("torch", "transformers", "ray", "peft", "skimage", "playwright") and find_spec(name) is None:
+            report.outcome = "skipped"
+            report.longrepr = (str(collector.path), 0, f"Skipped: {name} is not installed")
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,7 @@
 """The code of the guides in docs/how-to, and the values that its comments state."""
 
+import os
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -32,7 +34,9 @@ def test_the_guide_to_tools():
     assert len(list(trajectory.all_media())) == 1
 
 
-def test_the_guide_to_the_flags_of_vllm():
+def test_the_guide_to_the_flags_of_vllm(monkeypatch):
+    # It starts `rollouts` by its name, as in an activated environment.
+    monkeypatch.setenv("PATH", f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}")
     names = run_page("how-to/vllm-flags.md")
     trajectory = names["trajectory"]
     assert not trajectory.error

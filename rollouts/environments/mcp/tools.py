@@ -165,5 +165,6 @@ def _check_installed() -> None:
         installed = version("mcp")
     except PackageNotFoundError as error:
         raise MissingExtraError("McpTools", "mcp", "mcp") from error
-    if int(installed.split(".", 1)[0]) < 2:
-        raise UnsupportedVersionError("McpTools", "mcp", installed, "2 or later", "its client has another interface")
+    if [int(number) for number in installed.split(".")[:2]] < [2, 3]:
+        reason = "its client cannot limit what a server sends"
+        raise UnsupportedVersionError("McpTools", "mcp", installed, "2.3 or later", reason)

@@ -1,17 +1,22 @@
 """Environments of verifiers, sampled from an `Engine`: a verifiers client, and episodes as `Trajectory`s.
 
 verifiers runs its own harnesses, tools and scoring. Every call of the model goes through the renderer and the engine,
-and each rollout is recorded as the exact token tree. Needs the extra `verifiers` (verifiers 0.4).
+and each rollout is recorded as the exact token tree. Needs verifiers 0.4, which docs/migrating-from-renderers.md says
+how to install: it requires a distribution `renderers` whose place this project takes, and no index has that.
 """
 
 from importlib.metadata import version
 
-from rollouts.errors import MissingExtraError, UnsupportedVersionError
+from rollouts.errors import UnsupportedVersionError
+
+_CURE = "install verifiers 0.4 as docs/migrating-from-renderers.md says"
 
 try:
     import verifiers.v1  # noqa: F401
 except ImportError as error:
-    raise MissingExtraError("rollouts.environments.verifiers", "verifiers", "verifiers 0.4") from error
+    raise UnsupportedVersionError(
+        "rollouts.environments.verifiers", "verifiers", None, "0.4", str(error), cure=_CURE
+    ) from error
 
 try:
     from rollouts.environments.verifiers.client import EngineClient, EngineClientConfig
@@ -20,7 +25,7 @@ except ImportError as error:
     if not (error.name or "").startswith("verifiers"):
         raise
     raise UnsupportedVersionError(
-        "rollouts.environments.verifiers", "verifiers", version("verifiers"), "0.4", str(error)
+        "rollouts.environments.verifiers", "verifiers", version("verifiers"), "0.4", str(error), cure=_CURE
     ) from error
 
 __all__ = ["EngineClient", "EngineClientConfig", "run_verifiers_episodes"]

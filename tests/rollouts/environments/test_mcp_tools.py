@@ -5,6 +5,7 @@ import functools
 import io
 import json
 import logging
+import re
 import subprocess
 import sys
 from contextlib import asynccontextmanager
@@ -363,9 +364,10 @@ async def test_a_missing_or_old_package_is_named(monkeypatch):
     monkeypatch.setattr("rollouts.environments.mcp.tools.version", missing)
     with pytest.raises(MissingExtraError, match=r"mmrollouts\[mcp\]"):
         McpTools({"x": stdio()})
-    monkeypatch.setattr("rollouts.environments.mcp.tools.version", lambda name: "1.12.0")
-    with pytest.raises(UnsupportedVersionError, match=r"1\.12\.0 is installed"):
-        McpTools({"x": stdio()})
+    for old in ("1.12.0", "2.0.0"):  # verifiers 0.4 pins the second
+        monkeypatch.setattr("rollouts.environments.mcp.tools.version", lambda name, old=old: old)
+        with pytest.raises(UnsupportedVersionError, match=f"{re.escape(old)} is installed"):
+            McpTools({"x": stdio()})
 
 
 async def test_the_text_of_a_server_has_no_variables_or_headers_which_may_be_secret():

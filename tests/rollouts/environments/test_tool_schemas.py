@@ -199,13 +199,14 @@ def test_a_parameter_may_have_any_name(name):
 def test_every_wrong_argument_is_named_with_what_is_expected():
     with pytest.raises(ToolArgumentsError) as caught:
         called(look, {"point": {"x": "left"}, "copy": 0, "size": "huge", "zoom": 2})
-    assert caught.value.problems == [
-        "point.x: Input should be a valid integer, unable to parse string as an integer, not 'left'",
+    # Which comes first depends on the version of pydantic.
+    assert sorted(caught.value.problems) == [
         "copy: Input should be greater than or equal to 1, not 0",
+        "point.x: Input should be a valid integer, unable to parse string as an integer, not 'left'",
         "size: Input should be 'small' or 'large', not 'huge'",
         "there is no argument 'zoom'; the arguments are point, copy, colour, size, note, boxes",
     ]
-    assert str(caught.value).startswith("invalid arguments for look: point.x: ")
+    assert str(caught.value).startswith(f"invalid arguments for look: {caught.value.problems[0]}")
 
 
 def numbers(values: list[int]) -> None: ...
