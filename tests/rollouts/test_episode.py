@@ -156,7 +156,7 @@ def test_a_completion_cut_by_length_gets_its_close_as_unsampled_scaffold(rendere
 
 
 def test_a_refused_bridge_renders_anew_and_forks(renderer, monkeypatch):
-    monkeypatch.setattr(renderer, "bridge_to_next_turn", lambda *args, **kwargs: None)
+    monkeypatch.setattr(type(renderer), "bridge_to_next_turn", lambda *args, **kwargs: None)
     # A completion that its own text does not tokenise to: the re-rendered history differs from what was sampled.
     engine = ScriptedEngine(renderer, ["five\n", "six"])
     real_generate = engine.generate
