@@ -45,7 +45,7 @@ class HeldGallery(Gallery):
 
 async def start(directory: Path, *arguments: str) -> asyncio.subprocess.Process:
     """Start the command `rollouts` in a directory; its modules and those of these tests can be imported."""
-    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", "from rollouts.cli.main import main; main()", *arguments),
         cwd=directory,
