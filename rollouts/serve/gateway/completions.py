@@ -226,7 +226,7 @@ def _without_stop(message: dict[str, Any], stop: str) -> dict[str, Any]:
     """The message up to the stop string, which is in its content, or in its reasoning or last call and ends it."""
     reasoning, content = message.get("reasoning_content") or "", message["content"]
     if stop in reasoning or (reasoning and not content):
-        return {**message, "reasoning_content": text_before(reasoning, stop), "content": ""}
+        return {**message, "reasoning_content": text_before(reasoning, stop)}
     if stop not in content and message.get("tool_calls"):
         return message
     return {**message, "content": text_before(content, stop)}

@@ -83,13 +83,18 @@ def test_an_agent_may_write_the_stop_string_back(renderer, echoed, leaves):
         assert len(server.trajectory("s").leaves()) == leaves
 
 
-def test_a_stop_string_inside_reasoning_ends_the_message_there(renderer):
-    engine = ScriptedEngine(["<think>\nhm STOP and more\n</think>\n\none"], renderer=renderer)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("content", ["", "before"])
+def test_a_stop_string_inside_reasoning_ends_the_message_there(renderer, content, stream):
+    engine = SteppedEngine([f"{content}<think>\nhm STOP and more\n</think>\n\none"], renderer)
     with served(engine, renderer) as server:
-        response = server.client("s").chat.completions.create(model="m", messages=[user("a")], stop=["STOP"])
-    (choice,) = response.choices
-    assert choice.message.reasoning_content.strip() == "hm"
-    assert choice.message.content == ""
+        response = server.client("s").chat.completions.create(
+            model="m", messages=[user("a")], stop=["STOP"], stream=stream
+        )
+        messages = [each.choices[0].delta for each in response] if stream else [response.choices[0].message]
+    reasoning = "".join(getattr(one, "reasoning_content", None) or "" for one in messages)
+    assert reasoning.strip() == "hm"
+    assert "".join(one.content or "" for one in messages) == content
 
 
 @pytest.mark.parametrize("live", [False, True])
