@@ -70,8 +70,9 @@ def base_url(listener: socket.socket) -> str:
 def run_server(app: Any, listener: socket.socket, *, on_ready: Callable[[], None], access_log: bool = False) -> None:
     """Serve until SIGINT or SIGTERM. `on_ready` is called once requests are answered.
 
-    Running requests have some seconds to end after the signal; then their connections are closed, the application is
-    shut down, and `KeyboardInterrupt` is raised. Called from the main thread.
+    Running requests have some seconds to end after the signal, or until a second SIGINT; then their connections are
+    closed, the application is shut down, which no further signal ends, and `KeyboardInterrupt` is raised. Called from
+    the main thread.
     """
     config = uvicorn.Config(
         app,
@@ -141,3 +142,8 @@ class _Server(uvicorn.Server):
             raise PortUnavailableError(host, port, error.strerror or str(error)) from error
         if not self.should_exit:
             self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self.force_exit:  # uvicorn leaves the shutdown of the application to the next signal to interrupt
+            await self.lifespan.shutdown()

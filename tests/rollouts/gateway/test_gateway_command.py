@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 
 import httpx
@@ -135,3 +136,17 @@ def test_a_signal_ends_the_server_with_every_session_recorded(tiny_model_dir, tm
         assert process.wait(60) == 130
     assert [one.episode_id for one in read_records(record)] == ["s"]
     assert "Traceback" not in (tmp_path / "stderr").read_text()
+
+
+def test_interrupts_without_end_lose_no_session(tiny_model_dir, tmp_path):
+    record = tmp_path / "chats.mmr"
+    arguments = ["--model", str(tiny_model_dir), "--name", "policy", "--record", str(record)]
+    names = {f"s{number}" for number in range(30)}  # recording them takes longer than the time between two signals
+    with serving(tmp_path, *arguments) as (url, process):
+        with httpx.Client(base_url=url, timeout=60) as client:
+            for name in names:
+                assert client.post("/sessions", json={"session_id": name}).status_code == 201
+        while process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.002)
+    assert {one.episode_id for one in read_records(record)} == names
