@@ -224,9 +224,7 @@ def _normalisation(
     Rounded weights make the limits wide enough for a wrong normalisation, so normalisations are compared.
     """
     written = written_normalisation(target.directory)
-    # A server that takes the engine's floats agrees with transformers whatever its own normalisation is.
-    normalises = target.capabilities.pixel_dtype == "uint8" or target.image_mode == "content_parts"
-    if written is None or not normalises or NORMALISATION in target.findings:
+    if written is None or not _server_normalises(target) or NORMALISATION in target.findings:
         return []
     own = float(differences.mean())
     others = {
@@ -239,6 +237,11 @@ def _normalisation(
     if own > _CLEARLY_WORSE * others[best]:
         return [wrong_normalisation(target.directory, written, best, "the server's log-probabilities are nearest to")]
     return []
+
+
+def _server_normalises(target: Target) -> bool:
+    """Whether the server normalises the images of requests; else its own normalisation does not change completions."""
+    return target.capabilities.pixel_dtype == "uint8" or target.image_mode == "content_parts"
 
 
 def _others(written: Normalisation) -> dict[str, Normalisation]:
@@ -254,7 +257,8 @@ def _image_failures(
     target: Target, model: Any, images: Sequence[ScoredPrompt], differences: np.ndarray, unread: Mapping[str, Any]
 ) -> list[Finding]:
     """The cause where text agrees and images do not: attention, normalisation, or the vision tower's weights."""
-    if (known := target.findings.get(NORMALISATION)) is not None and known.outcome is Outcome.FAILED:
+    known = target.findings.get(NORMALISATION)
+    if known is not None and known.outcome is Outcome.FAILED and _server_normalises(target):
         return [skipped(f"not checked, because of: {NORMALISATION} failed", check=f"{_CHECK}, image")]
     other_cause = "; or ".join([_OTHER_IMAGES_CURE, *_unread_cure(type(model).__name__, unread)])
     if has_bidirectional_images(model) and _agrees(target, _differences(model, images, causal=True)):

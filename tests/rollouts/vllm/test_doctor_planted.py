@@ -49,6 +49,14 @@ def _settings(**changes: Any) -> Callable[[Path], None]:
     return edit
 
 
+def _each(*edits: Callable[[Path], None]) -> Callable[[Path], None]:
+    def edit(directory: Path) -> None:
+        for one in edits:
+            one(directory)
+
+    return edit
+
+
 def _template(directory: Path) -> None:
     path = directory / "chat_template.jinja"
     path.write_text("{{- 'Dear model, ' -}}" + path.read_text())
@@ -284,6 +292,13 @@ TABLE = [
         edit=_settings(**CLIP),
         failed={"image normalisation": "[0.5, 0.5, 0.5]"},
         skipped=("image features", "image pixels", "mismatch, image"),
+    ),
+    Planted(
+        "another image_mean and other weights of the vision tower, where the server takes floats",
+        {"pixel_dtype": "float32"},
+        edit=_each(_settings(**CLIP), _weights("patch_embed.proj.weight", 1.5)),
+        failed={"image normalisation": "[0.5, 0.5, 0.5]", "mismatch, image": "vision tower"},
+        skipped=("image features", "image pixels"),
     ),
     Planted(
         "another image_std, where the server normalises in its processor, served",
