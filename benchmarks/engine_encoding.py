@@ -20,8 +20,7 @@ import numpy as np
 from render import Report, milliseconds
 
 from renderers import MultiModalData, load_renderer
-from rollouts.engines.vllm.wire.feature_encoding import encode_features
-from rollouts.engines.vllm.wire.tensors import ITEM_BYTES, PixelDtype
+from rollouts.engines.vllm.features import ITEM_BYTES, PixelDtype, encode_features
 
 SIDE = 1024
 ROUNDS = 15

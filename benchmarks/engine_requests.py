@@ -29,7 +29,7 @@ from render import Report, milliseconds
 
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.vllm import HttpLimits, VLLMEngine
-from rollouts.engines.vllm.http.connection import ServerConnection
+from rollouts.engines.vllm.connection import ServerConnection
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "rollouts" / "vllm"))
 

@@ -20,9 +20,9 @@ from rich.table import Table
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
 from renderers import load_renderer
-from renderers.vision.normalise import normalise
+from renderers.vision.patches import normalise
 from rollouts import Completion, FinishReason, Trajectory
-from rollouts.demo.digits import QUESTION, SECOND_QUESTION, load_digit_sets
+from rollouts.demo.task import QUESTION, SECOND_QUESTION, load_digit_sets
 from rollouts.testing import tiny_qwen3_vl
 from rollouts.training import TrainingBatch, model_inputs, samples_from_trajectory, token_logprobs
 from transport import decode, encode

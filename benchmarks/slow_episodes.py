@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from renderers import MediaSource, load_renderer
-from renderers.media.raw import array_to_raw
+from renderers.media.decoding import array_to_raw
 from rollouts import Completion, FinishReason, GenerateRequest, GenerateResult, SamplingParams, StepResult, WeightSpan
 from rollouts.runner import Group, Runner, Task
 from rollouts.workers import Workers

@@ -32,8 +32,8 @@ from renderers import MediaItem, MediaSource, PlaceholderRange
 from renderers.vision.patches import StillPatches
 from rollouts.testing import tiny_qwen3_vl
 from rollouts.training import TrainingBatch, TrainingSample, micro_batches, pack_samples, token_logprobs
-from rollouts.training.batch.row_layout import Layout
-from rollouts.training.packing.balance import token_cost
+from rollouts.training.packing import token_cost
+from rollouts.training.rows import Layout
 
 ROWS, TOKENS, IMAGES, PATCHES = 64, 4096, 4, 256
 SAMPLES, BUDGET, PATCH_BUDGET, RANKS, HIDDEN = 4096, 32_768, 16_384, 8, 4096

@@ -19,7 +19,7 @@ from transformers import AutoModelForImageTextToText
 
 from renderers import load_renderer
 from rollouts import EpisodeSpec, LocalEngine, SamplingParams, VLLMEngine, run_episodes
-from rollouts.demo.digits import DigitsEnvironment, load_digit_sets
+from rollouts.demo.task import DigitsEnvironment, load_digit_sets
 from rollouts.engines.vllm import write_tied_head
 from rollouts.testing import tiny_qwen3_vl
 from rollouts.training import (

@@ -18,7 +18,7 @@ from transformers import AutoModelForImageTextToText
 
 from renderers import load_renderer
 from rollouts import EpisodeSpec, LocalEngine, SamplingParams, run_episodes
-from rollouts.demo.digits import DigitsEnvironment, load_digit_sets
+from rollouts.demo.task import DigitsEnvironment, load_digit_sets
 from rollouts.testing import tiny_qwen3_vl
 from rollouts.training import TrainingBatch, policy_gradient_loss, token_logprobs
 from rollouts.training.adapters import record_dataset, sample_from_row

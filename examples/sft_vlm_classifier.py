@@ -18,7 +18,7 @@ from transformers import AutoModelForImageTextToText
 
 from renderers import load_renderer
 from rollouts import EpisodeSpec, LocalEngine, SamplingParams, StepResult, run_episodes
-from rollouts.demo.digits import load_digit_sets
+from rollouts.demo.task import load_digit_sets
 from rollouts.testing import tiny_qwen3_vl
 from rollouts.training import TrainingBatch, sample_from_rendered, sft_loss, token_logprobs
 

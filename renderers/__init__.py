@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from renderers import errors
 from renderers.bridging.refusals import BridgeRefusal, BridgeStats, ThinkingRetention
-from renderers.errors import MalformedGenerateResponseError, OverlongPromptError, RendererError
+from renderers.errors import MalformedGenerateResponseError, OverlongPromptError, RendererError, missing_name
 from renderers.family_renderers import (
     DeepSeekR1Renderer,
     DeepSeekV3Renderer,
@@ -38,11 +38,9 @@ from renderers.family_renderers import (
     Qwen38Renderer,
     create_renderer,
 )
-from renderers.installation import missing_name
 from renderers.loading import load_renderer
-from renderers.media.item import MediaItem
+from renderers.media.item import MediaItem, MediaSource
 from renderers.media.policy import MediaPolicy
-from renderers.media.source import MediaSource
 from renderers.media.store import MediaStore
 from renderers.messages import (
     Content,
@@ -70,7 +68,7 @@ from renderers.parsing.response import (
 from renderers.protocol import MultimodalRenderer, Renderer, is_multimodal
 from renderers.rendered import MultiModalData, PlaceholderRange, RenderedTokens, TokenSpan, UnprintedField
 from renderers.template_renderer import TemplateRenderer
-from renderers.vision.processor_output import ProcessorOutput
+from renderers.vision.processor import ProcessorOutput
 
 if TYPE_CHECKING:
     from renderers.base import build_trajectory_step, create_renderer_pool, extract_message_tool_names
@@ -112,7 +110,7 @@ if TYPE_CHECKING:
     )
     from renderers.custom import custom_renderer_config, load_custom_renderer, load_target
     from renderers.family_options import merge_chat_template_kwargs, template_field_names
-    from renderers.model_tokenizer import load_tokenizer
+    from renderers.model_files import load_tokenizer
     from renderers.pool import RendererPool
     from renderers.training_sample import RenderedTrainingSample, build_training_sample, build_training_samples
 
@@ -174,7 +172,7 @@ _MODULE_OF = {
     "extract_message_tool_names": "base",
     "load_custom_renderer": "custom",
     "load_target": "custom",
-    "load_tokenizer": "model_tokenizer",
+    "load_tokenizer": "model_files",
     "merge_chat_template_kwargs": "family_options",
     "template_field_names": "family_options",
 }

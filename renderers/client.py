@@ -13,8 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from renderers.errors import MalformedGenerateResponseError, OverlongPromptError, short_repr
-from renderers.installation import missing_name
+from renderers.errors import MalformedGenerateResponseError, OverlongPromptError, missing_name, short_repr
 from renderers.messages import IMAGE_PART_TYPES, check_messages, media_parts, media_value
 from renderers.protocol import Messages, Renderer, Tools
 from renderers.rendered import MultiModalData, RenderedTokens

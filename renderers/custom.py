@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from renderers.configs import BaseRendererConfig, CustomRendererConfig, custom_renderer_class
-from renderers.import_target import load_target
+from renderers.configs import BaseRendererConfig, CustomRendererConfig, custom_renderer_class, load_target
 
 __all__ = ["custom_renderer_config", "load_custom_renderer", "load_target"]
 

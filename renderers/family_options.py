@@ -16,9 +16,8 @@ from renderers.configs import (
     custom_renderer_class,
 )
 from renderers.errors import ConfigError
-from renderers.family_rules import DEFAULT_FAMILY
-from renderers.model_names import MODEL_RENDERER_MAP
-from renderers.options import RendererOptions
+from renderers.model_files import MODEL_RENDERER_MAP
+from renderers.options import DEFAULT_FAMILY, RendererOptions
 
 
 def template_field_names(config: BaseRendererConfig) -> frozenset[str]:

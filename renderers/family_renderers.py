@@ -1,6 +1,6 @@
 """`create_renderer`, and the renderer class of each model family by the name that it has in PyPI's `renderers`.
 
-A class stands for the name of a family, whose rules and defaults are in `renderers.family_rules`; everything else is
+A class stands for the name of a family, whose rules and defaults are in `renderers.options`; everything else is
 `TemplateRenderer` for all of them. `renderers.qwen3_vl` and the other modules of that package are in
 `family_modules/`, which is on the path of this package.
 """
@@ -12,11 +12,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from renderers.errors import ConfigError
-from renderers.family_rules import DEFAULT_FAMILY
 from renderers.loading import arguments_of_tokenizer, model_of_tokenizer
 from renderers.media.policy import MediaPolicy
 from renderers.media.store import MediaStore
-from renderers.options import RendererOptions
+from renderers.options import DEFAULT_FAMILY, RendererOptions
 from renderers.settings import Settings
 from renderers.template_renderer import TemplateRenderer
 

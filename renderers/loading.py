@@ -16,9 +16,6 @@ from weakref import WeakValueDictionary
 
 from renderers.bridging.refusals import HistoryPolicy, ThinkingRetention
 from renderers.errors import ConfigError, LoadError, MissingFileError, short_repr
-from renderers.family_rules import check_family, with_parsing_rules
-from renderers.file_reading import read_text
-from renderers.fork_reset import ProcessLock
 from renderers.formats import by_name
 from renderers.formats.detection import detect_format
 from renderers.media.item import Modality
@@ -33,12 +30,13 @@ from renderers.model_files import (
     named_sources,
     special_tokens_of,
 )
-from renderers.options import RendererOptions
+from renderers.options import RendererOptions, check_family, with_parsing_rules
 from renderers.parsing.format import Format
+from renderers.process.files import read_text
+from renderers.process.fork_reset import ProcessLock
 from renderers.settings import Settings
-from renderers.template.argument_forms import ArgumentConvertingTemplate
 from renderers.template.chat_template import ChatTemplate, Template, TemplateWithTools
-from renderers.template.content_forms import ConvertingTemplate
+from renderers.template.content_forms import ArgumentConvertingTemplate, ConvertingTemplate
 from renderers.template_renderer import TemplateRenderer
 from renderers.tokens.encoding import BodyPolicy
 from renderers.tokens.tokenizer import TemplateTokenizer
@@ -127,7 +125,7 @@ def _arguments_of_files(
     )
     sources = _chosen_sources(files.model, named_sources(files.directory, files.settings), options.chat_template)
     # Imported here, as is the code that reads images: together a fifth of the time of `import renderers`.
-    from renderers.formats.prompts.selection import prompt_for
+    from renderers.formats.deepseek_prompts import prompt_for
 
     template: Template | None = None
     if not sources:
@@ -304,7 +302,7 @@ def _template(
 
     As in `get_chat_template` of transformers: `tool_use` if tools are given, else `default`.
     """
-    from renderers.formats.prompts.kimi_k25 import TypeScriptToolTemplate, reads_typescript
+    from renderers.formats.kimi_prompts import TypeScriptToolTemplate, reads_typescript
 
     def compiled(source: str) -> Template:
         template = ChatTemplate(source, model=tokenizer.model, variables=variables, now=now)

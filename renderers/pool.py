@@ -11,10 +11,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeGuard, TypeVar
 
-from renderers.available_cores import available_cores
-from renderers.daemon_threads import DaemonThreads
 from renderers.errors import ConfigError, PoolClosedError
 from renderers.parsing.response import ParsedResponse
+from renderers.process.threads import DaemonThreads, available_cores
 from renderers.protocol import Messages, Renderer, Tools, is_multimodal
 from renderers.rendered import MultiModalData, RenderedTokens
 

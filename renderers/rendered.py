@@ -13,7 +13,7 @@ import numpy as np
 from renderers.errors import ColumnLengthError, ForeignMediaError, LogicalIdsError, UnknownRoleError, short_repr
 from renderers.media.item import MediaItem
 from renderers.messages import ROLES
-from renderers.vision.processor_output import ProcessorOutput
+from renderers.vision.processor import ProcessorOutput
 
 T = TypeVar("T")
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from renderers.errors import ConfigError
-from renderers.family_rules import DEFAULT_FAMILY, default_options
-from renderers.model_names import MODEL_RENDERER_MAP
-from renderers.options import RendererOptions
+from renderers.model_files import MODEL_RENDERER_MAP
+from renderers.options import DEFAULT_FAMILY, RendererOptions, default_options
 from renderers.parsing.format import Format
 
 if TYPE_CHECKING:

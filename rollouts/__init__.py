@@ -27,17 +27,23 @@ from rollouts.engines.protocol import (  # noqa: E402  (only once `renderers` is
 )
 from rollouts.episodes.context import ChildEpisode, EpisodeContext, GeneratedTurn  # noqa: E402
 from rollouts.episodes.environment import Environment, StepResult, ThreadedEnvironment  # noqa: E402
-from rollouts.episodes.episode import EpisodeSpec, run_episode  # noqa: E402
+from rollouts.episodes.episode import (  # noqa: E402
+    EpisodeSpec,
+    run_episode,
+    run_episodes,
+)
 from rollouts.episodes.errors import EpisodeError, EpisodesError  # noqa: E402
-from rollouts.episodes.runner import run_episodes  # noqa: E402
 from rollouts.runner import EpisodeLimits, Group, RetryPolicy, Runner, Task  # noqa: E402
 from rollouts.trajectory.packed_episodes import pack_episodes  # noqa: E402
 from rollouts.trajectory.provenance import Provenance  # noqa: E402
 from rollouts.trajectory.step_lists import step_processors, trajectory_from_steps  # noqa: E402
-from rollouts.trajectory.token_node import MediaReference, TokenNode  # noqa: E402
+from rollouts.trajectory.token_node import (  # noqa: E402
+    MediaReference,
+    TokenNode,
+    Turn,
+)
 from rollouts.trajectory.traces import trajectory_from_trace  # noqa: E402
 from rollouts.trajectory.tree import Branch, Trajectory  # noqa: E402
-from rollouts.trajectory.turn import Turn  # noqa: E402
 
 if TYPE_CHECKING:
     from rollouts.engines.local import LocalEngine

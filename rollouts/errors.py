@@ -1,15 +1,57 @@
 """The exceptions of `rollouts` under one root, `RolloutsError`.
 
-Exceptions of one subpackage stand in an `errors.py` of its own: `rollouts.episodes.errors`, `rollouts.cli.errors`.
+Exceptions of one subpackage stand in an `errors.py` of its own: `rollouts.episodes.errors`, `rollouts.errors`.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
-from rollouts.error_texts import short_repr
+
+def is_unicode(text: str) -> bool:
+    """Whether UTF-8 can encode the text. It cannot encode half of a surrogate pair."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def as_unicode(text: str) -> str:
+    r"""The text with each half of a surrogate pair written as `\udxxx`."""
+    return text if is_unicode(text) else text.encode(errors="backslashreplace").decode()
+
+
+def short_repr(value: object, limit: int = 80) -> str:
+    """The `repr` of a value in at most `limit` characters; the name of its type if `repr` raises."""
+    try:
+        text = as_unicode(repr(value))
+    except Exception:  # noqa: BLE001  an object of a user may raise anything from its __repr__
+        return f"a {type(value).__name__}"
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def describe_exception(error: BaseException) -> str:
+    """The type and the text of an exception."""
+    return f"{type(error).__name__}: {exception_text(error)}"
+
+
+def text_with_notes(error: BaseException, text: str) -> str:
+    """`text` of an exception, and the notes that it was given (`add_note`)."""
+    return "; ".join([text, *map(str, getattr(error, "__notes__", ()))])
+
+
+def exception_text(error: BaseException) -> str:
+    """The text of an exception; a note about the failure if its `__str__` raises."""
+    try:
+        return as_unicode(str(error))
+    except Exception as problem:  # noqa: BLE001  an exception of a user may raise anything from its __str__
+        return f"(no text: its __str__ raised {type(problem).__name__})"
 
 
 class RolloutsError(Exception):
@@ -606,3 +648,70 @@ class UnsupportedModelError(RolloutsError):
         self.model_type = model_type
         self.reason = reason
         super().__init__(f"model type {model_type!r}: {reason}")
+
+
+class CommandFileError(RolloutsError):
+    """A path given to a command cannot be read or written, or does not hold what the command needs.
+
+    `path` names it, `line` (from 1) the place in it if there is one.
+
+    Cure: pass a path that exists and can be read, or, for an output, one that does not exist yet and can be written.
+    """
+
+    def __init__(self, path: Path, reason: str, *, line: int | None = None) -> None:
+        self.path = path
+        self.reason = reason
+        self.line = line
+        super().__init__(f"{path}{'' if line is None else f', line {line}'}: {reason}")
+
+
+class ExportError(RolloutsError):
+    """A medium was not exported. `digest` names it.
+
+    Cure: choose another `--out`, or restore the damaged medium.
+    """
+
+    def __init__(self, digest: str, reason: str) -> None:
+        self.digest = digest
+        self.reason = reason
+        super().__init__(f"{digest}: {reason}")
+
+
+class EndpointError(RolloutsError):
+    """An HTTP endpoint cannot listen on its address: the port is in use, needs privileges, or the host is not local.
+
+    Cure: pass another port, or `port=0` for any that is free.
+    """
+
+    def __init__(self, host: str, port: int, reason: str) -> None:
+        self.host = host
+        self.port = port
+        super().__init__(
+            f"the metrics endpoint cannot listen on {host}:{port}: {reason}; pass another port, or port=0 for any "
+            "that is free"
+        )
+
+
+class SinkStartError(RolloutsError):
+    """A service that metrics are written to refuses them at the start. `service` is its name.
+
+    Cure: for Weights & Biases run `wandb login`, or choose the mode offline.
+    """
+
+    def __init__(self, service: str, reason: str, cure: str) -> None:
+        self.service = service
+        self.reason = reason
+        super().__init__(f"{service} cannot be started: {reason}; {cure}")
+
+
+class TrainingLogError(RolloutsError):
+    """A record of a file of mismatches is none of `TrainingLog`. `path` is the file, `record` the number.
+
+    Cure: delete the file if another program wrote it.
+    """
+
+    def __init__(self, path: str, record: int, reason: str) -> None:
+        self.path = path
+        self.record = record
+        self.reason = reason
+        super().__init__(f"{path}, record {record}: {reason}; delete the file if another program wrote it")

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rollouts.error_texts import describe_exception, is_unicode, short_repr
-from rollouts.errors import ArgumentError, RolloutsError
-from rollouts.numbers import finite_number
-from rollouts.thread_calls import call_on_thread
+from rollouts.calls import call_on_thread
+from rollouts.errors import ArgumentError, RolloutsError, describe_exception, is_unicode, short_repr
 from rollouts.trajectory.tree import Trajectory
+from rollouts.values import finite_number
 
 #: Names of reward parts that are not a reward's: what the environments themselves returned.
 _OWN_PARTS = ("environment",)

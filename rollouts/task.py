@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from rollouts.episodes.environment import Environment
-from rollouts.error_texts import is_unicode
-from rollouts.errors import ArgumentError
-from rollouts.numbers import whole_number
-from rollouts.signatures import call_error
+from rollouts.errors import ArgumentError, is_unicode
+from rollouts.values import call_error, whole_number
 from transport import wire_type
 
 

@@ -32,7 +32,7 @@ with atheris.instrument_imports(include=["transport"]):
     from transport import RecordReader, RecordWriter
     from transport.interop.inline_tensors import walk_decode_tensors, walk_encode_tensors
 
-from renderers.media.source import MediaSource
+from renderers.media.item import MediaSource
 
 LIMITS = transport.DecodeLimits(max_header_bytes=1 << 20, max_total_bytes=1 << 20)
 FRAMES, CONTAINER, TREE, FILE = range(4)

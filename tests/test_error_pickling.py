@@ -112,8 +112,8 @@ def test_the_walk_finds_the_errors_of_all_packages() -> None:
     assert {each.__module__ for each in found} >= {
         "renderers.errors",
         "renderers.parsing.literals",
-        "transport.link.errors",
-        "rollouts.cli.errors",
+        "transport.errors",
+        "rollouts.errors",
         "rollouts.episodes.errors",
     }
 

@@ -38,7 +38,7 @@ from transport.interop.inline_tensors import (
     walk_decode_tensors,
     walk_encode_tensors,
 )
-from transport.interop.step_media import drop_intermediate_multi_modal_data, restore_multi_modal_data
+from transport.interop.step_lists import drop_intermediate_multi_modal_data, restore_multi_modal_data
 from transport.records.reader import RecordReader, read_records
 from transport.records.rewriting import DroppedRecord, RepairReport, merge_record_files, repair_record_file
 from transport.records.writer import RecordWriter

@@ -22,8 +22,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
-from renderers.byte_lru import ByteLRU
-from renderers.media.source import MediaSource
+from renderers.media.item import MediaSource
+from renderers.process.caches import ByteLRU
 from transport.errors import MalformedError, MessageOrderError, TruncatedError
 from transport.wire import codec, container
 from transport.wire.limits import DEFAULT_LIMITS, DecodeLimits, require_limits

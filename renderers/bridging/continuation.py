@@ -10,18 +10,189 @@ compared. The results are cached; a bridge then does no work for the turns befor
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from renderers.bridging.probe_messages import ProbeMessages, unused_call_ids
-from renderers.bridging.turn_printer import TurnPrinter
-from renderers.errors import TemplateError
+from renderers.attribution import TurnEnd, TurnShape, regions, sampled_start, turn_end
+from renderers.errors import TemplateError, TemplateLimitError
 from renderers.messages import part_kind, without_media
 from renderers.parsing.format import Format
 from renderers.parsing.response import ParsedResponse
-from renderers.template.chat_template import Messages, Tools
-from renderers.template.probe_conversation import PROBE_TOOL
+from renderers.template.chat_template import Messages, Printed, Template, Tools
+from renderers.template.content_forms import PROBE_TOOL, ContentForms, ProbeConversation
+from renderers.tokens.encoding import BodyPolicy, PrintedControl, find_controls
+from renderers.tokens.tokenizer import TemplateTokenizer
+
+
+def unused_call_ids(used: Collection[str] = ()) -> Iterator[str]:
+    """Ids for tool calls that have none: nine letters and digits, as the strictest templates require."""
+    return (call_id for number in itertools.count() if (call_id := f"call{number:05d}") not in used)
+
+
+class ProbeMessages:
+    """Makes probe messages with their content in the form that a template reads.
+
+    No two messages of one conversation are equal: a template may find the last question by comparing messages
+    (Mistral's). `before` are the messages that the template requires before any question; usually none.
+    `arguments` is `object` or `json`: how the template reads the arguments of a tool call. `one_call`: whether the
+    template refuses turns with several, which is found by printing such a turn.
+    """
+
+    def __init__(self, template: Template, smallest: ProbeConversation, forms: ContentForms, arguments: str) -> None:
+        self._forms = forms
+        self._arguments: Any = {} if arguments == "object" else json.dumps({})
+        self.before = smallest.before
+        self.one_call = not self._is_printed(template, 2) and self._is_printed(template, 1)
+
+    def message(self, role: str, text: str, **fields: Any) -> dict[str, Any]:
+        return {"role": role, "content": self._forms.content(role, text), **fields}
+
+    def opening(self, media: Sequence[str] = ()) -> list[Mapping[str, Any]]:
+        """The shortest conversation that an assistant answers; its question shows media of these modalities."""
+        return [*self.before, self.question("question", media)]
+
+    def question(self, text: str, media: Sequence[str] = ()) -> dict[str, Any]:
+        """A question that shows media of these modalities before its text."""
+        if not media:
+            return self.message("user", text)
+        parts = [{"type": kind, kind: "<media>"} for kind in media]
+        return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
+
+    def call(self, call_id: str, name: str) -> dict[str, Any]:
+        """A tool call without arguments."""
+        return {"id": call_id, "type": "function", "function": {"name": name, "arguments": self._arguments}}
+
+    def turn(self, calls: Sequence[Mapping[str, Any]], *, has_text: bool = False) -> dict[str, Any]:
+        """An assistant's turn that makes these calls, with text beside them or without; without calls, only text.
+
+        It makes the first of them alone where the template refuses several.
+        """
+        if not calls:
+            return self.message("assistant", "turn")
+        made = list(calls[:1] if self.one_call else calls)
+        return self.message("assistant", "turn" if has_text else "", tool_calls=made)
+
+    def _is_printed(self, template: Template, count: int) -> bool:
+        """Whether the template prints a turn with this many calls and their results, or takes too long for it."""
+        ids = list(itertools.islice(unused_call_ids(), count))
+        turn = self.message("assistant", "", tool_calls=[self.call(each, "probe") for each in ids])
+        results = [self.message("tool", f"result {each}", tool_call_id=each, name="probe") for each in ids]
+        try:
+            template.print([*self.opening(), turn, *results], tools=[PROBE_TOOL])
+        except TemplateLimitError:
+            return True
+        except TemplateError:
+            return False
+        return True
+
+
+class Continued(NamedTuple):
+    """A print of (history, turn, new messages, generation prompt); `end` is the token that ends the turn."""
+
+    printed: Printed
+    controls: list[PrintedControl]
+    end: TurnEnd
+
+    @property
+    def extension_start(self) -> int:
+        """The character where the extension begins if the model has not sampled the token that ends the turn."""
+        return self.end.control.end if self.end.inside else self.end.control.start
+
+    @property
+    def kept_text(self) -> str:
+        """The text up to the token that ends the turn."""
+        return self.printed.text[: self.end.control.start]
+
+    @property
+    def extension(self) -> str:
+        """The text from `extension_start` on."""
+        return self.printed.text[self.extension_start :]
+
+
+class TurnPrinter:
+    """Prints conversations with a template and finds assistant turns in the printed text by their tokens."""
+
+    def __init__(
+        self,
+        template: Template,
+        tokenizer: TemplateTokenizer,
+        format: Format,
+        smallest: ProbeConversation,
+        body_policies: Mapping[str, BodyPolicy],
+    ) -> None:
+        """`smallest` is a question and answer that the template prints."""
+        self.template = template
+        self.tokenizer = tokenizer
+        self.stop_ids = [tokenizer.require_control_id(token, "the format") for token in format.stop_tokens]
+        self.reasoning_ids = (
+            None
+            if format.reasoning is None
+            else (tokenizer.encode_scaffold(format.reasoning.start), tokenizer.encode_scaffold(format.reasoning.end))
+        )
+        self._body_policies = body_policies
+        self.shape = self._turn_shape(smallest, format)
+        self.generation_prompt_ids = tokenizer.encode_scaffold(self.shape.generation_prompt)
+        self.empty_reasoning_ids = self._empty_reasoning(smallest, format)
+
+    def controls(self, printed: Printed, messages: Messages) -> list[PrintedControl]:
+        """The control tokens in a print of these messages."""
+        roles = [message["role"] for message in messages]
+        return find_controls(printed, self.tokenizer, roles, self._body_policies)
+
+    def print_continued(self, messages: Messages, turn: int, tools: Tools | None) -> Continued | None:
+        """Print a conversation up to the next prompt and find the end of assistant `turn`; None if nothing ends it."""
+        printed = self.template.print(messages, tools=tools, add_generation_prompt=True)
+        controls = self.controls(printed, messages)
+        region = regions(printed).get(turn)
+        if region is None:
+            return None
+        begin = sampled_start(printed, controls, region, self.shape)
+        end = turn_end(printed, controls, turn, region, begin, self.shape)
+        return None if end is None else Continued(printed, controls, end)
+
+    def print_history(self, messages: Messages, tools: Tools | None) -> str:
+        """The text of a conversation that ends with these messages."""
+        return self.template.print(messages, tools=tools).text
+
+    def print_prompt(self, messages: Messages, tools: Tools | None) -> str:
+        """The text before an assistant's turn, without the generation prompt."""
+        text = self.template.print(messages, tools=tools, add_generation_prompt=True).text
+        return text.removesuffix(self.shape.generation_prompt)
+
+    def _turn_shape(self, smallest: ProbeConversation, format: Format) -> TurnShape:
+        without = self.template.print(smallest.opening, tools=smallest.tools).text
+        prompt = self.template.print(smallest.opening, tools=smallest.tools, add_generation_prompt=True).text
+        controls = [match.text_range for match in self.tokenizer.controls(prompt)]
+        # A token that a template prints at the end of a conversation (eos) may begin like the generation prompt.
+        begin = next((i for i, (a, b) in enumerate(zip(without, prompt, strict=False)) if a != b), len(without))
+        begin = next((start for start, end in controls if start < begin < end), begin)
+        return TurnShape(
+            prompt[begin:],
+            tuple((start - begin, end - begin) for start, end in controls if start >= begin),
+            frozenset(self.stop_ids),
+            self._ids(format.history_ends),
+            self._ids(format.sampled_markers) | frozenset(self.stop_ids),
+        )
+
+    def _empty_reasoning(self, smallest: ProbeConversation, format: Format) -> list[int] | None:
+        """The ids that the template prints between the reasoning markers of a turn without reasoning.
+
+        None if it prints no markers there.
+        """
+        if format.reasoning is None:
+            return None
+        text = self.template.print([*smallest.opening, smallest.answer], tools=smallest.tools).text
+        _, opening, rest = text.partition(format.reasoning.start)
+        inside, closing, _ = rest.partition(format.reasoning.end)
+        return self.tokenizer.encode_scaffold(inside) if opening and closing else None
+
+    def _ids(self, tokens: Iterable[str]) -> frozenset[int]:
+        ids = (self.tokenizer.control_id(token) for token in tokens)
+        return frozenset(token_id for token_id in ids if token_id is not None)
+
 
 # A text that occurs in no real message.
 _PROBE_REASONING = "thought 5c1fe0a7"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
-from renderers.fork_reset import ProcessLock
+from renderers.process.fork_reset import ProcessLock
 from renderers.rendered import RenderedTokens
 
 ThinkingRetention = Literal["template", "tool_cycle", "all"]

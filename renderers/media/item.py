@@ -1,15 +1,69 @@
-"""A processed image or video: tensors, their names and scale, and the tokens that stand for it."""
+"""Media of a conversation: the bytes of a source, and an item as the model sees it."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 
-from renderers.media.source import MediaSource
+from renderers.errors import MediaDecodeError, MediaDigestError
+
+#: The first bytes of the forms for pixels that were not given as a file.
+IMAGE_MAGIC = b"mmpx"
+VIDEO_MAGIC = b"mmpv"
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class MediaSource:
+    """Immutable source bytes and the sha256 (hex) of exactly those bytes.
+
+    `data` is an encoded file (PNG, JPEG...) or the form that `renderers.media.decoding` writes for pixels
+    that were not given as a file. Two sources are equal when their digests are; the bytes are not compared. Raises
+    `MediaDecodeError` for a memoryview that is not contiguous.
+    """
+
+    digest: str
+    data: bytes | memoryview = field(repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _check_contiguous(self.data)
+
+    @classmethod
+    def of(cls, data: bytes | memoryview) -> Self:
+        """The source of `data`, with its digest computed."""
+        _check_contiguous(data)
+        return cls(hashlib.sha256(data).hexdigest(), data)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a memoryview, as decoding gives it, cannot be pickled
+        return type(self), (self.digest, bytes(self.data))
+
+    def verify(self) -> None:
+        """Raise `MediaDigestError` unless the bytes hash to the digest."""
+        actual = hashlib.sha256(self.data).hexdigest()
+        if actual != self.digest:
+            raise MediaDigestError(self.digest, actual)
+
+    @property
+    def is_pixels(self) -> bool:
+        """Whether `data` has a form of `renderers.media.decoding`."""
+        return bytes(self.data[:4]) in (IMAGE_MAGIC, VIDEO_MAGIC)
+
+    @property
+    def nbytes(self) -> int:
+        return memoryview(self.data).nbytes
+
+
+def _check_contiguous(data: bytes | memoryview) -> None:
+    if type(data) is memoryview and not data.c_contiguous:
+        raise MediaDecodeError("the bytes of the medium are a memoryview that is not contiguous; pass bytes(view)")
+
+
+# A processed image or video: tensors, their names and scale, and the tokens that stand for it.
+
 
 Modality = Literal["image", "video"]
 
@@ -68,7 +122,7 @@ class MediaItem(Mapping[str, np.ndarray]):
     shape (t*h*w, 3 * temporal_patch * patch * patch), `item["image_grid_thw"]` is int64 of shape (3,); a video has
     `pixel_values_videos` and `video_grid_thw`. `fields` describes for each tensor how items are combined in a batch.
     `mm_hash` identifies exactly these pixels: the source's digest and the fingerprint of the processor that made them.
-    `scale` turns uint8 pixels into floats (`renderers.vision.normalise`); None where the model takes the tensors
+    `scale` turns uint8 pixels into floats (`renderers.vision.patches`); None where the model takes the tensors
     unchanged.
 
     `num_tokens` is the number of tokens that stand for the item's features. `expansion` replaces the media marker; None

@@ -14,17 +14,23 @@ import numpy as np
 from PIL import Image
 
 from renderers.errors import MediaDecodeError, MediaError, MediaLimitError, MediaPolicyError, MediaTypeError, short_repr
-from renderers.fork_reset import ProcessLock
-from renderers.media.decoding import decode_image
+from renderers.media.decoding import (
+    array_to_raw,
+    decode_image,
+    frames_to_raw,
+    image_to_raw,
+    is_raw,
+    is_raw_video,
+    raw_video_size,
+)
+from renderers.media.item import MediaSource
 from renderers.media.paths import open_allowed, path_of_url, read_path
 from renderers.media.policy import MediaPolicy
-from renderers.media.raw import array_to_raw, frames_to_raw, image_to_raw, is_raw, is_raw_video, raw_video_size
-from renderers.media.reference_cache import FileState
 from renderers.media.sniffing import check_type
-from renderers.media.source import MediaSource
-from renderers.media.store import MediaStore
+from renderers.media.store import FileState, MediaStore
 from renderers.media.urls import allowed_target
 from renderers.messages import VIDEO_PART_TYPES, media_value
+from renderers.process.fork_reset import ProcessLock
 
 # A single letter and a colon is a drive, not a scheme.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")

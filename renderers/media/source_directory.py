@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from renderers.errors import MediaStoreError
-from renderers.fork_reset import register_fork_reset
-from renderers.media.source import MediaSource
+from renderers.media.item import MediaSource
+from renderers.process.fork_reset import register_fork_reset
 
 _log = logging.getLogger("renderers")
 

@@ -3,17 +3,184 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, NamedTuple, Self
 
-from renderers.byte_lru import ByteLRU
 from renderers.errors import MediaStoreError
-from renderers.fork_reset import ProcessLock
-from renderers.media.item import MediaItem
-from renderers.media.reference_cache import ReferenceCache
-from renderers.media.source import MediaSource
+from renderers.media.item import MediaItem, MediaSource
 from renderers.media.source_directory import SourceDirectory
+from renderers.process.caches import ByteLRU
+from renderers.process.fork_reset import ProcessLock
+
+# The bytes of an entry besides its key: the tuple, the weak reference, the place in the table.
+_REFERENCE_BYTES = 448
+# Data URLs up to this many characters are hashed as a whole.
+_MAX_FULLY_HASHED = 4096
+# The coarsest time stamps of file systems in use.
+_COARSEST_TIME_NS = 2_000_000_000
+
+
+class FileState(NamedTuple):
+    """The state of a file. Another file under the same path, or other contents, give another `FileState`."""
+
+    path: str
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int  # also changes when a program writes in place and then restores mtime
+
+    @classmethod
+    def from_status(cls, path: str | os.PathLike[str], status: os.stat_result) -> Self | None:
+        """Call it before the file is read: if the file changes in between, what was read is never found again.
+
+        None for a file that changed within the last two seconds: its next change may leave the same times.
+        """
+        if time.time_ns() - status.st_ctime_ns < _COARSEST_TIME_NS:
+            return None
+        times = (status.st_mtime_ns, status.st_ctime_ns)
+        return cls(os.fspath(path), status.st_dev, status.st_ino, status.st_size, *times)
+
+
+class _DataURL:
+    """A data URL as a key. It is hashed by a few samples: URLs with equal samples are distinguished by comparison,
+    which is quicker than hashing megabytes.
+    """
+
+    __slots__ = ("_hash", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        if len(text) <= _MAX_FULLY_HASHED:
+            self._hash = hash(text)
+        else:
+            starts = (len(text) // 4, len(text) // 2, len(text) // 4 * 3, len(text) - 64)
+            self._hash = hash((len(text), *(text[start : start + 64] for start in starts)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _DataURL) and self.text == other.text
+
+
+_ReferenceKey = int | str | FileState | _DataURL
+
+
+class _Entry(NamedTuple):
+    source: weakref.ref[MediaSource]
+    digest: str
+    copy: bytes | None  # bytes other than the source's own object, kept alive so that no other object gets their id
+
+
+class ReferenceCache:
+    """Immutable reference -> the source that was loaded from it; the least recently used is evicted first.
+
+    - `bytes` are found by identity: the very same object, while it is alive.
+    - data URLs are found by value; the string is kept and compared, which is quicker than hashing it.
+    - `http:` and `https:` URLs are found by value and keep their source: a URL has the meaning of its first fetch until
+      it is evicted, whatever the server would answer by then.
+    - a file is found by its `FileState` from before it was read.
+
+    Other values (bytearray, arrays, PIL images, paths) can change and are never cached. Sources are referenced weakly,
+    except those of URLs: a source that the store evicts is not kept alive here. The caller checks first whether the
+    policy allows a reference. Safe for threads.
+
+    One half of `max_bytes` is for the references themselves, and for bytes that equal their source's but are another
+    object; the other half is for the sources of URLs. With `find` (digest -> source or None) a URL whose source was
+    evicted still has that source for as long as `find` finds it. `find` is a weak reference, because a cycle would hold
+    megabytes until garbage collection.
+    """
+
+    def __init__(
+        self, max_bytes: int, find: weakref.ReferenceType[Callable[[str], MediaSource | None]] | None = None
+    ) -> None:
+        self.max_bytes = max_bytes
+        self._find = find
+        self._entries: ByteLRU[_ReferenceKey, _Entry] = ByteLRU(max_bytes // 2)
+        self._url_sources: ByteLRU[str, MediaSource] = ByteLRU(max_bytes // 2)  # by digest
+        self._lock = ProcessLock()
+
+    def get(self, value: object) -> MediaSource | None:
+        """The source that was loaded from `value`, or None."""
+        key = _key(value)
+        if key is None:
+            return None
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        source = entry.source()
+        if _is_web_url(key):
+            find = None if self._find is None else self._find()
+            if source is None and find is not None:
+                source = find(entry.digest)
+            if source is not None:
+                self._add_url_source(source)
+        # An entry may outlive its bytes, and other bytes may have got the same id. The entry is valid if the source or
+        # the entry itself holds the very object.
+        if source is not None and (type(value) is not bytes or source.data is value or entry.copy is value):
+            return source
+        with self._lock:
+            if self._entries.get(key) is entry:
+                self._entries.pop(key)
+        return None
+
+    def put(self, value: object, source: MediaSource) -> MediaSource:
+        """Cache `source` under `value`, if `value` is immutable and not too large.
+
+        Returns `source`, or for a URL that is cached already the source cached for it.
+        """
+        key = _key(value)
+        if key is None:
+            return source
+        cached = self.get(key) if _is_web_url(key) else None
+        if cached is not None:
+            return cached
+        copy = value if type(value) is bytes and source.data is not value else None
+        text = key.text if isinstance(key, _DataURL) else None
+        nbytes = _REFERENCE_BYTES + sum(sys.getsizeof(held) for held in (key, copy, text) if held is not None)
+        if nbytes > self.max_bytes // 2:
+            return source
+        with self._lock:
+            if _is_web_url(key):
+                entry = self._entries.get(key)
+                cached = None if entry is None else entry.source()
+                if cached is not None:  # another thread has fetched it meanwhile
+                    return cached
+                self._add_url_source(source)
+            self._entries.put(key, _Entry(weakref.ref(source), source.digest, copy), nbytes)
+        return source
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in use, as counted against `max_bytes`."""
+        return self._entries.nbytes + self._url_sources.nbytes
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def _add_url_source(self, source: MediaSource) -> None:
+        if self._url_sources.get(source.digest) is None:
+            self._url_sources.put(source.digest, source, source.nbytes + _REFERENCE_BYTES)
+
+
+def _key(value: Any) -> _ReferenceKey | None:
+    """The key of an immutable value. Exact types only: a subclass may define its own equality."""
+    kind = type(value)
+    if kind is bytes:
+        return id(value)
+    if kind is FileState or _is_web_url(value):
+        return value  # type: ignore[no-any-return]
+    return _DataURL(value) if kind is str and value[:5].lower() == "data:" else None
+
+
+def _is_web_url(key: object) -> bool:
+    return type(key) is str and key[:8].lower().startswith(("http://", "https://"))
+
 
 # The bytes of an entry besides arrays and source bytes: a million thumbnails then count as more than nothing.
 _ENTRY_BYTES = 1024

@@ -22,12 +22,19 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from renderers.errors import MediaDecodeError, MediaTypeError
-from renderers.media.deadline import Deadline, TimedBytes
-from renderers.media.decoding import check_decoding_cost, count_frames, decode_errors, decoder_versions, to_rgb
-from renderers.media.policy import MediaPolicy
-from renderers.media.raw import image_planes, is_raw_video, raw_video_frames
+from renderers.media.decoding import (
+    check_decoding_cost,
+    count_frames,
+    decode_errors,
+    decoder_versions,
+    image_planes,
+    is_raw_video,
+    raw_video_frames,
+    to_rgb,
+)
+from renderers.media.item import MediaSource
+from renderers.media.policy import Deadline, MediaPolicy, TimedBytes
 from renderers.media.sniffing import sniff
-from renderers.media.source import MediaSource
 
 if TYPE_CHECKING:
     from av.container import InputContainer

@@ -15,8 +15,7 @@ import jinja2.nodes as nodes
 import jinja2.parser
 
 from renderers.template.operation_costs import added, listed, multiplied, raised_to, sliced
-from renderers.template.traced import loop_mark, traced_join
-from renderers.template.traced_inputs import TracedMessage
+from renderers.template.traced import TracedMessage, loop_mark, traced_join
 from renderers.template.work_limit import STEP, TemplateRun
 
 #: The variable of a template run that holds its `TemplateRun`.

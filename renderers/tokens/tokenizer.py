@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from tokenizers import Encoding, Tokenizer
 
-from renderers.byte_lru import ByteLRU
 from renderers.errors import InvalidFileError, MissingTokenError, TokenizerError
-from renderers.file_reading import read_json
+from renderers.process.caches import ByteLRU
+from renderers.process.files import read_json
 from renderers.tokens.added_tokens import AddedToken, ControlMatch, ControlPattern, added_tokens
 from renderers.tokens.ascii_encoder import AsciiEncoder
 

@@ -12,13 +12,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, NamedTuple
 
-from renderers.available_cores import available_cores
-from renderers.daemon_threads import DaemonThreads
 from renderers.errors import BlockingFetchError, MediaError, UnsupportedModalityError
-from renderers.fork_reset import register_fork_reset
-from renderers.media.item import MediaItem, Modality
-from renderers.media.source import MediaSource
+from renderers.media.item import MediaItem, MediaSource, Modality
 from renderers.messages import IMAGE_PART_TYPES, media_parts, media_value
+from renderers.process.fork_reset import register_fork_reset
+from renderers.process.threads import DaemonThreads, available_cores
 from renderers.vision.media_markers import LocatedItem
 from renderers.vision.processor import MediaProcessor
 

@@ -1,16 +1,52 @@
-"""The interface of media processors, a base for those with a store, and the check of processors that users pass."""
+"""Processors: what they make of media, the interface, and which one a model directory has."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
 
+import numpy as np
+
 from renderers.errors import ConfigError, MediaError
-from renderers.media.item import MediaItem, Modality
+from renderers.media.item import MediaItem, MediaSource, Modality
 from renderers.media.policy import MediaPolicy
-from renderers.media.source import MediaSource
 from renderers.media.store import MediaStore
+from renderers.vision.patches import normalised
+
+
+@dataclass(frozen=True, eq=False)
+class ProcessorOutput(Mapping[str, np.ndarray]):
+    """A mapping from tensor name to array, as a transformers processor returns it for one image or video.
+
+    Pixels are float32, made each time they are read; a tensor of which the item is one row of the batch has a leading
+    axis of length 1, so that the tensors of several items are concatenated along axis 0. `item` holds the tensors in
+    their canonical form: uint8 pixels, without that axis.
+    """
+
+    item: MediaItem
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        tensor = self.item.tensors[name]
+        is_pixels = self.item.scale is not None and (not isinstance(tensor, np.ndarray) or tensor.dtype == np.uint8)
+        array = normalised(self.item, name) if is_pixels else self.item[name]
+        field = self.item.fields.get(name)
+        return array[None] if field is not None and field.kind == "batched" else array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.item.tensors)
+
+    def __len__(self) -> int:
+        return len(self.item.tensors)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both are views of equal items."""
+        return isinstance(other, ProcessorOutput) and self.item == other.item
+
+    def __hash__(self) -> int:
+        return hash(self.item)
+
 
 ImageBackend = Literal["torchvision", "pillow"]
 """The backend of transformers whose resampling and arithmetic the pixels follow."""

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from renderers.errors import ConfigError, InvalidFileError, LoadError, short_repr
-from renderers.file_reading import read_json
 from renderers.media.item import Modality
 from renderers.media.policy import MediaPolicy
 from renderers.media.store import MediaStore
+from renderers.process.files import read_json
 from renderers.tokens.tokenizer import TemplateTokenizer
 from renderers.vision.media_loader import MediaLoader
 from renderers.vision.processor import ImageBackend, MediaProcessor
@@ -55,8 +55,14 @@ def load_media(
     policy = policy or MediaPolicy()
     store = MediaStore() if store is None else store
 
-    from renderers.vision.qwen_vl import QwenVLConfig, QwenVLProcessor, is_qwen_vl_image_config
-    from renderers.vision.qwen_vl_video import QwenVLVideoConfig, QwenVLVideoProcessor, is_qwen_vl_video_config
+    from renderers.vision.qwen_vl import (
+        QwenVLConfig,
+        QwenVLProcessor,
+        QwenVLVideoConfig,
+        QwenVLVideoProcessor,
+        is_qwen_vl_image_config,
+        is_qwen_vl_video_config,
+    )
 
     is_qwen_vl = not image or is_qwen_vl_image_config(image)
     if not (image or video) or not is_qwen_vl or (video and not is_qwen_vl_video_config(video)):

@@ -16,10 +16,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from renderers import RendererError
-from rollouts.error_texts import text_with_notes
-from rollouts.errors import RolloutsError
-from rollouts.terminal.log_lines import make_log_printable
-from rollouts.terminal.text import print_error
+from rollouts.errors import RolloutsError, text_with_notes
+from rollouts.terminal.interrupts import make_log_printable
+from rollouts.terminal.table import print_error
 from transport import TransportError
 
 FAILED: Final = 2

@@ -7,19 +7,18 @@ from typing import Annotated
 import typer
 
 from rollouts.cli.command_group import APP_SETTINGS, Command, CommandGroup
-from rollouts.cli.demo_command import demo
+from rollouts.cli.demo import demo
 from rollouts.cli.doctor.command import doctor
-from rollouts.cli.env_command import env, installed_version
-from rollouts.cli.init.command import init
-from rollouts.cli.media.commands import media_commands
-from rollouts.cli.render.command import render
-from rollouts.cli.report.command import report
+from rollouts.cli.env import env, installed_version
+from rollouts.cli.init import init
+from rollouts.cli.media import media_commands
+from rollouts.cli.render import render
+from rollouts.cli.report import report
 from rollouts.cli.run.command import run
-from rollouts.cli.serve.command import serve
+from rollouts.cli.serve import serve
 from rollouts.cli.traj.commands import traj_commands
-from rollouts.cli.view.command import view
-from rollouts.cli.worker.command import worker
-from rollouts.cli.worker.keys_command import keys
+from rollouts.cli.view import view
+from rollouts.cli.worker import keys, worker
 
 app = typer.Typer(cls=CommandGroup, **APP_SETTINGS)
 app.add_typer(media_commands, name="media")

@@ -16,28 +16,120 @@ from typing import Protocol
 import msgpack
 import numpy as np
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as RichProgress
 from transformers.utils import logging as transformers_logging
 
 from renderers import load_renderer
 from renderers.vision.processor import MediaProcessor
-from rollouts.demo.curriculum import Curriculum
-from rollouts.demo.digits import DigitsEnvironment, DigitSet, load_digit_sets
-from rollouts.demo.messages import Learn, WarmStart
-from rollouts.demo.output_directory import episodes_file, remove_earlier_episodes
-from rollouts.demo.progress import Progress
-from rollouts.demo.recipe import ATTENTION, TARGETS, Recipe
-from rollouts.demo.trainer_process import TrainerProcess
+from rollouts.demo.task import (
+    ATTENTION,
+    TARGETS,
+    Curriculum,
+    DigitsEnvironment,
+    DigitSet,
+    Learn,
+    Recipe,
+    WarmStart,
+    load_digit_sets,
+)
+from rollouts.demo.trainer import TrainerProcess
 from rollouts.engines.local import LocalEngine
 from rollouts.engines.protocol import Engine, SamplingParams
 from rollouts.engines.vllm import VLLMEngine
-from rollouts.episodes.episode import EpisodeSpec
-from rollouts.episodes.runner import run_episodes
+from rollouts.episodes.episode import EpisodeSpec, run_episodes
 from rollouts.episodes.turns import derived_seed
+from rollouts.files import replaced_file
 from rollouts.observability import TrainingLog
-from rollouts.replaced_file import replaced_file
+from rollouts.observability.training_log import MISMATCH_FILE, TRAINING_FILE
+from rollouts.terminal.table import Column, print_table
 from rollouts.testing import tiny_qwen3_vl
 from rollouts.trajectory.tree import Trajectory
-from transport import RecordWriter
+from transport import RecordReader, RecordWriter
+from transport.records.file_lock import check_unlocked, locked
+
+
+def episodes_file(out: Path) -> Path:
+    return out / "trajectories.mmr"
+
+
+def prepare_output(out: Path) -> None:
+    """Create the directory before the slow work begins.
+
+    Raises `OSError`, and `FileLockedError` if another run is writing its episodes there.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    if episodes_file(out).exists():
+        check_unlocked(episodes_file(out))
+
+
+def remove_earlier_episodes(out: Path) -> None:
+    """Delete the episodes and the training log of an earlier run. Raises the errors of `prepare_output`."""
+    for records in (episodes_file(out), out / MISMATCH_FILE):
+        if records.exists():
+            with locked(records):
+                records.unlink()
+    (out / TRAINING_FILE).unlink(missing_ok=True)
+
+
+def interrupted_message(out: Path, started_at: float) -> str:
+    """Return the message after Ctrl-C. It names the file only if this run (started at `started_at`, epoch) wrote it."""
+    if has_episodes(out, started_at):
+        return f"interrupted; the episodes so far are in {episodes_file(out)}"
+    return "interrupted before the first episode"
+
+
+def has_episodes(out: Path, started_at: float) -> bool:
+    """Whether this run (started at `started_at`, epoch) wrote episodes: the file is made before the first of them."""
+    episodes = episodes_file(out)
+    if not episodes.exists() or episodes.stat().st_mtime < started_at:
+        return False
+    with RecordReader(episodes) as reader:
+        return len(reader) > 0
+
+
+_WIDTH_WITH_ALL_FIGURES = 88  # columns
+_WIDTH_WITH_BAR = 112  # columns; on a narrower terminal the bar would leave too little room for the figures
+
+
+class Progress(RichProgress):
+    """One bar for the warm start, one for RL, and one line for each evaluation."""
+
+    def __init__(self, console: Console, recipe: Recipe) -> None:
+        super().__init__(
+            TextColumn("{task.description}"),
+            *([BarColumn(bar_width=24)] if console.width >= _WIDTH_WITH_BAR else []),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[figures]}"),
+            refresh_per_second=2,
+            console=console,
+        )
+        self._recipe = recipe
+        self._warm = self.add_task("warm start", total=recipe.sft_max_steps, figures="")
+        self._rl = self.add_task("RL", total=recipe.rl_steps, figures="", start=False)
+
+    def update_warm_start(self, steps: int, loss: float, accuracy: float) -> None:
+        done = accuracy >= self._recipe.sft_target
+        self.update(
+            self._warm,
+            completed=steps,
+            total=steps if done else self._recipe.sft_max_steps,
+            figures=f"loss {loss:.3f}  accuracy {accuracy:.2f}",
+        )
+
+    def update_rl(self, step: int, accuracy: float, reward: float, mismatch: float, seconds: float) -> None:
+        self.start_task(self._rl)
+        figures = f"accuracy {accuracy:.3f}  mismatch {mismatch:.0e}"
+        if self.console.width >= _WIDTH_WITH_ALL_FIGURES:
+            figures += f"  reward {reward:.3f}  {seconds:.1f} s/step"
+        self.update(self._rl, completed=step, figures=figures)
+
+    def print_evaluation(self, step: int, accuracy: float) -> None:
+        self.console.print(f"step {step:>3}: held-out first-try accuracy {accuracy:.3f}")
 
 
 class Policy(Engine, Protocol):
@@ -316,3 +408,61 @@ def _peak_memory_gb() -> float:
     unit = 1 if sys.platform == "darwin" else 1024
     peaks = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(peaks) * unit / 2**30
+
+
+def print_results(results: Results, console: Console) -> None:
+    """Print a table with a row for each figure: its value before and after RL, and its target."""
+    lift = results.after.accuracy - results.before.accuracy
+    stale = results.stale_mismatches
+    ratio = results.full_step_bytes / max(1, results.wire_bytes)
+    before, after, blank = results.before, results.after, results.blank
+    empty = ("", "", "", "")
+    accuracies = f">= {results.recipe.target_accuracy} and +{TARGETS.lift}"
+    size = f"{_megabytes(results.wire_bytes)} / {_megabytes(results.full_step_bytes)} ({ratio:.0f}x)"
+    rows = [
+        ("held-out first-try accuracy", f"{before.accuracy:.3f}", f"{after.accuracy:.3f} ({lift:+.3f})", accuracies),
+        ("held-out mean reward", f"{before.reward:.3f}", f"{after.reward:.3f}", ""),
+        ("control: images blanked", "", f"{blank.accuracy:.3f}", f"{TARGETS.blank_low} to {TARGETS.blank_high}"),
+        empty,
+        ("max mismatch (nats)", "", f"{results.max_mismatch:.2e}", f"< {TARGETS.max_mismatch:.0e}, every step"),
+        ("mean mismatch (nats)", "", f"{results.mean_mismatch:.2e}", ""),
+        *([("max mismatch just before each update", "", f"{min(stale):.2e} to {max(stale):.2e}", "")] if stale else []),
+        empty,
+        ("episodes / turns", "", f"{results.episodes:,} / {results.turns:,}", ""),
+        ("tokens / of them sampled", "", f"{results.tokens:,} / {results.sampled_tokens:,}", ""),
+        ("images shown / distinct", "", f"{results.images:,} / {results.distinct_images:,}", ""),
+        ("bridged turns / refused", "", f"{results.bridged:,} / {results.bridge_refused:,}", ""),
+        ("bytes over the wire / naive form", "", size, ""),
+        ("trajectory file", "", _megabytes(results.file_bytes), ""),
+        empty,
+        ("time", "", f"{results.seconds:.0f} s", ""),
+        ("peak memory, both processes", "", f"{results.peak_memory_gb:.2f} GB", f"< {TARGETS.max_memory_gb} GB"),
+    ]
+    headings = ("before RL", "after RL", "must reach")
+    columns = [Column("figure", min_width=16), *(Column(heading, min_width=9) for heading in headings)]
+    console.print(f"rollouts demo, seed {results.seed}")
+    print_table(columns, rows, console)
+
+
+def plot_curves(results: Results, path: Path) -> None:
+    """Plot accuracy and mismatch by RL step to a PNG file."""
+    figure = Figure(figsize=(11, 4))
+    accuracy, mismatch = figure.subplots(1, 2)
+    steps = [step.step for step in results.steps]
+    accuracy.plot(steps, [step.train_accuracy for step in results.steps], color="0.7", label="training digits")
+    held_out = {0: results.before.accuracy, **results.held_out}
+    accuracy.plot(list(held_out), list(held_out.values()), marker="o", label="held-out digits")
+    accuracy.axhline(results.blank.accuracy, linestyle=":", color="tab:red", label="held-out, images blanked")
+    accuracy.set(xlabel="RL step", ylabel="first-try accuracy", ylim=(0, 1))
+    accuracy.legend(loc="lower right")
+    mismatch.semilogy(steps, [step.max_mismatch for step in results.steps], label="max")
+    mismatch.semilogy(steps, [step.mean_mismatch for step in results.steps], label="mean")
+    mismatch.axhline(TARGETS.max_mismatch, linestyle=":", color="tab:red", label="must stay below")
+    mismatch.set(xlabel="RL step", ylabel="|log p(sampler) - log p(trainer)|")
+    mismatch.legend(loc="center right")
+    figure.tight_layout()
+    FigureCanvasAgg(figure).print_figure(path, dpi=120)
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB"

@@ -11,17 +11,16 @@ from typing import Any, Protocol, cast
 from renderers import Message, Renderer, RendererPool
 from renderers.messages import check_messages, media_parts
 from rollouts.engines.protocol import Engine, SamplingParams
-from rollouts.episodes.activity import EpisodeActivity
+from rollouts.episodes.calls import renderer_pool
 from rollouts.episodes.context import EpisodeContext, GeneratedTurn
+from rollouts.episodes.deadlines import OVERLONG_ERRORS, EpisodeActivity, EpisodeLimits, overlong_limit
 from rollouts.episodes.environment import StepResult, resolve
 from rollouts.episodes.errors import EpisodeArgumentError
-from rollouts.episodes.limits import OVERLONG_ERRORS, EpisodeLimits, overlong_limit
-from rollouts.episodes.renderer_calls import renderer_pool
 from rollouts.episodes.turns import EpisodeSettings, SampledTurn, TurnRecorder, derived_seed
 from rollouts.errors import RolloutsError
-from rollouts.numbers import whole_number
 from rollouts.rewards import Reward, rewards_of, score_episode
 from rollouts.trajectory.tree import Trajectory
+from rollouts.values import whole_number
 
 
 class UserSimulationError(RolloutsError):

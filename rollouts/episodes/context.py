@@ -10,13 +10,12 @@ from typing import Any, Protocol
 
 from renderers import Message, RendererPool
 from rollouts.engines.protocol import Engine, SamplingParams
-from rollouts.episodes.environment import Environment
-from rollouts.episodes.environment_calls import check_environment, close_environment
+from rollouts.episodes.deadlines import OVERLONG_ERRORS, max_turns_limit, overlong_limit
+from rollouts.episodes.environment import Environment, check_environment, close_environment
 from rollouts.episodes.errors import EpisodeArgumentError, EpisodeLimitError
-from rollouts.episodes.limits import OVERLONG_ERRORS, max_turns_limit, overlong_limit
 from rollouts.episodes.turns import Prompt, SampledTurn, TurnRecorder, derived_seed
-from rollouts.error_texts import is_unicode
-from rollouts.numbers import whole_number
+from rollouts.errors import is_unicode
+from rollouts.values import whole_number
 
 
 @dataclass(frozen=True, slots=True)

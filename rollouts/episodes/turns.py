@@ -5,28 +5,199 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn, cast
 
-from renderers import Message, ParsedResponse, RenderedTokens, RendererPool
+from renderers import Message, ParsedResponse, ParsedToolCall, RenderedTokens, RendererError, RendererPool
 from renderers.errors import MediaError, MessageError
+from renderers.messages import is_media_part, with_medium
 from rollouts.engines.protocol import (
     Completion,
     Engine,
+    FinishReason,
     GenerateRequest,
     SamplingParams,
+    TokenListener,
+    check_result,
+    is_streaming,
 )
-from rollouts.episodes.activity import EpisodeActivity, TurnSeconds
-from rollouts.episodes.deadlines import EpisodeDeadlines, UpdatePauses
-from rollouts.episodes.engine_calls import expecting_request, generate_completion, known_vocab_size
-from rollouts.episodes.errors import EpisodeLimitError, raise_naming_origin
-from rollouts.episodes.limits import EpisodeLimits, max_turns_limit
-from rollouts.episodes.own_messages import keep_media, own_messages, own_tools
-from rollouts.episodes.renderer_calls import RendererCalls
-from rollouts.episodes.short_calls import ShortCalls
-from rollouts.errors import TrajectoryFinishedError
+from rollouts.episodes.calls import RendererCalls, ShortCalls
+from rollouts.episodes.deadlines import (
+    EpisodeActivity,
+    EpisodeDeadlines,
+    EpisodeLimits,
+    TurnSeconds,
+    UpdatePauses,
+    max_turns_limit,
+)
+from rollouts.episodes.errors import EnvironmentProtocolError, EpisodeLimitError, ends_task, raise_naming_origin
+from rollouts.errors import (
+    EngineFailedError,
+    GenerationInterruptedError,
+    RolloutsError,
+    TrajectoryFinishedError,
+    describe_exception,
+)
+from rollouts.trajectory.provenance import MediaOfParts
+from rollouts.trajectory.storable import copied_mapping, plain_copy
 from rollouts.trajectory.tree import Trajectory
+from rollouts.values import whole_number
+
+#: Models pad their embedding by fewer rows than this beyond the tokenizer's ids, and a policy may sample such a row.
+_MAX_PADDING = 4096
+
+
+async def generate_completion(engine: Engine, request: GenerateRequest, vocab_size: int | None) -> Completion:
+    """The one completion of a request, which has `n` 1. Raises as `generate_completions`."""
+    try:
+        result = await engine.generate(request)
+        check_result(request, result, vocab_size=vocab_size)
+    except BaseException as error:  # noqa: BLE001  raised below
+        _raise_engine_error(error, engine, request)
+    completion: Completion = result.completions[0]
+    if completion.finish_reason is FinishReason.STOP or completion.finish_reason is FinishReason.LENGTH:
+        return completion
+    check_uninterrupted(request, result.completions)
+    return completion
+
+
+async def generate_completions(
+    engine: Engine, request: GenerateRequest, vocab_size: int | None, listen: TokenListener | None = None
+) -> list[Completion]:
+    """The completions of a request, by index, none of which was interrupted. Raises as `generated`."""
+    completions = await generated(engine, request, vocab_size, listen)
+    check_uninterrupted(request, completions)
+    return completions
+
+
+async def generated(
+    engine: Engine, request: GenerateRequest, vocab_size: int | None, listen: TokenListener | None = None
+) -> list[Completion]:
+    """The completions of a request, by index. `listen` receives their tokens earlier, if the engine streams them.
+
+    Raises `EngineError`; `EngineFailedError` if the engine raises an exception that is not of this distribution.
+    """
+    try:
+        if listen is not None and is_streaming(engine):
+            result = await engine.generate_streamed(request, listen)
+        else:
+            result = await engine.generate(request)
+        check_result(request, result, vocab_size=vocab_size)
+    except BaseException as error:  # noqa: BLE001  raised below
+        _raise_engine_error(error, engine, request)
+    return sorted(result.completions, key=lambda completion: completion.index)
+
+
+def _raise_engine_error(error: BaseException, engine: Engine, request: GenerateRequest) -> NoReturn:
+    """Raise what an episode raises for an exception of its engine, which may be anything."""
+    try:
+        if isinstance(error, (RolloutsError, RendererError)) or ends_task(error):
+            raise error
+        text = f"{type(engine).__name__} raised {describe_exception(error)}"
+        raise EngineFailedError(request.request_id, text) from error
+    finally:
+        del error  # it refers to this frame
+
+
+def check_uninterrupted(request: GenerateRequest, completions: Iterable[Completion]) -> None:
+    """Raises `GenerationInterruptedError` for a completion that the engine ended before its end."""
+    for completion in completions:
+        if completion.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
+            raise GenerationInterruptedError(
+                request.request_id, f"generation ended with {completion.finish_reason.value!r}"
+            )
+
+
+def known_vocab_size(engine: object, renderer: object) -> int | None:
+    """The number of token ids of the model: the engine's `vocab_size`, else the tokenizer's plus padding, else None."""
+    engine_size = whole_number(getattr(engine, "vocab_size", None))
+    if engine_size is not None:
+        return engine_size
+    tokenizer = getattr(getattr(renderer, "renderer", renderer), "tokenizer", None)
+    tokenizer_size = whole_number(getattr(tokenizer, "vocab_size", None))
+    return None if tokenizer_size is None else tokenizer_size + _MAX_PADDING
+
+
+def expecting_request(engine: Any) -> AbstractContextManager[None]:
+    """Announces a request that is being prepared to an engine that batches requests (see `Engine`)."""
+    announce = getattr(engine, "expecting_request", nullcontext)
+    announcement: AbstractContextManager[None] = announce()
+    return announcement
+
+
+# The messages of an episode as its prompts have them: what an environment changes afterwards has no effect on them.
+
+
+def own_messages(messages: Sequence[Message]) -> Sequence[Message]:
+    """Copies of messages. Their images and videos are shared, until `keep_media` replaces them.
+
+    What the renderer refuses is returned as it is.
+    """
+    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
+        return messages
+    return [_own_message(message) for message in messages]
+
+
+def keep_media(messages: Sequence[Message], prompt: RenderedTokens) -> None:
+    """Replace the images and videos of messages, those of `own_messages`, by their sources.
+
+    `prompt` ends with the messages. A buffer that an environment uses for every picture may change from now on.
+    """
+    contents: list[list[Any]] = [
+        cast(list[Any], message["content"]) for message in messages if isinstance(message.get("content"), list)
+    ]
+    places = [(content, index) for content in contents for index, part in enumerate(content) if is_media_part(part)]
+    if not places:
+        return
+    media = [] if prompt.multi_modal_data is None else prompt.multi_modal_data.items_with_ranges()
+    items = MediaOfParts(item for item, _ in media[-len(places) :])
+    for content, index in places:
+        item = items.take(content[index])
+        if item is None:
+            return  # `Trajectory.add_turn` refuses messages with more media than the prompt
+        part = {key: value for key, value in content[index].items() if key != "fps"}  # a source has its own
+        content[index] = with_medium(part, item.source)
+
+
+def own_tools(tools: Any) -> Any:
+    """A copy of tools. What contains itself is returned as it is; the renderer refuses it."""
+    try:
+        return plain_copy(tools)
+    except RecursionError:
+        return tools
+
+
+def _own_message(message: Message) -> Message:
+    if type(message) is dict and len(message) == 2 and type(message.get("content")) is str:
+        return message.copy()  # the usual message: a role and a text
+    if not isinstance(message, Mapping):
+        return message
+    try:
+        return cast(Message, {key: _own_value(key, value) for key, value in message.items()})
+    except RecursionError:  # it contains itself; `Trajectory.add_turn` refuses it
+        return message
+
+
+def _own_value(key: str, value: Any) -> Any:
+    if key == "content" and isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray)):
+        return [_own_part(part) for part in value]
+    if key == "tool_calls" and isinstance(value, (list, tuple)):
+        return [_own_call(call) for call in value]
+    return plain_copy(value)
+
+
+def _own_part(part: Any) -> Any:
+    if not isinstance(part, Mapping):
+        return part
+    return dict(part) if is_media_part(part) else copied_mapping(part)
+
+
+def _own_call(call: Any) -> Any:
+    if isinstance(call, ParsedToolCall):
+        call = {"id": call.id, "name": call.name, "arguments": call.arguments}
+    return copied_mapping(call) if isinstance(call, Mapping) else call
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,3 +430,36 @@ def derived_seed(seed: int, *path: str | int) -> int:
     """A seed below 2**63 for `path`, unrelated to the seeds of other paths and of neighbouring values of `seed`."""
     name = "/".join(map(str, (seed, *path)))
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def check_only_new(messages: Sequence[Message], turn: SampledTurn, origin: str) -> None:
+    """Raises `EnvironmentProtocolError` if messages for the prompt after `turn` begin with what that prompt has.
+
+    That is the answer of the turn, or all messages of its conversation and then the answer: the model would read them,
+    and their images, twice.
+    """
+    if not any(message.get("role") == "assistant" for message in messages):
+        return  # the usual case
+    conversation = turn.prompt.conversation
+    for expected in ([turn.message], [*conversation, turn.message]):
+        if len(messages) >= len(expected) and all(map(_look_equal, messages, expected)):
+            raise EnvironmentProtocolError(
+                f"{origin} returned for turn {turn.index} messages of which the first {len(expected)} are in the "
+                "conversation already, the answer of the model included; return only the messages that come after it"
+            )
+
+
+def _look_equal(one: Message, other: Message) -> bool:
+    """Whether role, texts and number of tool calls are equal: what can be compared without loading media."""
+    return (
+        one.get("role") == other.get("role")
+        and _texts(one) == _texts(other)
+        and len(one.get("tool_calls") or ()) == len(other.get("tool_calls") or ())
+    )
+
+
+def _texts(message: Message) -> list[Any]:
+    content: Any = message.get("content")
+    if isinstance(content, (list, tuple)):
+        return [part.get("text") if isinstance(part, dict) else part for part in content]
+    return [content or ""]

@@ -15,10 +15,9 @@ import numpy as np
 import torch
 
 from rollouts.errors import UnsupportedModelError
-from rollouts.models.architecture import FORWARD_ERRORS, Architecture, token_type_argument
+from rollouts.models.architecture import FORWARD_ERRORS, Architecture, same_random_numbers, token_type_argument
 from rollouts.models.forward import generic_hidden_states
 from rollouts.models.placed_rows import TokenSequence, padded_rows
-from rollouts.models.random_numbers import same_random_numbers
 
 # Attributes of text configurations that multiply or divide the logits.
 _MULTIPLIERS = ("logit_scale", "lm_head_multiplier")

@@ -6,15 +6,20 @@ search by token id would mistake for an image.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import torch
 
 from renderers import MediaItem, PlaceholderRange
 from renderers.placement import PlacedItem
 from renderers.rendered import TOKEN_TYPE_IDS
+from rollouts.errors import UnsupportedModelError
+from rollouts.models.architecture import Architecture, cache_argument
 
 
 class TokenSequence(NamedTuple):
@@ -99,3 +104,121 @@ def placed_rows(
         position_ids[row, columns] = np.arange(len(sequence.ids))
         sequence_ids[row, columns] = index
     return PlacedRows(tuple(sequences), input_ids, position_ids, sequence_ids, starts, packed)
+
+
+def row_positions(architecture: Architecture, rows: PlacedRows) -> tuple[np.ndarray, np.ndarray]:
+    """Position ids of rows, and int64 (N,) the position of the token that would follow each sequence.
+
+    The position ids are int64 (B, T) counted from each sequence's first token, 0 on padding. For a model with M-RoPE
+    they are (3, B, T), time, row and column; for packed rows (4, B, T) with the text positions first, from which
+    transformers derives where a sequence begins.
+    """
+    lengths = np.array([len(sequence.ids) for sequence in rows.sequences], dtype=np.int64)
+    if not architecture.mrope:
+        return rows.position_ids, lengths
+    positions = np.repeat(rows.position_ids[None], 3, axis=0)
+    following = lengths
+    for index, (sequence, (row, column)) in enumerate(zip(rows.sequences, rows.starts, strict=True)):
+        if sequence.media:
+            own, following[index] = media_positions(architecture, sequence)
+            positions[:, row, column : column + len(sequence.ids)] = own
+    return (np.concatenate([rows.position_ids[None], positions]) if rows.packed else positions), following
+
+
+def media_positions(architecture: Architecture, sequence: TokenSequence) -> tuple[np.ndarray, int]:
+    """M-RoPE positions int64 (3, n) of a sequence with media, and the position of the token that would follow it.
+
+    `get_rope_index` of the model computes them. It reads token types and takes adjacent runs of one type for one image;
+    here a text token is inserted between such runs, and its position is taken out of the result again. A text token is
+    appended too: its position is the following one.
+    """
+    runs = [
+        (start, end, TOKEN_TYPE_IDS[item.modality])
+        for item, placeholder in sequence.media
+        for start, end in placeholder.runs
+    ]
+    types = np.zeros(len(sequence.ids), dtype=np.int64)
+    for start, end, kind in runs:
+        types[start:end] = kind
+    inserts = [begin for (_, end, _), (begin, _, _) in itertools.pairwise(runs) if begin == end]
+    inserts.append(len(types))
+    ids = np.insert(np.asarray(sequence.ids, dtype=np.int64), inserts, architecture.neutral_id)
+    types = np.insert(types, inserts, 0)
+    inserted = np.zeros(len(ids), dtype=bool)
+    inserted[np.array(inserts) + np.arange(len(inserts))] = True
+    # Device: the CPU, because the result is read there.
+    positions, _ = architecture.base.get_rope_index(
+        torch.from_numpy(ids)[None], mm_token_type_ids=torch.from_numpy(types)[None], **_grids(architecture, sequence)
+    )
+    own = positions[:, 0].numpy() - (np.cumsum(inserted) - inserted)
+    return own[:, ~inserted], int(own[0, -1])
+
+
+def _grids(architecture: Architecture, sequence: TokenSequence) -> Mapping[str, Any]:
+    """The tensors of the media that `get_rope_index` takes: grids, and for some models seconds per frame."""
+    takes = inspect.signature(architecture.base.get_rope_index).parameters
+    items = [item for item, _ in sequence.media]
+    names = dict.fromkeys(name for item in items for name in item if name in takes)
+    return {name: torch.from_numpy(np.stack([item[name] for item in items if name in item])) for name in names}
+
+
+# Attention masks of packed rows: the masks that the model makes for each sequence, as blocks on the diagonal.
+
+
+def packed_masks(architecture: Architecture, rows: PlacedRows, token_types: torch.Tensor) -> Any:
+    """What the model's forward takes as `attention_mask`: a mask (B, 1, T, T), or a dict of them by type of layer.
+
+    `token_types` int64 (B, T), on the model's device. The blocks come from `create_masks_for_generate`, with which
+    `generate` prepares masks: sliding windows, and images attended in both directions, are as the model has them.
+    A padding token attends to itself. Raises `UnsupportedModelError` where the model makes no such masks.
+    """
+    whole: dict[str, torch.Tensor] = {}
+    for sequence, (row, column) in zip(rows.sequences, rows.starts.tolist(), strict=True):
+        columns = slice(column, column + len(sequence.ids))
+        for kind, block in _blocks(architecture, token_types[row : row + 1, columns]).items():
+            if kind not in whole:
+                whole[kind] = _empty(block, rows.input_ids.shape)
+            whole[kind][row, 0, columns, columns] = block
+    return whole[""] if whole.keys() == {""} else whole
+
+
+def _blocks(architecture: Architecture, token_types: torch.Tensor) -> Mapping[str, torch.Tensor]:
+    """The masks (L, L) of one sequence with `token_types` (1, L), by type of layer; "" if all layers have one."""
+    from transformers.masking_utils import create_masks_for_generate
+
+    model, length = architecture.model, token_types.shape[1]
+    create = getattr(model, "create_masks_for_generate", create_masks_for_generate)
+    masks = create(
+        config=model.config,
+        inputs_embeds=torch.empty((1, length, 0), dtype=model.dtype, device=model.device),
+        attention_mask=torch.ones((1, length), dtype=torch.int64, device=model.device),
+        **{cache_argument(create): None},
+        position_ids=torch.arange(length, device=model.device)[None],
+        token_type_ids=token_types,
+        mm_token_type_ids=token_types,
+        is_first_iteration=True,
+    )
+    by_kind = masks if isinstance(masks, dict) else {"": masks}
+    return {kind: _block(architecture, mask, length) for kind, mask in by_kind.items()}
+
+
+def _block(architecture: Architecture, mask: Any, length: int) -> torch.Tensor:
+    if mask is None:  # transformers leaves out a mask that is causal and nothing else
+        return torch.ones((length, length), dtype=torch.bool, device=architecture.model.device).tril()
+    if not isinstance(mask, torch.Tensor) or mask.shape != (1, 1, length, length):
+        raise UnsupportedModelError(
+            architecture.model_type,
+            f"it makes no attention masks of shape (1, 1, {length}, {length}) for one sequence, so that none can be "
+            'made for packed rows. Use layout="padded", or load it with attn_implementation="sdpa" or "eager"',
+        )
+    return mask[0, 0]
+
+
+def _empty(block: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """A mask (B, 1, T, T) of the type of a block in which each token attends to itself only."""
+    rows, columns = shape
+    hidden = False if block.dtype == torch.bool else torch.finfo(block.dtype).min
+    mask = torch.full((rows, 1, columns, columns), hidden, dtype=block.dtype, device=block.device)
+    diagonal = torch.arange(columns, device=block.device)
+    mask[:, :, diagonal, diagonal] = True if block.dtype == torch.bool else 0.0
+    return mask

@@ -7,16 +7,77 @@ import logging
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Final, Literal, NamedTuple, Protocol, Self
 
-from rollouts.errors import ArgumentError
-from rollouts.numbers import finite_number
-from rollouts.observability.json_lines import read_json_lines
-from rollouts.observability.periodic import PeriodicThread
+from rollouts.errors import ArgumentError, MissingExtraError, SinkStartError
+from rollouts.observability.engine_load import PeriodicThread
 from rollouts.observability.run_metrics import RunMetrics
+from rollouts.values import finite_number
+
+#: A longer line is no line of metrics, and is not read into memory as a whole.
+MAX_LINE_BYTES: Final = 16 << 20
+
+
+class Line(NamedTuple):
+    """A complete line; the first one has the number 1."""
+
+    number: int
+    text: str
+
+
+def complete_lines(path: Path, problems: list[str]) -> Iterator[Line]:
+    """The complete lines of a file, none if there is no file.
+
+    `problems` gets a line for what is not read: a file that cannot be opened or read, lines longer than 16 MiB, and a
+    last line without a line feed, which is being written or was cut off.
+    """
+    try:
+        with open(path, "rb") as file:
+            number = 0
+            while data := file.readline(MAX_LINE_BYTES):
+                number += 1
+                if data.endswith(b"\n"):
+                    yield Line(number, data.decode("utf-8", "replace"))
+                elif len(data) < MAX_LINE_BYTES:
+                    reason = "it has no line feed, so it is being written or was cut off"
+                    problems.append(f"{path.name}, line {number}: the last {len(data)} bytes are incomplete: {reason}")
+                else:
+                    problems.append(f"{path.name}, line {number}: it is longer than {MAX_LINE_BYTES >> 20} MiB")
+                    while data and not data.endswith(b"\n"):
+                        data = file.readline(MAX_LINE_BYTES)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        problems.append(f"{path.name}: it cannot be read: {error.strerror or error}")
+
+
+def read_json_lines(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
+    """The lines of a file that `JsonLinesSink` wrote or writes, none if there is no file.
+
+    `problems` gets a line for each one that cannot be read, also for an incomplete last one. Of the metrics of a line
+    those that are no numbers are left out.
+    """
+    for number, line in complete_lines(path, problems):
+        try:
+            row = json.loads(line)
+            step, at = int(row["step"]), float(row["time"])
+            float(step)  # a step that no float can hold has no place on an axis
+            metrics = {str(name): float(value) for name, value in row["metrics"].items() if _is_number(value)}
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            problems.append(f"{path.name}, line {number}: no object with step, time and metrics")
+            continue
+        if not math.isfinite(at):
+            problems.append(f"{path.name}, line {number}: its time {at} is no finite number")
+            continue
+        yield {"step": step, "time": at, "metrics": metrics}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) or value in ("NaN", "Infinity", "-Infinity")
+
 
 log = logging.getLogger("rollouts.observability")
 
@@ -128,3 +189,80 @@ def _json_number(value: float) -> float | str:
     if math.isfinite(number):
         return number
     return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+
+
+class TensorBoardSink:
+    """Writes metrics as scalars into an event file of TensorBoard. Needs the extra `tensorboard`.
+
+    Tags are SECTION/NAME, for example `runner/turns_per_second` and `training/loss`; `tensorboard --logdir DIRECTORY`
+    shows them. Each process that writes into a directory has a file of its own there. Raises `MissingExtraError`.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        try:
+            # tensorboardX and not tensorboard: it only writes the files, and installs neither a server nor gRPC.
+            from tensorboardX import SummaryWriter
+        except ImportError as error:
+            raise MissingExtraError("metrics for TensorBoard", "tensorboard", "tensorboardX") from error
+        self._writer = SummaryWriter(logdir=os.fspath(directory))
+
+    def write(self, section: str, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(f"{section}/{name}", float(value), step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbSink:
+    """Logs metrics as a run of Weights & Biases. Needs the extra `wandb`.
+
+    Keys are SECTION/NAME, for example `runner/turns_per_second` and `training/loss`, over `runner/step` and
+    `training/step`. `directory` gets the folder `wandb` with the local files. `mode` "offline" sends nothing:
+    `wandb sync` does that later; None is what WANDB_MODE says, else "online". The key is that of `wandb login` or
+    WANDB_API_KEY. `config` are the values that the run is listed with. Neither the code, the repository nor the output
+    of the program is recorded.
+
+    Raises `MissingExtraError`, and `SinkStartError` if the run cannot be made.
+    """
+
+    def __init__(
+        self,
+        project: str,
+        *,
+        directory: str | os.PathLike[str],
+        entity: str | None = None,
+        name: str | None = None,
+        mode: Literal["online", "offline"] | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise MissingExtraError("metrics for Weights & Biases", "wandb", "wandb") from error
+        settings = wandb.Settings(console="off", silent=True, save_code=False, disable_code=True, disable_git=True)
+        Path(directory).mkdir(parents=True, exist_ok=True)  # wandb writes into /tmp where it is missing
+        try:
+            self._run = wandb.init(
+                project=project,
+                entity=entity,
+                name=name,
+                dir=os.fspath(directory),
+                mode=mode,
+                config=dict(config or {}),
+                reinit="create_new",
+                settings=settings,
+            )
+        except wandb.Error as error:
+            cure = "run `wandb login`, or choose the mode offline"
+            raise SinkStartError("Weights & Biases", str(error), cure) from error
+        for section in (RUNNER, TRAINING):
+            self._run.define_metric(f"{section}/*", step_metric=f"{section}/step")
+
+    def write(self, section: str, step: int, values: Mapping[str, float]) -> None:
+        named = {f"{section}/{name}": float(value) for name, value in values.items()}
+        self._run.log({**named, f"{section}/step": step})
+
+    def close(self) -> None:
+        self._run.finish()

@@ -12,10 +12,10 @@ from rich.live import Live
 from rich.text import Text
 
 from rollouts.errors import ArgumentError
-from rollouts.numbers import finite_number, whole_number
-from rollouts.observability.periodic import PeriodicThread
+from rollouts.observability.engine_load import PeriodicThread
 from rollouts.observability.run_metrics import RunMetrics
-from rollouts.terminal.text import printable_line
+from rollouts.terminal.table import printable_line
+from rollouts.values import finite_number, whole_number
 
 _REFRESHES_PER_SECOND = 4.0
 _LABEL_WIDTH = 10

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import logging
 import time
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
@@ -12,10 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from rollouts.error_texts import short_repr
-from rollouts.numbers import mean_and_spread
-from rollouts.observability.histogram import Histogram
-from rollouts.observability.recent_rate import RecentRate
+from rollouts.errors import short_repr
 from rollouts.runner.events import (
     EpisodeEnded,
     EpisodeRetried,
@@ -30,6 +28,68 @@ from rollouts.runner.events import (
     WeightsUpdated,
     WeightUpdateFailed,
 )
+from rollouts.values import mean_and_spread
+
+#: Upper bounds in seconds, from a renderer's milliseconds to an episode's hour.
+BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
+
+
+class Histogram:
+    """Durations in seconds: their number, their sum, and how many are at most each of `BOUNDS`."""
+
+    __slots__ = ("_counts", "sum")
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BOUNDS) + 1)
+        self.sum = 0.0
+
+    def add(self, seconds: float) -> None:
+        self._counts[bisect_left(BOUNDS, seconds)] += 1
+        self.sum += seconds
+
+    @property
+    def count(self) -> int:
+        return sum(self._counts)
+
+    def cumulative(self) -> list[tuple[float, int]]:
+        """(bound, number of durations at most that long), ascending; the last bound is infinite."""
+        pairs: list[tuple[float, int]] = []
+        total = 0
+        for bound, count in zip((*BOUNDS, float("inf")), self._counts.copy(), strict=True):
+            total += count
+            pairs.append((bound, total))
+        return pairs
+
+
+class RecentRate:
+    """Growth per second of a total over the last one to four windows of `window` seconds.
+
+    It is 0 once nothing was added for two windows.
+    """
+
+    __slots__ = ("_begun", "_earlier_begun", "_earlier_total", "_total", "_total_then", "_window")
+
+    def __init__(self, now: float, window: float = 10.0) -> None:
+        self._window = window
+        self._total = self._total_then = self._earlier_total = 0.0
+        self._begun = self._earlier_begun = now
+
+    def add(self, amount: float, now: float) -> None:
+        self._total += amount
+        since = now - self._begun
+        if since >= self._window:
+            # After a pause of a window or more, the window before the new one is the pause.
+            paused = since >= 2 * self._window
+            self._earlier_total = self._total - amount if paused else self._total_then
+            self._earlier_begun = now - self._window if paused else self._begun
+            self._total_then, self._begun = self._total, now
+
+    def per_second(self, now: float) -> float:
+        """The rate at the time `now`, taken over at least one second. May be called from any thread."""
+        if now - self._begun >= 2 * self._window:
+            return 0.0
+        return (self._total - self._earlier_total) / max(now - self._earlier_begun, 1.0)
+
 
 log = logging.getLogger("rollouts.observability")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
-from rollouts.observability.errors import TrainingLogError
+from rollouts.errors import TrainingLogError
 from rollouts.observability.metric_sinks import TRAINING, JsonLinesSink, MetricSink
 from transport import RecordReader, RecordWriter
 

@@ -7,17 +7,16 @@ try:
 except ImportError as error:
     raise MissingExtraError("rollouts.ray", "ray", "ray") from error
 
-from rollouts.ray.cluster import connect
-from rollouts.ray.errors import (
+from rollouts.ray.cluster import (
     RayConnectionError,
     RayJobError,
     RayServerStartError,
     RayWorkerStartError,
     StoredEpisodesLostError,
+    connect,
 )
-from rollouts.ray.object_media import ObjectMedia
+from rollouts.ray.objects import ObjectMedia, StoredEpisodes, store_episodes
 from rollouts.ray.servers import RayServers
-from rollouts.ray.stored_episodes import StoredEpisodes, store_episodes
 from rollouts.ray.workers import RayWorkers
 
 __all__ = [

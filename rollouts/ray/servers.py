@@ -12,13 +12,12 @@ import aiohttp
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from rollouts.calls import StartAndClose
 from rollouts.engines.lazy.server_process import ServerProcess
 from rollouts.errors import ArgumentError
-from rollouts.numbers import whole_number
-from rollouts.ray.actor_worker import loss_reason
-from rollouts.ray.cluster import require_connection
-from rollouts.ray.errors import RayServerStartError
-from rollouts.start_and_close import StartAndClose
+from rollouts.ray.cluster import RayServerStartError, require_connection
+from rollouts.ray.workers import loss_reason
+from rollouts.values import whole_number
 
 _HEALTH_SECONDS: Final = 2.0
 _STOP_SECONDS: Final = 30.0

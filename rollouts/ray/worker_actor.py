@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, TypeAlias
 
@@ -14,14 +14,60 @@ import ray
 
 from renderers import MediaSource, Renderer, RendererError, RendererPool
 from rollouts.engines.protocol import Engine, InFlight
-from rollouts.error_texts import describe_exception
-from rollouts.errors import RolloutsError
-from rollouts.ray.object_frames import ObjectFrames
-from rollouts.ray.object_media import ObjectMedia
-from rollouts.ray.progress_log import ProgressBatch, ProgressLog
+from rollouts.episodes.deadlines import EpisodeObserver
+from rollouts.errors import RolloutsError, describe_exception
+from rollouts.ray.objects import ObjectFrames, ObjectMedia
 from rollouts.task import MakeEnvironment
 from rollouts.workers import EpisodeJob, EpisodeWorker, Progress, ProgressObserver
 from transport import TransportError, decode_frames, encode_frames
+
+# Progress of the jobs of a worker: sent in batches while they run, with nothing lost and nothing counted twice.
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressBatch:
+    """Encoded progress of one job. `first` is the number of the first event; the events of a job count from 0."""
+
+    first: int
+    events: ObjectFrames
+
+
+@dataclass(slots=True)
+class ProgressLog:
+    """The events of a job that its reader may not have. `first` is the number of the first of them."""
+
+    first: int = 0
+    events: list[Progress] = field(default_factory=list)
+    sent: int = 0  # events of the last batch
+
+    def batch(self) -> ProgressBatch | None:
+        """All of them; None if there are none but those of the last batch."""
+        if len(self.events) == self.sent:
+            return None
+        self.sent = len(self.events)
+        return ProgressBatch(self.first, ObjectFrames(encode_frames(self.events)))
+
+    def confirm(self) -> None:
+        """The reader has the last batch."""
+        del self.events[: self.sent]
+        self.first += self.sent
+        self.sent = 0
+
+
+class ProgressReader:
+    """Passes the events of one job to its observer, each of them once."""
+
+    def __init__(self, observer: EpisodeObserver) -> None:
+        self._observer = observer
+        self._read = 0
+
+    def read(self, batch: ProgressBatch) -> None:
+        """Report the events of a batch that earlier batches did not have. Raises `DecodeError`."""
+        events: Sequence[Any] = decode_frames(batch.events.frames)
+        for event in events[max(0, self._read - batch.first) :]:
+            event.report(self._observer)
+        self._read = max(self._read, batch.first + len(events))
+
 
 MakeEngine: TypeAlias = Callable[[], Engine | Awaitable[Engine]]
 MakeRenderer: TypeAlias = Callable[[], Renderer | RendererPool | Awaitable[Renderer | RendererPool]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
@@ -12,21 +12,126 @@ from itertools import count
 from typing import Any, Final
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayError
+from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
+from renderers import MediaSource
+from rollouts.calls import StartAndClose
 from rollouts.engines.protocol import InFlight
-from rollouts.error_texts import describe_exception
-from rollouts.errors import ArgumentError
-from rollouts.numbers import finite_number, whole_number
-from rollouts.ray.actor_worker import ActorWorker, loss_reason
-from rollouts.ray.cluster import require_connection
-from rollouts.ray.errors import RayWorkerStartError
-from rollouts.ray.object_media import ObjectMedia
-from rollouts.ray.worker_actor import MakeEngine, MakeRenderer, StartedActor, WorkerActor, WorkerParts
-from rollouts.start_and_close import StartAndClose
+from rollouts.errors import ArgumentError, describe_exception
+from rollouts.ray.cluster import RayJobError, RayWorkerStartError, require_connection
+from rollouts.ray.objects import ObjectFrames, ObjectMedia
+from rollouts.ray.worker_actor import (
+    CallResult,
+    MakeEngine,
+    MakeRenderer,
+    ProgressReader,
+    StartedActor,
+    WorkerActor,
+    WorkerParts,
+)
 from rollouts.task import MakeEnvironment, check_make_environment
 from rollouts.trajectory.tree import Trajectory
-from rollouts.workers import EpisodeJob, JobObserver, WorkerPool, WorkersClosedError
+from rollouts.values import finite_number, whole_number
+from rollouts.workers import EpisodeJob, EpisodeOutcome, JobObserver, WorkerGoneError, WorkerPool, WorkersClosedError
+from transport import TransportError, decode_frames, encode_frames
+
+
+class ActorWorker:
+    """A `RemoteWorker` over a handle of a `WorkerActor` that has started.
+
+    `media` are those of this process; of an outcome only the media that are not among them are fetched. `calls` has the
+    numbers of the calls: an actor that could not be reached for a while must receive no number a second time.
+    """
+
+    def __init__(self, name: str, actor: Any, media: ObjectMedia, calls: Iterator[int]) -> None:
+        self._name = name
+        self._actor = actor
+        self._media = media
+        self._calls = calls
+        self._readers: dict[int, ProgressReader] = {}
+        self._released: list[int] = []
+        self._loss: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def run(self, job: EpisodeJob, observer: JobObserver) -> EpisodeOutcome:
+        """As `RemoteWorker.run`. Raises `RayJobError` for a job that the worker cannot run."""
+        call = next(self._calls)
+        reader = self._readers[call] = ProgressReader(observer)
+        try:
+            return await self._run(call, job, reader)
+        except asyncio.CancelledError:
+            self._actor.cancel.remote(call)
+            raise
+        except RayTaskError as error:
+            raise RayJobError(self._name, str(error.cause)) from error
+        except RayError as error:
+            reason = loss_reason(error)
+            if not self._loss.done():
+                self._loss.set_result(reason)
+            raise WorkerGoneError(self._name, reason) from error
+        finally:
+            del self._readers[call]
+            self._released.append(call)
+
+    async def watch(self) -> str:
+        """Report the progress of the jobs until the actor is lost; why it was lost.
+
+        An actor whose progress cannot be decoded counts as lost, because what its jobs do is not known any more.
+        """
+        reporting = asyncio.ensure_future(self._report())
+        try:
+            await asyncio.wait([reporting, self._loss], return_when=asyncio.FIRST_COMPLETED)
+            return self._loss.result() if self._loss.done() else reporting.result()
+        finally:
+            reporting.cancel()
+
+    async def _report(self) -> str:
+        while True:
+            released, self._released = self._released, []
+            try:
+                batches = await self._actor.progress.remote(released)
+            except RayError as error:
+                return loss_reason(error)
+            try:
+                for call, batch in batches.items():
+                    reader = self._readers.get(call)
+                    if reader is not None:
+                        reader.read(batch)
+            except TransportError as error:
+                return f"the progress that it reports cannot be decoded: {error}"
+
+    def set_update(self, in_flight: InFlight | None) -> None:
+        """As `RemoteWorker.set_update`."""
+        self._actor.set_update.remote(in_flight)
+
+    async def _run(self, call: int, job: EpisodeJob, reader: ProgressReader) -> EpisodeOutcome:
+        sources: dict[str, MediaSource] = {}
+
+        def omit(source: MediaSource) -> bool:
+            sources[source.digest] = source
+            return True
+
+        frames = ObjectFrames(encode_frames(job, omit_media=omit))
+        result: CallResult = await self._actor.run.remote(call, frames, self._media.put(sources.values()))
+        if result.progress is not None:
+            reader.read(result.progress)
+        if result.outcome is None:
+            raise RayJobError(self._name, result.error or "it was cancelled there")
+        media = await self._media.receive(result.media, lambda digests: self._fetch(call, digests))
+        outcome = decode_frames(result.outcome.frames, find_media=media.get)
+        if not isinstance(outcome, EpisodeOutcome):
+            raise RayJobError(self._name, f"it returned a {type(outcome).__name__} in place of an EpisodeOutcome")
+        return outcome
+
+    def _fetch(self, call: int, digests: Sequence[str]) -> Sequence[Any]:
+        results = self._actor.media.options(num_returns=len(digests)).remote(call, list(digests))
+        return [results] if len(digests) == 1 else list(results)
+
+
+def loss_reason(error: RayError) -> str:
+    """What Ray reports of an actor that is lost: the name of the error, the first line of its text and the last."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no reason is known"]
+    return f"{type(error).__name__}: {' ... '.join(dict.fromkeys((lines[0], lines[-1])))}"
+
 
 log = logging.getLogger("rollouts.ray")
 

@@ -6,15 +6,39 @@ the pointer by the `<title>` of a column as wide as the distance of two points.
 
 from __future__ import annotations
 
+import html
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from itertools import pairwise
 from typing import Final
 
-from rollouts.report.html_text import escaped, number_text
-from rollouts.terminal.text import counted
+from rollouts.terminal.table import counted, printable
+
+# Texts of a run as HTML: every character is visible, none is markup, and none changes the order of others.
+
+
+# Characters that Python calls printable and that a browser draws as nothing.
+_DRAWN_AS_NOTHING: Final = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+
+
+def escaped(text: str, longest: int = 2000) -> str:
+    """`text` as HTML, cut after `longest` characters. Invisible characters are written as `<U+202E>`."""
+    cut = text if len(text) <= longest else f"{text[:longest]}… ({len(text):,} characters)"
+    labelled = _DRAWN_AS_NOTHING.sub(lambda found: f"<U+{ord(found[0]):04X}>", printable(cut))
+    return html.escape(labelled)
+
+
+def number_text(value: float) -> str:
+    """A number with at most four digits that say something."""
+    if value == int(value) if abs(value) < 1e15 else False:
+        return f"{int(value):,}" if abs(value) < 1e9 else f"{value:.3g}"
+    return f"{value:.4g}" if 1e-3 <= abs(value) < 1e6 else f"{value:.2e}"
+
 
 _WIDTH, _HEIGHT = 400, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 10, 10, 38

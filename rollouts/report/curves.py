@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from rollouts.numbers import mean_and_spread
 from rollouts.report.charts import Chart, Line
-from rollouts.report.episode_figures import EpisodeFigures
+from rollouts.report.figures import EpisodeFigures
+from rollouts.values import mean_and_spread
 
 _POINTS: Final = 48
 _MAX_TRAINING_CHARTS: Final = 16

@@ -8,17 +8,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from rollouts.observability.errors import TrainingLogError
-from rollouts.observability.json_lines import complete_lines, read_json_lines
+from rollouts.errors import RolloutsError, TrainingLogError
+from rollouts.observability.metric_sinks import complete_lines, read_json_lines
 from rollouts.observability.training_log import (
     MISMATCH_FILE,
     TRAINING_FILE,
     StepMismatch,
     read_step_mismatch,
 )
-from rollouts.report.errors import ReportDirectoryError
-from rollouts.trajectory_file.episodes import Episode, episodes_of_record
+from rollouts.trajectory_files import Episode, episodes_of_record
 from transport import RecordReader, TransportError
+
+
+class ReportDirectoryError(RolloutsError):
+    """A path is no directory of a run, or a file of it cannot be read. `path` is the path.
+
+    Cure: name the output directory of `rollouts run` or `rollouts demo`; repair a damaged file with
+    `rollouts traj repair`.
+    """
+
+    def __init__(self, path: Path, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(f"{path}: {reason}")
+
 
 TRAJECTORIES_FILE: Final = "trajectories.mmr"
 GROUPS_FILE: Final = "metrics.jsonl"

@@ -4,19 +4,41 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from rollouts.numbers import mean_and_spread
-from rollouts.report.charts import Bars, Figures, scrolling, table
-from rollouts.report.collected import Collected
-from rollouts.report.cures import cure_of
+from renderers.errors import RendererError
+from rollouts.episodes.errors import EpisodeError  # and with it the errors of episodes, which are found by their root
+from rollouts.errors import RolloutsError
+from rollouts.report.charts import Bars, Figures, escaped, number_text, scrolling, table
 from rollouts.report.curves import episode_charts, group_charts, runner_charts, throughput_charts, training_charts
-from rollouts.report.episode_figures import EpisodeFigures
-from rollouts.report.html_text import escaped, number_text
-from rollouts.report.mismatch_figures import BINS, MAX_LAG, Counted
+from rollouts.report.figures import BINS, MAX_LAG, Collected, Counted, EpisodeFigures
 from rollouts.report.viewer_page import ViewerPage
-from rollouts.terminal.text import counted
+from rollouts.terminal.table import counted
+from rollouts.values import mean_and_spread
+from transport import TransportError
+
+# What to do about an error of an episode: the cure in the docstring of its class.
+
+
+_OTHER: Final = "The text of the error and the episode show the cause."
+_ROOTS: Final = (EpisodeError, RolloutsError, RendererError, TransportError)
+
+
+def cure_of(kind: str) -> str:
+    """The cure for errors of the class `kind`; a general sentence for a class of another package."""
+    for error_class in (found for root in _ROOTS for found in _descendants(root)):
+        _, mark, cure = (error_class.__doc__ or "").rpartition("Cure:")
+        if error_class.__name__ == kind and mark:
+            return " ".join(cure.split())
+    return _OTHER
+
+
+def _descendants(error_class: type[Exception]) -> Iterator[type[Exception]]:
+    yield error_class
+    for child in error_class.__subclasses__():
+        yield from _descendants(child)
+
 
 _SHOWN: Final = 6
 _MAX_PROBLEMS: Final = 20

@@ -12,13 +12,12 @@ from typing import Any, Final
 import numpy as np
 
 from renderers import TemplateRenderer
-from rollouts.report.collected import Collected
-from rollouts.report.episode_figures import EpisodeFigures
+from rollouts.report.figures import Collected, EpisodeFigures
 from rollouts.report.run_files import RunFiles
 from rollouts.trajectory.tree import Trajectory
 from rollouts.view import write_html
+from rollouts.view.episode_data import TrainerTokens
 from rollouts.view.media_frames import display_medium
-from rollouts.view.trainer_logprobs import TrainerTokens
 
 #: Bounds of the page, about 25 MB.
 MAX_EPISODES: Final = 500

@@ -1,24 +1,311 @@
-"""Reads and checks a configuration file of `rollouts run`."""
+"""The file of `rollouts run`: read, checked, and its problems described."""
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import date, time
+from difflib import get_close_matches
 from pathlib import Path
-from typing import NoReturn
+from types import UnionType
+from typing import Annotated, Any, NoReturn, TypeAlias, TypeVar, Union, get_args, get_origin
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from renderers import RendererError
-from renderers.file_reading import open_readable
-from rollouts.errors import MissingExtraError, RolloutsError
-from rollouts.run_config.errors import ConfigProblem, KeyPath, RunConfigError
-from rollouts.run_config.problem_texts import config_problems, key_text, unsafe_values
+from renderers.process.files import open_readable
+from rollouts.errors import MissingExtraError, RolloutsError, short_repr
 from rollouts.run_config.sections import RunConfig
 from transport import TransportError
+
+T = TypeVar("T")
+
+#: From the top of the document: names of keys, and numbers of array elements from 0.
+KeyPath: TypeAlias = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigProblem:
+    """One thing that is wrong in a configuration file: the key, as `tasks.path` or "" for the file; reason and cure."""
+
+    key: str
+    reason: str
+
+    def text(self, path: Path) -> str:
+        return f"{path}: {self.key}{': ' * bool(self.key)}{self.reason}"
+
+
+class RunConfigError(RolloutsError, ValueError):
+    """A configuration file of `rollouts run` cannot be used. `problems` has an entry for each thing that is wrong.
+
+    Cure: correct the keys that the text lists; `rollouts run --dry-run` checks the file.
+    """
+
+    def __init__(self, path: Path, problems: Sequence[ConfigProblem]) -> None:
+        self.path = path
+        self.problems = tuple(problems)
+        super().__init__("\n".join(problem.text(path) for problem in problems))
+
+
+class ProblemList:
+    """Collects the problems of several parts of a configuration, so that all of them are reported at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._problems: list[ConfigProblem] = []
+
+    def attempt(self, make: Callable[[], T]) -> T | None:
+        """What `make` returns; None if it raised `RunConfigError`, whose problems are kept."""
+        try:
+            return make()
+        except RunConfigError as error:
+            self._problems.extend(error.problems)
+            return None
+
+    def check(self) -> None:
+        """Raises `RunConfigError` with all problems if there is one."""
+        if self._problems:
+            raise RunConfigError(self._path, self._problems)
+
+
+class TaskFileError(RolloutsError, ValueError):
+    """A file of tasks cannot be read. `row` is the line of a JSONL file, else the number of the row; both from 1.
+
+    Cure: correct the line or row that the text names.
+    """
+
+    def __init__(self, path: Path, row: int | None, reason: str, *, unit: str = "line") -> None:
+        self.path = path
+        self.row = row
+        self.reason = reason
+        super().__init__(f"{path}{'' if row is None else f', {unit} {row}'}: {reason}")
+
+
+# Errors of pydantic as problems of a configuration file: key, reason and cure.
+
+
+#: By the type of an error of pydantic: what to write in the file.
+_EXPECTED = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false, without quotes",
+    "string_type": 'text, "in quotes"',
+    "list_type": "an array, [...]",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "model_attributes_type": "a table",
+    "finite_number": "a finite number",
+    "string_too_short": "text that is not empty",
+    "too_short": "an array that is not empty",
+}
+#: A name that is shorter begins too many others by chance.
+_FEWEST_OF_AN_ABBREVIATION = 3
+#: Keys whose text is a path.
+_PATH_KEYS = ("path", "directory", "model", "chat_template", "file", "log")
+_BOUNDS = {"ge": "at least {}", "gt": "above {}", "le": "at most {}", "lt": "below {}"}
+
+
+def config_problems(error: ValidationError, model: type[BaseModel], data: Mapping[str, Any]) -> list[ConfigProblem]:
+    """The problems of `data`, which `model` refused."""
+    return [_problem(details, model, data) for details in error.errors(include_url=False)]
+
+
+def unsafe_values(data: Mapping[str, Any]) -> list[ConfigProblem]:
+    """The problems of values that no key can have.
+
+    Integers of more than 64 bits cannot be recorded, and are not TOML's; no file name has a null character.
+    """
+    problems = []
+    for path, value in _values((), data):
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            reason = f"{short_repr(value)} is out of range; write an integer from {-(2**63)} to below {2**63}"
+        elif isinstance(value, str) and "\0" in value and path[-1] in _PATH_KEYS:
+            reason = f"{short_repr(value)} has a null character, which no file name has; remove it"
+        else:
+            continue
+        problems.append(ConfigProblem(key_text(path), reason))
+    return problems
+
+
+def _values(path: KeyPath, value: object) -> Iterator[tuple[KeyPath, object]]:
+    """Every value that is no table and no array, with its path."""
+    if isinstance(value, Mapping):
+        for key, member in value.items():
+            yield from _values((*path, key), member)
+    elif isinstance(value, list):
+        for index, member in enumerate(value):
+            yield from _values((*path, index), member)
+    else:
+        yield path, value
+
+
+def key_text(path: KeyPath) -> str:
+    """A path as it is written in errors: `tasks.path`, `engine.completions[2]`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f"{'.' * bool(text)}{part}"
+    return text
+
+
+def _problem(details: Any, model: type[BaseModel], data: Mapping[str, Any]) -> ConfigProblem:
+    kind: str = details["type"]
+    path, table, models = _resolve(details["loc"], model, data)
+    if kind in ("union_tag_not_found", "union_tag_invalid"):
+        path = (*path, "kind")
+        reason = _wrong_choice(details.get("ctx", {}).get("tag"), [_kind(one) for one in models])
+    else:
+        reason = _reason(details, path, table)
+    return ConfigProblem(key_text(path), reason)
+
+
+def _reason(details: Any, path: KeyPath, table: type[BaseModel] | None) -> str:
+    kind, value, context = details["type"], details["input"], details.get("ctx", {})
+    if kind == "missing":
+        return _missing(path, table)
+    if kind == "extra_forbidden":
+        return _unknown_key(path, table)
+    if kind == "literal_error":
+        return _wrong_choice(value, context["expected"].replace(" or ", ", ").split(", "))
+    if kind == "string_pattern_mismatch" and path[-1] == "api_key_env":
+        # The value is not repeated: it may be the key itself.
+        return 'this is no name of an environment variable; write one, such as "VLLM_API_KEY"'
+    if kind == "string_pattern_mismatch":
+        return f'{short_repr(value)} is no import path; write "module:name" or "package.module:name"'
+    if kind in _EXPECTED:
+        header = _header(path, table)
+        expected = f"{header} and its keys below it" if header else _EXPECTED[kind]
+        return f"{short_repr(value)} is {_toml_type(value)}; write {expected}"
+    if bounds := [text.format(context[name]) for name, text in _BOUNDS.items() if name in context]:
+        return f"{short_repr(value)} is out of range; write a number that is {' and '.join(bounds)}"
+    return f"{short_repr(value)}: {details['msg']}"
+
+
+def _missing(path: KeyPath, table: type[BaseModel] | None) -> str:
+    if header := _header(path, table):
+        return f"the table is missing; add {header}"
+    return f"the key is missing; add `{path[-1]} = ...` to {_table_name(path[:-1])}"
+
+
+def _header(path: KeyPath, table: type[BaseModel] | None) -> str:
+    """The line that begins the table of a key, "[key]", or each of its tables, "[[key]]"; "" where it has none."""
+    field = None if table is None else table.model_fields.get(str(path[-1]))
+    if field is None:
+        return ""
+    if _is_table(field.annotation):
+        return f"[{key_text(path)}]"
+    return f"[[{key_text(path)}]]" if _is_table(_element(field.annotation)) else ""
+
+
+def _unknown_key(path: KeyPath, table: type[BaseModel] | None) -> str:
+    # The value is not repeated: an unknown key may hold a secret.
+    name = str(path[-1])
+    known = [] if table is None else list(table.model_fields)
+    if name == "api_key":
+        return 'a key is never written in the file; put it in an environment variable: api_key_env = "VLLM_API_KEY"'
+    close = _closest(name, known)
+    suggestion = f"did you mean `{close}`? " if close else ""
+    return f"{_table_name(path[:-1])} has no such key; {suggestion}its keys are {', '.join(known)}"
+
+
+def _wrong_choice(value: object, choices: Sequence[str]) -> str:
+    choices = [choice.strip("'") for choice in choices]
+    listed = " or ".join(f'"{choice}"' for choice in choices)
+    if value is None:
+        return f"the key is missing; write {listed}"
+    close = _closest(str(value), choices)
+    suggestion = f'did you mean "{close}"? ' if close else ""
+    return f"{short_repr(value)} is not known; {suggestion}write {listed}"
+
+
+def _closest(name: str, known: Sequence[str]) -> str | None:
+    """The known name that is most like `name`, or that `name` abbreviates; None where there is none."""
+    abbreviated = [one for one in known if len(name) >= _FEWEST_OF_AN_ABBREVIATION and one.startswith(name)]
+    return next(iter(get_close_matches(name, known, n=1) or abbreviated), None)
+
+
+def _table_name(path: KeyPath) -> str:
+    return f"[{key_text(path)}]" if path else "the top of the file"
+
+
+def _toml_type(value: object) -> str:
+    """What a value is, in the terms of TOML."""
+    if isinstance(value, str):
+        return "text" if value else "empty text"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "not finite"
+    for kind, name in (
+        (bool, "a boolean"),
+        (int, "an integer"),
+        (float, "a number with a fraction"),
+        (list, "an array" if value else "an empty array"),
+        (dict, "a table"),
+        ((date, time), "a date or time"),
+    ):
+        if isinstance(value, kind):
+            return name
+    return type(value).__name__
+
+
+def _resolve(
+    location: Sequence[str | int], model: type[BaseModel], data: Any
+) -> tuple[KeyPath, type[BaseModel] | None, list[type[BaseModel]]]:
+    """The path in the file of pydantic's location, the model of the table that holds its last key, and the models that
+    the value of that key may have.
+
+    Pydantic inserts the `kind` of a table into the location.
+    """
+    path: list[str | int] = []
+    table: type[BaseModel] | None = model
+    annotation: Any = model
+    value = data
+    for part in location:
+        models = list(_models(annotation))
+        if len(models) > 1 and isinstance(value, Mapping) and value.get("kind") == part:
+            annotation = next(one for one in models if _kind(one) == part)
+            continue
+        table = models[0] if len(models) == 1 else None
+        path.append(part)
+        known = table is not None and part in table.model_fields
+        annotation = table.model_fields[str(part)].annotation if known and table is not None else _element(annotation)
+        value = _member(value, part)
+    return tuple(path), table, list(_models(annotation))
+
+
+def _kind(model: type[BaseModel]) -> str:
+    """The `kind` of a table that has this model."""
+    return str(get_args(model.model_fields["kind"].annotation)[0])
+
+
+def _member(value: Any, part: str | int) -> Any:
+    try:
+        return value[part]
+    except (KeyError, IndexError, TypeError):
+        return None
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models that an annotation allows; of a union all."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    elif get_origin(annotation) in (Union, UnionType, Annotated):
+        for argument in get_args(annotation):
+            yield from _models(argument)
+
+
+def _element(annotation: Any) -> Any:
+    """The annotation of the elements of a list."""
+    if get_origin(annotation) in (Union, UnionType, Annotated):
+        return next((_element(one) for one in get_args(annotation) if get_origin(one) is list), None)
+    return get_args(annotation)[0] if get_origin(annotation) is list else None
+
+
+def _is_table(annotation: Any) -> bool:
+    return any(True for _ in _models(annotation))
 
 
 @dataclass(frozen=True, slots=True)

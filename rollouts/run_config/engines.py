@@ -10,7 +10,6 @@ from itertools import cycle
 from typing import Any
 
 from rollouts.engines.protocol import Engine
-from rollouts.error_texts import text_with_notes
 from rollouts.errors import (
     ApiKeyError,
     CapabilityError,
@@ -18,9 +17,9 @@ from rollouts.errors import (
     EngineStartError,
     FleetMismatchError,
     ServerFileError,
+    text_with_notes,
 )
-from rollouts.run_config.config_file import ConfigFile
-from rollouts.run_config.errors import KeyPath
+from rollouts.run_config.config_file import ConfigFile, KeyPath
 from rollouts.run_config.sections import (
     FleetEngineSection,
     LocalEngineSection,
@@ -60,7 +59,7 @@ def _vllm_engine(file: ConfigFile, section: VLLMEngineSection) -> Callable[[], E
 
     def make() -> Engine:
         with file.naming("engine"):
-            from rollouts.engines.vllm.http.limits import HttpLimits
+            from rollouts.engines.vllm.connection import HttpLimits
 
             limits = HttpLimits(concurrency=file.config.concurrency)
             return _server_engine(file, section, {"limits": limits, **_vllm_options(section, api_key)})
@@ -77,7 +76,7 @@ def _fleet_engine(file: ConfigFile, section: FleetEngineSection) -> Callable[[],
     def make() -> Engine:
         from rollouts.engines.fleet import EngineFleet
         from rollouts.engines.fleet.fleet import RETRIES_IN_FLEET
-        from rollouts.engines.vllm.http.limits import HttpLimits
+        from rollouts.engines.vllm.connection import HttpLimits
 
         options = _vllm_options(section, api_key)
         limits = HttpLimits(concurrency=file.config.concurrency, retries=RETRIES_IN_FLEET)
@@ -106,7 +105,7 @@ def _key_of_servers(file: ConfigFile, section: FleetEngineSection) -> str:
 def _fleet_addresses(file: ConfigFile, section: FleetEngineSection) -> Mapping[KeyPath, str]:
     """The addresses of the servers, by the keys that hold them; those of a file have no key of their own."""
     if section.file is not None:
-        from rollouts.engines.fleet.server_file import ServerFile
+        from rollouts.engines.fleet.servers import ServerFile
 
         try:
             ServerFile(file.resolve(section.file)).read()
@@ -137,7 +136,7 @@ def _router_engine(file: ConfigFile, section: RouterEngineSection) -> Callable[[
 
     def make() -> Engine:
         from rollouts.engines.fleet import RoutedEngine
-        from rollouts.engines.vllm.http.limits import HttpLimits
+        from rollouts.engines.vllm.connection import HttpLimits
 
         limits = HttpLimits(concurrency=file.config.concurrency)
         with file.naming("engine"):
@@ -147,7 +146,7 @@ def _router_engine(file: ConfigFile, section: RouterEngineSection) -> Callable[[
 
 
 def _check_address(file: ConfigFile, key: KeyPath, url: str) -> None:
-    from rollouts.engines.vllm.http.server_address import parse_address
+    from rollouts.engines.vllm.exchange import parse_address
 
     try:
         _, credentials = parse_address(url, api_key=None)

@@ -11,10 +11,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from rollouts.error_texts import describe_exception
-from rollouts.run_config.config_file import ConfigFile
-from rollouts.run_config.errors import KeyPath
-from rollouts.signatures import call_error
+from rollouts.errors import describe_exception
+from rollouts.run_config.config_file import ConfigFile, KeyPath
+from rollouts.values import call_error
 
 
 def imported_object(file: ConfigFile, key: KeyPath, import_path: str) -> Any:

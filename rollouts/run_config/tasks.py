@@ -13,15 +13,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from renderers.file_reading import open_readable
-from rollouts.error_texts import describe_exception, short_repr
-from rollouts.errors import ArgumentError, MissingExtraError, RolloutsError
-from rollouts.numbers import whole_number
-from rollouts.run_config.config_file import ConfigFile
-from rollouts.run_config.errors import TaskFileError
+from renderers.process.files import open_readable
+from rollouts.errors import ArgumentError, MissingExtraError, RolloutsError, describe_exception, short_repr
+from rollouts.run_config.config_file import ConfigFile, TaskFileError
 from rollouts.run_config.import_paths import check_call, imported_object
 from rollouts.run_config.sections import FileTasks, ImportedTasks, JsonlTasks, ParquetTasks, TomlTasks
 from rollouts.task import Task
+from rollouts.values import whole_number
 
 TaskSource: TypeAlias = Iterable[Task] | AsyncIterable[Task]
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Sequence
 
-from rollouts.error_texts import describe_exception
-from rollouts.errors import ArgumentError, RolloutsError
+from rollouts.errors import ArgumentError, RolloutsError, describe_exception
 from rollouts.trajectory.tree import Trajectory
 
 
@@ -63,3 +64,80 @@ class GroupFailedError(RolloutsError):
             f"task {task_id:.80}: {step} failed after its {len(episodes)} episodes had ended: "
             f"{describe_exception(error)}"
         )
+
+
+class JournalError(RolloutsError):
+    """A journal cannot be used. `path` is its directory.
+
+    Cure: that of the class that was raised.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(f"journal {path}: {reason}")
+
+
+class JournalInUseError(JournalError):
+    """Another runner has the journal open. `pid` and `host` name its process; None if unknown.
+
+    Cure: wait until the other run has ended, or give this run a directory of its own; close a runner of this process.
+    """
+
+    def __init__(self, path: str, pid: int | None, host: str | None) -> None:
+        self.pid = pid
+        self.host = host
+        if (pid, host) == (os.getpid(), socket.gethostname()):
+            reason = "another Runner of this process has it open; close that one first"
+        else:
+            holder = "another process" if pid is None else f"process {pid} on {host}"
+            reason = f"{holder} has it open. Wait until that run has ended, or give this run a directory of its own"
+        super().__init__(path, reason)
+
+
+class JournalOfAnotherRunError(JournalError):
+    """The journal was begun with another configuration. `differences` has a sentence for each value that differs.
+
+    Cure: continue that run with its own configuration, or give this run a directory of its own.
+    """
+
+    def __init__(self, path: str, differences: Sequence[str]) -> None:
+        self.differences = tuple(differences)
+        shown = "; ".join(self.differences[:5])
+        more = f"; {len(self.differences) - 5} more values differ" if len(self.differences) > 5 else ""
+        super().__init__(
+            path,
+            f"it belongs to a run with another configuration: {shown}{more}. Continue that run with its own values, or "
+            "give this run a directory of its own",
+        )
+
+
+class JournalDamagedError(JournalError):
+    """Files of the journal are missing, damaged, or were not written by a journal.
+
+    Cure: restore the files of the journal from a copy, or begin the run in another directory.
+    """
+
+
+class JournalWriteError(JournalError):
+    """The system refused to write to the journal, as when the disk is full. Earlier entries are intact.
+
+    Cure: correct the cause, such as a full disk, and start the run again with the same journal.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(
+            path,
+            f"it cannot be written: {reason}. What was recorded before is intact: correct the cause and start the run "
+            "again with this journal",
+        )
+
+
+class JournalClosedError(JournalError):
+    """The journal was used after `close`.
+
+    Cure: open the journal again with `Journal.open`.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, "it is closed; open it again with Journal.open")

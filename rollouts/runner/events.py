@@ -1,16 +1,74 @@
-"""What a runner reports while it runs. Listeners are synchronous functions `listener(event)` on the event loop.
-
-A runner without listeners makes no event object. Durations are in seconds. `error` is the text of an error, empty where
-there is none.
-"""
+"""What listeners of a runner receive, and the counters of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Literal, ParamSpec, TypeAlias
 
 import numpy as np
+
+from rollouts.episodes.deadlines import EpisodeLimits, Part, TurnSeconds
+from rollouts.episodes.errors import EnvironmentFailedError, RemoteFailureError, RendererFailedError
+from rollouts.trajectory.tree import Trajectory
+
+
+@dataclass(slots=True)
+class RunnerCounters:
+    """The counts of a runner. Their names are those of `rollouts.observability.METRICS`."""
+
+    episodes_started: int = 0
+    episodes_retried: int = 0
+    episodes_ended: Counter[str] = field(default_factory=Counter)
+    forks: int = 0
+    turns: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_images: int = 0
+    engine_seconds: float = 0.0
+    renderer_seconds: float = 0.0
+    environment_seconds: float = 0.0
+    groups_finished: int = 0
+    groups_delivered: int = 0
+    groups_skipped: Counter[str] = field(default_factory=Counter)
+    groups_stale: Counter[str] = field(default_factory=Counter)
+    weight_updates: int = 0
+    weight_update_failures: int = 0
+
+    def as_dict(self) -> dict[str, float]:
+        """The counts by name; those with a label are `name/label`."""
+        values: dict[str, float] = {
+            name: getattr(self, name)
+            for name in (
+                "episodes_started",
+                "episodes_retried",
+                "forks",
+                "turns",
+                "prompt_tokens",
+                "completion_tokens",
+                "prompt_images",
+                "groups_finished",
+                "groups_delivered",
+                "weight_updates",
+                "weight_update_failures",
+            )
+        }
+        for part in ("engine", "renderer", "environment"):
+            values[f"turn_seconds_sum/{part}"] = getattr(self, f"{part}_seconds")
+        for name in ("episodes_ended", "groups_skipped", "groups_stale"):
+            values |= {f"{name}/{label}": count for label, count in getattr(self, name).items()}
+        values["episodes_running"] = self.episodes_started - self.episodes_ended.total()
+        return values
+
+
+# What a runner reports while it runs. Listeners are synchronous functions `listener(event)` on the event loop.
+#
+# A runner without listeners makes no event object. Durations are in seconds. `error` is the text of an error, empty
+# where there is none.
+
 
 #: What an episode waits for.
 WaitingFor = Literal[
@@ -149,3 +207,141 @@ RunnerEvent: TypeAlias = (
 )
 
 Listener: TypeAlias = Callable[[RunnerEvent], object]
+
+P = ParamSpec("P")
+log = logging.getLogger("rollouts.runner")
+
+# An episode without a limit that has had as many turns is reported once.
+_MANY_TURNS = 1000
+# The code of a user, in which the traceback of an exception shows the line to correct.
+_WITH_TRACEBACK = (EnvironmentFailedError, RendererFailedError)
+
+
+class Reporter:
+    """The counters and listeners of a runner.
+
+    A listener that raises is logged and receives no further event: what observes a run does not end it. `listeners` are
+    the others; what is reported often is not passed to `emit` where there are none.
+    """
+
+    def __init__(self, listeners: Iterable[Listener], limits: EpisodeLimits = EpisodeLimits()) -> None:  # noqa: B008
+        self.counters = RunnerCounters()
+        self.listeners = list(listeners)
+        self._warns_of_turns = limits.max_turns is None and limits.episode_seconds is None
+        self._logged: set[tuple[object, ...]] = set()  # the kinds of failures
+        self.is_outage_logged = False  # since the latest turn
+
+    def emit(self, make_event: Callable[P, RunnerEvent], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Make an event and pass it to the listeners; without listeners, none is made."""
+        if not self.listeners:
+            return
+        event = make_event(*args, **kwargs)
+        for listener in self.listeners.copy():
+            try:
+                listener(event)
+            except Exception:
+                log.exception("listener %r failed for a %s and gets no more events", listener, type(event).__name__)
+                self.listeners.remove(listener)
+
+    def log_failure(self, episode: Trajectory, error: BaseException) -> None:
+        """Log the error of an episode that failed for good: once for each kind and place of an exception."""
+        cause = error.__cause__ if isinstance(error, _WITH_TRACEBACK) else None
+        trace = None if cause is None else cause.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        place = None if trace is None else (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+        kind: tuple[object, ...] = (type(error), type(cause), place)
+        if isinstance(error, RemoteFailureError):
+            places = [line for line in error.trace.splitlines() if line.lstrip().startswith("File ")]
+            kind = (error.error_type, error.kind, *places[-1:])
+        if kind in self._logged:
+            return
+        self._logged.add(kind)
+        remote = f"\n{error.trace}" if isinstance(error, RemoteFailureError) and error.trace else ""
+        log.warning(
+            "episode %s failed: %s (further failures of this kind are in the episodes' `error` and not logged)%s",
+            episode.episode_id,
+            episode.error,
+            remote,
+            exc_info=cause,
+        )
+
+    def warn_of_outage(self, episode: Trajectory, seconds: float) -> None:
+        """Log, once until a turn ends, that an episode waits for an engine that cannot be reached."""
+        if not self.is_outage_logged:
+            self.is_outage_logged = True
+            log.warning(
+                "the engine cannot be reached; each episode that needs it begins again for up to %g seconds "
+                "(RetryPolicy.outage_seconds), after which such attempts count. Episode %s failed: %s",
+                seconds,
+                episode.episode_id,
+                episode.error,
+            )
+
+    def warn_of_turns(self, episode_id: str, turns: int) -> None:
+        """Log once that an episode without a limit of turns or time goes on and on."""
+        if self._warns_of_turns and turns >= _MANY_TURNS:
+            self._warns_of_turns = False
+            log.warning(
+                "episode %s has had %d turns and has no limit of turns or time; if its environment is never done, pass "
+                "limits=EpisodeLimits(max_turns=...) or episode_seconds=... to the Runner",
+                episode_id,
+                turns,
+            )
+
+
+class EpisodeReporter:
+    """A `JobObserver` for one attempt.
+
+    `requesting` makes the block of a request to the engine; `on_assigned` is called when a worker begins the episode.
+    """
+
+    __slots__ = ("_episode_id", "_on_assigned", "_reporter", "requesting")
+
+    def __init__(
+        self,
+        reporter: Reporter,
+        episode_id: str,
+        *,
+        requesting: Callable[[], AbstractContextManager[object]],
+        on_assigned: Callable[[], object],
+    ) -> None:
+        self._reporter = reporter
+        self._episode_id = episode_id
+        self.requesting = requesting
+        self._on_assigned = on_assigned
+
+    def assigned(self, worker: str) -> None:
+        self._on_assigned()
+
+    def waiting(self, turn: int, part: Part) -> None:
+        if self._reporter.listeners:
+            self._reporter.emit(EpisodeWaiting, self._episode_id, turn, part)
+
+    def turn_finished(
+        self, turn: int, prompt_tokens: int, completion_tokens: int, images: int, seconds: TurnSeconds, failed: bool
+    ) -> None:
+        reporter, counters = self._reporter, self._reporter.counters
+        counters.turns += 1
+        reporter.is_outage_logged = False
+        if turn + 1 >= _MANY_TURNS:
+            reporter.warn_of_turns(self._episode_id, turn + 1)
+        counters.prompt_tokens += prompt_tokens
+        counters.completion_tokens += completion_tokens
+        counters.prompt_images += images
+        counters.engine_seconds += seconds.engine
+        counters.renderer_seconds += seconds.renderer
+        counters.environment_seconds += seconds.environment
+        if reporter.listeners:
+            reporter.emit(
+                TurnFinished,
+                self._episode_id,
+                turn,
+                prompt_tokens,
+                completion_tokens,
+                images,
+                seconds.engine,
+                seconds.renderer,
+                seconds.environment,
+                failed,
+            )

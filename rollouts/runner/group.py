@@ -10,8 +10,7 @@ import numpy as np
 
 from renderers.media.item import Modality
 from renderers.vision.processor import MediaProcessor
-from rollouts.error_texts import short_repr
-from rollouts.errors import ArgumentError
+from rollouts.errors import ArgumentError, short_repr
 from rollouts.task import Task
 from rollouts.trajectory.tree import Trajectory
 from transport import wire_type

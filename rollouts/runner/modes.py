@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from rollouts.errors import ArgumentError
-from rollouts.numbers import whole_number
+from rollouts.values import whole_number
 
 #: What happens to a group with tokens that are too old.
 OnStale = Literal["drop", "downweight"]

@@ -4,34 +4,93 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import ExitStack
+from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import Any, Self
 
 from renderers import Renderer, RendererPool
 from rollouts.engines.protocol import Engine, InFlight, SamplingParams
-from rollouts.episodes.limits import EpisodeLimits
+from rollouts.episodes.deadlines import EpisodeLimits
+from rollouts.episodes.episode import check_engine, check_renderer, check_sampling
 from rollouts.errors import ArgumentError
-from rollouts.rewards import GroupReward
-from rollouts.runner.arguments import check_counts, check_options, check_place
-from rollouts.runner.capacity import Capacity
+from rollouts.rewards import GroupReward, check_names
 from rollouts.runner.errors import RunnerArgumentError, RunnerClosedError
-from rollouts.runner.events import Listener
+from rollouts.runner.events import Listener, Reporter
 from rollouts.runner.group import Group
-from rollouts.runner.group_run import GroupRun, GroupSettings
+from rollouts.runner.group_run import GroupRun, GroupSettings, RetryPolicy
 from rollouts.runner.journal import Journal
-from rollouts.runner.journal.recorder import ResumedRun
+from rollouts.runner.journal.journal import ResumedRun
 from rollouts.runner.modes import Demand, Mode, Synchronous
-from rollouts.runner.reporter import Reporter
-from rollouts.runner.retries import RetryPolicy
 from rollouts.runner.schedule import Schedule, SkipGroup
-from rollouts.runner.task_source import Tasks, TaskSource
+from rollouts.runner.task_source import Capacity, Tasks, TaskSource
 from rollouts.runner.weight_updates import WeightUpdates
-from rollouts.task import MakeEnvironment, Task
+from rollouts.task import MakeEnvironment, Task, check_make_environment
 from rollouts.trajectory.tree import Trajectory
+from rollouts.values import whole_number
 from rollouts.workers.episode_worker import EpisodeWorker
-from rollouts.workers.protocol import Workers
+from rollouts.workers.protocol import Workers, are_workers
+
+
+def check_counts(**counts: Any) -> None:
+    """Raises `RunnerArgumentError` for a value that is not an integer of at least 1."""
+    for name, value in counts.items():
+        if (whole_number(value) or 0) < 1:
+            raise RunnerArgumentError(name, value, "pass an integer of at least 1")
+
+
+def check_place(make_environment: object, engine: object, renderer: object, workers: object) -> None:
+    """Raises `ArgumentError` unless there is all that episodes need here, or `workers` and no more than an engine."""
+    if workers is None:
+        check_make_environment(make_environment)
+        check_engine(engine)
+        check_renderer(renderer)
+        return
+    if not are_workers(workers):
+        raise RunnerArgumentError("workers", workers, "pass Workers, such as LinkWorkers(...), or None")
+    for name, value in (("make_environment", make_environment), ("renderer", renderer)):
+        if value is not None:
+            raise RunnerArgumentError(name, value, "pass None: with workers=... it is the workers that have one")
+    if engine is not None:
+        check_engine(engine)
+
+
+def check_options(
+    *,
+    sampling: object,
+    limits: object,
+    retry: object,
+    mode: object,
+    seed: object,
+    group_rewards: object,
+    skip_group: object,
+    journal: object,
+    listeners: object,
+) -> None:
+    """Raises `RunnerArgumentError` for a value of another type, `ArgumentError` for two rewards of one name."""
+    check_sampling(sampling)
+    if whole_number(seed) is None:
+        raise RunnerArgumentError("seed", seed, "pass an integer")
+    if not isinstance(limits, EpisodeLimits):
+        raise RunnerArgumentError("limits", limits, "pass EpisodeLimits(...)")
+    if not isinstance(retry, RetryPolicy):
+        raise RunnerArgumentError("retry", retry, "pass RetryPolicy(...)")
+    if not callable(getattr(mode, "max_undelivered", None)) or isinstance(mode, type):
+        raise RunnerArgumentError("mode", mode, "pass Synchronous(), OneStepOffPolicy() or Asynchronous(max_staleness)")
+    if skip_group is not None and not callable(skip_group):
+        raise RunnerArgumentError("skip_group", skip_group, "pass a function of a Group, or None")
+    if iscoroutinefunction(skip_group) or iscoroutinefunction(getattr(skip_group, "__call__", None)):  # noqa: B004
+        rule = "pass a function that is not async; compute what it has to wait for in a group reward"
+        raise RunnerArgumentError("skip_group", skip_group, rule)
+    if journal is not None and not isinstance(journal, Journal):
+        raise RunnerArgumentError("journal", journal, "pass Journal.open(directory), or None")
+    if not isinstance(group_rewards, Sequence) or not all(isinstance(one, GroupReward) for one in group_rewards):
+        raise RunnerArgumentError("group_rewards", group_rewards, "pass a list of GroupReward(name, weight, function)")
+    check_names("group_rewards", group_rewards)
+    if not isinstance(listeners, Iterable) or not all(callable(one) for one in listeners):
+        raise RunnerArgumentError("listeners", listeners, "pass a list of functions of an event")
+
 
 #: What the consumer of a stream wants: all groups, as they finish.
 _ALL = Demand(waiting=None, batch=None)

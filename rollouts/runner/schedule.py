@@ -12,16 +12,16 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from rollouts.engines.protocol import InFlight
-from rollouts.error_texts import short_repr
+from rollouts.errors import short_repr
 from rollouts.runner.errors import GroupFailedError, RunnerBusyError, TaskSourceError
 from rollouts.runner.events import GroupDelivered, GroupFinished, GroupSkipped, GroupStale
 from rollouts.runner.group import Group
 from rollouts.runner.group_run import GroupRun, GroupSettings
 from rollouts.runner.modes import Demand, Mode, is_dropped, is_too_old, sample_weight
 from rollouts.runner.task_source import TaskSource
-from rollouts.runner.version_history import ages, oldest_place, staleness
+from rollouts.runner.weight_updates import ages, oldest_place, staleness
 from rollouts.workers.episode_worker import EpisodeWorker
-from rollouts.workers.errors import WorkersClosedError
+from rollouts.workers.protocol import WorkersClosedError
 
 log = logging.getLogger("rollouts.runner")
 

@@ -12,8 +12,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rollouts.serve.error_responses import error_response, is_openai_path, openai_error_response
-from rollouts.serve.errors import RequestError
+from rollouts.serve.errors import RequestError, error_response, is_openai_path, openai_error_response
 
 #: Paths that need no key: a load balancer asks for them.
 _OPEN_PATHS = ("/health", "/ping")

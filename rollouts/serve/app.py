@@ -17,7 +17,7 @@ except ImportError as error:
     raise MissingExtraError("rollouts serve", "serve", "starlette") from error
 
 from rollouts.serve.access import ApiKeyMiddleware, BodyLimitMiddleware, BrowserMiddleware
-from rollouts.serve.error_responses import on_error
+from rollouts.serve.errors import on_error, on_unrouted
 from rollouts.serve.pausable_engine import PausableEngine
 from rollouts.serve.routes.control import ControlRoutes
 from rollouts.serve.routes.generation import GenerationRoutes
@@ -26,7 +26,6 @@ from rollouts.serve.routes.rendering import RenderingRoutes
 from rollouts.serve.routes.weights import WeightRoutes
 from rollouts.serve.served_model import ServedModel
 from rollouts.serve.server_state import ServerState
-from rollouts.serve.unknown_routes import on_unrouted
 
 #: Room for some tens of images as features.
 DEFAULT_MAX_BODY_BYTES = 256 * 2**20

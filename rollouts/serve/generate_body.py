@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import base64
+import io
+import json
+import math
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
 from itertools import pairwise
 from math import isfinite
 from typing import Any, Literal, Self
 
+import numpy as np
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, model_validator
 
-from rollouts.engines.protocol import SamplingParams
-from rollouts.numbers import finite_number
+from renderers import MultiModalData
+from rollouts.engines.protocol import (
+    Completion,
+    FinishReason,
+    GenerateRequest,
+    GenerateResult,
+    SamplingParams,
+    StreamingEngine,
+    TokenDelta,
+)
 from rollouts.serve.errors import RequestError
 from rollouts.serve.served_model import ServedModel
+from rollouts.values import finite_number
 
 
 class PlaceholderBody(BaseModel):
@@ -205,3 +221,178 @@ def _check_stops(stop_ids: Sequence[int], vocab_size: int | None) -> None:
 
 def _refusal(name: str, message: str) -> RequestError:
     return RequestError(400, message, "BadRequestError", name)
+
+
+#: What stands for a log-probability that JSON cannot represent.
+_NO_LOGPROB = -9999.0
+
+END_OF_STREAM = b"data: [DONE]\n\n"
+
+
+def whole_response(
+    result: GenerateResult,
+    prompt_ids: Sequence[int],
+    *,
+    model: str,
+    eos_id: int | None,
+    expanded: MultiModalData | None,
+    with_logprobs: bool,
+    returns_prompt: bool,
+) -> dict[str, Any]:
+    """The response with all completions. `eos_id` is the stop token that is not named as the stop reason."""
+    return {
+        "request_id": result.request_id,
+        "model": model,
+        "created": int(time.time()),
+        "usage": usage(len(prompt_ids), sum(len(each.token_ids) for each in result.completions)),
+        "prompt_logprobs": prompt_logprobs(result.prompt_logprobs, prompt_ids),
+        "prompt_token_id_logprobs": None,
+        **prompt_fields(prompt_ids, expanded, returns_prompt),
+        "metrics": None,
+        "kv_transfer_params": None,
+        "ec_transfer_params": None,
+        "output_mode": "tokens",
+        "choices": [choice(each, 0, eos_id=eos_id, with_logprobs=with_logprobs) for each in result.completions],
+    }
+
+
+def prompt_fields(prompt_ids: Sequence[int], expanded: MultiModalData | None, returned: bool) -> dict[str, Any]:
+    """The prompt that was run, and the places of its media, where the request asks for them."""
+    if not returned:
+        return {"prompt_token_ids": None, "mm_placeholders": None}
+    return {"prompt_token_ids": list(prompt_ids), "mm_placeholders": None if expanded is None else places(expanded)}
+
+
+def places(media: MultiModalData) -> dict[str, list[dict[str, int]]]:
+    return {
+        modality: [{"offset": each.offset, "length": each.length} for each in ranges]
+        for modality, ranges in media.mm_placeholders.items()
+    }
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "completion_tokens": completion_tokens,
+        "prompt_tokens_details": None,
+        "completion_tokens_details": None,
+    }
+
+
+def choice(completion: Completion, start: int, *, eos_id: int | None, with_logprobs: bool) -> dict[str, Any]:
+    """A completion from token `start` to its end."""
+    stop = completion.stop_token_id
+    experts = completion.routed_experts
+    masks = completion.sampling_masks
+    rest = completion.token_ids[start:], completion.logprobs[start:]
+    return {
+        **delta(completion.index, *rest, with_logprobs=with_logprobs),
+        "finish_reason": str(completion.finish_reason),
+        "stop_reason": stop if completion.finish_reason is FinishReason.STOP and stop != eos_id else None,
+        "routed_experts": None if experts is None else npy(experts),
+        "sampling_mask": None if masks is None else [mask.tolist() for mask in masks[start:]],
+        "weight_versions": [
+            {"version": span.version, "start": span.start, "end": span.end} for span in completion.weight_spans
+        ],
+    }
+
+
+def delta(index: int, token_ids: np.ndarray, logprobs: np.ndarray, *, with_logprobs: bool) -> dict[str, Any]:
+    """New tokens of a completion that has not ended."""
+    return {
+        "index": index,
+        "finish_reason": None,
+        "stop_reason": None,
+        "token_ids": token_ids.tolist(),
+        "routed_experts": None,
+        "sampling_mask": None,
+        "weight_versions": None,
+        "logprobs": {"content": _content(token_ids, logprobs)} if with_logprobs else None,
+    }
+
+
+def event(content: Mapping[str, Any]) -> bytes:
+    """One event of a streamed response."""
+    return b"data: " + json.dumps(content, separators=(",", ":")).encode() + b"\n\n"
+
+
+def npy(array: np.ndarray) -> str:
+    """The base64 of a .npy file."""
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return base64.b64encode(file.getbuffer()).decode()
+
+
+def prompt_logprobs(values: np.ndarray | None, prompt_ids: Sequence[int]) -> list[dict[str, Any] | None] | None:
+    """For each token of the prompt its log-probability by its id, null for the first one."""
+    if values is None:
+        return None
+    entries = (
+        {str(token): {"logprob": _finite(value), "rank": None, "decoded_token": None}}
+        for token, value in zip(prompt_ids[1:], values[1:].tolist(), strict=True)
+    )
+    return [None, *entries]
+
+
+def _content(token_ids: np.ndarray, logprobs: np.ndarray) -> list[dict[str, Any]]:
+    """Entries with the sampled token as the only candidate; its rank is not known."""
+    entries = [
+        {"token_id": token, "logprob": _finite(value), "rank": None}
+        for token, value in zip(token_ids.tolist(), logprobs.tolist(), strict=True)
+    ]
+    return [{**entry, "top_logprobs": [entry]} for entry in entries]
+
+
+def _finite(value: float) -> float:
+    return max(value, _NO_LOGPROB) if math.isfinite(value) else _NO_LOGPROB
+
+
+class TokenStream:
+    """Runs a request; `deltas` yields its tokens, then `result` returns the whole result.
+
+    Without `cancel`, the request runs to its end.
+    """
+
+    def __init__(self, engine: StreamingEngine, request: GenerateRequest) -> None:
+        self._queue: asyncio.Queue[TokenDelta | None] = asyncio.Queue()
+        self._task = asyncio.ensure_future(engine.generate_streamed(request, self._queue.put_nowait))
+        self._task.add_done_callback(lambda _: self._queue.put_nowait(None))
+        self._first: TokenDelta | None = None
+
+    async def begin(self) -> None:
+        """Wait for the first token, or the end. Raises what the engine raises before the first token."""
+        self._first = await self._queue.get()
+        if self._first is None:
+            await self._task
+
+    async def deltas(self, interval: int) -> AsyncIterator[TokenDelta]:
+        """The first token of each completion as soon as it is there, then its tokens in chunks of `interval`.
+
+        The last chunk of a completion may be missing: those tokens are in the result alone.
+        """
+        delta = self._first
+        pending: dict[int, list[TokenDelta]] = {}
+        while delta is not None:
+            is_first = delta.index not in pending
+            waiting = pending.setdefault(delta.index, [])
+            waiting.append(delta)
+            if is_first or sum(len(each.token_ids) for each in waiting) >= interval:
+                yield _joined(waiting)
+                waiting.clear()
+            delta = await self._queue.get()
+
+    async def result(self) -> GenerateResult:
+        """The result. Raises what the engine raises."""
+        return await self._task
+
+    def cancel(self) -> None:
+        """End the request if it runs."""
+        self._task.cancel()
+
+
+def _joined(deltas: list[TokenDelta]) -> TokenDelta:
+    if len(deltas) == 1:
+        return deltas[0]
+    token_ids = np.concatenate([each.token_ids for each in deltas])
+    return TokenDelta(deltas[0].index, token_ids, np.concatenate([each.logprobs for each in deltas]))

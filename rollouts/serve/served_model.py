@@ -1,18 +1,54 @@
-"""What a server tells of its model: names, limits, stop tokens, and the tensors that it takes for an image."""
+"""The model that a server serves, and its adapters."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from renderers import MediaItem, RendererError, TemplateRenderer
-from renderers.file_reading import read_json
 from renderers.media.item import TensorField
 from renderers.model_files import ModelFiles
-from rollouts.engines.vllm.wire.tensors import PixelDtype, raw_pixels
+from renderers.process.files import read_json
+from rollouts.engines.lora import base_labels
+from rollouts.engines.protocol import Completion
+from rollouts.engines.vllm.features import PixelDtype, raw_pixels
+from rollouts.serve.errors import RequestError
+
+
+class ServedAdapters:
+    """The adapters that an engine has loaded. An engine without the method `adapters` has none."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._list = getattr(engine, "adapters", None)
+        self._base_versions: dict[str, str] = {}  # by adapter: the label of the weights below it when it was first seen
+
+    async def has(self, name: str) -> bool:
+        """Whether the engine has the adapter. Raises `EngineError`.
+
+        The engine is asked about a name that it did not have before: adapters are loaded while it serves. One that was
+        unloaded since is an error of the engine when it samples.
+        """
+        return name in self._base_versions or name in await self.names()
+
+    async def names(self) -> list[str]:
+        """The adapters that the engine has now. Raises `EngineError`."""
+        loaded = {} if self._list is None else await self._list()
+        base_version = str(getattr(getattr(self._engine, "engine", self._engine), "weight_version", "default"))
+        self._base_versions = {name: self._base_versions.get(name, base_version) for name in loaded}
+        return sorted(self._base_versions)
+
+    def base_labels(self, completions: Iterable[Completion], name: str) -> list[Completion]:
+        """The completions of an adapter, labelled with the versions of the weights below it, as those of a vLLM."""
+        return base_labels(completions, name, self._base_versions.get(name, "default"))
+
+
+# What a server tells of its model: names, limits, stop tokens, and the tensors that it takes for an image.
+
 
 #: The vLLM whose routes, bodies and errors this server has; clients choose their wire format by it.
 WIRE_VERSION = "0.32.0"
@@ -109,3 +145,30 @@ def image_format(renderer: TemplateRenderer) -> ImageFormat | None:
 def _is_uint8(item: MediaItem) -> bool:
     """Whether the pixels are uint8 and the scale of the item makes floats of them."""
     return item.scale is not None and any(raw_pixels(item, name) is not None for name in item.tensors)
+
+
+def unknown_model(name: str, model: ServedModel) -> RequestError:
+    """The error (404) for another model than the one that is served and its adapters."""
+    message = f"The model `{name[:200]}` does not exist. Valid aliases: {model.name}."
+    return RequestError(404, message, "NotFoundError", "model")
+
+
+def check_tokens(token_ids: Sequence[int], vocab_size: int | None) -> None:
+    """Raise `RequestError` (400) for a token id that the model does not have."""
+    if vocab_size is not None and (largest := max(token_ids)) >= vocab_size:
+        raise RequestError(400, f"Token id {largest} is out of vocabulary", param="token_ids")
+
+
+def check_length(token_ids: Sequence[int], max_model_len: int) -> None:
+    """Raise `RequestError` (400) for a prompt that leaves no room for a token."""
+    count = len(token_ids)
+    if count > max_model_len:
+        relation = f"is longer than the maximum model length of {max_model_len}"
+    elif count == max_model_len:
+        relation = (
+            "plus the number of requested output tokens (at least 1) is longer than the maximum model length of "
+            f"{max_model_len}"
+        )
+    else:
+        return
+    raise RequestError(400, f"The decoder prompt (length {count}) {relation}. Shorten the prompt.")

@@ -7,13 +7,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from renderers import TemplateRenderer
-from renderers.model_tokenizer import ModelTokenizer
-from rollouts.serve.image_features import ImageCache
-from rollouts.serve.image_sources import SourceCache
+from renderers.model_files import ModelTokenizer
+from rollouts.serve.images import ImageCache, SourceCache
 from rollouts.serve.pausable_engine import PausableEngine
-from rollouts.serve.request_checks import unknown_model
-from rollouts.serve.served_adapters import ServedAdapters
-from rollouts.serve.served_model import ServedModel
+from rollouts.serve.served_model import ServedAdapters, ServedModel, unknown_model
 
 _CACHE_BYTES = 2 * 2**30
 

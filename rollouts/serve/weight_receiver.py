@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, NonNegativeInt, ValidationError
 
-from rollouts.engines.vllm.transfer.buckets import ExpectedTensors
+from rollouts.engines.vllm.transfer import ExpectedTensors
 from rollouts.errors import WeightUpdateError
 from rollouts.serve.errors import RequestError
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
+import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from typing import Any, Final, NoReturn, TypeVar
+
+from rollouts.terminal.table import printable, shortened
 
 
 @contextlib.contextmanager
@@ -26,3 +33,92 @@ def defer_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
         if deferred:
             signal.raise_signal(signal.SIGINT)
+
+
+T = TypeVar("T")
+
+INTERRUPTED: Final = 130
+_SHOW_CURSOR: Final = "\x1b[?25h"
+
+
+def run_with_deadline(main: Coroutine[Any, Any, T], seconds: float, message: str) -> T:
+    """Run a coroutine as `asyncio.run` does. Called in the main thread.
+
+    The first SIGINT or SIGTERM (of a scheduler or container) cancels it; when it has ended, `KeyboardInterrupt` is
+    raised. A process that still runs `seconds` after the signal, or receives a second one, prints `message` to standard
+    error and exits with code 130, whatever its threads and its event loop are doing: files must be readable at every
+    moment.
+    """
+
+    def exit_now() -> None:
+        # Not through `sys.stderr`, whose lock another thread may hold. A progress display has hidden the cursor.
+        os.write(2, f"{_SHOW_CURSOR if os.isatty(2) else ''}{message}\n".encode(errors="replace"))
+        os._exit(INTERRUPTED)
+
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        tasks: list[asyncio.Task[Any]] = []
+        interrupts: list[int] = []
+
+        def interrupt(number: int, _: object) -> None:
+            interrupts.append(number)
+            if len(interrupts) > 1:
+                exit_now()
+            deadline = threading.Timer(seconds, exit_now)
+            deadline.daemon = True
+            deadline.start()
+            for task in tasks:
+                loop.call_soon_threadsafe(task.cancel)
+
+        async def run() -> T:
+            task = asyncio.current_task()
+            assert task is not None
+            tasks.append(task)
+            if interrupts:
+                main.close()
+                raise asyncio.CancelledError
+            return await main
+
+        before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            return runner.run(run())
+        except asyncio.CancelledError:
+            if interrupts:
+                raise KeyboardInterrupt from None
+            raise
+        finally:
+            if not interrupts:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+
+
+def exit_interrupted() -> NoReturn:
+    """Exit with code 130, without the end of the interpreter, which takes seconds once torch is loaded."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(INTERRUPTED)
+
+
+# Log records on a terminal: what they quote of environments, servers and models does not act on it.
+
+
+#: Characters of a record; an error may quote a whole response or message.
+_MOST_CHARACTERS = 20_000
+
+
+class PrintableFormatter(logging.Formatter):
+    """Formats a record, traceback included, with control and invisible characters as visible symbols.
+
+    A text longer than 20,000 characters is cut in its middle: the beginning has the message, the end the last line of
+    the traceback.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(shortened(super().format(record), _MOST_CHARACTERS))
+
+
+def make_log_printable() -> None:
+    """Use `PrintableFormatter` for records of a program that has set up no logging, which Python prints to stderr."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(PrintableFormatter())

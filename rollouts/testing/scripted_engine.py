@@ -19,8 +19,7 @@ from rollouts.engines.protocol import (
     WeightSpan,
     check_update_arguments,
 )
-from rollouts.error_texts import short_repr
-from rollouts.errors import EngineClosedError, EngineError
+from rollouts.errors import EngineClosedError, EngineError, short_repr
 
 
 class ScriptError(EngineError):

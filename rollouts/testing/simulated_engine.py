@@ -31,7 +31,7 @@ from rollouts.errors import (
     ServerUnreachableError,
     WeightUpdateError,
 )
-from rollouts.numbers import finite_number, whole_number
+from rollouts.values import finite_number, whole_number
 
 #: Bounds of a number that is drawn anew each time.
 Range: TypeAlias = tuple[float, float]

@@ -8,10 +8,7 @@ except ImportError as error:
     raise MissingExtraError("rollouts.training", "torch", "torch") from error
 
 from rollouts.training.advantages import DegenerateGroup, degenerate_groups, group_advantages
-from rollouts.training.batch.micro_batches import micro_batches
-from rollouts.training.batch.tensor_list import TensorList
-from rollouts.training.batch.training_batch import TrainingBatch
-from rollouts.training.logprobs import token_logprobs, token_logprobs_and_entropy
+from rollouts.training.batch import TrainingBatch, micro_batches
 from rollouts.training.losses import (
     PolicyLoss,
     cispo_loss,
@@ -35,12 +32,16 @@ from rollouts.training.mismatch import (
     report_json,
     report_text,
 )
-from rollouts.training.model_inputs import model_inputs
-from rollouts.training.packing.plan import PackingPlan, pack_samples
-from rollouts.training.packing.truncation import Truncation, truncate_sample
+from rollouts.training.packing import PackingPlan, Truncation, pack_samples, truncate_sample
 from rollouts.training.quarantine import Quarantine, QuarantinedRow
 from rollouts.training.samples import TrainingSample, sample_from_rendered, samples_from_trajectory
-from rollouts.training.sequence_logprobs import SequenceLogprobs, sequence_logprobs
+from rollouts.training.sequence_logprobs import (
+    SequenceLogprobs,
+    model_inputs,
+    sequence_logprobs,
+    token_logprobs,
+    token_logprobs_and_entropy,
+)
 from rollouts.training.staleness import (
     Staleness,
     StalenessSplit,
@@ -49,6 +50,7 @@ from rollouts.training.staleness import (
     split_by_staleness,
     token_lags,
 )
+from rollouts.training.tensor_list import TensorList
 
 __all__ = [
     "DegenerateGroup",

@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 
 from rollouts.errors import ArgumentError
-from rollouts.numbers import finite_number
+from rollouts.values import finite_number
 
 MeanOver = Literal["tokens", "sequences"]
 KLEstimator = Literal["k1", "k2", "k3"]

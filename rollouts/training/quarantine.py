@@ -8,8 +8,15 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from renderers.errors import MediaError
-from rollouts.error_texts import exception_text, short_repr
-from rollouts.errors import BatchError, PixelFormError, PixelMismatchError, SampleError, TrajectoryError
+from rollouts.errors import (
+    BatchError,
+    PixelFormError,
+    PixelMismatchError,
+    SampleError,
+    TrajectoryError,
+    exception_text,
+    short_repr,
+)
 from rollouts.training.samples import TrainingSample
 
 T = TypeVar("T")

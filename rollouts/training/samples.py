@@ -15,10 +15,9 @@ from renderers.placement import item_placement_error
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import WeightSpan, weight_span_error
 from rollouts.errors import ArgumentError, SampleError
-from rollouts.numbers import finite_number
-from rollouts.trajectory.reported_extras import ROUTED_EXPERTS
-from rollouts.trajectory.token_node import TokenNode
+from rollouts.trajectory.token_node import ROUTED_EXPERTS, TokenNode
 from rollouts.trajectory.tree import Trajectory
+from rollouts.values import finite_number
 from transport import wire_type
 
 SharedNodes = Literal["first_leaf", "weighted", "each"]

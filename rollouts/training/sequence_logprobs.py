@@ -3,15 +3,76 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
-from rollouts.errors import ArgumentError
-from rollouts.numbers import finite_number, whole_number
+from rollouts.errors import ArgumentError, SampleError, UnsupportedModelError
+from rollouts.models.architecture import architecture
+from rollouts.models.forward import forward_inputs
+from rollouts.models.forward_pass import ForwardPass, packing_of
+from rollouts.models.placed_rows import PlacedRows, TokenSequence, padded_rows, placed_rows, row_positions
+from rollouts.models.placeholders import check_placeholders, check_token_ids, refuse_literals
+from rollouts.training.batch import TrainingBatch, check_trained
+from rollouts.values import finite_number, whole_number
+
+
+def model_inputs(batch: TrainingBatch, model: Any) -> dict[str, Any]:
+    """`input_ids` (B, T) and what else the model's forward takes, on the model's device; floats in its dtype.
+
+    `attention_mask` (B, T) for padded rows; packed rows have none, and transformers separates the samples of a row
+    where `position_ids` begin again (pass `use_cache=False`). Models that do not (gpt-oss; Gemma 3 and 4 with images)
+    get masks (B, 1, T, T) in a dict by type of layer. `position_ids` (B, T), for models with M-RoPE (3, B, T)
+    and packed (4, B, T); `token_type_ids` or `mm_token_type_ids` (B, T); and the tensors of the media by their names,
+    of all rows, in order.
+
+    transformers finds media by token id, so it would take a sampled placeholder token for an image: a row with such a
+    token raises `SampleError`. `token_logprobs` finds media by range and accepts such rows. A packed batch for a model
+    that does not keep the samples of a row apart raises `UnsupportedModelError`.
+    """
+    known = architecture(model)
+    if not batch.lengths.any():
+        missing = "tokens" if batch.samples else "samples"
+        raise SampleError(None, f"a batch without {missing} has no model inputs; leave it out")
+    rows = batch_rows(batch)
+    check_placeholders(known, rows)
+    check_token_ids(known, rows)
+    refuse_literals(
+        known,
+        rows,
+        "transformers would take it for an image. Compute this row with token_logprobs",
+    )
+    with_media = any(sample.media for sample in batch.samples)
+    packing = packing_of(known, with_media=with_media) if rows.packed else None
+    if rows.packed and packing is None:
+        raise UnsupportedModelError(
+            known.model_type,
+            "in a packed row, its hidden states depend on the sample before (found with a probe of two sequences). Use "
+            'layout="padded", or token_logprobs, which computes packed batches of such a model in padded rows',
+        )
+    positions, _ = row_positions(known, rows)
+    return forward_inputs(known, rows, known.model, positions, explicit_masks=packing == "masks")
+
+
+def batch_rows(batch: TrainingBatch) -> PlacedRows:
+    """The samples of a batch with their media, in the rows and columns that the batch has for them."""
+    rows, columns = batch.input_ids.shape
+    starts = batch.starts.cpu().numpy()
+    packed = batch.layout == "packed"
+    return placed_rows(batch_sequences(batch), starts, (rows, columns), pad_id=batch.pad_id, packed=packed)
+
+
+def batch_sequences(batch: TrainingBatch) -> list[TokenSequence]:
+    """The samples of a batch with the token ids that the batch has, which may have been changed."""
+    ids = batch.input_ids.cpu().numpy()
+    spans = zip(batch.starts.tolist(), batch.lengths.tolist(), strict=True)
+    return [
+        TokenSequence(ids[row, column : column + length], sample.media, sample.name)
+        for sample, ((row, column), length) in zip(batch.samples, spans, strict=True)
+    ]
 
 
 class SequenceLogprobs(NamedTuple):
@@ -283,3 +344,70 @@ def _at_least_one(name: str, value: int) -> int:
     if number is None or number < 1:
         raise ArgumentError(name, value, "pass an integer of at least 1")
     return number
+
+
+def token_logprobs(model: Any, batch: TrainingBatch) -> torch.Tensor:
+    """log p(token t | tokens before t) float32 (B, T) where `loss_mask` is True, 0 elsewhere. Differentiable.
+
+    Any model of transformers with an output layer of its own, through its own forward. Images are placed by range, so
+    that a sampled placeholder token is text. The log-probabilities are computed in chunks, on trained positions only.
+    Equal samples of a padded batch share one forward pass (episodes of a group often sample the same completion), and
+    for Qwen3-VL an image that is in many rows passes the vision tower once. A packed batch of a model that cannot keep
+    the sequences of a row apart (layers with a recurrent state) is computed in padded rows, with the same result.
+
+    Raises `SampleError`, which names the row, for media and token ids that the model cannot take, `BatchError` for a
+    `loss_mask` that was changed to train padding or the first token of a sample, and `UnsupportedModelError`, which
+    says what was tried, for a model whose hidden states or output layer are not accessible.
+    """
+    return token_logprobs_and_entropy(model, batch).logprobs
+
+
+def token_logprobs_and_entropy(model: Any, batch: TrainingBatch, *, temperature: float = 1.0) -> SequenceLogprobs:
+    """`token_logprobs`, and the entropy of the distribution that each token is drawn from: both float32 (B, T), in
+    nats, 0 outside of `loss_mask`. The logits are divided by `temperature`. Differentiable, with the same errors.
+    """
+    trained = batch.loss_mask.cpu()
+    check_trained(trained, batch.position_ids.cpu(), batch.sequence_ids, batch.samples)
+    forward = ForwardPass(model)
+    if not batch.lengths.any():
+        empty = torch.zeros(batch.loss_mask.shape, dtype=torch.float32, device=forward.model.device)
+        return SequenceLogprobs(empty, empty.clone())
+    if batch.layout == "packed" and forward.packs(with_media=any(sample.media for sample in batch.samples)):
+        hidden = forward.hidden_states(batch_rows(batch))
+        row, column = trained.nonzero(as_tuple=True)
+    else:
+        distinct, row_of = _distinct(batch_sequences(batch))
+        hidden = forward.hidden_states(padded_rows(distinct, pad_id=batch.pad_id))
+        row = torch.tensor(row_of)[batch.sequence_ids.cpu()[trained].long()]
+        column = batch.position_ids.cpu()[trained]
+    # A token is predicted at the position before it; the first token of a sample is never trained.
+    states = hidden[row.to(hidden.device), column.to(hidden.device) - 1]
+    mask = batch.loss_mask.to(hidden.device)
+    targets = batch.input_ids.to(hidden.device)[mask]
+    head = forward.head
+    scored = sequence_logprobs(
+        states,
+        head.weight,
+        targets,
+        bias=head.bias,
+        softcap=head.softcap,
+        scale=head.scale,
+        temperature=temperature,
+    )
+    nothing = torch.zeros(mask.shape, dtype=torch.float32, device=hidden.device)
+    return SequenceLogprobs(*(nothing.masked_scatter(mask, values) for values in scored))
+
+
+def _distinct(sequences: Sequence[TokenSequence]) -> tuple[list[TokenSequence], list[int]]:
+    """The sequences that differ in ids or images, and for every sequence the index of the one that it equals."""
+    index_of: dict[tuple[bytes, tuple[str, ...]], int] = {}
+    distinct: list[TokenSequence] = []
+    row_of = []
+    for sequence in sequences:
+        # The key includes offsets: with a sampled placeholder token beside an image, equal ids have two placements.
+        images = tuple(f"{item.mm_hash}@{placeholder.offset}" for item, placeholder in sequence.media)
+        index = index_of.setdefault((sequence.ids.tobytes(), images), len(distinct))
+        if index == len(distinct):
+            distinct.append(sequence)
+        row_of.append(index)
+    return distinct, row_of

@@ -9,10 +9,9 @@ import numpy as np
 import torch
 
 from rollouts.errors import ArgumentError, SampleError
-from rollouts.numbers import whole_number
-from rollouts.training.batch.training_batch import TrainingBatch
+from rollouts.training.batch import TrainingBatch
 from rollouts.training.samples import TrainingSample
-from rollouts.version_order import VersionOrder
+from rollouts.values import VersionOrder, whole_number
 
 
 class Staleness(NamedTuple):

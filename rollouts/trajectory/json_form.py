@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from rollouts.trajectory.plain_json import plain, short_float
-from rollouts.trajectory.token_node import TokenNode
+from rollouts.trajectory.token_node import TokenNode, Turn
 from rollouts.trajectory.tree import Trajectory
-from rollouts.trajectory.turn import Turn
 
 #: The JSON values of the media of a node, in prompt order.
 MediaEntries = Callable[[TokenNode], list[dict[str, Any]]]

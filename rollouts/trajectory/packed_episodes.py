@@ -19,16 +19,14 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 
 from renderers import MediaItem, MediaSource
-from renderers.bfloat16 import float32_to_bfloat16
 from renderers.errors import MediaError
 from renderers.media.item import ExpansionPiece, Modality, PackedArray, PixelScale, TensorField
-from renderers.vision.normalise import normalised
-from renderers.vision.patches import StillPatches
+from renderers.vision.patches import StillPatches, float32_to_bfloat16, normalised
 from renderers.vision.processor import MediaProcessor
-from rollouts.bfloat16 import Bfloat16Array
 from rollouts.errors import ArgumentError, PixelFormError, PixelMismatchError
 from rollouts.trajectory.token_node import MediaReference, processor_for
 from rollouts.trajectory.tree import Trajectory
+from rollouts.values import Bfloat16Array
 from transport import decode, encode, wire_type
 
 PixelForm = Literal["source", "uint8", "float32", "bfloat16", "none"]

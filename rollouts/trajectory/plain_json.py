@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from renderers import MediaSource
-from renderers.bfloat16 import bfloat16_to_float32
+from renderers.vision.patches import bfloat16_to_float32
 from rollouts.errors import NoJsonFormError
 from transport.wire.arrays import is_tensor, tensor_parts
 

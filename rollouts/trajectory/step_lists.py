@@ -20,12 +20,11 @@ from renderers import (
 from renderers.media.item import Modality
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import Completion, FinishReason
-from rollouts.error_texts import short_repr
-from rollouts.errors import InvalidStepError, InvalidTurnError, TrajectoryError
-from rollouts.numbers import finite_number
+from rollouts.errors import InvalidStepError, InvalidTurnError, TrajectoryError, short_repr
 from rollouts.trajectory.packed_episodes import PackedItem, Processors
 from rollouts.trajectory.token_node import processor_for, token_array
 from rollouts.trajectory.tree import Trajectory
+from rollouts.values import finite_number
 from transport import DecodeError, EncodeError, StepMediaError, decode, encode, restore_multi_modal_data
 
 _FINISH_REASONS = {

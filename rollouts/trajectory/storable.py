@@ -3,16 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
 
 from renderers import Message
-from renderers.media.source import MediaSource
+from renderers.media.item import MediaSource
 from rollouts.errors import InvalidTurnError
-from rollouts.trajectory.plain_copy import copied_mapping
-from rollouts.trajectory.token_node import MediaReference, TokenNode
-from rollouts.trajectory.turn import Turn
-from transport import EncodeError
+from rollouts.trajectory.token_node import MediaReference, TokenNode, Turn
+from transport import EncodeError, TransportError, decode, encode
+from transport.wire.arrays import RawTensor, is_tensor
 from transport.wire.codec import check_encodable, is_plain
+from transport.wire.registry import registration_of_class
+
+_IMMUTABLE: Final = frozenset({str, int, float, bool, bytes, type(None)})
+
+
+def plain_copy(value: Any) -> Any:
+    """Dicts, lists, tuples, sets, numpy arrays, tensors, buffers and wire types, nested in each other, are copied.
+
+    Anything else is shared. Raises `RecursionError` for a value that contains itself.
+    """
+    kind = type(value)
+    if kind in _IMMUTABLE:
+        return value
+    if kind is dict:
+        return {key: plain_copy(part) for key, part in value.items()}
+    if kind is list:
+        return [plain_copy(part) for part in value]
+    if kind is tuple:
+        return tuple(plain_copy(part) for part in value)
+    if kind is np.ndarray:
+        return value.copy()
+    if kind is set or kind is bytearray:
+        return kind(value)
+    if kind is memoryview:
+        return value.tobytes()
+    if is_tensor(value) and not isinstance(value, RawTensor):  # a RawTensor is immutable
+        return value.detach().clone()
+    return value if registration_of_class(kind) is None else _decoded_copy(value)
+
+
+def _decoded_copy(value: Any) -> Any:
+    """A copy of a wire type; the value itself where it cannot be encoded, which is found when it is stored."""
+    try:
+        return decode(encode(value))
+    except TransportError:
+        return value
+
+
+def copied_mapping(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """A mapping as a new dict with copied values."""
+    return {key: part if type(part) in _IMMUTABLE else plain_copy(part) for key, part in mapping.items()}
 
 
 def stored_copy(mapping: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -1,12 +1,13 @@
-"""A node of the token tree, and the references to its media."""
+"""The nodes of a tree of tokens, and the turns made of them."""
 
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import NoneType
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,17 +16,79 @@ from renderers import MediaItem, MediaSource, Message, PlaceholderRange
 from renderers.media.item import Modality
 from renderers.placement import placement_error
 from renderers.vision.processor import MediaProcessor
-from rollouts.engines.completion_checks import token_ids_error
-from rollouts.engines.protocol import WeightSpan, weight_span_error
+from rollouts.engines.protocol import Completion, FinishReason, WeightSpan, token_ids_error, weight_span_error
 from rollouts.errors import (
     ArgumentError,
     InvalidNodeError,
     InvalidTurnError,
     MissingProcessorError,
     PixelMismatchError,
+    short_repr,
 )
 from transport import wire_type
-from transport.wire.error_texts import quoted
+from transport.errors import quoted
+
+ROUTED_EXPERTS, SAMPLING_MASK = "routed_experts", "sampling_mask"
+#: Padding of the rows of `sampling_mask`.
+NO_TOKEN = -1
+
+
+class ReportedExtras(NamedTuple):
+    """Arrays by name, with one row for each new token of the prompt and for each token of the completion."""
+
+    prompt: dict[str, np.ndarray]
+    completion: dict[str, np.ndarray]
+
+
+def reported_extras(completion: Completion, prompt_tokens: int, start: int) -> ReportedExtras:
+    """The arrays for the prompt's tokens from `start` on, and for the tokens of its completion.
+
+    `routed_experts` (n, layers, experts a token): a row names the experts of the pass that *predicted* its token, which
+    read the token before it. So a row depends only on the tokens before its token, every sampled token has a row as
+    soon as it is sampled, and the rows from a root to a leaf, without the first row, belong to the inputs of a forward
+    pass over all tokens but the last. The first token of a prompt is not predicted: its row is zeros.
+    `sampling_mask` int32 (n, longest): the ids that a token was sampled from, then -1. Raises `InvalidTurnError` where
+    counts do not agree.
+    """
+    prompt: dict[str, np.ndarray] = {}
+    sampled: dict[str, np.ndarray] = {}
+    end = prompt_tokens + len(completion.token_ids)
+    if (experts := completion.routed_experts) is not None:
+        if not isinstance(experts, np.ndarray) or experts.dtype.kind not in "iu":
+            raise InvalidTurnError(f"routed experts are {short_repr(experts)}, not an array of integers")
+        if experts.ndim != 3 or len(experts) != end - 1:
+            raise InvalidTurnError(
+                f"routed experts of shape {experts.shape} for {end} tokens of prompt and completion; there is one row "
+                f"for each but the last: ({end - 1}, layers, experts a token)"
+            )
+        prompt[ROUTED_EXPERTS] = _predicting(experts, start, prompt_tokens)
+        sampled[ROUTED_EXPERTS] = _predicting(experts, prompt_tokens, end)
+    if (masks := completion.sampling_masks) is not None:
+        if not isinstance(masks, list | tuple) or not all(map(_is_row_of_ids, masks)):
+            raise InvalidTurnError(f"sampling masks are {short_repr(masks)}, not one array of token ids per token")
+        if len(masks) != len(completion.token_ids):
+            raise InvalidTurnError(f"{len(masks)} sampling masks for {len(completion.token_ids)} sampled tokens")
+        sampled[SAMPLING_MASK] = _padded(masks)
+    return ReportedExtras(prompt, sampled)
+
+
+def _is_row_of_ids(mask: object) -> bool:
+    return isinstance(mask, np.ndarray) and mask.ndim == 1 and (mask.dtype.kind in "iu" or not mask.size)
+
+
+def _predicting(experts: np.ndarray, start: int, end: int) -> np.ndarray:
+    """The rows of the passes that predicted tokens `start:end`, given those of the passes that read each token."""
+    if start:
+        return experts[start - 1 : end - 1]
+    first_row = np.zeros((min(end, 1), *experts.shape[1:]), experts.dtype)
+    return np.concatenate([first_row, experts[: max(end - 1, 0)]])
+
+
+def _padded(masks: Sequence[np.ndarray]) -> np.ndarray:
+    widths = np.array([len(mask) for mask in masks], dtype=np.intp)
+    rows = np.full((len(masks), int(widths.max(initial=0))), NO_TOKEN, np.int32)
+    rows[np.arange(rows.shape[1]) < widths[:, None]] = np.concatenate([*masks, np.empty(0, np.int32)])
+    return rows
 
 
 @wire_type("rollouts.MediaReference")
@@ -232,3 +295,49 @@ def same_media(node_media: Sequence[MediaReference], start: int, prompt_media: S
         and one.placeholder.embed_runs == other.placeholder.embed_runs
         for one, other in zip(node_media, prompt_media, strict=True)
     )
+
+
+# A turn of an episode: what is known of one call of the model beside its tokens.
+
+
+@wire_type("rollouts.Turn")
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One model call: the node of its completion, how it ended, and the reward and info from the environment.
+
+    `seconds` is how long the engine took. `agent` names which agent of the episode took the turn: "" is the one that
+    plays the episode's environment. Raises `InvalidTurnError` for values of another type, also when decoded.
+    """
+
+    node: int
+    finish_reason: FinishReason
+    message: Message
+    reward: float = 0.0
+    info: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    agent: str = ""
+
+    def __post_init__(self) -> None:
+        if type(self.node) is not int or self.node < 0:
+            raise InvalidTurnError(f"a turn has the node {quoted(self.node)}; pass the index of its completion's node")
+        if not isinstance(self.finish_reason, FinishReason):
+            raise InvalidTurnError(
+                f"the turn of node {self.node} has no FinishReason, but {quoted(self.finish_reason)}"
+            )
+        if not isinstance(self.message, dict) or not isinstance(self.info, dict):
+            raise InvalidTurnError(f"the turn of node {self.node} has a message or an info that is not a dict")
+        if not is_plain_number(self.reward) or not is_plain_number(self.seconds):
+            raise InvalidTurnError(
+                f"the turn of node {self.node} has the reward {quoted(self.reward)} and the seconds "
+                f"{quoted(self.seconds)}; both are finite numbers"
+            )
+        if type(self.agent) is not str:
+            raise InvalidTurnError(f"the turn of node {self.node} has the agent {quoted(self.agent)}, which is no text")
+
+
+_LARGEST: Final = sys.float_info.max
+
+
+def is_plain_number(value: object) -> bool:
+    """Whether the value is a finite float, or an int that a float can hold. Called for every decoded turn."""
+    return (type(value) is float or type(value) is int) and -_LARGEST <= value <= _LARGEST

@@ -14,12 +14,11 @@ from renderers.media.reference import load_source
 from renderers.messages import media_parts, part_kind
 from renderers.rendered import MultiModalData
 from rollouts.engines.protocol import Completion, FinishReason
-from rollouts.error_texts import short_repr
-from rollouts.errors import InvalidTraceError, InvalidTurnError, TrajectoryError
-from rollouts.numbers import finite_number, whole_number
+from rollouts.errors import InvalidTraceError, InvalidTurnError, TrajectoryError, short_repr
 from rollouts.trajectory.packed_episodes import Processors
 from rollouts.trajectory.token_node import processor_for
 from rollouts.trajectory.tree import Trajectory
+from rollouts.values import finite_number, whole_number
 
 _LIMITS = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed")
 # Of a trace in memory only this is converted to plain values, besides its nodes.

@@ -10,8 +10,10 @@ introduced it. Branches, compacted histories and sub-agents need no further rule
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from types import NoneType
 from typing import Any, Final, NamedTuple, cast
 
@@ -19,10 +21,10 @@ import numpy as np
 
 from renderers import Message, MultiModalData, RenderedTokens, TemplateRenderer
 from renderers.media.item import Modality
+from renderers.messages import is_media_part
+from renderers.placement import placement_error
 from renderers.vision.processor import MediaProcessor
-from rollouts.engines.completion_checks import logprobs_error, token_ids_error
-from rollouts.engines.protocol import Completion
-from rollouts.error_texts import is_unicode, short_repr
+from rollouts.engines.protocol import Completion, ending_error, logprobs_error, token_ids_error
 from rollouts.errors import (
     InvalidTrajectoryError,
     InvalidTurnError,
@@ -30,19 +32,361 @@ from rollouts.errors import (
     NodeIndexError,
     TrajectoryError,
     TrajectoryFinishedError,
+    is_unicode,
+    short_repr,
 )
-from rollouts.numbers import finite_number, whole_number
-from rollouts.trajectory.kept_chain import KeptChain
-from rollouts.trajectory.new_nodes import completion_node, media_of, prompt_node
-from rollouts.trajectory.node_index import NodeIndex
-from rollouts.trajectory.provenance import Provenance
-from rollouts.trajectory.reported_extras import reported_extras
-from rollouts.trajectory.storable import check_stored, check_turn_stored, stored_copy
-from rollouts.trajectory.token_node import MediaReference, TokenNode, read_only, token_array
-from rollouts.trajectory.turn import Turn, is_plain_number
+from rollouts.trajectory.provenance import MediaOfParts, Provenance
+from rollouts.trajectory.storable import check_stored, check_turn_stored, copied_mapping, plain_copy, stored_copy
+from rollouts.trajectory.token_node import (
+    MediaReference,
+    TokenNode,
+    Turn,
+    extra_error,
+    is_plain_number,
+    packed_ids,
+    read_only,
+    reported_extras,
+    same_media,
+    token_array,
+)
+from rollouts.values import finite_number, whole_number
 from transport import wire_type
+from transport.errors import quoted
 from transport.wire.codec import is_plain
-from transport.wire.error_texts import quoted
+
+_OFFSET: Final = attrgetter("placeholder.offset")
+
+
+class NodeIndex:
+    """The children of each node and where its tokens begin, for the nodes of a trajectory that grows.
+
+    It holds no tokens of its own: an episode that waits uses little memory beyond those of its nodes.
+    """
+
+    __slots__ = ("_children", "_ids", "_nodes", "_starts")
+
+    def __init__(self) -> None:
+        self._nodes: list[TokenNode] = []
+        self._ids: list[np.ndarray] = []  # int32 (n,) each: the arrays of the nodes, unless those have another dtype
+        self._starts: list[int] = []  # of each node: the number of tokens on the path before it
+        self._children: dict[int, list[int]] = {}  # in order of creation; those of -1 are the roots
+
+    def update(self, nodes: Sequence[TokenNode]) -> None:
+        """Index the nodes that are new. Where others were replaced, all are indexed again."""
+        if self._nodes != nodes[: len(self._nodes)]:  # compares by identity
+            for kept in (self._nodes, self._ids, self._starts, self._children):
+                kept.clear()
+        for index in range(len(self._nodes), len(nodes)):
+            node = nodes[index]
+            self._nodes.append(node)
+            self._ids.append(np.ascontiguousarray(node.token_ids, np.int32))
+            self._starts.append(self._end(node.parent))
+            self._children.setdefault(node.parent, []).append(index)
+
+    def longest_prefixes(
+        self, prompt: np.ndarray, references: Sequence[MediaReference], after: int | None
+    ) -> tuple[list[int], int]:
+        """The deepest nodes whose whole path is a prefix of the prompt, and the length of their paths.
+
+        `prompt` is int32 (n,), `references` are its media. Where the path to `after` is such a prefix, only `after` and
+        the nodes below it are considered. The nodes are in order of creation; -1, which is before all roots, is the
+        first of those without tokens.
+        """
+        tokens = prompt.tobytes()  # compared as bytes, because numpy takes ten times as long for few tokens
+        first = -1 if after is None or not self._holds_path(after, tokens, references) else after
+        found, length, unvisited = [first], self._end(first), [first]
+        while unvisited:
+            for child in self._children.get(unvisited.pop(), ()):
+                if self._holds(child, tokens, references):
+                    unvisited.append(child)
+                    end = self._end(child)
+                    if end > length:
+                        found, length = [], end
+                    if end == length:
+                        found.append(child)
+        return sorted(found), length
+
+    def _end(self, node: int) -> int:
+        return 0 if node == -1 else self._starts[node] + len(self._ids[node])
+
+    def _holds_path(self, node: int, tokens: bytes, references: Sequence[MediaReference]) -> bool:
+        """Whether a prompt begins with the whole path to a node. Its last node is what most likely differs."""
+        while node != -1:
+            if not self._holds(node, tokens, references):
+                return False
+            node = self._nodes[node].parent
+        return True
+
+    def _holds(self, index: int, tokens: bytes, references: Sequence[MediaReference]) -> bool:
+        """Whether a prompt has the tokens and the media of a node where the node begins."""
+        media, start = self._nodes[index].media, self._starts[index]
+        if not tokens.startswith(self._ids[index], 4 * start):  # type: ignore[arg-type]  # an array is a buffer
+            return False
+        if not references:
+            return not media
+        first, end = (bisect_left(references, place, key=_OFFSET) for place in (start, self._end(index)))
+        return same_media(media, start, references[first:end])
+
+
+#: The tokens of further nodes are not joined: an episode that waits uses little memory beyond its tokens.
+_MAX_JOINED_BYTES: Final = 16 * 1024
+
+
+class KeptChain:
+    """Nodes that were added one after the other, each the parent of the next, with all their tokens and media.
+
+    The prompt of most turns begins with all of these tokens: one comparison finds that, or one for each node of a long
+    episode, and only the rest is checked and stored. Bytes are compared, because numpy gives up the interpreter's lock
+    to compare long arrays.
+    """
+
+    __slots__ = ("_joined", "_media", "_nodes", "_not_joined", "_num_bytes")
+
+    def __init__(self) -> None:
+        self._nodes: list[TokenNode] = []
+        self._joined = b""  # the tokens of the first nodes, int32
+        self._not_joined: list[np.ndarray] = []  # the tokens of the nodes after those, int32 (n,) each
+        self._num_bytes = 0  # of all of them
+        self._media: list[MediaReference] = []
+
+    def __len__(self) -> int:
+        """The number of tokens."""
+        return self._num_bytes // 4
+
+    def new_ids(self, nodes: Sequence[TokenNode], token_ids: object) -> np.ndarray | None:
+        """The tokens of a prompt after those of the chain, as a new read-only int32 (n,).
+
+        None where `nodes` are not those of the chain, the prompt is not a list of token ids that begins with the tokens
+        of the chain, or a new token id is out of range.
+        """
+        if self._nodes != nodes:  # compares by identity
+            return None
+        packed = packed_ids(token_ids)
+        if packed is None or not self._begins(packed):
+            return None
+        ids = np.frombuffer(packed[self._num_bytes :], np.int32)  # a view would keep the whole prompt in memory
+        return ids if token_ids_error(ids) is None else None
+
+    def _begins(self, packed: bytes) -> bool:
+        """Whether a prompt, as int32, begins with the tokens of the chain."""
+        if not packed.startswith(self._joined):
+            return False
+        start = len(self._joined)
+        for ids in self._not_joined:
+            if not packed.startswith(ids.data, start):
+                return False
+            start += ids.nbytes
+        return True
+
+    def has_media_of(self, references: Sequence[MediaReference]) -> bool:
+        """Whether the media of a prompt, as far as they begin before the end of the chain, are those of the chain."""
+        if not references:
+            return not self._media
+        end = len(self)
+        return same_media(self._media, 0, [one for one in references if one.placeholder.offset < end])
+
+    def extend(self, nodes: Sequence[TokenNode], references: Sequence[MediaReference]) -> None:
+        """Add the nodes of a turn whose prompt continues the chain and has the media `references`."""
+        for node in nodes:
+            ids = node.token_ids
+            if not self._not_joined and len(self._joined) + ids.nbytes <= _MAX_JOINED_BYTES:
+                self._joined += ids.tobytes()
+            else:
+                self._not_joined.append(ids)
+            self._num_bytes += ids.nbytes
+        self._nodes += nodes
+        self._media = list(references)
+
+
+# The nodes that a turn adds to a trajectory: the new tokens of its prompt, and its completion.
+
+
+def media_of(prompt: RenderedTokens) -> list[MediaReference]:
+    """The media of a prompt in prompt order. Raises `InvalidTurnError` for ranges outside it, or that overlap."""
+    if prompt.multi_modal_data is None or not prompt.multi_modal_data.mm_placeholders:
+        return []
+    placed = prompt.multi_modal_data.items_with_ranges()
+    error = placement_error((placeholder for _, placeholder in placed), len(prompt))
+    if error is not None:
+        item = placed[error.position][0]
+        raise InvalidTurnError(
+            f"{item.modality} {item.mm_hash} {error.reason}; pass the prompt as it was rendered, with its media"
+        )
+    return [MediaReference(item.modality, item.mm_hash, item.source, placeholder) for item, placeholder in placed]
+
+
+def completion_node(parent: int, completion: Completion, extras: Mapping[str, np.ndarray]) -> TokenNode:
+    """The node of a completion. Raises `InvalidTurnError`."""
+    ids = token_array(completion.token_ids, "completion")
+    logprobs = np.asarray(completion.logprobs)
+    if logprobs.dtype.kind == "f":
+        logprobs = read_only(logprobs, np.float32)
+    error = ending_error(completion)
+    if error is None and (wrong := logprobs_error(logprobs, len(ids))) is not None:
+        error = f"{wrong}; pass the sampler's log-probability of each sampled token, a finite number of at most 0"
+    for name, rows in extras.items():
+        error = error or extra_error(name, rows, len(ids))
+    if error is not None:
+        raise InvalidTurnError(f"completion: {error}")
+    return TokenNode(
+        parent=parent,
+        token_ids=ids,
+        sampled=_sampled_mask(len(ids), sampled=True),
+        logprobs=logprobs,
+        weight_spans=tuple(completion.weight_spans),
+        extras={name: read_only(rows, rows.dtype) for name, rows in extras.items()},
+    )
+
+
+def prompt_node(
+    parent: int,
+    prompt: RenderedTokens,
+    start: int,
+    ids: np.ndarray,
+    references: Sequence[MediaReference],
+    messages: Sequence[Message],
+    num_path_messages: int | None,
+    extras: Mapping[str, np.ndarray],
+) -> TokenNode:
+    """The node of a prompt's tokens from `start` on: `ids`, read-only int32 (n,). `extras` have one row for each.
+
+    `references` are all media of the prompt. For `messages` and `num_path_messages` see `_new_messages`.
+    """
+    media = [one.shifted(-start) for one in references if one.placeholder.offset >= start] if references else []
+    new_messages = _new_messages(prompt, start, messages, num_path_messages)
+    sampled = _sampled_mask(len(ids), sampled=False)
+    logprobs = _NO_LOGPROBS[:]  # an array of its own: equal nodes are encoded as equal bytes
+    content = _content_mask(prompt, start) if prompt.spans else None
+    stored = _with_sources(new_messages, media, len(messages) - len(new_messages)) if messages else ()
+    return TokenNode(
+        parent=parent,
+        token_ids=ids,
+        sampled=sampled,
+        logprobs=logprobs,
+        media=tuple(media),
+        content=content,
+        messages=stored,
+        extras={name: read_only(rows, rows.dtype) for name, rows in extras.items()},
+    )
+
+
+def _content_mask(prompt: RenderedTokens, start: int) -> np.ndarray:
+    """bool, True on message bodies, of the tokens from `start` on."""
+    length = len(prompt.token_ids)
+    mask = bytearray(length - start)
+    for first, end, _, _, content in prompt.spans:
+        if content and end > start:
+            first, end = max(first, start), min(end, length)
+            mask[first - start : end - start] = b"\x01" * (end - first)
+    return _mask(bytes(mask))
+
+
+def _mask(values: bytes) -> np.ndarray:
+    """Zeros and ones as read-only bool (n,): made faster than by numpy, and with the interpreter's lock kept."""
+    return np.frombuffer(values, np.bool_)
+
+
+def _sampled_mask(length: int, *, sampled: bool) -> np.ndarray:
+    """bool (length,), all True or all False: for usual lengths a view of an array that all nodes share."""
+    shared = _SAMPLED if sampled else _NOT_SAMPLED
+    return shared[:length] if length <= len(shared) else _mask(bytes([sampled]) * length)
+
+
+_SAMPLED: Final = read_only(np.ones(4096), np.bool_)
+_NOT_SAMPLED: Final = read_only(np.zeros(4096), np.bool_)
+_INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
+_NO_LOGPROBS: Final = read_only((), np.float32)
+
+
+def _new_messages(
+    prompt: RenderedTokens, start: int, messages: Sequence[Message], num_path_messages: int | None
+) -> Sequence[Message]:
+    """The messages of a prompt that the path up to token `start` does not hold yet.
+
+    A message without tokens belongs to the message after it. Whether the path holds a message that begins before
+    `start` and ends after it depends on `num_path_messages`:
+
+    - None: the path ends with a completion. It holds that message, and the new tokens close it.
+    - More than the index of that message: the path ends with a prompt of so many messages, and holds it.
+    - At most its index: the last tokens of that prompt only began it, as the generation prompt of a template begins an
+      assistant turn. It is new.
+    """
+    if not messages:
+        return ()
+    if len(messages) != len(prompt.message_roles):
+        raise InvalidTurnError(
+            f"{len(messages)} messages were given for a prompt of {len(prompt.message_roles)}; pass the messages that "
+            "it was rendered from, or for a bridge the new messages"
+        )
+    if not _holds_message_before(prompt, start):
+        return messages
+    spans = prompt.message_token_spans()
+    first = len(messages)
+    for index in range(len(messages) - 1, -1, -1):
+        span = spans[index]
+        if span is not None and span[0] < start:
+            is_complete = span[1] <= start
+            if is_complete or num_path_messages is None or index < num_path_messages:
+                break
+        first = index
+    return messages[first:]
+
+
+def _holds_message_before(prompt: RenderedTokens, start: int) -> bool:
+    """Whether one of the prompt's messages has a token before `start`. After a bridge, none has."""
+    for first, _, index, _, _ in prompt.spans:  # noqa: SIM110  a generator would take twice the time
+        if first < start and 0 <= index < len(prompt.message_roles):
+            return True
+    return False
+
+
+def _with_sources(
+    messages: Sequence[Message], media: Sequence[MediaReference], first_index: int
+) -> tuple[Message, ...]:
+    """Copies of the messages in which each medium is replaced by its source; `first_index` is for errors."""
+    references = MediaOfParts(media)
+    copies: list[Message] = []
+    for index, message in enumerate(messages, first_index):
+        try:
+            copies.append(_message_with_sources(message, references))
+        except RecursionError as error:
+            raise InvalidTurnError(f"message {index} contains itself, or is nested too deep to be stored") from error
+        except _NoReferenceLeftError as error:
+            raise InvalidTurnError(
+                f"the messages have more media than the prompt, {len(media)} from message {first_index} to {index}; "
+                "pass the messages of the prompt"
+            ) from error
+    if unused := len(references):
+        raise InvalidTurnError(
+            f"the prompt has more media than its messages, {len(media)} and {len(media) - unused} from message "
+            f"{first_index} on; pass the messages of the prompt"
+        )
+    return tuple(copies)
+
+
+class _NoReferenceLeftError(Exception):
+    pass
+
+
+def _message_with_sources(message: Message, references: MediaOfParts[MediaReference]) -> Message:
+    copied: dict[str, Any] = {}
+    for key, value in message.items():
+        if type(value) is str:
+            copied[key] = value
+        elif key == "content" and not isinstance(value, str) and isinstance(value, Sequence):
+            copied[key] = [_part_with_source(part, references) for part in value]
+        else:
+            copied[key] = plain_copy(value)
+    return cast(Message, copied)
+
+
+def _part_with_source(part: Any, references: MediaOfParts[MediaReference]) -> Any:
+    if not is_media_part(part):
+        return part if isinstance(part, str) else copied_mapping(part)
+    reference = references.take(part)
+    if reference is None:
+        raise _NoReferenceLeftError
+    return {"type": reference.modality, reference.modality: reference.source}
 
 
 class Branch(NamedTuple):

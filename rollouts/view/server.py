@@ -14,9 +14,8 @@ from renderers import MediaSource, TemplateRenderer
 from renderers.media.item import Modality
 from rollouts.trajectory.tree import Trajectory
 from rollouts.view.episode_data import encoded_json, episode_payload
-from rollouts.view.errors import EpisodeReadError, ViewPortError
 from rollouts.view.media_frames import DEFAULT_IMAGE_SIDE, display_medium
-from rollouts.view.page import PAGE_END, json_block, page_start, script_block
+from rollouts.view.page import PAGE_END, EpisodeReadError, ViewPortError, json_block, page_start, script_block
 
 HOST: Final = "127.0.0.1"
 #: The most lines of the list in one response.

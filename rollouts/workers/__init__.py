@@ -11,13 +11,9 @@ runner has `Workers`, which give it `EpisodeJob`s and return trajectories:
 to another one.
 """
 
-from rollouts.workers.episode_job import EpisodeJob
-from rollouts.workers.episode_outcome import EpisodeFailure, EpisodeOutcome
-from rollouts.workers.episode_worker import EpisodeWorker
-from rollouts.workers.errors import WorkerGoneError, WorkerLostError, WorkersClosedError
-from rollouts.workers.progress import JobTurn, JobWaiting, Progress, ProgressObserver
-from rollouts.workers.protocol import JobObserver, Workers
-from rollouts.workers.worker_pool import RemoteWorker, WorkerPool
+from rollouts.workers.episode_worker import EpisodeFailure, EpisodeJob, EpisodeOutcome, EpisodeWorker
+from rollouts.workers.protocol import JobObserver, WorkerGoneError, WorkerLostError, Workers, WorkersClosedError
+from rollouts.workers.worker_pool import JobTurn, JobWaiting, Progress, ProgressObserver, RemoteWorker, WorkerPool
 
 __all__ = [
     "EpisodeFailure",

@@ -3,25 +3,145 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from contextlib import ExitStack
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self, get_args
 
 from renderers import Renderer, RendererPool
 from rollouts.engines.protocol import Engine, InFlight, SamplingParams
-from rollouts.episodes.activity import EpisodeObserver
-from rollouts.episodes.deadlines import UpdatePauses
+from rollouts.episodes.calls import renderer_pool
+from rollouts.episodes.deadlines import EpisodeLimits, EpisodeObserver, UpdatePauses
 from rollouts.episodes.episode import check_engine, check_renderer, record_episode
-from rollouts.episodes.errors import EpisodeError
-from rollouts.episodes.limits import EpisodeLimits
-from rollouts.episodes.renderer_calls import renderer_pool
+from rollouts.episodes.errors import (
+    EnvironmentFailedError,
+    EpisodeError,
+    ErrorKind,
+    RemoteFailureError,
+    RendererFailedError,
+    error_kind,
+    is_outage,
+)
 from rollouts.episodes.turns import EpisodeSettings
-from rollouts.errors import ArgumentError
-from rollouts.numbers import whole_number
-from rollouts.task import MakeEnvironment, check_make_environment, for_one_episode
+from rollouts.errors import ArgumentError, as_unicode
+from rollouts.task import MakeEnvironment, Task, check_make_environment, for_one_episode
 from rollouts.trajectory.tree import Trajectory
-from rollouts.workers.episode_job import EpisodeJob
-from rollouts.workers.episode_outcome import EpisodeOutcome
+from rollouts.values import whole_number
+from transport import wire_type
+
+
+@wire_type("rollouts.EpisodeJob")
+@dataclass(frozen=True, slots=True)
+class EpisodeJob:
+    """One attempt at an episode: all that a worker needs to know of it.
+
+    `episode_id` identifies the attempt within a run: running a job twice gives two recordings of one attempt, of which
+    the runner uses one. `index` is the place of the episode in its group, `attempt` counts from 0. `seed` goes to the
+    environment, `sampling.seed` to the sampler. Raises `ArgumentError` for values of other types, also when decoded.
+    """
+
+    episode_id: str
+    task: Task
+    index: int
+    attempt: int
+    seed: int
+    sampling: SamplingParams
+    limits: EpisodeLimits
+    group_id: str = ""
+
+    def __post_init__(self) -> None:
+        for name, kind in _KINDS.items():
+            if not isinstance(getattr(self, name), kind):
+                raise ArgumentError(f"EpisodeJob.{name}", getattr(self, name), f"pass a value of {kind.__name__}")
+
+    def new_trajectory(self) -> Trajectory:
+        """The empty trajectory into which the attempt is recorded."""
+        return Trajectory(self.episode_id, seed=self.seed, group_id=self.group_id)
+
+
+_KINDS: dict[str, type] = {
+    "episode_id": str,
+    "task": Task,
+    "index": int,
+    "attempt": int,
+    "seed": int,
+    "sampling": SamplingParams,
+    "limits": EpisodeLimits,
+    "group_id": str,
+}
+
+#: Characters of a traceback that are sent: its end, where the exception was raised.
+_MOST_TRACE: Final = 16_000
+# The code of a user, in which the traceback of an exception shows the line to correct.
+_WITH_TRACE: Final = (EnvironmentFailedError, RendererFailedError)
+
+
+@wire_type("rollouts.EpisodeFailure")
+@dataclass(frozen=True, slots=True)
+class EpisodeFailure:
+    """Why an attempt failed: the class of the exception, its text, its kind for `RetryPolicy`, and a traceback.
+
+    `trace` is empty for exceptions that no code of a user raised. `is_outage`: the engine could not be reached.
+    Raises `ArgumentError` for values of other types, also when decoded.
+    """
+
+    error_type: str
+    reason: str
+    kind: ErrorKind | None
+    trace: str = ""
+    is_outage: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("error_type", "reason", "trace"):
+            if not isinstance(getattr(self, name), str):
+                raise ArgumentError(f"EpisodeFailure.{name}", getattr(self, name), "pass text")
+        if not isinstance(self.is_outage, bool):
+            raise ArgumentError("EpisodeFailure.is_outage", self.is_outage, "pass True or False")
+        if self.kind is not None and self.kind not in get_args(ErrorKind):
+            raise ArgumentError("EpisodeFailure.kind", self.kind, f"pass one of {', '.join(get_args(ErrorKind))}, None")
+
+
+@wire_type("rollouts.EpisodeOutcome")
+@dataclass(frozen=True, slots=True, eq=False)
+class EpisodeOutcome:
+    """A finished trajectory and, if the attempt failed, the reason. A failed one holds the completed turns.
+
+    Raises `ArgumentError` for values of other types, also when decoded.
+    """
+
+    episode: Trajectory
+    failure: EpisodeFailure | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.episode, Trajectory):
+            raise ArgumentError("EpisodeOutcome.episode", self.episode, "pass a Trajectory")
+        if not isinstance(self.failure, EpisodeFailure | None):
+            raise ArgumentError("EpisodeOutcome.failure", self.failure, "pass an EpisodeFailure or None")
+
+    @classmethod
+    def of_error(cls, error: EpisodeError) -> Self:
+        """The outcome of an attempt that failed with `error`."""
+        cause = error.__cause__ or error
+        failure = EpisodeFailure(
+            type(cause).__name__, as_unicode(error.reason), error_kind(cause), _trace(cause), is_outage(cause)
+        )
+        return cls(error.trajectory, failure)
+
+    def result(self) -> Trajectory:
+        """The trajectory. Raises `EpisodeError`, with a `RemoteFailureError` as its cause, if the attempt failed."""
+        failure = self.failure
+        if failure is None:
+            return self.episode
+        cause = RemoteFailureError(
+            failure.error_type, failure.reason, failure.kind, failure.trace, is_outage=failure.is_outage
+        )
+        raise EpisodeError(failure.reason, self.episode) from cause
+
+
+def _trace(error: BaseException) -> str:
+    if not isinstance(error, _WITH_TRACE) or error.__cause__ is None:
+        return ""
+    return as_unicode("".join(traceback.format_exception(error.__cause__)))[-_MOST_TRACE:]
 
 
 class EpisodeWorker:

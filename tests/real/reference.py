@@ -13,7 +13,7 @@ from transformers import AutoModelForImageTextToText
 
 from renderers import MediaItem, RenderedTokens
 from renderers.vision.batching import batch_tensors
-from renderers.vision.normalise import normalised
+from renderers.vision.patches import normalised
 
 
 class Reference:

@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoConfig
 
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe
-from rollouts.engines.vllm.http.connection import ServerConnection
+from rollouts.engines.vllm.connection import ServerConnection
 from rollouts.errors import CapabilityError
 
 PIXELS = {

@@ -15,9 +15,9 @@ from vllm_server import GENERATED, LONGEST_SECONDS
 
 from renderers import load_renderer
 from rollouts.engines.vllm.capabilities import probe
-from rollouts.engines.vllm.control.server_control import ServerControl
-from rollouts.engines.vllm.http.connection import ServerConnection
-from rollouts.engines.vllm.wire.feature_encoding import encode_features
+from rollouts.engines.vllm.connection import ServerConnection
+from rollouts.engines.vllm.control import ServerControl
+from rollouts.engines.vllm.features import encode_features
 from rollouts.errors import ServerError, UnsafeControlError, WeightUpdateError
 
 _made = itertools.count()

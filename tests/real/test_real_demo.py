@@ -10,11 +10,9 @@ from functools import partial
 import pytest
 from rich.console import Console
 
-from rollouts.demo.progress import Progress
-from rollouts.demo.recipe import QUICK
-from rollouts.demo.run import Demo
-from rollouts.demo.server_policy import ServerPolicy
-from rollouts.demo.trainer_process import TrainerProcess
+from rollouts.demo.run import Demo, Progress
+from rollouts.demo.task import QUICK
+from rollouts.demo.trainer import ServerPolicy, TrainerProcess
 from rollouts.engines.vllm import VLLMEngine
 
 SHORT = replace(

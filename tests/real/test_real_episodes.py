@@ -10,8 +10,7 @@ from transformers import AutoModelForImageTextToText
 from renderers import load_renderer
 from rollouts import SamplingParams, StepResult
 from rollouts.engines.vllm import VLLMEngine
-from rollouts.episodes.episode import EpisodeSpec
-from rollouts.episodes.runner import run_episodes
+from rollouts.episodes.episode import EpisodeSpec, run_episodes
 from rollouts.training import TrainingBatch, mismatch_report, samples_from_trajectory, token_logprobs
 
 TURNS = 4

@@ -16,7 +16,7 @@ from vllm_server import LONGEST_SECONDS, VLLMServer
 from renderers import load_renderer
 from rollouts import SamplingParams
 from rollouts.engines.fleet import EngineFleet, FleetLimits
-from rollouts.engines.fleet.rendezvous import ranked_members
+from rollouts.engines.fleet.routing import ranked_members
 from rollouts.engines.protocol import GenerateRequest, GenerateResult
 from rollouts.engines.vllm import HttpLimits, VLLMEngine
 from rollouts.runner import Asynchronous, EpisodeLimits, Runner, Task

@@ -22,7 +22,7 @@ from renderers import load_renderer
 from rollouts import FinishReason, SamplingParams
 from rollouts.cli.doctor.command import doctor
 from rollouts.engines.vllm import ExpectedCapabilities, VLLMEngine, capabilities
-from rollouts.engines.vllm.server_probe import ServerVersion
+from rollouts.engines.vllm.capabilities import ServerVersion
 from rollouts.errors import CapabilityError, ServerError
 
 ANY_RUST = pytest.mark.parametrize("vllm_server", ["rust", "rust-closed"], indirect=True)

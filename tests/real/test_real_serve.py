@@ -16,7 +16,7 @@ from vllm_server import VLLMServer
 from renderers import load_renderer
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.vllm import VLLMEngine
-from rollouts.engines.vllm.wire.feature_encoding import encode_features
+from rollouts.engines.vllm.features import encode_features
 
 GENERATE = "/inference/v1/generate"
 RENDER = "/v1/chat/completions/render"

@@ -15,10 +15,8 @@ from vllm_server import VLLMServer
 from renderers import TemplateRenderer, load_renderer
 from rollouts.engines.protocol import GenerateRequest, SamplingParams
 from rollouts.engines.vllm import VLLMEngine
-from rollouts.engines.vllm.rendering.blocking_renderer import BlockingServerRenderer
-from rollouts.engines.vllm.rendering.server_renderer import ImageChunk, ServerRenderer, TokenChunk
-from rollouts.engines.vllm.wire.feature_decoding import encoded_entries
-from rollouts.engines.vllm.wire.feature_encoding import PixelDtype, encode_features
+from rollouts.engines.vllm.features import PixelDtype, encode_features, encoded_entries
+from rollouts.engines.vllm.server_renderer import BlockingServerRenderer, ImageChunk, ServerRenderer, TokenChunk
 from rollouts.errors import CapabilityError
 
 EVERYWHERE = pytest.mark.parametrize(

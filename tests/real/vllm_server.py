@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import httpx
 import pytest
 
-from rollouts.engines.vllm.control.metrics import ServerMetrics
+from rollouts.engines.vllm.server_state import ServerMetrics
 
 MODEL_NAME = "tiny-qwen3vl"
 

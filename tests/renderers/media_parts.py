@@ -12,8 +12,7 @@ import numpy as np
 from PIL import Image
 
 from renderers import MediaPolicy, MediaSource
-from renderers.media.decoding import decode_image
-from renderers.media.raw import raw_video_frames
+from renderers.media.decoding import decode_image, raw_video_frames
 from renderers.media.reference import source_of_part
 
 NOISE = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)

@@ -14,8 +14,8 @@ from hf_families import FAMILIES, Family
 from PIL import Image
 
 from renderers import MediaPolicy, MediaSource, MediaStore
+from renderers.media.decoding import image_to_raw
 from renderers.media.item import ExpansionPiece, MediaItem
-from renderers.media.raw import image_to_raw
 from renderers.vision.hf_processor import HFProcessor, load_hf_processors
 
 BY_NAME = {family.name: family for family in FAMILIES}

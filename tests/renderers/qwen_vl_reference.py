@@ -11,8 +11,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
 
 from renderers import MediaPolicy, MediaSource, MediaStore
-from renderers.media.raw import image_to_raw
-from renderers.vision.normalise import normalised
+from renderers.media.decoding import image_to_raw
+from renderers.vision.patches import normalised
 from renderers.vision.processor import ImageBackend
 from renderers.vision.qwen_vl import QwenVLConfig, QwenVLProcessor
 

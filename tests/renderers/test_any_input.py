@@ -42,7 +42,7 @@ from renderers.errors import (
     TemplateError,
     TokenizerError,
 )
-from renderers.file_reading import read_json, read_text
+from renderers.process.files import read_json, read_text
 
 HALF_A_PAIR = "\ud800"
 

@@ -10,7 +10,7 @@ PROGRAM = """
 import os
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 from renderers import RendererPool
-from renderers.available_cores import available_cores
+from renderers.process.threads import available_cores
 class Nothing:
     def __getattr__(self, name):
         return lambda *arguments: None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from renderers.bfloat16 import bfloat16_to_float32, float32_to_bfloat16
+from renderers.vision.patches import bfloat16_to_float32, float32_to_bfloat16
 
 
 def test_float32_is_rounded_as_torch_rounds_it() -> None:

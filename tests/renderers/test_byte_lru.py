@@ -8,7 +8,7 @@ import weakref
 from hypothesis import given
 from hypothesis import strategies as st
 
-from renderers.byte_lru import ByteLRU
+from renderers.process.caches import ByteLRU
 
 STEPS = st.lists(
     st.tuples(st.sampled_from(["get", "put", "pop", "evict_to"]), st.integers(0, 5), st.integers(0, 12)), max_size=60

@@ -39,7 +39,7 @@ from renderers import (
 from renderers.configs import config_class
 from renderers.errors import ConfigError, UnsupportedModalityError
 from renderers.family_options import options_of, resolve_config
-from renderers.model_names import MODEL_RENDERER_MAP
+from renderers.model_files import MODEL_RENDERER_MAP
 
 QUESTION = [{"role": "user", "content": "Q"}]
 ANY: TypeAdapter[Any] = TypeAdapter(RendererConfig)

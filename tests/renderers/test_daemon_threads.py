@@ -16,8 +16,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from renderers.daemon_threads import DaemonThreads
-from renderers.fork_reset import register_fork_reset
+from renderers.process.fork_reset import register_fork_reset
+from renderers.process.threads import DaemonThreads
 
 NAME = contextvars.ContextVar("NAME", default="")
 
@@ -150,8 +150,8 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
 
 PROGRAM = """
 import sys, threading, time
-from renderers.daemon_threads import DaemonThreads
-from renderers.fork_reset import register_fork_reset
+from renderers.process.threads import DaemonThreads
+from renderers.process.fork_reset import register_fork_reset
 threads = DaemonThreads(2, "test")
 began = threading.Event()
 def short():

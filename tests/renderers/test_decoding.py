@@ -17,7 +17,7 @@ from PIL import Image
 
 from renderers import MediaPolicy, MediaSource
 from renderers.errors import MediaDecodeError, MediaError, MediaLimitError, MediaTypeError
-from renderers.media.raw import frames_to_raw
+from renderers.media.decoding import frames_to_raw
 from renderers.media.video_decoding import FramePlan, VideoInfo, decode_video, sample_video
 
 POLICY = MediaPolicy()

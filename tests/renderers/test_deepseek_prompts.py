@@ -18,11 +18,11 @@ from printed_text import copied, owned
 from tokenizers import Tokenizer
 
 from renderers.errors import TemplateError
-from renderers.formats.prompts import deepseek_v4
-from renderers.formats.prompts.selection import prompt_for
+from renderers.formats import deepseek_prompts as deepseek_v4
+from renderers.formats.deepseek_prompts import prompt_for
 from renderers.messages import check_messages
-from renderers.template.chat_template import Printed
-from renderers.template.python_template import (
+from renderers.template.chat_template import (
+    Printed,
     PythonTemplate,
 )
 from renderers.template.traced import Origin

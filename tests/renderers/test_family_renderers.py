@@ -34,9 +34,8 @@ from renderers.configs import config_class
 from renderers.errors import ConfigError
 from renderers.family_options import options_of
 from renderers.family_renderers import FamilyRenderer, renderer_class
-from renderers.family_rules import default_options
-from renderers.model_names import MODEL_RENDERER_MAP
-from renderers.model_tokenizer import ModelTokenizer
+from renderers.model_files import MODEL_RENDERER_MAP, ModelTokenizer
+from renderers.options import default_options
 
 QUESTION = [{"role": "user", "content": "Q"}]
 FAMILIES = sorted({*MODEL_RENDERER_MAP.values(), "default"})

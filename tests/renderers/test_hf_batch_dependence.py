@@ -16,8 +16,7 @@ from renderers.errors import (
     MediaError,
 )
 from renderers.media.item import TensorField
-from renderers.vision.hf_calling import ProcessorRunner
-from renderers.vision.hf_probing import probe
+from renderers.vision.hf_processor import ProcessorRunner, probe
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

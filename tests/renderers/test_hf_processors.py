@@ -32,8 +32,8 @@ from renderers.errors import (
     MediaDecodeError,
     MediaError,
 )
+from renderers.media.decoding import frames_to_raw
 from renderers.media.item import MediaItem
-from renderers.media.raw import frames_to_raw
 from renderers.vision.batching import batch_tensors
 from renderers.vision.hf_processor import load_hf_processors
 

@@ -23,8 +23,8 @@ from renderers import (
     TemplateRenderer,
     load_renderer,
 )
-from renderers.cache_key import cache_key
 from renderers.errors import ConfigError, InvalidFileError, LoadError, MessageError, TemplateError, TemplateSyntaxError
+from renderers.process.caches import cache_key
 from renderers.template.chat_template import ChatTemplate
 
 # Bridges.

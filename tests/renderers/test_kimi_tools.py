@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from printed_text import copied
 
 from renderers.errors import PromptRefusedError, RendererError
-from renderers.formats.prompts.kimi_k25 import (
+from renderers.formats.kimi_prompts import (
     TypeScriptToolTemplate,
     reads_typescript,
     tool_variables,

@@ -26,8 +26,7 @@ from renderers.errors import (
     MediaLimitError,
     MediaPolicyError,
 )
-from renderers.media.decoding import decode_image
-from renderers.media.raw import array_to_raw, image_to_raw
+from renderers.media.decoding import array_to_raw, decode_image, image_to_raw
 from renderers.media.reference import source_of_part
 
 POLICY = MediaPolicy()

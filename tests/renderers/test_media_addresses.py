@@ -25,8 +25,8 @@ from renderers.errors import (
     MediaAddressError,
     MediaPolicyError,
 )
-from renderers.media.addresses import is_public_address
 from renderers.media.fetching import fetch
+from renderers.media.urls import is_public_address
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from PIL import Image
 
 from renderers import MediaPolicy, MediaSource
 from renderers.errors import MediaDecodeError, MediaError, MediaLimitError
-from renderers.media.deadline import Deadline, TimedBytes
 from renderers.media.decoding import decode_image, scan_count
+from renderers.media.policy import Deadline, TimedBytes
 from renderers.media.video_decoding import decode_video
 
 NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))

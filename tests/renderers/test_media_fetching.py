@@ -29,7 +29,7 @@ from renderers.errors import (
     MediaFetchError,
     MediaPolicyError,
 )
-from renderers.media import pinned_http
+from renderers.media import fetching as pinned_http
 from renderers.media.decoding import decode_image
 from renderers.media.fetching import fetch
 from renderers.media.reference import source_of_part

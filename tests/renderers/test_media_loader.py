@@ -380,7 +380,7 @@ def test_a_file_is_read_again_when_it_changed_and_not_otherwise(
     renderer.render(user(path))
     assert read() == 2  # so new a file could change again without its times telling
     later = time.time_ns() + 10**10
-    monkeypatch.setattr("renderers.media.reference_cache.time.time_ns", lambda: later)
+    monkeypatch.setattr("renderers.media.store.time.time_ns", lambda: later)
     renderer.render(user(path))
     renderer.render(user(str(path)))
     assert read() == 3

@@ -25,7 +25,7 @@ from renderers.errors import (
     MediaPolicyError,
     MediaTypeError,
 )
-from renderers.media.raw import array_to_raw, frames_to_raw, is_raw_video, raw_video_frames
+from renderers.media.decoding import array_to_raw, frames_to_raw, is_raw_video, raw_video_frames
 from renderers.media.reference import cached_source, load_source, source_of_part
 
 # Images.

@@ -17,7 +17,7 @@ from PIL import Image
 from stored_media import KB, image, in_threads, item, source
 
 from renderers import MediaSource, MediaStore
-from renderers.media.raw import array_to_raw, image_to_raw
+from renderers.media.decoding import array_to_raw, image_to_raw
 
 # Memory.
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from renderers.cache_key import cache_key
 from renderers.errors import MessageError, UnknownPartError
 from renderers.messages import PART_TYPES, ROLES, check_messages
+from renderers.process.caches import cache_key
 
 
 class Text(str):

@@ -15,8 +15,7 @@ from bytewise import bytewise_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from renderers.parsing.lexer import Lexer
-from renderers.parsing.markers import MarkerEncoding, MarkerSearch
+from renderers.parsing.markers import Lexer, MarkerEncoding, MarkerSearch
 from renderers.tokens.decoding import TokenDecoder, split_utf8
 from renderers.tokens.tokenizer import TemplateTokenizer
 

@@ -15,11 +15,10 @@ from grafted import graft, grafted_tokenizer_dir
 
 from renderers import ParsedResponse, TemplateRenderer, ToolCallParseStatus, load_renderer
 from renderers.formats import detect_format
-from renderers.formats.prompts.deepseek_v4 import SOURCE, deepseek_v4_prompt
+from renderers.formats.deepseek_prompts import SOURCE, deepseek_v4_prompt
 from renderers.messages import check_messages
 from renderers.parsing.parser import ResponseParser, ends_in_reasoning, parse_response
-from renderers.template.chat_template import ChatTemplate
-from renderers.template.python_template import PythonTemplate
+from renderers.template.chat_template import ChatTemplate, PythonTemplate
 from renderers.tokens.tokenizer import TemplateTokenizer
 
 KIMI = """{% for m in messages %}<|im_{{ m.role }}|>{{ m.role }}<|im_middle|>

@@ -10,8 +10,8 @@ from tool_call_texts import NONCANONICAL, OK, TOOLS, UNCLOSED_BLOCK, UNKNOWN_TOO
 from training_conversations import renderer_of
 
 from renderers import ParsedResponse, config_from_name
-from renderers.family_rules import with_parsing_rules
 from renderers.formats import by_name
+from renderers.options import with_parsing_rules
 from renderers.parsing.format import ReasoningMarkers
 from renderers.parsing.parser import parse_response
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from renderers.errors import PromptRefusedError, TemplateError
-from renderers.template.chat_template import ChatTemplate
-from renderers.template.python_template import PythonTemplate, message_mark
+from renderers.template.chat_template import ChatTemplate, PythonTemplate, message_mark
 from renderers.template.traced import traced_join
 from tests.renderers.corpus import says, user
 

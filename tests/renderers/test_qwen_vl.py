@@ -35,8 +35,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 from renderers import MediaPolicy, MediaSource, MediaStore
 from renderers.errors import MediaDecodeError, MediaLimitError
 from renderers.media.item import PixelScale
-from renderers.vision.normalise import normalise, normalised
-from renderers.vision.patches import StillPatches, still_patches
+from renderers.vision.patches import StillPatches, normalise, normalised, still_patches
 from renderers.vision.processor import ImageBackend
 from renderers.vision.qwen_vl import QwenVLConfig, QwenVLProcessor, resized_size
 

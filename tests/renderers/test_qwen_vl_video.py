@@ -21,11 +21,11 @@ from transformers.video_utils import VideoMetadata
 
 from renderers import MediaPolicy, MediaSource, MediaStore
 from renderers.errors import InvalidFileError, MediaDecodeError, MediaLimitError
+from renderers.media.decoding import frames_to_raw
 from renderers.media.item import MediaItem
-from renderers.media.raw import frames_to_raw
 from renderers.media.video_decoding import video_decoder_versions
-from renderers.vision.normalise import normalised
-from renderers.vision.qwen_vl_video import (
+from renderers.vision.patches import normalised
+from renderers.vision.qwen_vl import (
     QwenVLVideoConfig,
     QwenVLVideoProcessor,
     is_qwen_vl_video_config,
@@ -443,7 +443,7 @@ def flat(config: QwenVLVideoConfig) -> dict[str, Any]:
 def test_the_hash_changes_with_the_version_of_a_decoder(monkeypatch: pytest.MonkeyPatch, library: str) -> None:
     before = processor(QWEN3_VL).fingerprint
     versions = {**video_decoder_versions(), library: "0.0"}
-    monkeypatch.setattr("renderers.vision.qwen_vl_video.video_decoder_versions", lambda: versions)
+    monkeypatch.setattr("renderers.vision.qwen_vl.video_decoder_versions", lambda: versions)
     assert library in video_decoder_versions()
     assert processor(QWEN3_VL).fingerprint != before
 

@@ -17,9 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from renderers.media.reference_cache import FileState, ReferenceCache
-from renderers.media.source import MediaSource
-from renderers.media.store import MediaStore
+from renderers.media.item import MediaSource
+from renderers.media.store import FileState, MediaStore, ReferenceCache
 
 KB = 1024
 URL = "https://images.example/a.png"
@@ -39,7 +38,7 @@ def cache() -> ReferenceCache:
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files written by the test count as old: the clock is ahead of the file system's."""
     real = time.time_ns
-    monkeypatch.setattr("renderers.media.reference_cache.time.time_ns", lambda: real() + 10**10)
+    monkeypatch.setattr("renderers.media.store.time.time_ns", lambda: real() + 10**10)
 
 
 # Bytes.

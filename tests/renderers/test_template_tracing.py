@@ -15,7 +15,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from renderers.errors import RendererError, TemplateError, TemplateSyntaxError
 from renderers.template.chat_template import ChatTemplate
-from renderers.template.json_dump import traced_json
+from renderers.template.environment import traced_json
 from renderers.template.traced import Origin, TracedStr, plain
 from rollouts.testing import CHAT_TEMPLATE
 
@@ -140,7 +140,7 @@ def test_no_character_of_content_counts_as_template_text(template: str) -> None:
 
 
 def test_the_leak_check_finds_a_planted_leak(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("renderers.template.traced_inputs.traced_value", lambda value, index, path: value)
+    monkeypatch.setattr("renderers.template.traced.traced_value", lambda value, index, path: value)
     with pytest.raises(AssertionError):
         test_no_character_of_content_counts_as_template_text("chatml")
 

@@ -18,7 +18,7 @@ from transformers.video_utils import VideoMetadata
 from vision_models import FAMILIES, vision_model_dir
 
 from renderers import RenderedTokens, TemplateRenderer, load_renderer
-from renderers.vision.normalise import normalise
+from renderers.vision.patches import normalise
 
 Messages = list[dict[str, Any]]
 

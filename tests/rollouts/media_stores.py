@@ -13,7 +13,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from renderers import MediaSource, MediaStore, PlaceholderRange
-from renderers.media.raw import array_to_raw, frames_to_raw
+from renderers.media.decoding import array_to_raw, frames_to_raw
 from rollouts import MediaReference, TokenNode, Trajectory
 from rollouts.cli.main import app
 from transport import RecordWriter

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from renderers import MultiModalData
-from renderers.vision.normalise import normalised
+from renderers.vision.patches import normalised
 from rollouts import EpisodeSpec, LocalEngine, SamplingParams, StepResult, run_episodes
-from rollouts.engines.local.sampling import RowSampler
+from rollouts.engines.local.batch import RowSampler
 from rollouts.training import TrainingBatch, samples_from_trajectory, token_logprobs
 
 TOKENS_PER_TURN = 12

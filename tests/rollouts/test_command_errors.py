@@ -16,7 +16,7 @@ import pytest
 from trajectory_files import file_of, forked, png, short
 
 from renderers import MediaSource, MediaStore
-from rollouts.terminal.text import printable
+from rollouts.terminal.table import printable
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="pipes and devices of POSIX")
 MOST_SECONDS = 90
@@ -286,7 +286,7 @@ def test_ctrl_c_before_the_first_episode_of_a_demo_prints_one_line_and_names_no_
     os.utime(earlier, (1, 1))
     marker = tmp_path / "made"
     code = (
-        "import rollouts.demo.output_directory as output, pathlib, sys\n"
+        "import rollouts.demo.run as output, pathlib, sys\n"
         "prepare = output.prepare_output\n"
         "def prepare_and_touch_marker(out):\n"
         "    prepare(out)\n"

@@ -12,7 +12,7 @@ from trajectory_files import file_of, png, short
 from typer.testing import CliRunner
 
 from renderers import MediaSource
-from rollouts.cli.doctor.finding import failed, ok, print_findings
+from rollouts.cli.doctor.target import failed, ok, print_findings
 from rollouts.cli.main import app
 
 EPISODES = [short("digits-0-3-1"), short("f47ac10b-58cc-4372-a567-0e02b2c3d479", 9)]

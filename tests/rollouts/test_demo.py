@@ -13,13 +13,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from rollouts.demo.errors import TrainerDiedError
-from rollouts.demo.messages import Learn
-from rollouts.demo.progress import Progress
-from rollouts.demo.recipe import QUICK
-from rollouts.demo.report import plot_curves, print_results
-from rollouts.demo.run import Demo
-from rollouts.demo.trainer_process import TrainerProcess
+from rollouts.demo.run import Demo, Progress, plot_curves, print_results
+from rollouts.demo.task import QUICK, Learn
+from rollouts.demo.trainer import TrainerDiedError, TrainerProcess
 from transport import RecordReader, read_records
 
 SHORT = replace(
@@ -146,7 +142,7 @@ def test_ctrl_c_while_the_training_process_starts_comes_when_it_has_started(tmp_
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
 def test_an_interrupted_demo_leaves_its_episodes_in_a_readable_file(tmp_path):
     shortened = (
-        "import dataclasses, rollouts.demo.recipe as recipe\n"
+        "import dataclasses, rollouts.demo.task as recipe\n"
         "recipe.QUICK = dataclasses.replace(recipe.QUICK, sft_max_steps=1, sft_first_check=1, held_out_digits=10)\n"
         "from rollouts.cli.main import main\n"
         "if __name__ == '__main__':\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rollouts.demo.output_directory import has_episodes, interrupted_message
+from rollouts.demo.run import has_episodes, interrupted_message
 from transport import RecordWriter
 
 

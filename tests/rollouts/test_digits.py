@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rollouts.demo.digits import QUESTION, SECOND_QUESTION, DigitsEnvironment, load_digit_sets
+from rollouts.demo.task import QUESTION, SECOND_QUESTION, DigitsEnvironment, load_digit_sets
 
 
 @pytest.fixture(scope="module")

@@ -15,16 +15,15 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from rollouts.cli.doctor import run_checks, server_checks
-from rollouts.cli.doctor.command import doctor
-from rollouts.cli.doctor.finding import Outcome, absent, failed, ok, print_findings, skipped, summary
+from rollouts.cli.doctor import command as run_checks
+from rollouts.cli.doctor import server_checks
+from rollouts.cli.doctor.command import Check, doctor
 from rollouts.cli.doctor.mismatch_check import mismatch
-from rollouts.cli.doctor.run_checks import Check
 from rollouts.cli.doctor.server_checks import keep_alive
-from rollouts.cli.doctor.target import Target
+from rollouts.cli.doctor.target import Outcome, Target, absent, failed, ok, print_findings, skipped, summary
 from rollouts.engines.protocol import Completion, FinishReason, GenerateResult
 from rollouts.engines.vllm.capabilities import ServerCapabilities
-from rollouts.engines.vllm.http.response import HttpResponse
+from rollouts.engines.vllm.exchange import HttpResponse
 from rollouts.errors import OverlongPromptError, ServerError, ServerUnreachableError
 
 CAPABILITIES = ServerCapabilities(

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from rollouts import Completion, FinishReason, GenerateRequest, GenerateResult, SamplingParams
-from rollouts.engines.limits import EngineLimits
-from rollouts.engines.protocol import check_result
+from rollouts.engines.protocol import EngineLimits, check_result
 from rollouts.errors import InvalidRequestError, MalformedResultError, MissingLogProbsError
 
 REQUEST = GenerateRequest([1, 2], SamplingParams(), request_id="r1")

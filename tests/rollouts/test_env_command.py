@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from rollouts.cli import env_command
+from rollouts.cli import env as env_command
 from rollouts.cli.main import app
 
 
@@ -86,5 +86,5 @@ def test_a_program_for_gpus_that_fails_is_named(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_torch_is_not_loaded() -> None:
-    program = "import sys; from rollouts.cli.env_command import _report; _report(); sys.exit('torch' in sys.modules)"
+    program = "import sys; from rollouts.cli.env import _report; _report(); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -8,7 +8,7 @@ import pytest
 
 from renderers import ToolCallParseStatus
 from rollouts import SamplingParams, StepResult, ThreadedEnvironment, run_episode
-from rollouts.episodes import environment_calls
+from rollouts.episodes import environment as environment_calls
 from rollouts.episodes.errors import EpisodeError
 from rollouts.testing import ScriptedEngine
 

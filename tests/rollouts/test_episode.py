@@ -16,9 +16,8 @@ from rollouts import (
     ThreadedEnvironment,
     run_episode,
 )
-from rollouts.episodes.episode import EpisodeSpec
+from rollouts.episodes.episode import EpisodeSpec, run_episodes
 from rollouts.episodes.errors import EnvironmentProtocolError, EpisodeError
-from rollouts.episodes.runner import run_episodes
 from rollouts.errors import MissingLogProbsError
 
 IMAGE = np.arange(32 * 32 * 3, dtype=np.uint8).reshape(32, 32, 3)

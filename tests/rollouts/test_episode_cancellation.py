@@ -7,8 +7,7 @@ import pytest
 from misbehaviour import Talkative
 
 from rollouts import SamplingParams, run_episode
-from rollouts.episodes.episode import EpisodeSpec
-from rollouts.episodes.runner import run_episodes
+from rollouts.episodes.episode import EpisodeSpec, run_episodes
 from rollouts.testing import ScriptedEngine
 
 #: Point -> how many turns are complete when the episode waits there.

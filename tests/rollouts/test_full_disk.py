@@ -34,7 +34,7 @@ import json, os, subprocess, sys
 from pathlib import Path
 from typer.testing import CliRunner
 from rollouts.cli.main import app
-from rollouts.training.batch.files import write_object
+from rollouts.training.batch import write_object
 
 disk = Path(sys.argv[1])
 def run(arguments):

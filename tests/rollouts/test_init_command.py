@@ -14,7 +14,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from rollouts.cli.init.project import Template
+from rollouts.cli.init import Template
 from rollouts.cli.main import app
 
 

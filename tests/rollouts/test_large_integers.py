@@ -11,7 +11,7 @@ from trajectory_files import file_of, run
 
 from renderers import MediaSource, PlaceholderRange
 from renderers.errors import MediaDecodeError
-from renderers.media.raw import frames_to_raw
+from renderers.media.decoding import frames_to_raw
 from rollouts import (
     Completion,
     FinishReason,
@@ -24,8 +24,7 @@ from rollouts import (
     Turn,
     WeightSpan,
 )
-from rollouts.engines.limits import EngineLimits
-from rollouts.engines.protocol import check_result
+from rollouts.engines.protocol import EngineLimits, check_result
 from rollouts.errors import InvalidNodeError, InvalidRequestError, InvalidStepError, MalformedResultError
 from rollouts.trajectory.step_lists import trajectory_from_steps
 from transport import DecodeLimits, MalformedError, decode, encode

@@ -13,8 +13,8 @@ from transformers import AutoModelForImageTextToText
 
 from renderers import MultiModalData, PlaceholderRange
 from rollouts import Engine, FinishReason, GenerateRequest, SamplingParams
-from rollouts.engines.limits import EngineLimits
 from rollouts.engines.local import LocalEngine
+from rollouts.engines.protocol import EngineLimits
 from rollouts.errors import (
     ArgumentError,
     EngineClosedError,

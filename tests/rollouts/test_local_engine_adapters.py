@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.local import LocalEngine
-from rollouts.engines.local.sampling import RowSampler
+from rollouts.engines.local.batch import RowSampler
 from rollouts.engines.lora import LoRAEngine
 from rollouts.errors import ArgumentError, EngineClosedError, MissingExtraError, UnknownAdapterError, WeightUpdateError
 from rollouts.testing import tiny_qwen3_vl

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from renderers import RenderedTokens
 from rollouts import FinishReason, GenerateRequest, SamplingParams
 from rollouts.engines.local import LocalEngine
-from rollouts.engines.local.sampling import RowSampler
+from rollouts.engines.local.batch import RowSampler
 from rollouts.engines.protocol import UpdatableEngine
 from rollouts.engines.vllm import VLLMEngine
 from rollouts.errors import ArgumentError, EngineClosedError, WeightUpdateError

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollouts.numbers import mean_and_spread
+from rollouts.values import mean_and_spread
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 

@@ -9,9 +9,8 @@ from media_stores import RAW, encoded, encoded_video, run, solid_image, store_of
 from PIL import Image
 
 from renderers import MediaSource
-from renderers.media.raw import array_to_raw, frames_to_raw
-from rollouts.cli.media.contact_sheet import contact_sheet, thumbnail
-from rollouts.cli.media.inventory import open_inventory
+from renderers.media.decoding import array_to_raw, frames_to_raw
+from rollouts.cli.media import contact_sheet, open_inventory, thumbnail
 
 
 def sheet_of(directory: Path, *data: bytes, max_thumbnails: int = 400) -> tuple[np.ndarray, list[str]]:

@@ -26,7 +26,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from renderers import MediaSource, MediaStore
-from renderers.media.raw import array_to_raw, frames_to_raw
+from renderers.media.decoding import array_to_raw, frames_to_raw
 from rollouts.cli.main import app
 
 

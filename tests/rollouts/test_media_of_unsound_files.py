@@ -16,7 +16,7 @@ from trajectory_files import png, short
 from typer.testing import CliRunner
 
 from renderers import MediaSource, PlaceholderRange
-from renderers.media.raw import array_to_raw
+from renderers.media.decoding import array_to_raw
 from rollouts import MediaReference, TokenNode, Trajectory
 from rollouts.cli.main import app
 from transport import RecordWriter

@@ -83,7 +83,7 @@ def test_a_video_file_without_an_installed_decoder_is_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (digest,) = store_of(tmp_path, encoded_video())
-    monkeypatch.setattr("rollouts.cli.media.verification.find_spec", lambda name: None)
+    monkeypatch.setattr("rollouts.cli.media.find_spec", lambda name: None)
     result = run("verify", tmp_path)
     assert result.exit_code == 0
     assert lines(result)[0] == f"{digest}: mp4 video, not decoded: PyAV is not installed"

@@ -22,7 +22,7 @@ from planted_mismatches import (
 from transformers import AutoModelForImageTextToText
 
 from renderers.media.item import PixelScale
-from renderers.vision.normalise import normalised
+from renderers.vision.patches import normalised
 from rollouts import StepResult
 from rollouts.errors import ArgumentError
 from rollouts.training import Hypothesis, TrainingBatch, diagnose_mismatch, diagnosis_text, replace_tokens

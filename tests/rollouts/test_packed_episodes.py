@@ -15,7 +15,7 @@ from PIL import Image
 
 from renderers import MediaItem, MediaSource, Message, PlaceholderRange, TemplateRenderer, load_renderer
 from renderers.media.item import TensorField
-from renderers.vision.normalise import normalise, normalised
+from renderers.vision.patches import normalise, normalised
 from rollouts import MediaReference, TokenNode, Trajectory, Turn
 from rollouts.engines.protocol import FinishReason
 from rollouts.errors import MissingProcessorError, PixelFormError, PixelMismatchError

@@ -12,7 +12,7 @@ from training_samples import PAD, image, sample, samples_of
 
 from rollouts.errors import ArgumentError, SampleError
 from rollouts.training import Quarantine, TrainingBatch, pack_samples
-from rollouts.training.packing.balance import assign_ranks, token_cost
+from rollouts.training.packing import assign_ranks, token_cost
 
 MAX_TOKENS, MAX_PATCHES = 12, 24
 MEDIA = st.lists(st.sampled_from([("image", 4), ("image", 8), ("video", 4)]), max_size=3)

@@ -201,5 +201,5 @@ def test_an_episode_with_a_value_that_has_no_form_is_named_and_the_others_are_ex
 
 
 def test_writing_json_loads_no_torch() -> None:
-    code = "import sys, rollouts.cli.traj.jsonl; sys.exit('torch' in sys.modules)"
+    code = "import sys, rollouts.cli.traj.export; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -19,9 +19,8 @@ from typer.testing import CliRunner
 
 from renderers import RenderedTokens, TemplateRenderer
 from rollouts.cli.main import app
-from rollouts.cli.render.token_cells import token_cells
-from rollouts.cli.render.token_view import By, View, token_lines
-from rollouts.terminal.text import printable
+from rollouts.cli.render import By, View, token_cells, token_lines
+from rollouts.terminal.table import printable
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": {"at": "Zürich"}}}
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "looks", "parameters": {"type": "object"}}}]

@@ -8,10 +8,9 @@ from misbehaviour import Talkative
 
 from renderers import RendererPool
 from rollouts import SamplingParams
-from rollouts.episodes import renderer_calls
-from rollouts.episodes.episode import EpisodeSpec
+from rollouts.episodes import calls as renderer_calls
+from rollouts.episodes.episode import EpisodeSpec, run_episodes
 from rollouts.episodes.errors import EnvironmentFailedError, EpisodeArgumentError, EpisodeError, EpisodesError
-from rollouts.episodes.runner import run_episodes
 from rollouts.testing import ScriptedEngine
 from rollouts.trajectory.packed_episodes import pack_episodes
 from transport import decode, encode

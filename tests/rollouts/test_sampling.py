@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from rollouts import SamplingParams
-from rollouts.engines.local.sampling import RowSampler
+from rollouts.engines.local.batch import RowSampler
 
 CPU = torch.device("cpu")
 

@@ -8,10 +8,10 @@ import pytest
 from test_docs_pages import DOCS
 
 from renderers import MediaPolicy, MediaStore
-from rollouts.engines.limits import EngineLimits
+from rollouts.engines.protocol import EngineLimits
 from rollouts.engines.vllm import HttpLimits
 from rollouts.environments import ToolEnvironment
-from rollouts.serve.gateway.limits import GatewayLimits
+from rollouts.serve.gateway.chat_request import GatewayLimits
 from transport import DecodeLimits
 from transport.link import LinkLimits
 

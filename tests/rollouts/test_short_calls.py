@@ -10,8 +10,8 @@ from PIL import Image
 
 from renderers import MediaPolicy, RendererPool, load_renderer
 from rollouts import SamplingParams, StepResult, run_episode
-from rollouts.episodes import short_calls
-from rollouts.episodes.short_calls import ShortCalls
+from rollouts.episodes import calls as short_calls
+from rollouts.episodes.calls import ShortCalls
 from rollouts.testing import ScriptedEngine
 
 MANY = 200

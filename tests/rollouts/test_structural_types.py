@@ -20,8 +20,8 @@ from rollouts.engines.protocol import (
 )
 from rollouts.runner import Runner
 from rollouts.runner.errors import RunnerArgumentError
-from rollouts.structural_types import members
 from rollouts.testing import ScriptedEngine
+from rollouts.values import members
 from rollouts.workers.protocol import Workers, are_workers
 
 SAMPLING = SamplingParams(max_tokens=8)

@@ -9,8 +9,13 @@ from sub_agents import Delegating, Echo, RecordingEngine, last_user_text, play, 
 
 from rollouts import SamplingParams, run_episode
 from rollouts.environments import ToolEnvironment
-from rollouts.episodes.error_kinds import error_kind
-from rollouts.episodes.errors import EnvironmentFailedError, EpisodeArgumentError, EpisodeError, EpisodeLimitError
+from rollouts.episodes.errors import (
+    EnvironmentFailedError,
+    EpisodeArgumentError,
+    EpisodeError,
+    EpisodeLimitError,
+    error_kind,
+)
 from rollouts.errors import InvalidRequestError, OverlongPromptError, ServerUnreachableError, TrajectoryFinishedError
 from rollouts.runner import EpisodeLimits, Runner, Task
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from rollouts.terminal.log_lines import PrintableFormatter
+from rollouts.terminal.interrupts import PrintableFormatter
 
 #: As a command runs: without any logging that is set up.
 PROGRAM = """

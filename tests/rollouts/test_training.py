@@ -15,7 +15,7 @@ from renderers.vision.qwen_vl import QwenVLProcessor
 from rollouts import SamplingParams, StepResult, run_episode
 from rollouts.engines.local import LocalEngine
 from rollouts.errors import PixelMismatchError, SampleError, UnsupportedModelError
-from rollouts.models.mrope import mrope_positions
+from rollouts.models.qwen3_vl import mrope_positions
 from rollouts.training import (
     TensorList,
     TrainingBatch,

@@ -14,8 +14,7 @@ from rich.console import Console
 from trajectory_files import file_of, forked, png, prompt_node, run, short
 
 from rollouts import FinishReason, TokenNode, Trajectory, Turn, WeightSpan
-from rollouts.cli.traj.node_details import NodeDetails, Shown
-from rollouts.cli.traj.token_colours import By, legend
+from rollouts.cli.traj.printing import By, NodeDetails, Shown, legend
 
 sys.path += [str(Path(__file__).parent / name) for name in ("view", "report")]
 

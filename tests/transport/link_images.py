@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from renderers.media.source import MediaSource
+from renderers.media.item import MediaSource
 
 IMAGE = MediaSource.of(b"\x89PNG" + bytes(200_000))
 OTHER = MediaSource.of(b"\xff\xd8" + bytes(150_000))

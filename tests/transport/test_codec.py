@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from renderers.media.source import MediaSource
+from renderers.media.item import MediaSource
 from transport import (
     EncodeError,
     MissingMediaError,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from renderers.media.source import MediaSource
+from renderers.media.item import MediaSource
 from transport import (
     DecodeLimits,
     LimitError,
@@ -24,7 +24,7 @@ from transport import (
     merge_record_files,
     repair_record_file,
 )
-from transport.records import compression
+from transport.records import layout as compression
 
 zstd = pytest.importorskip("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from test_builtin_values import seen, values
 
-from renderers.media.source import MediaSource
+from renderers.media.item import MediaSource
 from transport import (
     MalformedError,
     RecordReader,

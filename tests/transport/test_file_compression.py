@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from renderers.media.source import MediaSource
+from renderers.media.item import MediaSource
 from transport import DecodeLimits, LimitError, MalformedError, RecordReader, RecordWriter, VersionError, read_records
-from transport.records.compression import find_compressor
+from transport.records.layout import find_compressor
 
 zstd = pytest.importorskip("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from renderers.media.source import MediaSource
+from renderers.media.item import MediaSource
 from transport import (
     ChecksumError,
     EncodeError,

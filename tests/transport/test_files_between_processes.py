@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from renderers.media.source import MediaSource
+from renderers.media.item import MediaSource
 from transport import FileChangedError, RecordReader, RecordWriter
 
 WRITER = """
 import sys, time, numpy as np
-from renderers.media.source import MediaSource
+from renderers.media.item import MediaSource
 from transport import RecordWriter
 path, count, pause = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 with RecordWriter(path) as out:

@@ -22,7 +22,7 @@ from handmade import Item, blob, message, raw, ref, root
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from renderers.media.source import MediaSource
+from renderers.media.item import MediaSource
 from transport import (
     ChecksumError,
     DecodeLimits,

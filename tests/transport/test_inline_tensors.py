@@ -39,10 +39,10 @@ from transport import (
 from transport.interop.inline_tensors import (
     decode_tensor_payload,
     encode_tensor_payload,
+    same_value,
     walk_decode_tensors,
     walk_encode_tensors,
 )
-from transport.interop.same_value import same_value
 
 FLOATS = {"__torch_tensor__": True, "dtype": "float32", "shape": [2], "data": b"\0\0\x80\x3f\0\0\0\x40"}
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from transport import decode, encode
-from transport.wire import joining
-from transport.wire.joining import join_buffers
+from transport.wire import container as joining
+from transport.wire.container import join_buffers
 
 MIB = 1 << 20
 

@@ -16,8 +16,8 @@ import pytest
 from link_images import IMAGE, OTHER
 from link_processes import PATIENCE, until
 
-import transport.link.link_endpoint
-from renderers.media.source import MediaSource
+import transport.link.endpoints
+from renderers.media.item import MediaSource
 from transport import DecodeLimits, EncodeError
 from transport.link import (
     Delivery,
@@ -267,7 +267,7 @@ async def test_a_receive_that_is_cancelled_while_it_decodes_returns_the_message_
 ) -> None:
     server, client = pair
     started, finish = threading.Event(), threading.Event()
-    decode: Callable[..., Any] = transport.link.link_endpoint.decode_frames
+    decode: Callable[..., Any] = transport.link.endpoints.decode_frames
 
     def decode_slowly(*arguments: Any, **options: Any) -> Any:
         started.set()
@@ -276,7 +276,7 @@ async def test_a_receive_that_is_cancelled_while_it_decodes_returns_the_message_
 
     client.send("first")
     client.send("second")
-    monkeypatch.setattr(transport.link.link_endpoint, "decode_frames", decode_slowly)
+    monkeypatch.setattr(transport.link.endpoints, "decode_frames", decode_slowly)
     receiving = asyncio.create_task(server.recv_async())
     await asyncio.to_thread(started.wait, PATIENCE)
     receiving.cancel()

@@ -17,7 +17,7 @@ from link_processes import PATIENCE, Process, until
 from link_strangers import Stranger
 from reserved_ports import reserved_address
 
-from renderers.media.source import MediaSource
+from renderers.media.item import MediaSource
 from transport import encode_frames
 from transport.link import (
     Delivery,

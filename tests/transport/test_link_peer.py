@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from renderers.media.source import MediaSource
+from renderers.media.item import MediaSource
 from transport import DecodeError, DecodeLimits, LimitError, MalformedError
 from transport.link import LinkLimits, LinkStats, MessageTooLargeError
 from transport.link.limits import FRAME_COST

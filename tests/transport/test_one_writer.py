@@ -145,7 +145,7 @@ def test_closing_a_reader_or_any_descriptor_of_the_file_does_not_let_another_wri
 CONTENDER = """
 import os, sys, time
 import numpy as np
-from renderers.media.source import MediaSource
+from renderers.media.item import MediaSource
 from transport import FileLockedError, RecordWriter
 path, me, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 image = MediaSource.of(bytes([me]) * 3000)

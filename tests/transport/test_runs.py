@@ -16,7 +16,7 @@ from handmade import blob, message, ref, root
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from renderers.media.source import MediaSource
+from renderers.media.item import MediaSource
 from transport import (
     DecodeLimits,
     EncodeError,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.interop.same_value import same_value
+from transport.interop.inline_tensors import same_value
 
 
 @given(st.lists(st.floats(width=32, allow_nan=True), max_size=4), st.lists(st.floats(width=32), max_size=4))

@@ -13,12 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from renderers.media.source import MediaSource
+from renderers.media.item import MediaSource
 from renderers.rendered import PlaceholderRange
 from rollouts.engines.protocol import FinishReason, WeightSpan
-from rollouts.trajectory.token_node import MediaReference, TokenNode
+from rollouts.trajectory.token_node import MediaReference, TokenNode, Turn
 from rollouts.trajectory.tree import Trajectory
-from rollouts.trajectory.turn import Turn
 from transport import decode, decode_frames, encode, encode_frames
 from transport.wire import wire_format
 

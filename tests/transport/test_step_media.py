@@ -37,7 +37,7 @@ from transport import (
     encode,
     restore_multi_modal_data,
 )
-from transport.interop.same_value import same_value
+from transport.interop.inline_tensors import same_value
 
 # The four cases, by name.
 
@@ -286,7 +286,7 @@ def test_data_are_compared_once_for_each_step_that_shows_them_again(monkeypatch:
         compared += 1
         return same_value(one, other)
 
-    monkeypatch.setattr("transport.interop.step_reading.same_value", counting)
+    monkeypatch.setattr("transport.interop.step_lists.same_value", counting)
     drop_intermediate_multi_modal_data([dict_step(*turn("x" + "Ay" * shown + "A")) for shown in range(20)])
     assert compared == 19 * 20 / 2 + 20 * 21 / 2, "with the step before, and the two copies of a step with each other"
 

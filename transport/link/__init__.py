@@ -41,9 +41,7 @@ try:
 except ModuleNotFoundError as error:
     raise MissingExtraError("transport.link", "zmq", "pyzmq or msgspec") from error
 
-from transport.link.application_types import Delivery, LinkStats, PeerConnected, PeerEvent, PeerLost
-from transport.link.client import LinkClient
-from transport.link.errors import (
+from transport.errors import (
     LinkAddressError,
     LinkClosedError,
     LinkRefusedError,
@@ -53,9 +51,9 @@ from transport.link.errors import (
     UnacknowledgedError,
     UndecodableMessageError,
 )
-from transport.link.keys import ClientKeys, ServerKeys, generate_keypair
-from transport.link.limits import LinkLimits
-from transport.link.server import LinkServer
+from transport.link.endpoints import LinkClient, LinkServer
+from transport.link.limits import Delivery, LinkLimits, LinkStats, PeerConnected, PeerEvent, PeerLost
+from transport.link.zmq_sockets import ClientKeys, ServerKeys, generate_keypair
 
 __all__ = [
     "ClientKeys",

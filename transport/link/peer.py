@@ -10,12 +10,10 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from renderers.byte_lru import ByteLRU
-from renderers.media.source import MediaSource
-from transport.errors import MalformedError
-from transport.link.application_types import LinkStats
-from transport.link.errors import MessageTooLargeError, PeerLostError
-from transport.link.limits import FRAME_COST, LinkLimits, Window
+from renderers.media.item import MediaSource
+from renderers.process.caches import ByteLRU
+from transport.errors import MalformedError, MessageTooLargeError, PeerLostError
+from transport.link.limits import FRAME_COST, LinkLimits, LinkStats, Window
 from transport.link.messages import Ack, Bye, Data, to_frames
 from transport.wire.wire_format import Buffer
 

@@ -15,10 +15,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, Self
 from weakref import WeakValueDictionary
 
-from renderers.media.source import MediaSource
+from renderers.media.item import MediaSource
 from transport.errors import ChecksumError, FileChangedError, MissingMediaError
-from transport.records.compression import Decompression
-from transport.records.layout import FileBytes, Record, add_records, find_appended, open_regular, scan
+from transport.records.layout import Decompression, FileBytes, Record, add_records, find_appended, open_regular, scan
 from transport.wire import codec, container
 from transport.wire.limits import DEFAULT_LIMITS, DecodeLimits, require_limits
 from transport.wire.unpacking import build_media, omitted_digests

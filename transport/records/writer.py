@@ -8,10 +8,9 @@ import socket
 import threading
 from typing import Literal, Self
 
-from renderers.fork_reset import register_fork_reset
-from renderers.media.source import MediaSource
+from renderers.media.item import MediaSource
+from renderers.process.fork_reset import register_fork_reset
 from transport.errors import FileChangedError, FileDeletedError, WriterBusyError, WriterClosedError
-from transport.records.compression import find_compressor
 from transport.records.file_lock import open_locked, unlock
 from transport.records.layout import (
     COMPRESSED_VERSION,
@@ -19,11 +18,12 @@ from transport.records.layout import (
     FileBytes,
     file_header,
     find_complete,
+    find_compressor,
     frame_record,
     scan,
 )
 from transport.wire import codec
-from transport.wire.joining import join_buffers
+from transport.wire.container import join_buffers
 from transport.wire.wire_format import Buffer
 
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from transport.errors import MalformedError, NotEncodableError, UnknownTypeError
-from transport.wire.error_texts import quoted
+from transport.errors import MalformedError, NotEncodableError, UnknownTypeError, quoted
 
 if TYPE_CHECKING:
     import torch

@@ -7,12 +7,10 @@ from typing import Any, Final
 
 import msgpack
 
-from transport.errors import EncodeError
+from transport.errors import EncodeError, parts_of
 from transport.wire import container
-from transport.wire.blob_table import OmitMedia
-from transport.wire.error_texts import parts_of
 from transport.wire.limits import DEFAULT_LIMITS, DecodeLimits, require_limits
-from transport.wire.packing import may_hold_extensions, pack
+from transport.wire.packing import OmitMedia, may_hold_extensions, pack
 from transport.wire.unpacking import FindMedia, unpack
 from transport.wire.wire_format import Buffer
 

@@ -7,8 +7,7 @@ import operator
 from dataclasses import dataclass
 from typing import Final
 
-from transport.errors import LimitError
-from transport.wire.error_texts import quoted
+from transport.errors import LimitError, quoted
 
 MAX_DEPTH = 1000
 """The depth of nested objects that the encoder writes at most and the decoder accepts by default."""

@@ -10,20 +10,111 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgpack
 import numpy as np
+import numpy.typing as npt
 
-from renderers.media.source import MediaSource
-from transport.errors import EncodeError, NotEncodableError
+from renderers.media.item import MediaSource
+from transport.errors import EncodeError, NotEncodableError, find_cycle, find_path, quoted
 from transport.wire import registry, wire_format
-from transport.wire.arrays import is_array, is_tensor, pack_scalar
-from transport.wire.blob_table import BlobTable, OmitMedia
-from transport.wire.builtin_values import PACKERS
-from transport.wire.error_texts import find_cycle, find_path
+from transport.wire.arrays import (
+    Bytes,
+    array_bytes,
+    describe_dtype,
+    is_array,
+    is_tensor,
+    pack_scalar,
+    tensor_parts,
+    vector_code,
+)
 from transport.wire.limits import MAX_DEPTH
+from transport.wire.registry import PACKERS
+
+# The blob table of a message that is being encoded: one row per array, tensor and media source.
+#
+# The data of a small array stand in its row. The data of a large array, of a large tensor and of a media source become
+# a frame of the message.
+
+
+OmitMedia: TypeAlias = Callable[[MediaSource], bool]
+
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+
+
+class BlobTable:
+    """The rows and the frames. Every object is added once, however often a message refers to it."""
+
+    def __init__(self, omit_media: OmitMedia) -> None:
+        self.rows: list[list[object]] = []
+        self.frames: list[wire_format.Buffer] = []
+        self.numbers: dict[int | str, int] = {}  # of rows, by id() of an array or tensor, by digest of a media source
+        self._omit_media = omit_media
+        self._alive: list[object] = []  # the owners of these id(): another object could get the id() of a freed one
+
+    def add_array(self, array: npt.NDArray[Any]) -> int:
+        """The number of the array's row. Raises `NotEncodableError`."""
+        number = self.numbers.get(id(array))
+        if number is not None:
+            return number
+        code = vector_code(array)
+        if code is None or array.nbytes > wire_format.MAX_INLINE_BYTES:
+            description: list[object] = [wire_format.BLOB_ARRAY, describe_dtype(array.dtype), list(array.shape)]
+            return self._add_data(array, description, array_bytes(array))
+        self._alive.append(array)
+        return self._add_row(id(array), [code, array.tobytes()])
+
+    def add_arrays(self, arrays: list[npt.NDArray[Any]]) -> Sequence[int]:
+        """The numbers of the rows of several arrays: a range if all of them are new, else a list."""
+        first = len(self.rows)
+        keys = list(map(id, arrays))
+        codes = [vector_code(array) for array in arrays]
+        all_new = self.numbers.keys().isdisjoint(keys) and len(set(keys)) == len(keys)
+        if all_new and None not in codes and max(array.nbytes for array in arrays) <= wire_format.MAX_INLINE_BYTES:
+            # The same as add_array() for each, at half the cost: an episode has hundreds of such arrays.
+            self.numbers.update(zip(keys, range(first, first + len(keys)), strict=True))
+            self._alive += arrays
+            self.rows += [[code, array.tobytes()] for code, array in zip(codes, arrays, strict=True)]
+            return range(first, first + len(keys))
+        numbers = [self.add_array(array) for array in arrays]
+        return range(first, first + len(keys)) if all_new else numbers
+
+    def add_tensor(self, tensor: Any) -> int:
+        """The number of the tensor's row. Raises `NotEncodableError`."""
+        number = self.numbers.get(id(tensor))
+        if number is not None:
+            return number
+        name, shape, data = tensor_parts(tensor)
+        return self._add_data(tensor, [wire_format.BLOB_TENSOR, name, shape], data)
+
+    def add_media(self, source: MediaSource) -> int:
+        """The number of the media source's row. Raises `NotEncodableError` for a digest that is not a sha256."""
+        number = self.numbers.get(source.digest)
+        if number is not None:
+            return number
+        if not _SHA256.fullmatch(source.digest):
+            raise NotEncodableError(
+                f"media digest {quoted(source.digest)} is not a sha256", "Use MediaSource.of(data)."
+            )
+        if self._omit_media(source):
+            return self._add_row(source.digest, [wire_format.BLOB_OMITTED, source.digest])
+        self.frames.append(source.data)
+        return self._add_row(source.digest, [wire_format.BLOB_MEDIA, source.digest])
+
+    def _add_data(self, owner: object, description: list[object], data: Bytes) -> int:
+        self._alive.append(owner)
+        if data.nbytes <= wire_format.MAX_INLINE_BYTES:
+            return self._add_row(id(owner), [*description, data.tobytes()])
+        self.frames.append(data.data)
+        return self._add_row(id(owner), description)
+
+    def _add_row(self, key: int | str, row: list[object]) -> int:
+        number = self.numbers[key] = len(self.rows)
+        self.rows.append(row)
+        return number
 
 
 @functools.lru_cache(maxsize=1 << 14)

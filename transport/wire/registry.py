@@ -7,13 +7,20 @@ in the fixed table of `known_types`; it never imports a module because a message
 from __future__ import annotations
 
 import dataclasses
+import datetime
+import decimal
 import enum
 import importlib
 import inspect
 import operator
+import pathlib
+import re
 import sys
+import uuid
+import zoneinfo
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from transport.errors import (
@@ -23,11 +30,79 @@ from transport.errors import (
     RegistrationError,
     UnknownTypeError,
     VersionError,
+    quoted,
 )
-from transport.wire.error_texts import quoted
-from transport.wire.known_types import DECLARED_IN
+from transport.wire import wire_format
 from transport.wire.pydantic_models import ModelShape, describe_model, is_model
 from transport.wire.wire_format import MIN_RUN_FIELDS, MODEL_REST
+
+# The modules that declare the wire types of this distribution, so that a program need not import them to decode.
+#
+# No module is imported because a message names it: the type name in a message is only a key of this table, and the
+# modules in the table are parts of the same installation. A name that is not in the table is known only after the
+# program has imported the module that declares it.
+#
+# The names "renderers.CLASS" belong to classes of `renderers`, which does not import `transport`; `registry` registers
+# them when it first needs them. All other names are registered by `@wire_type` in the module of the table.
+
+
+# Strings, because `transport` imports nothing from `rollouts`.
+DECLARED_IN: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "renderers.ExpansionPiece": "renderers.media.item",
+        "renderers.MediaItem": "renderers.media.item",
+        "renderers.MultiModalData": "renderers.rendered",
+        "renderers.PixelScale": "renderers.media.item",
+        "renderers.PlaceholderRange": "renderers.rendered",
+        "renderers.ProcessorOutput": "renderers.vision.processor",
+        "renderers.StillPatches": "renderers.vision.patches",
+        "renderers.TensorField": "renderers.media.item",
+        "rollouts.AbsentSource": "rollouts.trajectory.packed_episodes",
+        "rollouts.Announced": "rollouts.workers.link.messages",
+        "rollouts.Bfloat16Array": "rollouts.values",
+        "rollouts.CancelJob": "rollouts.workers.link.messages",
+        "rollouts.ComparedTokens": "rollouts.training.mismatch.compared",
+        "rollouts.EpisodeFailure": "rollouts.workers.episode_worker",
+        "rollouts.EpisodeJob": "rollouts.workers.episode_worker",
+        "rollouts.EpisodeLimits": "rollouts.episodes.deadlines",
+        "rollouts.EpisodeOutcome": "rollouts.workers.episode_worker",
+        "rollouts.FinishReason": "rollouts.engines.protocol",
+        "rollouts.Group": "rollouts.runner.group",
+        "rollouts.JobFailed": "rollouts.workers.link.messages",
+        "rollouts.JobTurn": "rollouts.workers.worker_pool",
+        "rollouts.JobWaiting": "rollouts.workers.worker_pool",
+        "rollouts.JournalAttempted": "rollouts.runner.journal.files",
+        "rollouts.JournalBegun": "rollouts.runner.journal.files",
+        "rollouts.JournalClosed": "rollouts.runner.journal.files",
+        "rollouts.JournalWeights": "rollouts.runner.journal.files",
+        "rollouts.JournalFinished": "rollouts.runner.journal.files",
+        "rollouts.JournalStarted": "rollouts.runner.journal.files",
+        "rollouts.MediaReference": "rollouts.trajectory.token_node",
+        "rollouts.MismatchOutlier": "rollouts.training.mismatch.report",
+        "rollouts.MismatchReport": "rollouts.training.mismatch.report",
+        "rollouts.PackedEpisodes": "rollouts.trajectory.packed_episodes",
+        "rollouts.PackedItem": "rollouts.trajectory.packed_episodes",
+        "rollouts.Provenance": "rollouts.trajectory.provenance",
+        "rollouts.RunEnded": "rollouts.workers.link.messages",
+        "rollouts.SamplingParams": "rollouts.engines.protocol",
+        "rollouts.SetUpdate": "rollouts.workers.link.messages",
+        "rollouts.Task": "rollouts.task",
+        "rollouts.TensorList": "rollouts.training.tensor_list",
+        "rollouts.TokenNode": "rollouts.trajectory.token_node",
+        "rollouts.TrainingBatch": "rollouts.training.batch",
+        "rollouts.TrainingSample": "rollouts.training.samples",
+        "rollouts.Trajectory": "rollouts.trajectory.tree",
+        "rollouts.Turn": "rollouts.trajectory.token_node",
+        "rollouts.WeightSpan": "rollouts.engines.protocol",
+        "rollouts.WorkerHello": "rollouts.workers.link.messages",
+        "rollouts.WorkerLeaves": "rollouts.workers.link.messages",
+        "rollouts.demo.Failed": "rollouts.demo.trainer",
+        "rollouts.demo.Learn": "rollouts.demo.task",
+        "rollouts.demo.Learned": "rollouts.demo.task",
+        "rollouts.demo.WarmStart": "rollouts.demo.task",
+        "transport.ShortenedMedia": "transport.interop.step_lists",
+    }
+)
 
 C = TypeVar("C", bound=type)
 
@@ -260,3 +335,132 @@ def _is_positional(cls: type, fields: tuple[str, ...]) -> bool:
     """Whether `cls` takes `fields` by position; not so with keyword-only fields, or an InitVar between the others."""
     leading = list(inspect.signature(cls).parameters.values())[: len(fields)]
     return tuple(p.name for p in leading) == fields and all(p.kind is p.POSITIONAL_OR_KEYWORD for p in leading)
+
+
+# Values of Python's own classes that msgpack cannot pack: large ints, complex, Decimal, UUID, paths, dates, times.
+#
+# Each becomes an entry: a tag and a payload of plain values. The zone of a datetime is an entry, too, so that datetimes
+# which share a zone object share it after decoding.
+
+
+_POSIX: Final = "posix"
+_WINDOWS: Final = "windows"
+
+# The zone names that are passed to ZoneInfo, which reads files and imports packages by this name: a message is
+# untrusted.
+_ZONE: Final = re.compile(r"[A-Za-z0-9_+-]{1,32}(?:/[A-Za-z0-9_+-]{1,32}){0,3}")
+
+# What these constructors raise for wrong arguments: LookupError for a zone that does not exist, OSError for the name of
+# a folder of zones.
+_BUILTIN_ERRORS: Final = (ArithmeticError, LookupError, OSError, TypeError, ValueError)
+
+
+def _pack_path(path: pathlib.PurePath) -> list[object]:
+    flavour = _WINDOWS if isinstance(path, pathlib.PureWindowsPath) else _POSIX
+    return [flavour, isinstance(path, pathlib.Path), str(path)]
+
+
+def _build_path(flavour: str, concrete: bool, text: str) -> pathlib.PurePath:
+    if flavour not in (_POSIX, _WINDOWS):
+        raise ValueError(f"flavour {quoted(flavour)}")
+    pure = pathlib.PurePosixPath if flavour == _POSIX else pathlib.PureWindowsPath
+    # A concrete path of the other flavour names no file here; as a Path of this machine it might name a wrong one.
+    return pathlib.Path(text) if concrete and issubclass(pathlib.Path().__class__, pure) else pure(text)
+
+
+def _pack_time(time: datetime.time) -> list[object]:
+    return [time.hour, time.minute, time.second, time.microsecond, time.fold, time.tzinfo]
+
+
+def _build_time(hour: int, minute: int, second: int, microsecond: int, fold: int, zone: Any) -> datetime.time:
+    return datetime.time(hour, minute, second, microsecond, zone, fold=fold)
+
+
+def _pack_datetime(moment: datetime.datetime) -> list[object]:
+    return [moment.year, moment.month, moment.day, *_pack_time(moment.timetz())]
+
+
+def _build_datetime(year: int, month: int, day: int, *time: Any) -> datetime.datetime:
+    return datetime.datetime.combine(datetime.date(year, month, day), _build_time(*time))
+
+
+def _pack_timedelta(span: datetime.timedelta) -> list[object]:
+    return [span.days, span.seconds, span.microseconds]
+
+
+def _pack_offset(zone: datetime.timezone) -> list[object]:
+    offset = zone.utcoffset(None)
+    name = zone.tzname(None)
+    named = name != datetime.timezone(offset).tzname(None)
+    return [*_pack_timedelta(offset), name if named else None]
+
+
+def _build_offset(days: int, seconds: int, microseconds: int, name: str | None) -> datetime.timezone:
+    offset = datetime.timedelta(days, seconds, microseconds)
+    return datetime.timezone(offset) if name is None else datetime.timezone(offset, name)
+
+
+def _pack_zone(zone: zoneinfo.ZoneInfo) -> str:
+    if zone.key is None or not _ZONE.fullmatch(zone.key):
+        raise NotEncodableError(f"time zone with the key {zone.key!r:.80}", "Use a ZoneInfo made from a zone's name.")
+    return zone.key
+
+
+def _build_zone(key: str) -> zoneinfo.ZoneInfo:
+    if not _ZONE.fullmatch(key):
+        raise ValueError(f"time zone {quoted(key)}")
+    return zoneinfo.ZoneInfo(key)
+
+
+_INT, _TEXT, _ZONES = (int,), (str,), (type(None), datetime.timezone, zoneinfo.ZoneInfo)
+_TIME = (*[_INT] * 5, _ZONES)
+
+# class -> tag, how an instance becomes a payload
+PACKERS: Final[dict[type, tuple[int, Callable[[Any], object]]]] = {
+    int: (wire_format.TAG_INT, lambda value: value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True)),
+    complex: (wire_format.TAG_COMPLEX, lambda value: [value.real, value.imag]),
+    decimal.Decimal: (wire_format.TAG_DECIMAL, str),
+    uuid.UUID: (wire_format.TAG_UUID, lambda value: value.bytes),
+    datetime.date: (wire_format.TAG_DATE, lambda value: [value.year, value.month, value.day]),
+    datetime.time: (wire_format.TAG_TIME, _pack_time),
+    datetime.datetime: (wire_format.TAG_DATETIME, _pack_datetime),
+    datetime.timedelta: (wire_format.TAG_TIMEDELTA, _pack_timedelta),
+    datetime.timezone: (wire_format.TAG_OFFSET, _pack_offset),
+    zoneinfo.ZoneInfo: (wire_format.TAG_ZONE, _pack_zone),
+    **dict.fromkeys(
+        (pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath, pathlib.WindowsPath),
+        (wire_format.TAG_PATH, _pack_path),
+    ),
+}
+
+# tag -> name of the value for errors, the types of its parts, the constructor. The types are exact, because a
+# constructor may accept others: datetime accepts bytes as a pickled state.
+BUILDERS: Final[dict[int, tuple[str, tuple[tuple[type, ...], ...], Callable[..., object]]]] = {
+    wire_format.TAG_INT: ("integer", ((bytes,),), lambda data: int.from_bytes(data, "big", signed=True)),
+    wire_format.TAG_COMPLEX: ("complex number", ((float,), (float,)), complex),
+    wire_format.TAG_DECIMAL: ("decimal number", (_TEXT,), decimal.Decimal),
+    wire_format.TAG_UUID: ("UUID", ((bytes,),), lambda data: uuid.UUID(bytes=data)),
+    wire_format.TAG_PATH: ("path", (_TEXT, (bool,), _TEXT), _build_path),
+    wire_format.TAG_DATE: ("date", (_INT,) * 3, datetime.date),
+    wire_format.TAG_TIME: ("time", _TIME, _build_time),
+    wire_format.TAG_DATETIME: ("datetime", (*[_INT] * 3, *_TIME), _build_datetime),
+    wire_format.TAG_TIMEDELTA: ("timedelta", (_INT,) * 3, datetime.timedelta),
+    wire_format.TAG_OFFSET: ("time zone offset", (*[_INT] * 3, (str, type(None))), _build_offset),
+    wire_format.TAG_ZONE: ("time zone", (_TEXT,), _build_zone),
+}
+
+
+def build_builtin(tag: int, payload: object) -> object:
+    """The value of a payload. Raises `MalformedError`."""
+    name, kinds, build = BUILDERS[tag]
+    parts = payload if type(payload) is list and len(kinds) > 1 else [payload]
+    if len(parts) != len(kinds) or any(type(part) not in allowed for part, allowed in zip(parts, kinds, strict=True)):
+        printed = ", ".join(map(quoted, parts[:10]))
+        raise MalformedError(f"{name} of {printed} has parts of other types or another number")
+    try:
+        return build(*parts)
+    except _BUILTIN_ERRORS as error:
+        is_zone = tag == wire_format.TAG_ZONE
+        cure = "Install the package tzdata here." if is_zone else "Ask the sender for the message again."
+        printed = ", ".join(map(quoted, parts))
+        raise MalformedError(f"{name} of {printed} does not exist here: {error}", cure) from error

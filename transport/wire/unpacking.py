@@ -14,13 +14,12 @@ from typing import Any, Final, TypeAlias
 import msgpack
 
 from renderers.errors import MediaDigestError
-from renderers.media.source import MediaSource
-from transport.errors import ChecksumError, MalformedError, MissingMediaError, TruncatedError, VersionError
+from renderers.media.item import MediaSource
+from transport.errors import ChecksumError, MalformedError, MissingMediaError, TruncatedError, VersionError, quoted
 from transport.wire import registry, wire_format
 from transport.wire.arrays import build_array, build_scalar, build_tensor, build_vector
-from transport.wire.builtin_values import BUILDERS, build_builtin
-from transport.wire.error_texts import quoted
 from transport.wire.limits import DecodeLimits, require_limits
+from transport.wire.registry import BUILDERS, build_builtin
 
 FindMedia: TypeAlias = Callable[[str], MediaSource | None]
 

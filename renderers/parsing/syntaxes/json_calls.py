@@ -8,10 +8,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from renderers.parsing.literals import InvalidJsonError, end_of_json, parse_json
+from renderers.parsing.literals import InvalidJsonError, ToolSchemas, end_of_json, parse_json
 from renderers.parsing.markers import MarkerEncoding
 from renderers.parsing.response import ToolCallParseStatus as Status
-from renderers.parsing.schemas import ToolSchemas
 from renderers.parsing.syntaxes.syntax import Attempt, CallText, ToolCallSyntax
 from renderers.parsing.values import JSON_STRING, Value, find_outside
 

@@ -3,17 +3,172 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import sys
-from dataclasses import asdict
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
-from rollouts.cli.api_key import api_key_advice, api_key_from_environment
-from rollouts.terminal.text import exit_with_error, print_line
+from renderers import RendererError, load_renderer
+from rollouts.cli.doctor import generation_checks, server_checks
+from rollouts.cli.doctor.image_rendering_checks import hidden_normalisation, image_rendering
+from rollouts.cli.doctor.mismatch_check import mismatch
+from rollouts.cli.doctor.target import Finding, Outcome, Target, failed, skipped, weights_dtype
+from rollouts.cli.doctor.token_checks import text_tokens
+from rollouts.cli.serve import api_key_advice, api_key_from_environment
+from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe
+from rollouts.engines.vllm.connection import HttpLimits, ServerConnection
+from rollouts.engines.vllm.engine import VLLMEngine
+from rollouts.errors import ApiKeyError, CapabilityError, EngineError, OverlongPromptError
+from rollouts.terminal.table import exit_with_error, print_line
+
+# Run all checks of a server, one after the other. No check leaves the server changed.
+
+
+# A person waits for the result: an unreachable server is reported after seconds.
+_LIMITS = HttpLimits(retries=2, total_seconds=300)
+
+
+class Check(NamedTuple):
+    """One check.
+
+    `name` is the name of each of its findings that has none of its own. It runs only if each check in `needs` passed:
+    otherwise it would report the same fault again, or a wrong cause. A check in `unless_failed` prevents it only by a
+    failure, and not by being skipped or absent.
+    """
+
+    name: str
+    run: Callable[[Target], Awaitable[Finding | list[Finding]]]
+    needs: tuple[str, ...] = ()
+    unless_failed: tuple[str, ...] = ()
+
+
+class Options(NamedTuple):
+    """`control`: also pause the server for a moment. `reference_gigabytes`: transformers loads no larger checkpoint."""
+
+    model: str | None = None
+    api_key: str | None = None
+    control: bool = False
+    reference_gigabytes: float = 4.0
+
+
+async def run_checks(base_url: str, directory: Path, options: Options) -> list[Finding]:
+    """Findings in the order of the report. Raises `RendererError` and `EngineError` if nothing can be checked."""
+    renderer = await asyncio.to_thread(load_renderer, directory)
+    connection = ServerConnection(base_url, api_key=options.api_key, limits=_LIMITS)
+    engine = VLLMEngine(base_url, model=options.model, api_key=options.api_key, media="auto", limits=_LIMITS)
+    server_side = VLLMEngine(
+        base_url, model=options.model, api_key=options.api_key, media="content_parts", limits=_LIMITS
+    )
+    try:
+        dtype, dtype_source = await weights_dtype(connection, directory)
+        target = Target(
+            engine=engine,
+            server_side=server_side,
+            control=engine.control,
+            connection=connection,
+            renderer=renderer,
+            directory=directory,
+            capabilities=await _capabilities(connection, options.model),
+            dtype=dtype,
+            dtype_source=dtype_source,
+        )
+        findings = await outcome_of(Check("reachable", server_checks.reachable), target)
+        keep_alive = Check("keep-alive", server_checks.keep_alive, ("reachable",))
+        idle = asyncio.ensure_future(outcome_of(keep_alive, target))  # waits for seconds, while the other checks run
+        try:
+            others = [finding for check in _checks(options) for finding in await outcome_of(check, target)]
+            return [finding.without(options.api_key) for finding in (*findings, *await idle, *others)]
+        finally:
+            idle.cancel()
+    finally:
+        await asyncio.gather(engine.close(), server_side.close(), connection.close())
+
+
+async def _capabilities(connection: ServerConnection, model: str | None) -> ServerCapabilities:
+    """The capabilities, also of a server without the token endpoint: that is a finding, and other checks still run."""
+    try:
+        return await probe(connection, model=model)
+    except ApiKeyError:
+        raise
+    except CapabilityError:
+        with contextlib.suppress(CapabilityError):
+            return await probe(connection, model=model, expected=ExpectedCapabilities(scale_out=False))
+        raise
+
+
+def _checks(options: Options) -> list[Check]:
+    limited_mismatch = partial(mismatch, max_gigabytes=options.reference_gigabytes)
+    checks = [
+        Check("version", server_checks.version, ("reachable",)),
+        Check("served model", server_checks.served_model, ("reachable",)),
+        Check("token endpoint", server_checks.scale_out, ("reachable",)),
+        Check("control routes", server_checks.control_routes, ("reachable",)),
+        Check("running", server_checks.running, ("control routes",)),
+        Check("pixel dtype", server_checks.pixel_dtype, ("token endpoint",)),
+        Check("text tokens", text_tokens, ("reachable",)),
+        Check("image tokens", image_rendering, ("pixel dtype",)),
+        Check("text request", generation_checks.text_request, ("token endpoint",), unless_failed=("running",)),
+        Check("image request", generation_checks.image_request, ("text request", "pixel dtype")),
+        Check(
+            "image pixels",
+            generation_checks.image_pixels,
+            ("image request", "image tokens"),
+            unless_failed=("image features", "image normalisation"),
+        ),
+        Check("image cache", generation_checks.image_cache, ("image request",)),
+        Check("log-probabilities", generation_checks.logprobs_mode, ("text request",)),
+        Check("abort", generation_checks.aborting, ("text request",)),
+        Check("mismatch", limited_mismatch, ("text request",), unless_failed=("log-probabilities",)),
+        Check("image normalisation", hidden_normalisation, ("image tokens",), unless_failed=("image features",)),
+        # The last with an image: it has ended servers.
+        Check("cache miss", generation_checks.unknown_image, ("image request",)),
+    ]
+    if options.control:
+        checks.append(Check("pause, resume", server_checks.pause_and_resume, ("running",)))
+    return checks
+
+
+async def outcome_of(check: Check, target: Target) -> list[Finding]:
+    """The findings of a check; a reason not to run it, or an error in it, is a finding too."""
+    if check.name in target.findings:  # an earlier check has reported it
+        return []
+    found = _prevented(check, target) or await _run(check, target)
+    findings = [finding if finding.check else replace(finding, check=check.name) for finding in found]
+    target.findings.update((finding.check, finding) for finding in findings)
+    return findings
+
+
+def _prevented(check: Check, target: Target) -> list[Finding]:
+    """The finding of a check that another finding prevents, or none."""
+    for name in (*check.needs, *check.unless_failed):
+        finding = target.findings.get(name)
+        if finding is None or finding.outcome is Outcome.OK:
+            continue
+        if name in check.needs or finding.outcome is Outcome.FAILED:
+            # The first cause, not a check that was skipped because of it.
+            cause = finding.seen if finding.seen.startswith(_NOT_CHECKED) else f"{_NOT_CHECKED}{name} {finding.outcome}"
+            return [skipped(cause)]
+    return []
+
+
+_NOT_CHECKED = "not checked, because of: "
+
+
+async def _run(check: Check, target: Target) -> list[Finding]:
+    try:
+        findings = await check.run(target)
+    except OverlongPromptError as error:
+        return [skipped(f"its prompt of {error.prompt_tokens} tokens does not fit into {error.limit}")]
+    except (EngineError, RendererError) as error:
+        return [failed(str(error), "read the server's log of this moment, then run `rollouts doctor` again")]
+    return findings if isinstance(findings, list) else [findings]
 
 
 def doctor(
@@ -44,8 +199,7 @@ def doctor(
     requests like any other client; it never resets a cache.
     """
     from renderers import RendererError
-    from rollouts.cli.doctor.finding import Outcome, print_findings, summary
-    from rollouts.cli.doctor.run_checks import Options, run_checks
+    from rollouts.cli.doctor.target import Outcome, print_findings, summary
     from rollouts.errors import ApiKeyError, RolloutsError
 
     logging.getLogger("rollouts").addHandler(logging.NullHandler())  # the error at the end reports retries

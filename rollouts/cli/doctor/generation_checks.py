@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from renderers import RenderedTokens
-from rollouts.cli.doctor.finding import Finding, failed, ok, skipped
 from rollouts.cli.doctor.image_rendering_checks import rendered_pixels
-from rollouts.cli.doctor.target import GENERATE_PATH, Target, completion_of, fresh_image
+from rollouts.cli.doctor.target import GENERATE_PATH, Finding, Target, completion_of, failed, fresh_image, ok, skipped
 from rollouts.engines.protocol import Completion, FinishReason
 from rollouts.errors import CapabilityError, MalformedResultError, MissingLogProbsError
 

@@ -11,11 +11,20 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from renderers import RendererError
-from rollouts.cli.doctor.finding import Finding, absent, failed, ok, skipped
-from rollouts.cli.doctor.target import SAMPLED_TOKENS, Target, fresh_image, image_limit
+from rollouts.cli.doctor.target import (
+    SAMPLED_TOKENS,
+    Finding,
+    Target,
+    absent,
+    failed,
+    fresh_image,
+    image_limit,
+    ok,
+    skipped,
+)
 from rollouts.engines.vllm.capabilities import release_of
-from rollouts.engines.vllm.http.limits import HttpLimits
-from rollouts.engines.vllm.http.response import response_error
+from rollouts.engines.vllm.connection import HttpLimits
+from rollouts.engines.vllm.exchange import response_error
 from rollouts.errors import EngineError
 
 #: The oldest and the newest version whose wire format is known, from their sources or from tests.

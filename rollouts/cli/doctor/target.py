@@ -6,26 +6,90 @@ import json
 import re
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
+from rich.text import Text
 
 from renderers import MediaItem, MultiModalData, PlaceholderRange, RenderedTokens, TemplateRenderer
-from renderers.file_reading import read_json
-from rollouts.cli.doctor.finding import Finding, Outcome, skipped
+from renderers.process.files import read_json
 from rollouts.engines.protocol import Completion, Engine, GenerateRequest, SamplingParams
 from rollouts.engines.vllm.capabilities import ServerCapabilities
-from rollouts.engines.vllm.control.server_control import ServerControl
-from rollouts.engines.vllm.http.connection import ServerConnection
-from rollouts.engines.vllm.http.response import HttpResponse, response_error
-from rollouts.engines.vllm.media.media_payload import MediaMode, MediaPayload, media_payload, select_mode
-from rollouts.engines.vllm.media.source_files import image_file
-from rollouts.engines.vllm.wire.generate_response import Generation
-from rollouts.engines.vllm.wire.request_body import request_body
+from rollouts.engines.vllm.connection import ServerConnection
+from rollouts.engines.vllm.control import ServerControl
+from rollouts.engines.vllm.exchange import HttpResponse, response_error
+from rollouts.engines.vllm.generate import Generation, request_body
+from rollouts.engines.vllm.media_payload import MediaMode, MediaPayload, media_payload, select_mode
+from rollouts.engines.vllm.source_files import image_file
 from rollouts.errors import CapabilityError, InvalidRequestError, OverlongPromptError
+from rollouts.terminal.table import Column, Row, print_table, printable_line
+
+
+class Outcome(StrEnum):
+    """`absent`: the server lacks an option that only some uses need. `skipped`: not checked, with the reason."""
+
+    OK = "ok"
+    FAILED = "failed"
+    ABSENT = "absent"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One row of the report: the name of the check, what was seen, and the cure."""
+
+    check: str
+    outcome: Outcome
+    seen: str
+    cure: str = ""
+
+    def without(self, secret: str | None) -> Finding:
+        """A copy in which the secret, which a response of the server may quote, is replaced by asterisks."""
+        if not secret:
+            return self
+        return replace(self, seen=self.seen.replace(secret, "***"), cure=self.cure.replace(secret, "***"))
+
+
+def ok(seen: str, *, check: str = "") -> Finding:
+    """As the three below: without `check`, the finding gets the name of the check that returns it."""
+    return Finding(check, Outcome.OK, seen)
+
+
+def failed(seen: str, cure: str, *, check: str = "") -> Finding:
+    return Finding(check, Outcome.FAILED, seen, cure)
+
+
+def absent(seen: str, cure: str, *, check: str = "") -> Finding:
+    return Finding(check, Outcome.ABSENT, seen, cure)
+
+
+def skipped(seen: str, cure: str = "", *, check: str = "") -> Finding:
+    return Finding(check, Outcome.SKIPPED, seen, cure)
+
+
+_STYLES = {Outcome.OK: "green", Outcome.FAILED: "bold red", Outcome.ABSENT: "yellow", Outcome.SKIPPED: "dim"}
+
+
+def print_findings(findings: Sequence[Finding], console: Console | None = None) -> None:
+    """Print a row for each finding, with the cure below what was seen."""
+    rows: list[Row] = []
+    for finding in findings:
+        seen = Text(printable_line(finding.seen))
+        if finding.cure:
+            seen.append(f"\n-> {printable_line(finding.cure)}", "bold" if finding.outcome is Outcome.FAILED else "")
+        rows.append([finding.check, Text(finding.outcome.value, _STYLES[finding.outcome]), seen])
+    print_table([Column("check"), Column("outcome"), Column("seen", min_width=32)], rows, console)
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    counts = {outcome: sum(finding.outcome is outcome for finding in findings) for outcome in Outcome}
+    return ", ".join(f"{count} {outcome.value}" for outcome, count in counts.items() if count)
+
 
 RENDERING = "rendering images"
 #: The source of a dtype that the server has reported.

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from renderers.errors import TemplateError
-from rollouts.cli.doctor.finding import Finding, failed, ok
-from rollouts.cli.doctor.target import Target
-from rollouts.engines.vllm.http.response import response_error
+from rollouts.cli.doctor.target import Finding, Target, failed, ok
+from rollouts.engines.vllm.exchange import response_error
 
 # Text in which tokenizers and templates often differ: spaces, line breaks, digits, scripts, code, ends of turns.
 _CONVERSATION = [

@@ -12,12 +12,11 @@ import typer
 from rich.console import Console
 
 from rollouts.errors import RolloutsError
-from rollouts.terminal.text import counted, print_error, print_line, print_warning
+from rollouts.terminal.table import counted, print_error, print_line, print_warning
 
 if TYPE_CHECKING:
-    from rollouts.cli.run.execution import MakeWorkers
-    from rollouts.cli.run.output_directory import OutputDirectory
-    from rollouts.cli.run.parts import RunParts
+    from rollouts.cli.run.execution import MakeWorkers, RunParts
+    from rollouts.cli.run.output import OutputDirectory
 
 #: The time for the report at the end of a run, and after Ctrl-C, where a run must end soon.
 REPORT_SECONDS = 30.0
@@ -49,12 +48,9 @@ def run(
 ) -> None:
     """Run the episodes of a configuration file; write trajectories, metrics and a summary to its output directory."""
     from rollouts.cli.run.dry_run import print_first_prompt
-    from rollouts.cli.run.output_directory import check_output, prepare_output
-    from rollouts.cli.run.parts import make_parts
-    from rollouts.cli.run.ray_workers import ray_workers_of_run
-    from rollouts.cli.run.workers import workers_of_run
-    from rollouts.run_config.config_file import read_config
-    from rollouts.run_config.errors import RunConfigError
+    from rollouts.cli.run.execution import make_parts, ray_workers_of_run, workers_of_run
+    from rollouts.cli.run.output import check_output, prepare_output
+    from rollouts.run_config.config_file import RunConfigError, read_config
 
     if ray and workers is not None:
         print_error("--ray and --workers say two different places for the episodes; use one of them")
@@ -97,12 +93,11 @@ def _run(
     resume_command: str,
 ) -> None:
     """Run, then write and print the summary, also after Ctrl-C and an error of the run."""
-    from rollouts.cli.report.command import write_report_at_the_end
+    from rollouts.cli.report import write_report_at_the_end
     from rollouts.cli.run.execution import Execution
-    from rollouts.cli.run.group_rows import read_group_rows
-    from rollouts.cli.run.summary import print_summary, summarise, write_summary
+    from rollouts.cli.run.output import print_summary, read_group_rows, summarise, write_summary
     from rollouts.runner.journal import JournalInUseError, JournalOfAnotherRunError
-    from rollouts.terminal.interrupt_deadline import exit_interrupted
+    from rollouts.terminal.interrupts import exit_interrupted
 
     console = Console()
     started = time.monotonic()

@@ -10,17 +10,16 @@ from rich.console import Console
 from rich.text import Text
 
 from renderers import RenderedTokens, RendererPool, TemplateRenderer
-from rollouts.cli.render.token_cells import token_cells
-from rollouts.cli.render.token_view import By, View, legend, print_counts, token_lines
-from rollouts.cli.run.errors import DryRunError
-from rollouts.cli.run.parts import RunParts
+from rollouts.cli.render import By, View, legend, print_counts, token_cells, token_lines
+from rollouts.cli.run.execution import RunParts
+from rollouts.cli.run.output import DryRunError
 from rollouts.engines.protocol import GenerateRequest, GenerateResult
 from rollouts.episodes.errors import EpisodeLimitError
 from rollouts.run_config.tasks import first_tasks
 from rollouts.runner.group import Group
-from rollouts.runner.retries import RetryPolicy
+from rollouts.runner.group_run import RetryPolicy
 from rollouts.runner.runner import Runner
-from rollouts.terminal.text import counted, printable
+from rollouts.terminal.table import counted, printable
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import json
+import os
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from typing import TypeAlias
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from rich.console import Console
 
-from rollouts.cli.run.group_files import GroupFiles
-from rollouts.cli.run.output_directory import OutputDirectory
-from rollouts.cli.run.parts import RunParts
-from rollouts.cli.run.stored_groups import StoredGroups
-from rollouts.engines.protocol import Engine
+from renderers import TemplateRenderer
+from rollouts.cli.run.output import GroupFiles, OutputDirectory, StoredGroups
+from rollouts.engines.protocol import Engine, SamplingParams
+from rollouts.episodes.deadlines import EpisodeLimits
+from rollouts.errors import ArgumentError
 from rollouts.observability import (
     EngineMonitor,
     JsonLinesSink,
@@ -29,14 +34,140 @@ from rollouts.observability import (
 )
 from rollouts.observability.metric_sinks import last_step
 from rollouts.observability.run_metrics import Source
-from rollouts.run_config.engines import connect
-from rollouts.run_config.tasks import TaskSource, first_tasks
+from rollouts.rewards import GroupReward
+from rollouts.run_config.config_file import ConfigFile, ProblemList, read_config
+from rollouts.run_config.engines import connect, engine_factory
+from rollouts.run_config.engines import connect as connect_engine
+from rollouts.run_config.import_paths import check_call, imported_function
+from rollouts.run_config.parts import (
+    WorkerParts,
+    check_sampling,
+    environment_factory,
+    make_group_rewards,
+    make_mode,
+    make_renderer,
+    make_worker_parts,
+    worker_configuration,
+)
+from rollouts.run_config.sections import WorkersSection
+from rollouts.run_config.tasks import FileTaskSource, TaskSource, first_tasks, make_tasks
+from rollouts.runner.events import Listener
+from rollouts.runner.group_run import RetryPolicy
 from rollouts.runner.journal import Journal
 from rollouts.runner.runner import Runner
-from rollouts.task import Task
-from rollouts.terminal.interrupt_deadline import run_with_deadline
-from rollouts.terminal.text import counted, print_note
+from rollouts.task import MakeEnvironment, Task
+from rollouts.terminal.interrupts import run_with_deadline
+from rollouts.terminal.table import counted, print_line, print_note
 from rollouts.workers.protocol import Workers
+
+#: Keys of the configuration that may change while a run continues; seed and group size are the runner's to compare.
+_CHANGEABLE = {"concurrency", "retry", "mode", "workers", "ray", "output", "seed", "group_size"}
+
+#: Keys of an engine that say where its servers are and how they are started, and none of what they sample.
+_PLACE_OF_SERVERS = {"base_url", "urls", "file", "servers", "start", "environment", "log", "start_seconds"}
+_PLACE_OF_SERVERS |= {"api_key_env", "media"}
+
+
+@dataclass(frozen=True, slots=True)
+class RunParts:
+    """What a configuration describes. `make_engine` loads a local model; nothing here has opened a connection."""
+
+    file: ConfigFile
+    tasks: TaskSource
+    make_environment: MakeEnvironment
+    renderer: TemplateRenderer
+    make_engine: Callable[[], Engine]
+    group_rewards: list[GroupReward]
+    skip_group: Callable[..., Any] | None
+
+    @property
+    def sampling(self) -> SamplingParams:
+        with self.file.naming("sampling"):
+            return SamplingParams(**self.file.config.sampling.model_dump())
+
+    @property
+    def limits(self) -> EpisodeLimits:
+        return EpisodeLimits(**self.file.config.limits.model_dump())
+
+    def make_runner(
+        self,
+        place: Engine | Workers,
+        *,
+        journal: Journal,
+        listeners: Sequence[Listener],
+    ) -> Runner:
+        """The runner of the configuration; its episodes run here with an engine, or on workers."""
+        config = self.file.config
+        workers = place if isinstance(place, Workers) else None
+        return Runner(
+            None if workers else self.make_environment,
+            None if isinstance(place, Workers) else place,
+            None if workers else self.renderer,
+            sampling=self.sampling,
+            group_size=config.group_size,
+            limits=self.limits,
+            concurrency=config.concurrency,
+            retry=RetryPolicy(**config.retry.model_dump()),
+            mode=make_mode(self.file),
+            seed=config.seed,
+            group_rewards=self.group_rewards,
+            skip_group=self.skip_group,
+            journal=journal,
+            listeners=listeners,
+            workers=workers,
+        )
+
+    def check_tasks(self, count: int | None) -> None:
+        """Check the first `count` tasks of a file, or all. Raises `TaskFileError`."""
+        if isinstance(self.tasks, FileTaskSource):
+            self.tasks.check(count)
+
+    def journal_configuration(self) -> dict[str, Any]:
+        """The values of the configuration that must not change while the run continues, as plain data.
+
+        The content of a file of tasks is one of them where the ids of its tasks are their row numbers: in a file that
+        has changed, a number may be that of another task.
+        """
+        values = self.file.config.model_dump(exclude=_CHANGEABLE)
+        engine: dict[str, Any] = {key: value for key, value in values["engine"].items() if key not in _PLACE_OF_SERVERS}
+        if engine["kind"] in ("fleet", "router"):  # a run may go on with one server instead of several, or the reverse
+            engine["kind"] = "vllm"
+        if isinstance(self.tasks, FileTaskSource) and not self.tasks.has_ids:
+            values["tasks"]["content_of_the_file"] = self.tasks.digest()
+        plain: dict[str, Any] = json.loads(json.dumps(values | {"engine": engine}, default=str))
+        return plain
+
+
+def make_parts(file: ConfigFile, *, offline: bool) -> RunParts:
+    """Check everything that a configuration refers to, and make what needs no connection.
+
+    Raises `RunConfigError` with every problem, and `MissingExtraError`.
+    """
+    problems = ProblemList(file.path)
+    tasks = problems.attempt(lambda: make_tasks(file))
+    make_environment = problems.attempt(lambda: environment_factory(file))
+    group_rewards = problems.attempt(lambda: make_group_rewards(file))
+    skip_group = problems.attempt(lambda: _skip_group(file))
+    renderer = problems.attempt(lambda: make_renderer(file, offline=offline))
+    make_engine = problems.attempt(lambda: engine_factory(file, renderer))
+    problems.attempt(lambda: check_sampling(file))
+    problems.check()
+    assert tasks is not None
+    assert make_environment is not None
+    assert group_rewards is not None
+    assert renderer is not None
+    assert make_engine is not None
+    return RunParts(file, tasks, make_environment, renderer, make_engine, group_rewards, skip_group)
+
+
+def _skip_group(file: ConfigFile) -> Callable[..., Any] | None:
+    import_path = file.config.skip_group
+    if import_path is None:
+        return None
+    skip_group = imported_function(file, ("skip_group",), import_path)
+    check_call(file, ("skip_group",), skip_group, ["group"])
+    return skip_group
+
 
 #: Returns the context in which workers run the episodes of a run.
 MakeWorkers: TypeAlias = Callable[[], AbstractAsyncContextManager[Workers]]
@@ -163,3 +294,125 @@ async def _write_groups(runner: Runner, tasks: TaskSource, files: GroupFiles) ->
     with ThreadPoolExecutor(1, thread_name_prefix="group-files") as thread:
         async for group in runner.stream(tasks):
             await loop.run_in_executor(thread, files.write, group)
+
+
+# The workers of a run: processes that connect to an address.
+
+
+def workers_of_run(file: ConfigFile, address: str | None) -> MakeWorkers | None:
+    """What makes the workers of a configuration; `address` replaces the one of the file. None for a run without them.
+
+    Raises `RunConfigError` for keys that cannot be read, and `MissingExtraError`. The function binds the address, and
+    raises `RunConfigError` if that is not possible.
+    """
+    section = file.config.workers
+    if section is None:
+        if address is None:
+            return None
+        section = WorkersSection(listen=address)
+    listen = address or section.listen
+    from rollouts.workers.link import LinkWorkers, read_orchestrator_keys
+
+    keys = None
+    if section.key_file is not None:
+        with file.naming("workers", "key_file"):
+            keys = read_orchestrator_keys(file.resolve(section.key_file))
+
+    def make() -> AbstractAsyncContextManager[Workers]:
+        with file.naming("workers", "listen"):
+            workers = LinkWorkers(
+                listen,
+                keys=keys,
+                allow_remote=section.allow_remote,
+                configuration=worker_configuration(file),
+                max_losses=section.max_losses,
+            )
+        print_line(f"workers connect with: rollouts worker --connect {workers.address} {file.path}")
+        return workers
+
+    return make
+
+
+# `rollouts run --ray`: the workers of a run as actors of a Ray cluster.
+
+
+class ConfiguredParts:
+    """What a worker makes of a configuration file, in its own process.
+
+    `path` is the file as the worker finds it. `configuration` is the digest of what worker and run must have alike.
+    """
+
+    def __init__(self, path: str, configuration: str) -> None:
+        self._path = path
+        self._configuration = configuration
+
+    def make_environment(self, task: Task) -> Any:
+        """An environment for one episode."""
+        return self._parts.make_environment(task)
+
+    async def make_engine(self) -> Engine:
+        """The engine, after it was asked what it is. Raises `RunConfigError`."""
+        engine = self._parts.make_engine()
+        try:
+            await connect_engine(self._file, engine)
+        except BaseException:
+            await engine.close()
+            raise
+        return engine
+
+    def make_renderer(self) -> TemplateRenderer:
+        """The renderer."""
+        return self._parts.renderer
+
+    @cached_property
+    def _file(self) -> ConfigFile:
+        if not Path(self._path).is_file():
+            rule = "the nodes must have the file: use a shared directory, or `ray job submit --working-dir`"
+            raise ArgumentError("CONFIG", self._path, f"there is no such file on this node, in {os.getcwd()}; {rule}")
+        file = read_config(Path(self._path))
+        if worker_configuration(file) != self._configuration:
+            rule = "send the same file to all nodes"
+            raise ArgumentError("CONFIG", self._path, f"its environment or renderer are not those of the run; {rule}")
+        return file
+
+    @cached_property
+    def _parts(self) -> WorkerParts:
+        return make_worker_parts(self._file)
+
+
+def ray_workers_of_run(file: ConfigFile) -> MakeWorkers:
+    """Connect to Ray, and return what makes the workers of a configuration.
+
+    Raises `RayConnectionError` and `MissingExtraError`.
+    """
+    from rollouts.ray import RayWorkers, connect
+
+    section = file.config.ray
+    connect(section.address)
+    parts = ConfiguredParts(_path_on_nodes(file.path), worker_configuration(file))
+    options: dict[str, Any] = {"num_cpus": section.cpus, "num_gpus": section.gpus}
+    if section.resources:
+        options["resources"] = dict(section.resources)
+
+    def make() -> AbstractAsyncContextManager[Workers]:
+        return RayWorkers(
+            parts.make_environment,
+            parts.make_engine,
+            parts.make_renderer,
+            num_workers=section.workers,
+            episodes_per_worker=section.episodes_per_worker or -(-file.config.concurrency // section.workers),
+            actor_options=options,
+            max_losses=section.max_losses,
+            start_seconds=section.start_seconds,
+        )
+
+    return make
+
+
+def _path_on_nodes(path: Path) -> str:
+    """The path of a file for actors: relative in a job with a working directory, of which each node has a copy."""
+    import ray
+
+    absolute, here = path.resolve(), Path.cwd()
+    has_copies = bool(ray.get_runtime_context().runtime_env.get("working_dir"))
+    return str(absolute.relative_to(here) if has_copies and absolute.is_relative_to(here) else absolute)

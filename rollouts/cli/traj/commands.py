@@ -18,23 +18,29 @@ from rich.text import Text
 
 from renderers import load_renderer
 from rollouts.cli.command_group import APP_SETTINGS, Command, CommandGroup
-from rollouts.cli.new_file import new_file
-from rollouts.cli.render.conversation_file import read_tools
-from rollouts.cli.traj.colouring import colouring_of, trainer_logprobs_beside
-from rollouts.cli.traj.node_details import NodeDetails, Shown
-from rollouts.cli.traj.printing import describe_episode, ending, print_episodes, tree_lines
-from rollouts.cli.traj.token_colours import By, legend
-from rollouts.cli.trajectory_reader import open_reader, trajectory_file
+from rollouts.cli.render import read_tools
+from rollouts.cli.traj.printing import (
+    By,
+    NodeDetails,
+    Shown,
+    colouring_of,
+    describe_episode,
+    ending,
+    legend,
+    print_episodes,
+    trainer_logprobs_beside,
+    tree_lines,
+)
 from rollouts.errors import NoJsonFormError
-from rollouts.replaced_file import made_directory
-from rollouts.terminal.text import counted, exit_with_error, print_error, print_line, print_note, printable_line
+from rollouts.files import made_directory, new_file
+from rollouts.terminal.table import counted, exit_with_error, print_error, print_line, print_note, printable_line
 from rollouts.trajectory.packed_episodes import AbsentSource
 from rollouts.trajectory.step_lists import is_step_source
-from rollouts.trajectory_file.episodes import Episode, read_episodes
+from rollouts.trajectory_files import Episode, open_reader, read_episodes, trajectory_file
 from transport import RecordReader
+from transport.errors import quoted
 from transport.records.file_lock import locked
 from transport.records.rewriting import merge_record_files, repair_record_file
-from transport.wire.error_texts import quoted
 
 traj_commands = typer.Typer(cls=CommandGroup, **APP_SETTINGS)
 
@@ -160,9 +166,7 @@ def export(
     The images of episodes.jsonl or episodes.parquet are written into the directory episodes-media beside it.
     Exits with 1 if a record could not be read or exported and was left out.
     """
-    from rollouts.cli.traj.jsonl import json_line, write_jsonl
-    from rollouts.cli.traj.media_files import MediaFiles
-    from rollouts.cli.traj.parquet import node_rows, write_parquet
+    from rollouts.cli.traj.export import MediaFiles, json_line, node_rows, write_jsonl, write_parquet
 
     if jsonl is None and parquet is None:
         exit_with_error("no output file given: pass --jsonl NEW_FILE, --parquet NEW_FILE, or both")

@@ -9,12 +9,11 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from rollouts.engines.fleet.members import Member, MemberState
-from rollouts.engines.fleet.membership import Membership
+from rollouts.engines.fleet.membership import Member, Membership, MemberState
 from rollouts.engines.protocol import InFlight, check_adapter_name, check_update_arguments
-from rollouts.engines.vllm.control.caches import PauseMode
-from rollouts.engines.vllm.control.metrics import ServerMetrics
-from rollouts.engines.vllm.control.server_control import MemoryTag
+from rollouts.engines.vllm.caches import PauseMode
+from rollouts.engines.vllm.control import MemoryTag
+from rollouts.engines.vllm.server_state import ServerMetrics
 from rollouts.errors import (
     CapabilityError,
     EngineError,

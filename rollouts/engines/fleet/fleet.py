@@ -11,19 +11,15 @@ from functools import partial
 from typing import Any, Self
 
 from rollouts.engines.fleet.control import FleetControl
-from rollouts.engines.fleet.limits import FleetLimits
-from rollouts.engines.fleet.members import Member, MemberState, MemberStatus
-from rollouts.engines.fleet.membership import Membership, checked_engine
-from rollouts.engines.fleet.ray_servers import RayServerNames
-from rollouts.engines.fleet.server_file import ServerFile
-from rollouts.engines.fleet.sessions import SessionTable
+from rollouts.engines.fleet.membership import FleetLimits, Member, Membership, MemberState, MemberStatus, checked_engine
+from rollouts.engines.fleet.routing import SessionTable
+from rollouts.engines.fleet.servers import RayServerNames, ServerFile
 from rollouts.engines.lazy import LazyEngine
 from rollouts.engines.protocol import Engine, GenerateRequest, GenerateResult, InFlight
+from rollouts.engines.vllm.connection import HttpLimits, SingleFlight
 from rollouts.engines.vllm.engine import VLLMEngine
-from rollouts.engines.vllm.http.limits import HttpLimits
-from rollouts.engines.vllm.http.server_address import server_identity
-from rollouts.engines.vllm.media.server_media_cache import MediaCacheCounts
-from rollouts.engines.vllm.single_flight import SingleFlight
+from rollouts.engines.vllm.exchange import server_identity
+from rollouts.engines.vllm.server_media_cache import MediaCacheCounts
 from rollouts.errors import (
     ArgumentError,
     EngineClosedError,

@@ -7,18 +7,215 @@ import logging
 import os
 import threading
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple
 
-from renderers.fork_reset import register_fork_reset
-from rollouts.engines.fleet.checks import health_problem, served_model, served_weight_version
-from rollouts.engines.fleet.limits import FleetLimits
-from rollouts.engines.fleet.members import Member, MemberState
+from renderers.process.fork_reset import register_fork_reset
 from rollouts.engines.protocol import Engine
-from rollouts.engines.vllm.single_flight import SingleFlight
-from rollouts.errors import ArgumentError, EngineError, FleetMismatchError, ServerTimeoutError, WeightUpdateError
+from rollouts.engines.vllm.connection import SingleFlight
+from rollouts.errors import (
+    ArgumentError,
+    CapabilityError,
+    EngineError,
+    FleetMismatchError,
+    ServerTimeoutError,
+    WeightUpdateError,
+)
+from rollouts.values import finite_number, whole_number
+
+# Bounds of a fleet: how often it checks its members, and when it ejects, moves and waits.
+
+
+@dataclass(frozen=True, slots=True)
+class FleetLimits:
+    """Seconds and counts.
+
+    While requests run, every member is checked each `check_seconds`, and a check may take `check_timeout` seconds. A
+    member is ejected after `eject_after` failed checks in a row, and at once if it fails a check after it failed a
+    request; it serves again after `readmit_after` checks in a row without failure.
+
+    A request moves to at most `failovers` further members. The bound is small on purpose: a request that kills servers
+    must not reach all of them. A request for which no member is available waits `wait_seconds`.
+
+    A new session goes to another member than its hash chooses if that one has more requests in flight than
+    `spill_ratio` times the mean of all members, and more than `spill_requests`. The last `sessions` sessions keep their
+    member; an older one gets a member as a new session does.
+
+    `rolling_updates`: weights that wait for the requests in flight are loaded into one member after another.
+    """
+
+    check_seconds: float = 5.0
+    check_timeout: float = 10.0
+    eject_after: int = 2
+    readmit_after: int = 1
+    failovers: int = 2
+    wait_seconds: float = 60.0
+    spill_ratio: float = 1.25
+    spill_requests: int = 8
+    sessions: int = 2**18
+    rolling_updates: bool = False
+
+    def __post_init__(self) -> None:
+        least_counts = {"eject_after": 1, "readmit_after": 1, "failovers": 0, "sessions": 1, "spill_requests": 0}
+        for name, least in least_counts.items():
+            value = getattr(self, name)
+            if (count := whole_number(value)) is None or count < least:
+                raise ArgumentError(name, value, f"pass an integer of at least {least}")
+        for name in ("check_seconds", "check_timeout"):
+            value = getattr(self, name)
+            if (seconds := finite_number(value)) is None or seconds <= 0:
+                raise ArgumentError(name, value, "pass a finite number of seconds above 0")
+        if (seconds := finite_number(self.wait_seconds)) is None or seconds < 0:
+            raise ArgumentError("wait_seconds", self.wait_seconds, "pass a finite number of seconds, 0 or more")
+        if (ratio := finite_number(self.spill_ratio)) is None or ratio < 1:
+            raise ArgumentError("spill_ratio", self.spill_ratio, "pass a finite number of at least 1")
+
+
+# What a fleet asks of an engine: whether it is alive, which model it serves, which weights.
+
+
+#: Fields of `ServerCapabilities` in which servers of one fleet must agree: with others, the same request would be
+#: refused or would mean other pixels or another length on another server.
+_COMPARED = ("model", "max_model_len", "pixel_dtype", "placeholder_ids", "merge_area", "patch_values")
+
+
+async def health_problem(engine: Engine) -> str:
+    """Why an engine cannot serve now; empty if it can, or if it has no way to tell. Raises `EngineError`."""
+    check_health = getattr(engine, "check_health", getattr(getattr(engine, "control", None), "check_health", None))
+    if check_health is not None:
+        await check_health()
+        return ""
+    health = getattr(engine, "health", None)
+    return "" if health is None or await health() else "its health check failed"
+
+
+async def served_model(engine: Engine) -> Mapping[str, object]:
+    """What servers of a fleet must have in common; empty for an engine without `capabilities`. Raises `EngineError`."""
+    capabilities = getattr(engine, "capabilities", None)
+    if capabilities is None:
+        return {}
+    found = await capabilities()
+    return {name: getattr(found, name) for name in _COMPARED if hasattr(found, name)}
+
+
+async def served_weight_version(engine: Engine) -> str | None:
+    """The version that an engine serves, read from the server where there is one; None where it cannot be known."""
+    control: Any = getattr(engine, "control", None)
+    if control is None:
+        version = getattr(engine, "weight_version", None)
+        return None if version is None else str(version)
+    read_version = getattr(control, "weight_version", None)  # the control calls of other engines may lack some
+    if read_version is None:
+        return None
+    try:
+        return str(await read_version())
+    except CapabilityError:
+        return None
+
+
+# One engine of a fleet: its state, and the requests that are in flight at it.
+
+
+class MemberState(StrEnum):
+    """Whether a member is given requests.
+
+    NEW: not checked yet. READY: it serves. EJECTED: it failed, and is checked until it serves again. DRAINING: it
+    finishes what it has and is given nothing more.
+    """
+
+    NEW = "new"
+    READY = "ready"
+    EJECTED = "ejected"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStatus:
+    """A member as it is now. `reason` says why it does not serve; `in_flight` counts its requests."""
+
+    name: str
+    state: MemberState
+    reason: str
+    in_flight: int
+    weight_version: str
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    """The fleet's record of one engine. The fleet holds its lock while it changes one."""
+
+    name: str
+    engine: Engine
+    state: MemberState = MemberState.NEW
+    reason: str = "not checked yet"
+    in_flight: int = 0
+    failed_checks: int = 0
+    passed_checks: int = 0
+    is_compared: bool = False  # its model with those of the others; an engine that has not started cannot be
+    #: The timeouts around the requests in flight, which `interrupt` lets expire, and their event loops.
+    interrupts: set[tuple[asyncio.AbstractEventLoop, asyncio.Timeout]] = field(default_factory=set)
+    idle_waits: list[Future[None]] = field(default_factory=list)
+    ejection_waits: list[Future[None]] = field(default_factory=list)
+
+    @property
+    def weight_version(self) -> str:
+        return str(getattr(self.engine, "weight_version", ""))
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """The address of its server, without credentials; empty for an engine that has none."""
+        address = getattr(self.engine, "base_url", None)
+        return (address,) if isinstance(address, str) else ()
+
+    def status(self) -> MemberStatus:
+        return MemberStatus(self.name, self.state, self.reason, self.in_flight, self.weight_version)
+
+    def set_state(self, state: MemberState, reason: str = "") -> None:
+        self.state, self.reason = state, reason
+        self.failed_checks = self.passed_checks = 0
+        if state is MemberState.EJECTED:
+            _settle(self.ejection_waits)
+
+    def wait_until_ejected(self) -> Future[None]:
+        """Done as soon as the member is ejected after this call."""
+        ejected: Future[None] = Future()
+        self.ejection_waits = [wait for wait in self.ejection_waits if not wait.done()] + [ejected]
+        return ejected
+
+    def wait_until_idle(self) -> Future[None]:
+        """Done as soon as no request is in flight."""
+        idle: Future[None] = Future()
+        self.idle_waits.append(idle)
+        self.settle_if_idle()
+        return idle
+
+    def settle_if_idle(self) -> None:
+        if not self.in_flight:
+            _settle(self.idle_waits)
+
+    def interrupt(self) -> None:
+        """End the requests in flight, on whichever event loops they run."""
+        for loop, timeout in list(self.interrupts):
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_expire, timeout)
+
+
+def _settle(waits: list[Future[None]]) -> None:
+    """Let all that wait go on, except for those that were cancelled."""
+    for wait in waits:
+        if wait.set_running_or_notify_cancel():
+            wait.set_result(None)
+    waits.clear()
+
+
+def _expire(timeout: asyncio.Timeout) -> None:
+    with suppress(RuntimeError):  # the block has ended already
+        timeout.reschedule(0.0)
+
 
 log = logging.getLogger("rollouts.engines.fleet")
 
@@ -261,9 +458,9 @@ class Membership:
             return
         with self.lock:
             first, expected = self._model = self._model or (member.name, model)
-        for field, value in expected.items():
-            if model.get(field, value) != value:
-                error = FleetMismatchError(member.name, field, model[field], first, value)
+        for key, value in expected.items():
+            if model.get(key, value) != value:
+                error = FleetMismatchError(member.name, key, model[key], first, value)
                 raise error.concern(*member.servers)
         member.is_compared = True
 

@@ -8,16 +8,15 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from renderers.fork_reset import ProcessLock
+from renderers.process.fork_reset import ProcessLock
 from rollouts.engines.fleet.control import FleetControl
 from rollouts.engines.fleet.fleet import EngineFleet
-from rollouts.engines.fleet.members import Member
-from rollouts.engines.fleet.membership import Membership
+from rollouts.engines.fleet.membership import Member, Membership
 from rollouts.engines.protocol import Engine, GenerateRequest, GenerateResult, InFlight, check_update_arguments
 from rollouts.engines.vllm.capabilities import ServerCapabilities
+from rollouts.engines.vllm.connection import SingleFlight
 from rollouts.engines.vllm.engine import VLLMEngine
-from rollouts.engines.vllm.media.server_media_cache import MediaCacheCounts, ServerMediaCache
-from rollouts.engines.vllm.single_flight import SingleFlight
+from rollouts.engines.vllm.server_media_cache import MediaCacheCounts, ServerMediaCache
 from rollouts.errors import ArgumentError, EngineError, WeightUpdateError
 
 log = logging.getLogger("rollouts.engines.fleet")

@@ -12,10 +12,9 @@ from typing import Any, Self
 
 from rollouts.engines.lazy.server_process import ServerProcess
 from rollouts.engines.protocol import Engine, GenerateRequest, GenerateResult, InFlight
+from rollouts.engines.vllm.connection import SingleFlight
 from rollouts.engines.vllm.engine import VLLMEngine
-from rollouts.engines.vllm.single_flight import SingleFlight
-from rollouts.error_texts import describe_exception
-from rollouts.errors import ArgumentError, EngineClosedError, EngineStartError, RolloutsError
+from rollouts.errors import ArgumentError, EngineClosedError, EngineStartError, RolloutsError, describe_exception
 
 log = logging.getLogger("rollouts.engines.lazy")
 

@@ -14,27 +14,26 @@ from typing import Any, Self
 
 import numpy as np
 
-from renderers.byte_lru import ByteLRU
 from renderers.placement import item_placement_error
+from renderers.process.caches import ByteLRU
 from rollouts.engines.continuation import continuation, join_completions
-from rollouts.engines.limits import EngineLimits, check_prompt
-from rollouts.engines.local.interruptions import Interruptions
-from rollouts.engines.local.request_queue import RequestQueue, closed_error
-from rollouts.engines.local.running_request import RunningRequest
+from rollouts.engines.local.request_queue import Interruptions, RequestQueue, RunningRequest, closed_error
 from rollouts.engines.lora import adapter_labels
 from rollouts.engines.protocol import (
     Completion,
+    EngineLimits,
     FinishReason,
     GenerateRequest,
     GenerateResult,
     InFlight,
     TokenDelta,
     TokenListener,
+    check_prompt,
     check_update_arguments,
     check_version,
 )
 from rollouts.errors import ArgumentError, InvalidRequestError, MissingExtraError, UnsupportedModelError
-from rollouts.numbers import whole_number
+from rollouts.values import whole_number
 
 try:
     import torch
@@ -47,9 +46,8 @@ try:
 except ImportError as error:
     raise MissingExtraError("LocalEngine", "torch", "torch") from error
 
-from rollouts.engines.local.adapters import LocalAdapter, LocalAdapters, adapted
 from rollouts.engines.local.batch import Batch
-from rollouts.engines.local.weights import checkpoint_weights, matched_weights
+from rollouts.engines.local.weights import LocalAdapter, LocalAdapters, adapted, checkpoint_weights, matched_weights
 from rollouts.models.forward_pass import ForwardPass
 from rollouts.models.qwen3_vl import VisionFeatures
 

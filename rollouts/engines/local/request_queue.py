@@ -1,7 +1,4 @@
-"""The waiting requests of one event loop, collected into batches.
-
-What one batch holds must depend on the requests alone, not on timing: rows of a batch influence each other's rounding.
-"""
+"""The requests of a local engine that wait and that run, and how they are interrupted."""
 
 from __future__ import annotations
 
@@ -10,14 +7,71 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from rollouts.engines.local.running_request import RunningRequest, without_tokens
-from rollouts.engines.protocol import GenerateResult
-from rollouts.error_texts import describe_exception
-from rollouts.errors import EngineClosedError, EngineFailedError, RolloutsError
+from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, GenerateResult, TokenListener
+from rollouts.errors import EngineClosedError, EngineFailedError, RolloutsError, describe_exception
+
+if TYPE_CHECKING:
+    from rollouts.engines.local.weights import LocalAdapter
+
+
+class Interruptions:
+    """Counts the updates of the weights that wait for the running batch to stop."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting = 0
+
+    def request(self) -> None:
+        """An update waits; batches stop until `end` was called as often as this."""
+        with self._lock:
+            self._waiting += 1
+
+    def end(self) -> None:
+        """The update no longer waits."""
+        with self._lock:
+            self._waiting -= 1
+
+    def are_requested(self) -> bool:
+        return self._waiting > 0
+
+
+# A request inside the engine: what was asked for, who listens to its tokens, and whether it is to end early.
+
+
+@dataclass(slots=True, eq=False)
+class RunningRequest:
+    """`listen` is called on the worker thread with each new token. `is_aborted` may be set by any thread.
+
+    `adapter` samples it; None: the model alone. `runs_alone`: the model has failed in a batch with this request and
+    others, one of which is the reason.
+    """
+
+    request: GenerateRequest
+    listen: TokenListener | None = None
+    adapter: LocalAdapter | None = None
+    is_aborted: bool = False
+    runs_alone: bool = False
+
+
+def without_tokens(request: GenerateRequest) -> GenerateResult:
+    """The result of a request that was aborted before it began."""
+    completions = [
+        Completion(number, np.empty(0, np.int32), np.empty(0, np.float32), FinishReason.ABORT)
+        for number in range(request.sampling.n)
+    ]
+    return GenerateResult(request.request_id, completions)
+
+
+# The waiting requests of one event loop, collected into batches.
+#
+# What one batch holds must depend on the requests alone, not on timing: rows of a batch influence each other's
+# rounding.
+
 
 # How many rounds of the event loop must pass without a new request before a batch starts: enough for the task of a
 # finished episode to wake, step its environment and request again, so that a batch does not depend on timing.

@@ -2,12 +2,17 @@
 
 from rollouts.engines.protocol import TokenDelta
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities
-from rollouts.engines.vllm.control.checkpoint_files import write_tied_head
+from rollouts.engines.vllm.connection import HttpLimits
 from rollouts.engines.vllm.engine import VLLMEngine
-from rollouts.engines.vllm.http.limits import HttpLimits
-from rollouts.engines.vllm.rendering.blocking_renderer import BlockingServerRenderer
-from rollouts.engines.vllm.rendering.server_renderer import ImageChunk, ImagePointer, ServerRenderer, TokenChunk
-from rollouts.engines.vllm.resuming import ResumePolicy
+from rollouts.engines.vllm.request_checks import ResumePolicy
+from rollouts.engines.vllm.server_renderer import (
+    BlockingServerRenderer,
+    ImageChunk,
+    ImagePointer,
+    ServerRenderer,
+    TokenChunk,
+)
+from rollouts.engines.vllm.weight_updates import write_tied_head
 
 __all__ = [
     "BlockingServerRenderer",

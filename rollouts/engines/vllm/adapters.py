@@ -16,14 +16,13 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from renderers.fork_reset import register_fork_reset
+from renderers.process.fork_reset import register_fork_reset
 from rollouts.engines.lora import adapter_labels
 from rollouts.engines.protocol import Completion, check_adapter_name
-from rollouts.engines.vllm.capabilities import ServerCapabilities
-from rollouts.engines.vllm.control.routes import ControlRoutes
-from rollouts.engines.vllm.http.connection import ServerConnection
-from rollouts.engines.vllm.http.response import HttpResponse, response_error
-from rollouts.engines.vllm.server_probe import json_object
+from rollouts.engines.vllm.capabilities import ServerCapabilities, json_object
+from rollouts.engines.vllm.connection import ServerConnection
+from rollouts.engines.vllm.exchange import HttpResponse, response_error
+from rollouts.engines.vllm.server_state import ControlRoutes
 from rollouts.errors import CapabilityError, UnknownAdapterError, WeightUpdateError
 
 _CONFIG = "adapter_config.json"

@@ -1,34 +1,142 @@
-"""Probes a vLLM server once for its version, model, limits, pixel dtype, placeholder tokens and routes.
-
-vLLM publishes almost none of this, so most of it is derived from responses: a generate request without its required
-field is refused with a list of fields that the server knows, and `/render` of a small image contains the tensors that
-the server makes itself. No request runs the model; a paused server can be probed.
-"""
+"""What a server can do, asked once and kept."""
 
 from __future__ import annotations
 
+import base64
+import functools
+import io
+import json
 import logging
 import re
-from collections.abc import Mapping
+import threading
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, cast, get_args
 
-from rollouts.engines.vllm.http.connection import ServerConnection
-from rollouts.engines.vllm.http.response import HttpResponse, response_error
-from rollouts.engines.vllm.server_probe import (
-    PROBE_NAME,
-    json_object,
-    probe_request,
-    render_probe_image,
-    served_model,
-    server_version,
-)
-from rollouts.engines.vllm.wire.feature_decoding import DecodedTensor, decode_item
-from rollouts.engines.vllm.wire.render_response import parse_render_response, single_token
-from rollouts.engines.vllm.wire.tensors import PixelDtype, tensor_type
-from rollouts.errors import CapabilityError, MalformedResultError
+import numpy as np
+from PIL import Image
+
+from renderers.process.fork_reset import register_fork_reset
+from rollouts.engines.vllm.connection import ServerConnection, SingleFlight
+from rollouts.engines.vllm.exchange import HttpResponse, redacted, response_error
+from rollouts.engines.vllm.features import DecodedTensor, PixelDtype, decode_item, tensor_type
+from rollouts.engines.vllm.generate import parse_render_response, single_token
+from rollouts.errors import ApiKeyError, CapabilityError, MalformedResultError, ServerError
 
 __all__ = ["ExpectedCapabilities", "PixelDtype", "ServerCapabilities", "probe", "release_of"]
+
+
+# Requests that find out what a server is: its version, its model, and its rendering of a small image.
+#
+# No request runs the model, so that a paused server answers them as well.
+
+
+PROBE_NAME = "probe"
+RENDER_PATH = "/v1/chat/completions/render"
+
+
+class ServedModel(NamedTuple):
+    """A model that a server offers: `root` is the directory or repository that it was loaded from."""
+
+    name: str
+    root: Any
+    max_model_len: int | None
+
+
+async def probe_request(
+    connection: ServerConnection,
+    method: str,
+    path: str,
+    content: Mapping[str, Any] | None = None,
+    params: Mapping[str, str | int | bool] | None = None,
+) -> HttpResponse:
+    """Send a small request. Raises `ApiKeyError` and what `ServerConnection.request` raises."""
+    body = None if content is None else [json.dumps(content).encode()]
+    response = await connection.request(method, path, name=PROBE_NAME, body=body, params=params, slot=False)
+    if response.status == 401:
+        raise ApiKeyError(PROBE_NAME, f"{connection.base_url} refuses the API key for {path}; pass its key as api_key=")
+    return response
+
+
+class ServerVersion(NamedTuple):
+    """What `/version` reports: `vllm` is the engine's version, `rust_frontend` that of vLLM's Rust frontend before it.
+
+    `vllm` is None where the route does not answer; then it is not known either whether there is a Rust frontend.
+    """
+
+    vllm: str | None
+    rust_frontend: str | None = None
+
+
+async def server_version(connection: ServerConnection) -> ServerVersion:
+    """The versions of a server."""
+    response = await probe_request(connection, "GET", "/version")
+    content = json_object(response) if response.status == 200 else {}
+    vllm, rust_frontend = (content.get(name) for name in ("version", "rust_frontend_version"))
+    return ServerVersion(
+        vllm if isinstance(vllm, str) and vllm else None, None if rust_frontend is None else str(rust_frontend)
+    )
+
+
+async def served_model(connection: ServerConnection, name: str | None) -> ServedModel:
+    """The model of this name, or the first one. Raises `CapabilityError`."""
+    response = await probe_request(connection, "GET", "/v1/models")
+    if response.status != 200:
+        error = response_error(PROBE_NAME, response, "asking which model is served")
+        raise CapabilityError(PROBE_NAME, f"{error.reason}. Is this a vLLM?")
+    listed = json_object(response).get("data")
+    cards = [card for card in listed or () if isinstance(card, dict) and isinstance(card.get("id"), str)]
+    if not cards:
+        raise CapabilityError(PROBE_NAME, f"{connection.base_url}/v1/models lists no model. Is this a vLLM?")
+    # The first is the model itself; the others are further names of it, or adapters with it as their parent.
+    card = next((card for card in cards if name in (None, card["id"])), None)
+    if card is None:
+        names = ", ".join(card["id"] for card in cards)
+        raise CapabilityError(PROBE_NAME, f"{connection.base_url} serves {redacted(names)}, not {name}")
+    lengths = (each.get("max_model_len") for each in (card, *cards))
+    return ServedModel(card["id"], card.get("root"), next((each for each in lengths if isinstance(each, int)), None))
+
+
+async def render_message(connection: ServerConnection, model: str, content: Any) -> HttpResponse:
+    """Let the server render one user message."""
+    body = {"model": model, "messages": [{"role": "user", "content": content}]}
+    return await probe_request(connection, "POST", RENDER_PATH, body)
+
+
+async def render_probe_image(connection: ServerConnection, model: str) -> HttpResponse:
+    """Let the server render a message with the probe image, the same at every call.
+
+    The cache name is new at every call: for a known name a server may answer without tensors.
+    """
+    part = {"type": "image_url", "image_url": {"url": _probe_image_url()}, "uuid": f"render-probe-{uuid.uuid4().hex}"}
+    return await render_message(connection, model, [part])
+
+
+def json_object(response: HttpResponse) -> Mapping[str, Any]:
+    """The body if it is a JSON object; {} for another value or none. Raises `MalformedResultError` for no JSON."""
+    content = response.json() if response.body else {}
+    return content if isinstance(content, dict) else {}
+
+
+@functools.cache
+def _probe_image_url() -> str:
+    """A data URL of noise with odd sides (53 x 37): its tensors depend on resizing, rescaling and patch size alike."""
+    row, column, channel = np.ogrid[:53, :37, :3]
+    noise = (row * 73 + column * 151 + channel * 29 + row * column * 7) % 256
+    file = io.BytesIO()
+    Image.fromarray(noise.astype(np.uint8)).save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getbuffer()).decode()}"
+
+
+# Probes a vLLM server once for its version, model, limits, pixel dtype, placeholder tokens and routes.
+#
+# vLLM publishes almost none of this, so most of it is derived from responses: a generate request without its required
+# field is refused with a list of fields that the server knows, and `/render` of a small image contains the tensors that
+# the server makes itself. No request runs the model; a paused server can be probed.
+
 
 log = logging.getLogger("rollouts.engines.vllm")
 
@@ -347,3 +455,72 @@ def _refuses_images(multimodal: Mapping[str, Any]) -> bool:
 
 def _dtypes() -> str:
     return ", ".join(get_args(PixelDtype))
+
+
+#: Less than a server takes to start. While requests are in flight, a restart breaks their connections; after this much
+#: time without a request the server may have restarted without any connection breaking.
+_QUIET_SECONDS = 5.0
+
+
+class CapabilityCache:
+    """Probes a server once, and again after a restart of which there is any sign.
+
+    `start_time` returns when the server process started, `probe` its capabilities, and `on_restart` is called before
+    a new probe. Concurrent callers share one probe.
+    """
+
+    def __init__(
+        self,
+        probe: Callable[[], Awaitable[ServerCapabilities]],
+        start_time: Callable[[], Awaitable[float | None]],
+        on_restart: Callable[[], None],
+    ) -> None:
+        self._probe = probe
+        self._start_time = start_time
+        self._on_restart = on_restart
+        self._probing: SingleFlight[None] = SingleFlight()
+        self._server_started: float | None = None  # None where the server does not report it
+        self._last_response = 0.0
+        self.known: ServerCapabilities | None = None
+        self.reset_after_fork()
+        register_fork_reset(self)
+
+    def reset_after_fork(self) -> None:
+        self._lock = threading.Lock()
+        self._exchanges = 0  # those of a parent end in the parent
+
+    async def get(self) -> ServerCapabilities:
+        """The capabilities. Raises what `probe` raises."""
+        quiet = self._exchanges == 0 and time.monotonic() - self._last_response > _QUIET_SECONDS
+        capabilities = None if quiet else self.known
+        while capabilities is None:
+            await self._probing.run("probe", self._refresh)
+            capabilities = self.known
+        return capabilities
+
+    def forget(self) -> None:
+        self.known = None
+
+    @contextmanager
+    def exchange(self) -> Iterator[None]:
+        """While a request is in flight, a restart is noticed by its connection breaking."""
+        with self._lock:
+            self._exchanges += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._exchanges -= 1
+                self._last_response = time.monotonic()
+
+    async def _refresh(self) -> None:
+        """Probe, unless the server is still the process that was probed before."""
+        try:
+            started = await self._start_time()
+        except (CapabilityError, ServerError):
+            started = None
+        if self.known is None or started is None or started != self._server_started:
+            self._on_restart()
+            self.known = await self._probe()
+        self._server_started = started
+        self._last_response = time.monotonic()

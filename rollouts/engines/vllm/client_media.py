@@ -9,13 +9,13 @@ from hashlib import blake2b
 from typing import Any
 
 from renderers import MultiModalData
-from renderers.byte_lru import ByteLRU
-from renderers.fork_reset import ProcessLock
+from renderers.process.caches import ByteLRU
+from renderers.process.fork_reset import ProcessLock
 from rollouts.engines.protocol import GenerateRequest, SamplingParams
-from rollouts.engines.vllm.checks.request_checks import check_request
 from rollouts.engines.vllm.engine import VLLMEngine
-from rollouts.engines.vllm.media.media_payload import is_source_missing
-from rollouts.engines.vllm.media.server_media_cache import ServerMediaCache
+from rollouts.engines.vllm.media_payload import is_source_missing
+from rollouts.engines.vllm.request_checks import check_request
+from rollouts.engines.vllm.server_media_cache import ServerMediaCache
 
 Post = Callable[[Mapping[str, Any]], Awaitable[bytes]]
 """Sends the request with further fields in its body; returns the body of the response."""

@@ -15,9 +15,9 @@ import numpy as np
 
 from renderers import RendererError
 from rollouts.engines.continuation import continuation, join_completions, restarts_from_prompt, single_samples
-from rollouts.engines.limits import EngineLimits
 from rollouts.engines.protocol import (
     Completion,
+    EngineLimits,
     FinishReason,
     GenerateRequest,
     GenerateResult,
@@ -28,28 +28,21 @@ from rollouts.engines.protocol import (
     check_update_arguments,
 )
 from rollouts.engines.vllm.adapters import ServerAdapters
-from rollouts.engines.vllm.cache_salt import CacheSalts
-from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe
-from rollouts.engines.vllm.capability_cache import CapabilityCache
-from rollouts.engines.vllm.checks.feature_proof import reads_features
-from rollouts.engines.vllm.checks.request_checks import check_request
-from rollouts.engines.vllm.control.server_control import ServerControl
-from rollouts.engines.vllm.error_context import error_context
-from rollouts.engines.vllm.http.connection import ServerConnection
-from rollouts.engines.vllm.http.limits import HttpLimits
-from rollouts.engines.vllm.http.response import response_error
-from rollouts.engines.vllm.media.media_payload import FeaturesPayload, MediaMode, MediaPayload, media_payload
-from rollouts.engines.vllm.media.server_media_cache import (
+from rollouts.engines.vllm.capabilities import CapabilityCache, ExpectedCapabilities, ServerCapabilities, probe
+from rollouts.engines.vllm.connection import HttpLimits, ServerConnection, SingleFlight
+from rollouts.engines.vllm.control import ServerControl
+from rollouts.engines.vllm.exchange import error_context, response_error
+from rollouts.engines.vllm.feature_proof import reads_features
+from rollouts.engines.vllm.generate import Chunks, Generation, request_body
+from rollouts.engines.vllm.media_payload import FeaturesPayload, MediaMode, MediaPayload, media_payload
+from rollouts.engines.vllm.request_checks import CacheSalts, ResumePolicy, check_request
+from rollouts.engines.vllm.running_requests import RunningRequests
+from rollouts.engines.vllm.server_media_cache import (
     DEFAULT_MEDIA_CACHE_BYTES,
     MediaCacheCounts,
     MediaReservation,
     ServerMediaCache,
 )
-from rollouts.engines.vllm.resuming import ResumePolicy
-from rollouts.engines.vllm.running_requests import RunningRequests
-from rollouts.engines.vllm.single_flight import SingleFlight
-from rollouts.engines.vllm.wire.generate_response import Generation
-from rollouts.engines.vllm.wire.request_body import Chunks, request_body
 from rollouts.errors import (
     ArgumentError,
     CapabilityError,

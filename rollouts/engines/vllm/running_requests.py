@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from renderers.fork_reset import register_fork_reset
+from renderers.process.fork_reset import register_fork_reset
 from rollouts.errors import EngineError
 
 #: A server ends an aborted request in less time. A request that has not ended after it never reached the server.

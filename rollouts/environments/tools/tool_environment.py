@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from renderers import Message, ParsedResponse, ToolSpec
-from rollouts.environments.tools.errors import ToolDefinitionError
-from rollouts.environments.tools.tool import Tool
+from rollouts.environments.tools.tool import Tool, ToolDefinitionError
 from rollouts.environments.tools.tool_calls import (
     CallLimits,
     RequestedCall,
@@ -17,8 +16,8 @@ from rollouts.environments.tools.tool_calls import (
 )
 from rollouts.episodes.environment import StepResult, resolve
 from rollouts.errors import ArgumentError
-from rollouts.numbers import finite_number, whole_number
 from rollouts.rewards import Reward, rewards_of, score_episode
+from rollouts.values import finite_number, whole_number
 
 
 class ToolEnvironment:

@@ -26,10 +26,9 @@ from verifiers.v1.types import AssistantMessage, Response, SamplingConfig, Sampl
 
 from renderers import Message, MultiModalData, RenderedTokens, Renderer, RendererError, RendererPool, is_multimodal
 from rollouts.engines.protocol import Completion, Engine, FinishReason, GenerateRequest, SamplingParams
-from rollouts.episodes.engine_calls import expecting_request, generate_completion, known_vocab_size
+from rollouts.episodes.calls import RendererCalls, renderer_pool
 from rollouts.episodes.errors import EpisodeArgumentError
-from rollouts.episodes.renderer_calls import RendererCalls, renderer_pool
-from rollouts.episodes.turns import derived_seed
+from rollouts.episodes.turns import derived_seed, expecting_request, generate_completion, known_vocab_size
 from rollouts.errors import InvalidRequestError, RolloutsError
 from rollouts.trajectory.provenance import Provenance
 from rollouts.trajectory.traces import record_outcome

@@ -17,10 +17,10 @@ from rollouts.engines.protocol import Engine, SamplingParams
 from rollouts.environments.verifiers.client import EngineClient, EngineClientConfig
 from rollouts.episodes.episode import EpisodeSpec, OnEnd, check_on_end
 from rollouts.episodes.errors import EpisodeArgumentError
-from rollouts.error_texts import describe_exception
-from rollouts.numbers import whole_number
+from rollouts.errors import describe_exception
 from rollouts.trajectory.traces import record_outcome
 from rollouts.trajectory.tree import Trajectory
+from rollouts.values import whole_number
 
 
 async def run_verifiers_episodes(

@@ -1,6 +1,6 @@
 """The record of a run on disk, from which the run continues after its process was killed."""
 
-from rollouts.runner.journal.errors import (
+from rollouts.runner.errors import (
     JournalClosedError,
     JournalDamagedError,
     JournalError,
@@ -8,9 +8,8 @@ from rollouts.runner.journal.errors import (
     JournalOfAnotherRunError,
     JournalWriteError,
 )
-from rollouts.runner.journal.history import RecordedAttempt
-from rollouts.runner.journal.journal import Journal
-from rollouts.runner.journal.recorder import ResumedRun
+from rollouts.runner.journal.files import RecordedAttempt
+from rollouts.runner.journal.journal import Journal, ResumedRun
 
 __all__ = [
     "Journal",

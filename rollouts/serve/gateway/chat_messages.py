@@ -14,8 +14,8 @@ from renderers.messages import ROLES, media_value, unknown_part_reason
 from renderers.parsing.format import Format
 from renderers.parsing.literals import InvalidJsonError, parse_json
 from renderers.rendered import UnprintedField
-from rollouts.error_texts import is_unicode, short_repr
-from rollouts.serve.gateway.errors import InvalidMessageError, UnsupportedFieldError
+from rollouts.errors import is_unicode, short_repr
+from rollouts.serve.errors import InvalidMessageError, UnsupportedFieldError
 
 #: Keys without effect on the tokens, whatever they hold: clients copy them from responses, or write them for others.
 _WITHOUT_EFFECT: Final = frozenset({"cache_control", "id", "index", "provider_specific_fields", "status"})

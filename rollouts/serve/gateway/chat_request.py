@@ -2,17 +2,241 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+import sys
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
 
 from rollouts.engines.protocol import SamplingParams
-from rollouts.error_texts import is_unicode, short_repr
+from rollouts.errors import ArgumentError, is_unicode, short_repr
+from rollouts.serve.bodies import MAX_JSON_VALUES, has_more_values
+from rollouts.serve.errors import (
+    BodyTimeoutError,
+    BodyTooLargeError,
+    ClientDisconnectedError,
+    ContentTypeError,
+    InvalidChatRequestError,
+    UnsupportedFieldError,
+)
 from rollouts.serve.gateway.chat_messages import check_tool_results, read_message
-from rollouts.serve.gateway.errors import InvalidChatRequestError, UnsupportedFieldError
-from rollouts.serve.gateway.history import History
-from rollouts.serve.json_size import MAX_JSON_VALUES, has_more_values
+from rollouts.values import finite_number, whole_number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayLimits:
+    """Upper bounds.
+
+    - `max_body_bytes`: of the body of a request, images in base64 included.
+    - `max_parts`: messages of a request, parts of their contents, tool calls and tools, together.
+    - `max_field_bytes`: of each field that a session keeps: `group_id`, `error`, `metrics`, and the `info` of a reward.
+    - `body_seconds`: until the body of a request has arrived.
+    - `request_seconds`: until a completion is finished; then it is aborted, with HTTP 504.
+    - `max_choices`: `n` of a request.
+    - `max_sessions`: sessions at a time; further ones are refused with HTTP 503.
+    - `max_bytes`: of all sessions together, as estimated from all that they keep: tokens, messages, tools, images, the
+      prompts of their last turns, and the fields above; further sessions, completions and infos are refused with HTTP
+      503.
+    - `idle_seconds`: a session without a request for so long is evicted.
+
+    Raises `ArgumentError` for counts that are not integers from 1, and for seconds that are not above 0.
+    """
+
+    max_body_bytes: int = 64 * 2**20
+    max_parts: int = 10_000
+    max_field_bytes: int = 2**20
+    body_seconds: float = 60.0
+    request_seconds: float = 1800.0
+    max_choices: int = 128
+    max_sessions: int = 16384
+    max_bytes: int = 4 * 2**30
+    idle_seconds: float = 3600.0
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.name.endswith("_seconds"):
+                seconds = None if isinstance(value, bool) else finite_number(value)
+                if seconds is None or seconds <= 0:
+                    raise ArgumentError(one.name, value, "pass a number of seconds above 0")
+            elif (whole_number(value) or 0) < 1:
+                raise ArgumentError(one.name, value, "pass an integer of at least 1")
+
+
+def kept_bytes(*values: object) -> int:
+    """The memory that texts, numbers, lists and dicts take, with all that they hold."""
+    total, remaining = 0, list(values)
+    while remaining:
+        value = remaining.pop()
+        total += sys.getsizeof(value)
+        if isinstance(value, Mapping):
+            remaining += [*value.keys(), *value.values()]
+        elif isinstance(value, list | tuple):
+            remaining += value
+    return total
+
+
+T = TypeVar("T")
+
+
+async def read_body(request: Request, limits: GatewayLimits) -> bytes:
+    """The body of a JSON request. Raises a `GatewayError`.
+
+    Browsers send other content types to foreign servers without asking, JSON only where the server allows it.
+    """
+    content_type = request.headers.get("content-type", "")
+    if content_type.partition(";")[0].strip().lower() != "application/json":
+        raise ContentTypeError(content_type)
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length[:20]) > limits.max_body_bytes:
+        raise BodyTooLargeError(limits.max_body_bytes)
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > limits.max_body_bytes:
+                    raise BodyTooLargeError(limits.max_body_bytes)
+                chunks.append(chunk)
+    except TimeoutError:
+        raise BodyTimeoutError(limits.body_seconds) from None
+    except ClientDisconnect:
+        raise ClientDisconnectedError("") from None
+    return b"".join(chunks)
+
+
+async def until_disconnect(request: Request, work: Coroutine[Any, Any, T], session_id: str) -> T:
+    """The result of `work`, which is cancelled if the client closes the connection. The body must have been read.
+
+    Raises `ClientDisconnectedError`, and what `work` raises.
+    """
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(disconnected(request))
+    try:
+        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnectedError(session_id)
+        return working.result()
+    finally:
+        for task in (working, gone):
+            task.cancel()
+        await asyncio.gather(working, gone, return_exceptions=True)
+
+
+async def disconnected(request: Request) -> None:
+    """Return when the client has closed the connection. The body must have been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+# When messages of a request are those of a recorded conversation: equality by a digest of each prefix.
+#
+# Clients do not send back messages as they received them: they drop the reasoning, write the arguments of tool calls
+# again, send missing content as null or an empty text, and text as one part or several. None of that is a change. The
+# digest of a prefix covers what is left: role, text, images, names, tool calls without their ids, ids of tool results.
+#
+# Two things are compared where the client sends them, and are ignored where it does not: reasoning, and the ids of tool
+# calls (`rollouts.serve.gateway.session` compares both).
+
+
+_DIGEST_BYTES: Final = 16
+
+
+class History:
+    """The conversation of a request: its checked messages, and a digest for each prefix. `tools` are part of it.
+
+    `digests[k]` is that of the tools and the first k messages.
+    """
+
+    def __init__(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> None:
+        self.messages = messages
+        self.digests = [_digest(json.dumps(tools or None, sort_keys=True).encode())]
+        for message in messages:
+            self.digests.append(extended_digest(self.digests[-1], message))
+
+    @cached_property
+    def turn_ends(self) -> list[int]:
+        """The lengths of the prefixes that end with an assistant message, the longest first."""
+        ends = [end for end, message in enumerate(self.messages, 1) if message["role"] == "assistant"]
+        return ends[::-1]
+
+    def call_ids(self) -> Iterator[str]:
+        """The ids of the tool calls in the messages, the last message first."""
+        for end in self.turn_ends:
+            for call in self.messages[end - 1].get("tool_calls") or ():
+                if "id" in call:
+                    yield call["id"]
+
+
+def extended_digest(digest: bytes, message: Mapping[str, Any]) -> bytes:
+    """The digest of a conversation with one more message."""
+    return _digest(digest + _identity(message))
+
+
+def reasoning_of(message: Mapping[str, Any]) -> str | None:
+    """The reasoning of a message without white space around it; None where it has none."""
+    return (message.get("reasoning_content") or "").strip() or None
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=_DIGEST_BYTES).digest()
+
+
+def _identity(message: Mapping[str, Any]) -> bytes:
+    """What must be equal for two messages to be the same."""
+    role, content = message["role"], message.get("content")
+    parts: Any = content if isinstance(content, str) else _joined_parts(content or ())
+    if role != "assistant":
+        return repr((role, parts, message.get("name"), message.get("tool_call_id"))).encode("utf-8", "surrogatepass")
+    # Some clients remove white space around what the model wrote, and some add the name of the agent.
+    if isinstance(parts, str):
+        parts = parts.strip()
+    calls = [
+        (call["function"]["name"], _argument_identity(call["function"]["arguments"]))
+        for call in message.get("tool_calls") or ()
+    ]
+    return repr((role, parts, calls)).encode("utf-8", "surrogatepass")
+
+
+def _joined_parts(content: Sequence[Mapping[str, Any]]) -> Any:
+    """Text for parts of text alone; otherwise texts, adjacent ones joined, and (modality, digest) of media."""
+    joined: list[Any] = []
+    for part in content:
+        if part["type"] != "text":
+            joined.append((part["type"], _digest(part[part["type"]].encode("utf-8", "surrogatepass"))))
+        elif joined and isinstance(joined[-1], str):
+            joined[-1] += part["text"]
+        else:
+            joined.append(part["text"])
+    if not joined:
+        return ""
+    return joined[0] if len(joined) == 1 and isinstance(joined[0], str) else joined
+
+
+def _argument_identity(arguments: str | Mapping[str, Any]) -> str:
+    """A text that is equal for arguments of equal value, whatever the order of their keys."""
+    try:
+        value = json.loads(arguments) if isinstance(arguments, str) else arguments
+        return repr(_without_order(value))
+    except (ValueError, RecursionError):  # no JSON
+        return str(arguments).strip()
+
+
+def _without_order(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_order(value[key]) for key in sorted(value)}
+    if isinstance(value, list):
+        return [_without_order(one) for one in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)  # JavaScript writes 1.0 as 1
+    return value
+
 
 #: Fields that say something to OpenAI and nothing about the completion.
 _WITHOUT_EFFECT: Final = frozenset(

@@ -1,4 +1,4 @@
-"""Chat completions of a session: the prompt that continues it, the sampled turns, and what the client receives."""
+"""Samples a completion of a session, records it, and answers with it, whole or streamed."""
 
 from __future__ import annotations
 
@@ -6,24 +6,186 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
 
-from renderers import ParsedResponse
+from renderers import ParsedResponse, RendererError
 from renderers.errors import MediaError, MessageError
 from renderers.parsing.format import Format
-from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, TokenListener
-from rollouts.episodes.engine_calls import check_uninterrupted, generate_completions, generated
-from rollouts.episodes.turns import Prompt, SampledTurn
+from renderers.parsing.response import ContentDelta, ReasoningDelta
+from renderers.tokens.decoding import TokenDecoder
+from renderers.tokens.tokenizer import TemplateTokenizer
+from rollouts.engines.protocol import (
+    Completion,
+    FinishReason,
+    GenerateRequest,
+    TokenDelta,
+    TokenListener,
+    is_abortable,
+)
+from rollouts.episodes.turns import Prompt, SampledTurn, check_uninterrupted, generate_completions, generated
+from rollouts.errors import EngineError, RolloutsError
+from rollouts.serve.errors import (
+    ClientDisconnectedError,
+    GenerationTimeoutError,
+    InvalidMessageError,
+    UnsupportedFieldError,
+    gateway_error_response,
+)
 from rollouts.serve.gateway.chat_messages import as_the_model_writes, check_is_printed
-from rollouts.serve.gateway.chat_request import ChatRequest
-from rollouts.serve.gateway.errors import GenerationTimeoutError, InvalidMessageError, UnsupportedFieldError
+from rollouts.serve.gateway.chat_request import ChatRequest, disconnected
 from rollouts.serve.gateway.session import Match, Session
 from rollouts.serve.gateway.session_store import SessionStore
-from rollouts.serve.gateway.stop_strings import Decode, EarlyStop, cut_at_stop, text_before
+from rollouts.serve.pausable_engine import ContinuingEngine, PausableEngine
+
+# Stop strings: a completion ends with the token that completes one of them.
+#
+# Engines return tokens, not text, so that they do not know stop strings. Which tokens were sampled up to a stop string
+# does not depend on what was sampled after it; without the later tokens, the completion is what an engine that knows
+# the string would have returned. An engine that streams and can end requests is told to once all completions of a
+# request have a stop string.
+
+
+Decode = Callable[[Sequence[int]], str]
+
+#: Tokens in which a stop string is looked for, beyond one for each of its bytes: some have no text.
+_MORE_TOKENS: Final = 8
+
+
+def cut_at_stop(completion: Completion, stop: Sequence[str], decode: Decode) -> tuple[Completion, str | None]:
+    """The completion up to the token that completes the first stop string, and that string; None if it has none."""
+    ids = completion.token_ids.tolist()
+    if not stop or _first_stop(decode(ids), stop) is None:
+        return completion, None
+    length = _shortest_with_stop(ids, stop, decode)
+    string = _first_stop(decode(ids[:length]), stop)
+    if length == len(ids):
+        return replace(completion, finish_reason=FinishReason.STOP, stop_token_id=None), string
+    spans = tuple(replace(span, end=min(span.end, length)) for span in completion.weight_spans if span.start < length)
+    experts, masks = completion.routed_experts, completion.sampling_masks
+    cut = replace(
+        completion,
+        token_ids=completion.token_ids[:length],
+        logprobs=completion.logprobs[:length],
+        finish_reason=FinishReason.STOP,
+        stop_token_id=None,
+        weight_spans=spans,
+        routed_experts=None if experts is None else experts[: len(experts) - (len(ids) - length)],
+        sampling_masks=None if masks is None else masks[:length],
+    )
+    return cut, string
+
+
+def text_before(text: str, stop: str) -> str:
+    """The text up to the stop string, or all of it. At the beginning of a text, line breaks are layout and are gone."""
+    visible = stop.lstrip("\n")
+    if visible and stop not in text and text.startswith(visible):
+        return ""
+    return text.partition(stop)[0]
+
+
+def sendable_length(text: str, stop: Sequence[str], *, is_beginning: bool = False) -> int:
+    """How many characters of a text that is not finished are before everything that may be a stop string.
+
+    `is_beginning`: line breaks may stand before the text, which are layout and not part of it.
+    """
+    layout = "\n" * max(map(len, stop), default=0) if is_beginning else ""
+    held = 0
+    for string in stop:
+        longest = min(len(string) - 1, len(layout) + len(text))
+        fits = (length for length in range(longest, held, -1) if (layout + text).endswith(string[:length]))
+        held = max(held, next(fits, 0))
+    return max(0, len(text) - held)
+
+
+class EarlyStop:
+    """A listener that ends a request at its engine once each of its completions has a stop string.
+
+    `listen` receives the tokens before those that complete a stop string.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        request: GenerateRequest,
+        stop: Sequence[str],
+        decode: Decode,
+        listen: TokenListener | None = None,
+    ) -> None:
+        self._engine = engine
+        self._request_id = request.request_id
+        self._detectors = [_StopDetector(stop, decode) for _ in range(request.sampling.n)]
+        self._listen = listen
+        self._abort: asyncio.Task[None] | None = None
+
+    def __call__(self, delta: TokenDelta) -> None:
+        detector = self._detectors[delta.index]
+        if detector.found:
+            return
+        detector.add(delta.token_ids.tolist())
+        if not detector.found:
+            if self._listen is not None:
+                self._listen(delta)
+        elif all(each.found for each in self._detectors) and _returns_aborted_tokens(self._engine):
+            self._abort = asyncio.ensure_future(self._engine.abort([self._request_id]))
+
+    async def close(self) -> None:
+        """Wait until the engine has been told. One that refuses has sampled to the end, which changes no completion."""
+        if self._abort is not None:
+            with suppress(EngineError):
+                await self._abort
+
+
+def _returns_aborted_tokens(engine: Any) -> bool:
+    return is_abortable(engine.engine if isinstance(engine, PausableEngine | ContinuingEngine) else engine)
+
+
+class _StopDetector:
+    """Whether the tokens of a completion have a stop string, as they arrive."""
+
+    def __init__(self, stop: Sequence[str], decode: Decode) -> None:
+        self._stop = stop
+        self._decode = decode
+        self._window = max(len(string.encode()) for string in stop) + _MORE_TOKENS
+        self._ids: list[int] = []
+        self.found = False
+
+    def add(self, ids: list[int]) -> None:
+        self._ids += ids
+        # The text of all tokens decides; the last ones alone are decoded for each new token.
+        last = self._ids[-(self._window + len(ids)) :]
+        self.found = (
+            _first_stop(self._decode(last), self._stop) is not None
+            and _first_stop(self._decode(self._ids), self._stop) is not None
+        )
+
+
+def _first_stop(text: str, stop: Sequence[str]) -> str | None:
+    """The stop string that begins first in the text."""
+    found = [(position, string) for string in stop if (position := text.find(string)) >= 0]
+    return min(found)[1] if found else None
+
+
+def _shortest_with_stop(ids: Sequence[int], stop: Sequence[str], decode: Decode) -> int:
+    """The length of the shortest prefix whose text has a stop string, which the text of all ids has."""
+    shorter, enough = 0, len(ids)
+    while enough - shorter > 1:
+        middle = (shorter + enough) // 2
+        if _first_stop(decode(ids[:middle]), stop) is None:
+            shorter = middle
+        else:
+            enough = middle
+    return enough
+
+
+# Chat completions of a session: the prompt that continues it, the sampled turns, and what the client receives.
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,3 +398,244 @@ def _finish_reason(completion: Completion, message: dict[str, Any]) -> str:
     if completion.finish_reason is FinishReason.LENGTH:
         return "length"
     return "tool_calls" if message.get("tool_calls") else "stop"
+
+
+#: The text and the bytes of each token; the bytes are None where only a text is known, which is not whole characters.
+TokenTexts = Callable[[Sequence[int]], list[tuple[str, bytes | None]]]
+
+
+def token_texts_of(tokenizer: Any) -> TokenTexts | None:
+    """What tells the texts of tokens; None without a tokenizer that decodes.
+
+    The bytes of the tokens of a completion, joined, are its text in UTF-8, also where a character has several tokens.
+    """
+    if isinstance(tokenizer, TemplateTokenizer):
+        decoder = TokenDecoder(tokenizer)
+        return lambda ids: [(data.decode(errors="replace"), data) for data in decoder.bytes_of(ids)]
+    decode: Callable[[Sequence[int]], str] | None = getattr(tokenizer, "decode", None)
+    if decode is None:
+        return None
+    return lambda ids: [(text, None if "\ufffd" in text else text.encode()) for text in (decode([i]) for i in ids)]
+
+
+def completion_object(completion: ChatCompletion, chat: ChatRequest, texts: TokenTexts | None) -> dict[str, Any]:
+    """The `chat.completion` object. Each choice has the index of its `turn`, the object its `session_id`."""
+    choices = []
+    for choice in completion.choices:
+        entry: dict[str, Any] = {
+            "index": choice.index,
+            "message": _message(choice.message),
+            "logprobs": _logprobs(choice, texts) if chat.logprobs and texts else None,
+            "finish_reason": choice.finish_reason,
+            "turn": choice.turn,
+        }
+        if chat.return_token_ids:
+            entry["token_ids"] = choice.token_ids
+        choices.append(entry)
+    return {
+        **_head(completion, "chat.completion"),
+        "choices": choices,
+        "usage": _usage(completion),
+        **({"prompt_token_ids": completion.prompt_ids} if chat.return_token_ids else {}),
+    }
+
+
+@dataclass(slots=True)
+class SentText:
+    """What a client has of a choice whose completion is not finished: the text of its reasoning and its content."""
+
+    reasoning: str = ""
+    content: str = ""
+
+
+def text_event(completion: ChatCompletion, chat: ChatRequest, index: int, delta: dict[str, Any]) -> str:
+    """The event of text of choice `index` of a completion that is not finished."""
+    usage = {"usage": None} if chat.include_usage else {}
+    entry = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+    return _event({**_head(completion, "chat.completion.chunk"), "choices": [entry], **usage})
+
+
+def completion_events(
+    completion: ChatCompletion,
+    chat: ChatRequest,
+    texts: TokenTexts | None,
+    sent: Mapping[int, SentText] = MappingProxyType({}),
+) -> Iterator[str]:
+    """The `chat.completion.chunk` objects as server-sent events, without the text that was `sent`, by choice.
+
+    Each part of a message is one chunk: role, reasoning, content, and the name and the arguments of each tool call.
+    Log-probabilities and token ids are in the last chunk of their choice.
+    """
+    head = _head(completion, "chat.completion.chunk")
+    usage = {"usage": None} if chat.include_usage else {}
+    first = {"prompt_token_ids": completion.prompt_ids} if chat.return_token_ids else {}
+    for choice in completion.choices:
+        for delta in _deltas(choice.message, sent.get(choice.index)):
+            entry = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
+            yield _event({**head, "choices": [entry], **usage, **first})
+            first = {}
+        last = {
+            "index": choice.index,
+            "delta": {},
+            "logprobs": _logprobs(choice, texts) if chat.logprobs and texts else None,
+            "finish_reason": choice.finish_reason,
+            "turn": choice.turn,
+            **({"token_ids": choice.token_ids} if chat.return_token_ids else {}),
+        }
+        yield _event({**head, "choices": [last], **usage, **first})
+        first = {}
+    if chat.include_usage:
+        yield _event({**head, "choices": [], "usage": _usage(completion)})
+    yield "data: [DONE]\n\n"
+
+
+def _event(chunk: dict[str, Any]) -> str:
+    return f"data: {json.dumps(chunk, separators=(',', ':'))}\n\n"
+
+
+def _head(completion: ChatCompletion, kind: str) -> dict[str, Any]:
+    return {
+        "id": completion.id,
+        "object": kind,
+        "created": completion.created,
+        "model": completion.model,
+        "session_id": completion.session_id,
+    }
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    """As OpenAI's, the content of a message with nothing but tool calls is null."""
+    content = message["content"] or (None if message.get("tool_calls") else "")
+    return {**message, "content": content, "refusal": None}
+
+
+def _deltas(message: dict[str, Any], sent: SentText | None) -> Iterator[dict[str, Any]]:
+    if sent is None:
+        yield {"role": "assistant", "content": ""}
+        sent = SentText()
+    if reasoning := (message.get("reasoning_content") or "")[len(sent.reasoning) :]:
+        yield {"reasoning_content": reasoning}
+    if content := message["content"][len(sent.content) :]:
+        yield {"content": content}
+    for index, call in enumerate(message.get("tool_calls") or ()):
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        begun = {"index": index, "id": call["id"], "type": "function", "function": {"name": name, "arguments": ""}}
+        yield {"tool_calls": [begun]}
+        yield {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}
+
+
+def _logprobs(choice: Choice, texts: TokenTexts) -> dict[str, Any]:
+    entries = [
+        {"token": text, "logprob": logprob, "bytes": None if data is None else list(data), "top_logprobs": []}
+        for (text, data), logprob in zip(texts(choice.token_ids), choice.logprobs.tolist(), strict=True)
+    ]
+    return {"content": entries, "refusal": None}
+
+
+def _usage(completion: ChatCompletion) -> dict[str, int]:
+    prompt = len(completion.prompt_ids)
+    sampled = int(np.sum([len(choice.token_ids) for choice in completion.choices]))
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+
+
+class TokenStream:
+    """The events of one request. Reasoning and content are sent as they are sampled, tool calls when they are complete.
+
+    `complete` samples and records the completion, with a listener for its tokens.
+    """
+
+    def __init__(
+        self,
+        complete: Callable[[ListenerFactory], Coroutine[Any, Any, ChatCompletion]],
+        chat: ChatRequest,
+        renderer: Any,
+        texts: TokenTexts | None,
+        model: str,
+        session_id: str,
+    ) -> None:
+        self._complete = complete
+        self._chat = chat
+        self._renderer = renderer
+        self._texts = texts
+        self._head = ChatCompletion(f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), model, session_id, [], [])
+        self._sent: dict[int, SentText] = {}
+        self._parsers: dict[int, Any] = {}
+        self._held: dict[int, ReasoningDelta | ContentDelta] = {}  # text with which a stop string may begin
+        self._events: asyncio.Queue[str | None] = asyncio.Queue()
+
+    async def events(self, request: Request) -> AsyncIterator[str]:
+        """The events. An error before the first one is raised; a later one is the last event, in OpenAI's form."""
+        completing = asyncio.ensure_future(self._complete(self._listener))
+        completing.add_done_callback(lambda _: self._events.put_nowait(None))
+        gone = asyncio.ensure_future(disconnected(request))
+        gone.add_done_callback(lambda _: completing.cancel())
+        try:
+            while (event := await self._events.get()) is not None:
+                yield event
+            if completing.cancelled():
+                raise ClientDisconnectedError(self._head.session_id)
+            completion = replace(completing.result(), id=self._head.id, created=self._head.created)
+            for event in completion_events(completion, self._chat, self._texts, self._sent):
+                yield event
+        except (RolloutsError, RendererError) as error:
+            if not self._sent:
+                raise
+            yield f"data: {json.dumps(json.loads(bytes(gateway_error_response(error).body)))}\n\n"
+        finally:
+            for task in (completing, gone):
+                task.cancel()
+            await asyncio.gather(completing, gone, return_exceptions=True)
+
+    def _listener(self, prompt: Prompt) -> TokenListener:
+        def listen(delta: TokenDelta) -> None:
+            index = delta.index
+            if index not in self._parsers:
+                self._parsers[index] = self._renderer.response_parser(
+                    tools=prompt.tools, prompt_ids=prompt.rendered.token_ids
+                )
+            for piece in self._parsers[index].feed(delta.token_ids.tolist()):
+                if isinstance(piece, ReasoningDelta | ContentDelta) and piece.text:
+                    self._send_or_hold(index, piece)
+
+        return listen
+
+    def _send_or_hold(self, index: int, piece: ReasoningDelta | ContentDelta) -> None:
+        held = self._held.pop(index, None)
+        if held is not None and type(held) is type(piece):
+            piece = replace(piece, text=held.text + piece.text)
+        elif held is not None:
+            self._send(index, held)
+        sent = self._sent.get(index, SentText())
+        begun = sent.reasoning if isinstance(piece, ReasoningDelta) else sent.content
+        length = sendable_length(piece.text, self._chat.stop, is_beginning=not begun)
+        if length < len(piece.text):
+            self._held[index] = replace(piece, text=piece.text[length:])
+        if length:
+            self._send(index, replace(piece, text=piece.text[:length]))
+
+    def _send(self, index: int, piece: ReasoningDelta | ContentDelta) -> None:
+        sent = self._sent.get(index)
+        if sent is None:
+            sent = self._sent[index] = SentText()
+            role = {"role": "assistant", "content": ""}
+            self._events.put_nowait(text_event(self._head, self._chat, index, role))
+        if isinstance(piece, ReasoningDelta):
+            sent.reasoning += piece.text
+            delta = {"reasoning_content": piece.text}
+        else:
+            sent.content += piece.text
+            delta = {"content": piece.text}
+        self._events.put_nowait(text_event(self._head, self._chat, index, delta))
+
+
+async def streamed_response(request: Request, stream: TokenStream, headers: dict[str, str]) -> Response:
+    """The response of a stream, which begins with its first event: errors before it have their HTTP status."""
+    events = stream.events(request)
+    first = await anext(events)
+
+    async def all_events() -> AsyncIterator[str]:
+        yield first
+        async for event in events:
+            yield event
+
+    return StreamingResponse(all_events(), media_type="text/event-stream", headers=headers)

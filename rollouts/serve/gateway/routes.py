@@ -14,29 +14,49 @@ from starlette.routing import BaseRoute, Route
 
 from renderers import Renderer, RendererPool
 from rollouts.engines.protocol import Engine, SamplingParams, is_streaming
+from rollouts.episodes.deadlines import EpisodeLimits
 from rollouts.episodes.episode import check_on_end, check_settings
-from rollouts.episodes.limits import EpisodeLimits
 from rollouts.episodes.turns import EpisodeSettings
-from rollouts.error_texts import is_unicode
-from rollouts.numbers import finite_number
-from rollouts.serve.gateway.chat_messages import developer_role
-from rollouts.serve.gateway.chat_request import ChatRequest, read_chat_request, read_json_object
-from rollouts.serve.gateway.completions import ChatCompletion, ListenerFactory, complete_chat, decoder
-from rollouts.serve.gateway.error_responses import answering_errors
-from rollouts.serve.gateway.errors import (
+from rollouts.errors import is_unicode
+from rollouts.serve.errors import (
     InvalidChatRequestError,
     UnknownModelError,
     UnsupportedFieldError,
+    answering_errors,
 )
-from rollouts.serve.gateway.limits import GatewayLimits, kept_bytes
-from rollouts.serve.gateway.request_bodies import read_body, until_disconnect
-from rollouts.serve.gateway.responses import completion_events, completion_object, token_texts_of
+from rollouts.serve.gateway.chat_messages import developer_role
+from rollouts.serve.gateway.chat_request import (
+    ChatRequest,
+    GatewayLimits,
+    kept_bytes,
+    read_body,
+    read_chat_request,
+    read_json_object,
+    until_disconnect,
+)
+from rollouts.serve.gateway.completions import (
+    ChatCompletion,
+    ListenerFactory,
+    TokenStream,
+    complete_chat,
+    completion_events,
+    completion_object,
+    decoder,
+    streamed_response,
+    token_texts_of,
+)
 from rollouts.serve.gateway.session import Session
-from rollouts.serve.gateway.session_store import OnSessionEnd, SessionStore
-from rollouts.serve.gateway.token_stream import TokenStream, streamed_response
-from rollouts.serve.gateway.trajectories import record_file, session_object, snapshot, trajectory_object
-from rollouts.serve.served_adapters import ServedAdapters
+from rollouts.serve.gateway.session_store import (
+    OnSessionEnd,
+    SessionStore,
+    record_file,
+    session_object,
+    snapshot,
+    trajectory_object,
+)
+from rollouts.serve.served_model import ServedAdapters
 from rollouts.trajectory.tree import Trajectory
+from rollouts.values import finite_number
 
 T = TypeVar("T")
 

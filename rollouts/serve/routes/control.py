@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from rollouts.serve.bodies import read_object
 from rollouts.serve.errors import RequestError
-from rollouts.serve.json_bodies import read_object
 from rollouts.serve.pausable_engine import PauseMode
 from rollouts.serve.server_state import ServerState
 

@@ -14,25 +14,24 @@ from starlette.routing import Route
 
 from renderers import MultiModalData
 from rollouts.engines.protocol import GenerateRequest, GenerateResult
-from rollouts.serve.disconnects import unless_disconnected
-from rollouts.serve.error_responses import request_error
-from rollouts.serve.errors import RequestError
-from rollouts.serve.generate_body import GenerateBody, model_stops, sampling_of
-from rollouts.serve.generate_responses import (
+from rollouts.serve.bodies import read_body, read_object, unless_disconnected
+from rollouts.serve.errors import RequestError, request_error
+from rollouts.serve.generate_body import (
     END_OF_STREAM,
+    GenerateBody,
+    TokenStream,
     choice,
     delta,
     event,
+    model_stops,
     prompt_fields,
+    sampling_of,
     usage,
     whole_response,
 )
-from rollouts.serve.image_features import media_of_features
-from rollouts.serve.image_sources import expand_sources
-from rollouts.serve.json_bodies import read_body, read_object
-from rollouts.serve.request_checks import check_length, check_tokens
+from rollouts.serve.images import expand_sources, media_of_features
+from rollouts.serve.served_model import check_length, check_tokens
 from rollouts.serve.server_state import ServerState
-from rollouts.serve.token_stream import TokenStream
 
 #: What vLLM puts before the id of a request; an abort names the id with it.
 REQUEST_ID_PREFIX = "generate-tokens-"

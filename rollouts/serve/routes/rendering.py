@@ -14,12 +14,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from renderers import MultiModalData, RenderedTokens
-from rollouts.engines.vllm.wire.feature_encoding import encode_features
+from rollouts.engines.vllm.features import encode_features
+from rollouts.serve.bodies import read_body, read_object
 from rollouts.serve.errors import RequestError
-from rollouts.serve.generate_responses import places
-from rollouts.serve.image_sources import named_sources
-from rollouts.serve.json_bodies import read_body, read_object
-from rollouts.serve.request_checks import check_length
+from rollouts.serve.generate_body import places
+from rollouts.serve.images import named_sources
+from rollouts.serve.served_model import check_length
 from rollouts.serve.server_state import ServerState
 
 

@@ -14,8 +14,8 @@ from starlette.routing import Route
 
 from rollouts.engines.protocol import is_relabelled, is_updatable
 from rollouts.errors import ArgumentError, UnknownAdapterError
+from rollouts.serve.bodies import read_body, read_object
 from rollouts.serve.errors import RequestError
-from rollouts.serve.json_bodies import read_body, read_object
 from rollouts.serve.server_state import ServerState
 from rollouts.serve.weight_receiver import WeightReceiver
 

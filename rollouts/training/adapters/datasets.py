@@ -14,12 +14,8 @@ from renderers import MediaItem, MediaSource, PlaceholderRange
 from renderers.media.item import Modality
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import WeightSpan
-from rollouts.error_texts import short_repr
-from rollouts.errors import ArgumentError
-from rollouts.training.adapters.checks import checked_samples
-from rollouts.training.adapters.errors import AdapterError
-from rollouts.training.adapters.image_files import image_file
-from rollouts.training.adapters.trainer_modules import trainer_module
+from rollouts.errors import ArgumentError, short_repr
+from rollouts.training.adapters.arguments import AdapterError, checked_samples, image_file, trainer_module
 from rollouts.training.samples import Advantage, TrainingSample, samples_from_trajectory
 from rollouts.trajectory.token_node import MediaReference
 from rollouts.trajectory.tree import Trajectory

@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from rollouts.training.adapters.checks import (
+from rollouts.training.adapters.arguments import (
     checked_samples,
+    media_arguments,
+    padded,
+    presence,
     refuse_literal_placeholders,
     routed_experts,
     trained_values,
     weight_spans,
 )
-from rollouts.training.adapters.media_arguments import media_arguments
-from rollouts.training.adapters.padding import padded, presence
 from rollouts.training.samples import TrainingSample
 
 _TARGET = "OpenRLHF Experience"

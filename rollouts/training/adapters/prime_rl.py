@@ -10,12 +10,18 @@ import numpy as np
 import torch
 
 from rollouts.errors import ArgumentError
-from rollouts.numbers import finite_number
-from rollouts.training.adapters.checks import checked_samples, refuse_literal_placeholders, refuse_parts, trained_values
-from rollouts.training.adapters.errors import AdapterError
-from rollouts.training.adapters.media_arguments import media_arguments, mm_token_type_ids
-from rollouts.training.adapters.trainer_modules import trainer_module
+from rollouts.training.adapters.arguments import (
+    AdapterError,
+    checked_samples,
+    media_arguments,
+    mm_token_type_ids,
+    refuse_literal_placeholders,
+    refuse_parts,
+    trained_values,
+    trainer_module,
+)
 from rollouts.training.samples import TrainingSample
+from rollouts.values import finite_number
 
 _MODULE = "prime_rl.transport.types"
 _LACKING = ("weight_spans", "routed_experts")

@@ -19,10 +19,14 @@ from renderers.media.reference import load_source
 from renderers.placement import PlacedItem
 from renderers.vision.processor import MediaProcessor
 from rollouts.errors import ArgumentError
-from rollouts.training.adapters.checks import checked_samples, refuse_parts, trained_values
-from rollouts.training.adapters.errors import AdapterError
-from rollouts.training.adapters.image_files import image_file
-from rollouts.training.adapters.trainer_modules import trainer_module
+from rollouts.training.adapters.arguments import (
+    AdapterError,
+    checked_samples,
+    image_file,
+    refuse_parts,
+    trained_values,
+    trainer_module,
+)
 from rollouts.training.samples import TrainingSample
 from rollouts.trajectory.token_node import processor_for
 

@@ -9,18 +9,21 @@ import numpy as np
 import torch
 
 from rollouts.errors import ArgumentError
-from rollouts.training.adapters.checks import (
+from rollouts.training.adapters.arguments import (
+    AdapterError,
     checked_samples,
     first_trained,
+    media_arguments,
+    mm_token_type_ids,
+    padded,
+    presence,
     refuse_literal_placeholders,
+    refuse_other_arguments,
     refuse_parts,
     routed_experts,
     trained_values,
     weight_spans,
 )
-from rollouts.training.adapters.errors import AdapterError
-from rollouts.training.adapters.media_arguments import media_arguments, mm_token_type_ids, refuse_other_arguments
-from rollouts.training.adapters.padding import padded, presence
 from rollouts.training.samples import TrainingSample
 
 _GRPO, _SFT = "TRL GRPO inputs", "TRL SFT inputs"

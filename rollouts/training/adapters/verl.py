@@ -10,19 +10,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from rollouts.models.mrope import mrope_positions
-from rollouts.training.adapters.checks import (
+from rollouts.models.qwen3_vl import mrope_positions
+from rollouts.training.adapters.arguments import (
+    AdapterError,
     checked_samples,
     first_trained,
+    media_arguments,
+    padded,
+    presence,
     refuse_literal_placeholders,
     routed_experts,
     trained_values,
+    trainer_module,
     weight_spans,
 )
-from rollouts.training.adapters.errors import AdapterError
-from rollouts.training.adapters.media_arguments import media_arguments
-from rollouts.training.adapters.padding import padded, presence
-from rollouts.training.adapters.trainer_modules import trainer_module
 from rollouts.training.samples import TrainingSample
 
 _MODULE = "verl.protocol"

@@ -19,16 +19,14 @@ from renderers.media.item import PixelScale
 from rollouts.errors import ArgumentError, SampleError, UnsupportedModelError
 from rollouts.models.architecture import architecture
 from rollouts.models.expert_routing import num_experts
-from rollouts.numbers import finite_number, whole_number
-from rollouts.training.batch.training_batch import TrainingBatch
-from rollouts.training.logprobs import token_logprobs
-from rollouts.training.mismatch.causes import Cause
-from rollouts.training.mismatch.compared import compare_tokens
+from rollouts.training.batch import TrainingBatch
+from rollouts.training.mismatch.compared import compare_tokens, fitted_temperature, replayed_routing
 from rollouts.training.mismatch.hypotheses import Hypothesis, built_in_hypotheses
 from rollouts.training.mismatch.report import MismatchReport, mismatch_report
-from rollouts.training.mismatch.routing import replayed_routing
-from rollouts.training.mismatch.temperature import fitted_temperature
+from rollouts.training.mismatch.signatures import Cause
 from rollouts.training.samples import TrainingSample
+from rollouts.training.sequence_logprobs import token_logprobs
+from rollouts.values import finite_number, whole_number
 
 Side = Literal["sampler", "trainer"]
 

@@ -11,9 +11,9 @@ import numpy as np
 from renderers import MediaItem
 from renderers.media.item import PixelScale
 from renderers.placement import PlacedItem
-from renderers.vision.normalise import ScaledPixels, normalised
+from renderers.vision.patches import ScaledPixels, normalised
 from rollouts.errors import ArgumentError
-from rollouts.training.mismatch.causes import Cause
+from rollouts.training.mismatch.signatures import Cause
 from rollouts.training.samples import TrainingSample
 
 #: The samples that one side would have computed on instead of a sample; the second argument has the batch's items.

@@ -2,33 +2,112 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+import json
+import math
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from rollouts.errors import ArgumentError
-from rollouts.numbers import finite_number
-from rollouts.training.mismatch.causes import LikelyCause
+from rollouts.errors import ArgumentError, MismatchError, MissingExtraError
 from rollouts.training.mismatch.compared import ComparedTokens, compare_tokens, concat_tokens
-from rollouts.training.mismatch.signatures import likely_causes
-from rollouts.training.mismatch.statistics import (
-    DifferenceStatistics,
-    MismatchGroup,
-    by_image,
-    by_lag,
-    by_modality,
-    by_sample,
-    by_turn,
-    difference_statistics,
-)
+from rollouts.training.mismatch.signatures import LikelyCause, likely_causes
+from rollouts.values import finite_number
 from transport import wire_type
 
 if TYPE_CHECKING:
     import torch
+    from matplotlib.axes import Axes
 
-    from rollouts.training.batch.training_batch import TrainingBatch
+    from rollouts.training.batch import TrainingBatch
+
+
+class DifferenceStatistics(NamedTuple):
+    """Figures of d = log p(trainer) - log p(sampler) over `tokens` sampled tokens, in nats.
+
+    `mean_abs` and `max_abs` are of |d|. `k1`, the mean of -d, and `k3`, the mean of exp(d) - 1 - d, estimate
+    KL(sampler || trainer) from tokens that the sampler drew: both without bias, k3 is never negative and varies less
+    (Schulman 2020, "Approximating KL divergence", http://joschu.net/blog/kl-approx.html).
+    """
+
+    tokens: int = 0
+    mean_abs: float = 0.0
+    max_abs: float = 0.0
+    k1: float = 0.0
+    k3: float = 0.0
+
+
+class MismatchGroup(NamedTuple):
+    """The statistics of the tokens that `label` names."""
+
+    label: str
+    statistics: DifferenceStatistics
+
+
+def difference_statistics(difference: np.ndarray) -> DifferenceStatistics:
+    """The figures of `difference`, trainer - sampler, float64 (n,); all 0 for no tokens."""
+    if not len(difference):
+        return DifferenceStatistics()
+    absolute = np.abs(difference)
+    with np.errstate(over="ignore", invalid="ignore"):
+        k1 = -difference.mean()
+        k3 = np.expm1(difference) - difference
+    return DifferenceStatistics(
+        tokens=len(difference),
+        mean_abs=float(absolute.mean()),
+        max_abs=float(absolute.max()),
+        k1=float(k1) + 0.0,  # + 0.0: never -0.0
+        k3=float(np.where(np.isnan(k3), np.inf, k3).mean()),
+    )
+
+
+def by_turn(tokens: ComparedTokens) -> tuple[MismatchGroup, ...]:
+    """One group a turn: the first trained turn of every sample, the second..."""
+    return _groups(tokens, tokens.turn, [f"turn {turn}" for turn in range(int(tokens.turn.max(initial=-1)) + 1)])
+
+
+def by_modality(tokens: ComparedTokens) -> tuple[MismatchGroup, ...]:
+    """Tokens after an image, after a video, and before any of them ("text"), by the last item before the token."""
+    labels = ("text", "image", "video")
+    modality = tokens.modality()
+    number = np.select([modality == label for label in labels], range(len(labels)), default=-1)
+    return _groups(tokens, number, labels)
+
+
+def by_image(tokens: ComparedTokens) -> tuple[MismatchGroup, ...]:
+    """One group an image or video: the tokens between it and the next one. Labels are `mm_hash`es."""
+    return _groups(tokens, tokens.item, tokens.media_hashes)
+
+
+def by_sample(tokens: ComparedTokens) -> tuple[MismatchGroup, ...]:
+    """One group a sample that has trained tokens; labels are the names of the samples."""
+    return _groups(tokens, tokens.sample, tokens.names)
+
+
+def by_lag(tokens: ComparedTokens, trainer_version: str | None = None) -> tuple[MismatchGroup, ...]:
+    """One group a version lag, ascending; one a version where the lags are not known (see `ComparedTokens.lag`)."""
+    lag = tokens.lag(trainer_version)
+    if lag is None:
+        return _groups(tokens, tokens.version, [f"version {version}" for version in tokens.versions])
+    lags, number = np.unique(lag, return_inverse=True)
+    return _groups(tokens, number, [f"lag {each}" for each in lags.tolist()])
+
+
+def _groups(tokens: ComparedTokens, number: np.ndarray, labels: Sequence[str]) -> tuple[MismatchGroup, ...]:
+    """One group for each label with tokens; `number` (n,) is the index of each token's label, -1 for none."""
+    order = np.argsort(number, kind="stable")
+    difference = tokens.difference[order]
+    bounds = np.searchsorted(number[order], np.arange(len(labels) + 1))
+    return tuple(
+        MismatchGroup(label, difference_statistics(difference[start:end]))
+        for label, start, end in zip(labels, bounds[:-1], bounds[1:], strict=True)
+        if end > start
+    )
+
 
 _OUTLIERS = 8
 _TOKENS_BEFORE, _TOKENS_AFTER = 16, 4
@@ -227,3 +306,268 @@ def _outlier(batch: TrainingBatch, compared: ComparedTokens, token: int) -> Mism
         before=sample.token_ids[max(0, position - _TOKENS_BEFORE) : position].copy(),
         after=sample.token_ids[position + 1 : position + 1 + _TOKENS_AFTER].copy(),
     )
+
+
+#: Token ids to text, for example `renderer.tokenizer.decode`.
+Decode = Callable[[list[int]], str]
+
+_GROUPS_SHOWN = 12
+_REPEATS_SHOWN = 2
+
+
+def report_text(report: MismatchReport, *, decode: Decode | None = None) -> str:
+    """The report for people: figures, groups, likely causes and outliers, one a line.
+
+    `decode` turns token ids into text (`renderer.tokenizer.decode`); without it outliers show ids. Of images the 12
+    with the largest mean are listed.
+    """
+    lines = [f"mismatch over {report.tokens} sampled tokens, in nats", *_table("all tokens", report)]
+    causes = report.likely_causes
+    lines += ["", "likely causes" if causes else "likely causes: none found"]
+    for evidence, group in itertools.groupby(causes, key=lambda likely: likely.evidence):
+        alike = list(group)
+        lines += [f"  {_cause_names(alike)}", f"    {evidence}"]
+        lines += [f"    cure{_of(likely, alike)}: {likely.cause.cure}" for likely in alike]
+    if report.outliers:
+        lines += ["", "largest differences (the token is in [[ ]])"]
+        for outlier in report.outliers:
+            lines.append(
+                f"  {outlier.difference:.1e}  sampler {outlier.sampler:.3f}  trainer {outlier.trainer:.3f}  sample "
+                f"{outlier.sample}, turn {outlier.turn}, token {outlier.position}: {_context(outlier, decode)}"
+            )
+    return "\n".join(lines)
+
+
+def report_json(report: MismatchReport, *, decode: Decode | None = None, indent: int | None = None) -> str:
+    """The report as strict JSON: an object with the figures, the groups, the likely causes and the outliers.
+
+    A number that is not finite is the text "Infinity", "-Infinity" or "NaN". `decode` adds `text` to the outliers.
+    """
+    content = {
+        **_figures(report.statistics),
+        "groups": {
+            name: [{"label": group.label, **_figures(group.statistics)} for group in groups]
+            for name, groups in _group_lines(report)
+        },
+        "likely_causes": [
+            {
+                "cause": likely.cause.value,
+                "others": [other.value for other in likely.others],
+                "evidence": likely.evidence,
+                "cure": likely.cause.cure,
+            }
+            for likely in report.likely_causes
+        ],
+        "outliers": [_outlier_object(outlier, decode) for outlier in report.outliers],
+    }
+    return json.dumps(content, indent=indent, allow_nan=False)
+
+
+def _group_lines(report: MismatchReport) -> list[tuple[str, tuple[MismatchGroup, ...]]]:
+    return [
+        ("turn", report.by_turn),
+        ("modality", report.by_modality),
+        ("lag", report.by_lag),
+        ("image", report.by_image),
+        ("sample", report.by_sample),
+    ]
+
+
+def _table(title: str, report: MismatchReport) -> list[str]:
+    groups = [MismatchGroup(title, report.statistics)]
+    for name, members in _group_lines(report):
+        if name in ("image", "sample"):
+            members = tuple(sorted(members, key=lambda group: -group.statistics.mean_abs)[:_GROUPS_SHOWN])
+        groups += [MismatchGroup(f"  {_label(name, group.label)}", group.statistics) for group in members]
+    width = max(len(group.label) for group in groups)
+    heading = f"{'':{width}}  {'tokens':>8}  {'mean':>8}  {'max':>8}  {'k1':>8}  {'k3':>8}"
+    return [
+        heading,
+        *(
+            f"{group.label:{width}}  {group.statistics.tokens:>8}  "
+            + "  ".join(f"{value:>8.1e}" for value in group.statistics[1:])
+            for group in groups
+        ),
+    ]
+
+
+def _label(name: str, label: str) -> str:
+    """Images and samples with the word before them, the hash of an image cut to 12 characters."""
+    return {"image": f"image {label:.12}", "sample": f"sample {label:.40}"}.get(name, label)
+
+
+def _cause_names(alike: Sequence[LikelyCause]) -> str:
+    """A cause with those that look like it; causes of which none is more likely, as one list."""
+    if len(alike) > 1:
+        names = ", ".join(likely.cause for likely in alike)
+        return (
+            f"one of {len(alike)} that look alike: {names} (`diagnose_mismatch` tests them, except for other weights)"
+        )
+    (likely,) = alike
+    others = f" (or {', '.join(likely.others)}; `diagnose_mismatch` tells them apart)" if likely.others else ""
+    return f"{likely.cause}{others}"
+
+
+def _of(likely: LikelyCause, alike: Sequence[LikelyCause]) -> str:
+    return f" of {likely.cause}" if len(alike) > 1 else ""
+
+
+def _context(outlier: MismatchOutlier, decode: Decode | None) -> str:
+    before, after = _readable(outlier.before.tolist(), decode), _readable(outlier.after.tolist(), decode)
+    return f"{before}[[{_readable([outlier.token_id], decode)}]]{after}"
+
+
+def _readable(ids: Sequence[int], decode: Decode | None) -> str:
+    """The ids as text in which a longer run of one id, such as the placeholder tokens of an image, is written once."""
+    if decode is None:
+        return f" {' '.join(map(str, ids))} "
+    pieces: list[str] = []
+    for run in _runs(ids):
+        text = decode(run if len(run) <= _REPEATS_SHOWN or len(set(run)) > 1 else run[:1])
+        pieces.append(text if len(set(run)) > 1 or len(run) <= _REPEATS_SHOWN else f"{text}(x{len(run)})")
+    return repr("".join(pieces))[1:-1]
+
+
+def _runs(ids: Iterable[int]) -> list[list[int]]:
+    """The ids cut at runs of more than two equal ids: these are lists of their own."""
+    runs: list[list[int]] = []
+    open_ended = False
+    for _, equal in itertools.groupby(ids):
+        run = list(equal)
+        if len(run) <= _REPEATS_SHOWN and open_ended:
+            runs[-1] += run
+        else:
+            runs.append(run)
+        open_ended = len(run) <= _REPEATS_SHOWN
+    return runs
+
+
+def _figures(statistics: DifferenceStatistics) -> dict[str, Any]:
+    return {name: _json_number(value) for name, value in statistics._asdict().items()}
+
+
+def _outlier_object(outlier: MismatchOutlier, decode: Decode | None) -> dict[str, Any]:
+    ids = {
+        "before": outlier.before.tolist(),
+        "token_id": outlier.token_id,
+        "after": outlier.after.tolist(),
+    }
+    return {
+        "sample": outlier.sample,
+        "position": outlier.position,
+        "turn": outlier.turn,
+        "sampler": _json_number(outlier.sampler),
+        "trainer": _json_number(outlier.trainer),
+        **ids,
+        **({} if decode is None else {"text": _context(outlier, decode)}),
+    }
+
+
+def _json_number(value: float) -> float | str:
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+#: Differences of 0 are drawn at this value, because the axis is logarithmic.
+_SMALLEST = 1e-8
+_MODALITY_COLOURS = {"text": "tab:blue", "image": "tab:orange", "video": "tab:green"}
+_IMAGES_SHOWN = 12
+
+
+def plot_mismatch(report: MismatchReport, path: str | Path) -> None:
+    """Write a figure of the report to `path`; its ending selects the format (PNG, SVG, PDF).
+
+    Four plots: the trainer's against the sampler's log-probabilities, by modality; |difference| by position in the
+    turn; the mean |difference| by turn, modality and version lag; the mean |difference| of the 12 worst images. Raises
+    `MissingExtraError` without matplotlib.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError("plot_mismatch", "plot", "matplotlib") from error
+    figure = Figure(figsize=(12, 9))
+    FigureCanvasAgg(figure)
+    (scatter, position), (groups, images) = figure.subplots(2, 2)
+    _plot_scatter(scatter, report)
+    _plot_positions(position, report)
+    _plot_bars(groups, [*report.by_turn, *report.by_modality, *report.by_lag], "mean |difference| (nats)")
+    worst = sorted(report.by_image, key=lambda group: -group.statistics.mean_abs)[:_IMAGES_SHOWN]
+    _plot_bars(images, worst, "mean |difference| after an image (nats)")
+    causes = ", ".join(likely.cause for likely in report.likely_causes) or "none found"
+    figure.suptitle(f"{report!r:.100}\nlikely causes: {causes}".replace("<", "").replace(">", ""))
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def _plot_scatter(axes: Axes, report: MismatchReport) -> None:
+    compared = report.compared
+    modality = compared.modality()
+    for name, colour in _MODALITY_COLOURS.items():
+        chosen = modality == name
+        if chosen.any():
+            axes.scatter(compared.sampler[chosen], compared.trainer[chosen], s=4, color=colour, label=name)
+    finite = compared.sampler[np.isfinite(compared.sampler)]
+    lowest = float(finite.min(initial=-1.0))
+    axes.plot([lowest, 0], [lowest, 0], color="0.7", linewidth=1)
+    axes.set(xlabel="log p(sampler)", ylabel="log p(trainer)")
+    if report.tokens:
+        axes.legend(loc="upper left")
+
+
+def _plot_positions(axes: Axes, report: MismatchReport) -> None:
+    compared = report.compared
+    finite = np.isfinite(compared.difference)
+    absolute = np.maximum(np.abs(compared.difference[finite]), _SMALLEST)
+    axes.scatter(compared.turn_position[finite], absolute, s=4, color="0.6")
+    axes.set(yscale="log", xlabel="position in the turn", ylabel="|difference| (nats)")
+
+
+def _plot_bars(axes: Axes, groups: list[MismatchGroup], label: str) -> None:
+    labels = [f"{group.label:.12}" for group in groups]
+    values: Any = [min(max(group.statistics.mean_abs, _SMALLEST), 1e6) for group in groups]
+    axes.barh(range(len(groups)), values, color="0.6")
+    axes.set_yticks(range(len(groups)), labels)
+    axes.set(xscale="log", xlabel=label)
+    axes.invert_yaxis()
+
+
+Action = Literal["error", "warning"]
+
+
+class MismatchWarning(UserWarning):
+    """The mismatch is above a threshold."""
+
+
+def check_mismatch(
+    report: MismatchReport,
+    *,
+    max_abs: float | None = None,
+    mean_abs: float | None = None,
+    k3: float | None = None,
+    action: Action = "error",
+) -> None:
+    """Compare figures of the report with thresholds in nats; None is no threshold.
+
+    A figure above its threshold raises `MismatchError`, or with action="warning" warns with `MismatchWarning`. Either
+    text names the figure, the threshold, the sample with the largest difference and the likely causes. Raises
+    `ArgumentError` for a threshold that is not above 0, without any threshold, and for another action.
+    """
+    thresholds = {"max_abs": max_abs, "mean_abs": mean_abs, "k3": k3}
+    given = {name: value for name, value in thresholds.items() if value is not None}
+    if not given:
+        raise ArgumentError("max_abs", max_abs, "pass at least one of max_abs, mean_abs and k3")
+    for name, value in given.items():
+        if (number := finite_number(value)) is None or number <= 0:
+            raise ArgumentError(name, value, "pass a number of nats above 0")
+    if action not in get_args(Action):
+        raise ArgumentError("action", action, f"pass one of {', '.join(get_args(Action))}")
+    figures = report.statistics._asdict()
+    exceeded = [(name, figures[name], value) for name, value in given.items() if not figures[name] <= value]
+    if not exceeded:
+        return
+    error = MismatchError(exceeded, report.tokens, report.worst, [str(likely.cause) for likely in report.likely_causes])
+    if action == "error":
+        raise error
+    warnings.warn(str(error), MismatchWarning, stacklevel=2)

@@ -12,14 +12,12 @@ import uuid
 from contextlib import suppress
 from typing import Final
 
-from rollouts.episodes.error_kinds import error_kind
-from rollouts.error_texts import exception_text
-from rollouts.errors import ArgumentError
-from rollouts.numbers import finite_number
-from rollouts.workers.episode_job import EpisodeJob
-from rollouts.workers.episode_outcome import EpisodeFailure
-from rollouts.workers.episode_worker import EpisodeWorker
-from rollouts.workers.link.errors import OrchestratorLostError
+from rollouts.episodes.errors import error_kind
+from rollouts.errors import ArgumentError, exception_text
+from rollouts.values import finite_number
+from rollouts.workers.episode_worker import EpisodeFailure, EpisodeJob, EpisodeWorker
+from rollouts.workers.link.keys import OrchestratorLostError
+from rollouts.workers.link.link_workers import Outbox
 from rollouts.workers.link.messages import (
     Announced,
     CancelJob,
@@ -30,8 +28,7 @@ from rollouts.workers.link.messages import (
     WorkerLeaves,
     own_version,
 )
-from rollouts.workers.link.outbox import Outbox
-from rollouts.workers.progress import Progress, ProgressObserver
+from rollouts.workers.worker_pool import Progress, ProgressObserver
 from transport.link import (
     ClientKeys,
     LinkClient,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -12,10 +12,8 @@ from types import TracebackType
 from typing import Final, Self
 
 from rollouts.engines.protocol import InFlight
-from rollouts.workers.episode_job import EpisodeJob
-from rollouts.workers.episode_outcome import EpisodeOutcome
-from rollouts.workers.errors import UnreadableOutcomeError, WorkerGoneError
-from rollouts.workers.link.errors import WorkersNotStartedError
+from rollouts.workers.episode_worker import EpisodeJob, EpisodeOutcome
+from rollouts.workers.link.keys import WorkersNotStartedError
 from rollouts.workers.link.messages import (
     Announced,
     CancelJob,
@@ -26,23 +24,80 @@ from rollouts.workers.link.messages import (
     WorkerLeaves,
     own_version,
 )
-from rollouts.workers.link.outbox import Outbox
-from rollouts.workers.progress import JobTurn, JobWaiting
-from rollouts.workers.protocol import JobObserver
-from rollouts.workers.worker_pool import WorkerPool
+from rollouts.workers.protocol import JobObserver, UnreadableOutcomeError, WorkerGoneError
+from rollouts.workers.worker_pool import JobTurn, JobWaiting, WorkerPool
+from transport import EncodeError
 from transport.link import (
     Delivery,
     LinkClosedError,
     LinkLimits,
+    LinkRefusedError,
     LinkServer,
+    MessageTooLargeError,
     PeerConnected,
     PeerLost,
+    PeerLostError,
     ServerKeys,
     UnacknowledgedError,
     UndecodableMessageError,
 )
 
 log = logging.getLogger("rollouts.workers")
+
+#: Called with the error of a message that cannot be sent; the link stays usable.
+OnError = Callable[[Exception], object]
+
+
+class Outbox:
+    """Messages to one peer. They are dropped when its connection has ended: what waits for their effect learns of that
+    by other means.
+    """
+
+    def __init__(self, send: Callable[[object], Awaitable[None]]) -> None:
+        self._send = send
+        self._messages: asyncio.Queue[tuple[object, OnError | None]] = asyncio.Queue()
+        self._sending = asyncio.ensure_future(self._run())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no message waits. One that was put before may be waiting for room in the queue of the link."""
+        return self._messages.empty()
+
+    def put(self, message: object, on_error: OnError | None = None) -> None:
+        """Send a message after those before it. One that cannot be encoded, or is too large, is dropped.
+
+        `on_error` is then called; without it the error is logged.
+        """
+        self._messages.put_nowait((message, on_error))
+
+    async def flush(self) -> None:
+        """Wait until what was put has been given to the link, or the connection has ended."""
+        joining = asyncio.ensure_future(self._messages.join())
+        try:
+            await asyncio.wait([joining, self._sending], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            joining.cancel()
+
+    async def close(self) -> None:
+        """Drop what was not sent."""
+        self._sending.cancel()
+        await asyncio.wait([self._sending])
+
+    async def _run(self) -> None:
+        while True:
+            message, on_error = await self._messages.get()
+            try:
+                await self._send(message)
+            except (PeerLostError, LinkRefusedError, LinkClosedError):
+                return
+            except (EncodeError, MessageTooLargeError, MemoryError) as error:
+                if on_error is None:
+                    log.warning("a %s is not sent: %s", type(message).__name__, error)
+                else:
+                    on_error(error)
+            finally:
+                self._messages.task_done()
+
 
 #: How many seconds `close` waits until the workers have what was sent to them.
 _LINGER: Final = 1.0

@@ -12,10 +12,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final, get_args
 
 from rollouts.engines.protocol import InFlight
-from rollouts.error_texts import short_repr
-from rollouts.errors import ArgumentError
-from rollouts.numbers import whole_number
-from rollouts.workers.episode_outcome import EpisodeFailure
+from rollouts.errors import ArgumentError, short_repr
+from rollouts.values import whole_number
+from rollouts.workers.episode_worker import EpisodeFailure
 from transport import wire_type
 
 #: Slots of a worker. An integer of any size could not be added to metrics, which are floats.

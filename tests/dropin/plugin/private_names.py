@@ -28,7 +28,7 @@ def _apply_chat_template(tokenizer, *arguments, **options):
 
 
 if not hasattr(configs, "_config_class_for"):
-    from renderers.model_tokenizer import ModelTokenizer
+    from renderers.model_files import ModelTokenizer
 
     ModelTokenizer.apply_chat_template = _apply_chat_template
     configs._config_class_for = configs.config_class

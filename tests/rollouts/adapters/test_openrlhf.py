@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from renderers.media.item import TensorField
-from renderers.vision.normalise import normalised
+from renderers.vision.patches import normalised
 from rollouts.training.adapters import AdapterError, openrlhf_experience
 
 

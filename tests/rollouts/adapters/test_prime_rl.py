@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from renderers.vision.normalise import normalised
+from renderers.vision.patches import normalised
 from rollouts.errors import ArgumentError
 from rollouts.training.adapters import AdapterError, prime_rl_micro_batch, prime_rl_sample
 

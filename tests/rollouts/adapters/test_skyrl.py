@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from renderers.vision.normalise import normalised
+from renderers.vision.patches import normalised
 from rollouts.training.adapters import AdapterError, MissingTrainerError, skyrl_training_batch
 
 

@@ -10,8 +10,8 @@ import pytest
 from gymnasium import spaces
 from played import play
 
-from renderers.media.raw import array_to_raw
-from renderers.media.source import MediaSource
+from renderers.media.decoding import array_to_raw
+from renderers.media.item import MediaSource
 from rollouts import EpisodeSpec, SamplingParams, run_episodes
 from rollouts.environments import GymnasiumEnvironment
 from rollouts.environments.gymnasium import GymnasiumError

@@ -8,8 +8,13 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollouts.environments.gymnasium import GymnasiumError, InvalidActionError, describe_actions, parse_action
-from rollouts.environments.gymnasium.actions import in_dtype_of
+from rollouts.environments.gymnasium import (
+    GymnasiumError,
+    InvalidActionError,
+    describe_actions,
+    in_dtype_of,
+    parse_action,
+)
 
 FOUR = spaces.Discrete(4)
 NAMES = ["left", "down", "right", "up"]

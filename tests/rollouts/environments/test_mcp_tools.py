@@ -361,11 +361,11 @@ async def test_a_missing_or_old_package_is_named(monkeypatch):
     def missing(name):
         raise __import__("importlib.metadata").metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr("rollouts.environments.mcp.tools.version", missing)
+    monkeypatch.setattr("rollouts.environments.mcp.version", missing)
     with pytest.raises(MissingExtraError, match=r"mmrollouts\[mcp\]"):
         McpTools({"x": stdio()})
     for old in ("1.12.0", "2.0.0"):  # verifiers 0.4 pins the second
-        monkeypatch.setattr("rollouts.environments.mcp.tools.version", lambda name, old=old: old)
+        monkeypatch.setattr("rollouts.environments.mcp.version", lambda name, old=old: old)
         with pytest.raises(UnsupportedVersionError, match=f"{re.escape(old)} is installed"):
             McpTools({"x": stdio()})
 

@@ -15,7 +15,7 @@ from PIL import Image
 from pydantic import BaseModel
 
 from rollouts.environments.tools import ToolFailedError, ToolResultError
-from rollouts.environments.tools.tool_content import tool_content
+from rollouts.environments.tools.tool_calls import tool_content
 
 PIXELS = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
 

@@ -14,10 +14,11 @@ from played import PROMPT, play
 from pydantic import Field
 
 from renderers import ParsedResponse, ParsedToolCall, ToolCallParseStatus
-from renderers.daemon_threads import DaemonThreads
-from renderers.media.raw import array_to_raw
-from renderers.media.source import MediaSource
-from rollouts import SamplingParams, run_episode, thread_calls
+from renderers.media.decoding import array_to_raw
+from renderers.media.item import MediaSource
+from renderers.process.threads import DaemonThreads
+from rollouts import SamplingParams, run_episode
+from rollouts import calls as thread_calls
 from rollouts.environments import Tool, ToolEnvironment
 from rollouts.environments.tools import ToolDefinitionError, ToolFailedError, ToolResultError
 from rollouts.episodes.errors import EpisodeError

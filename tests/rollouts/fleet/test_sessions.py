@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollouts.engines.fleet.limits import FleetLimits
-from rollouts.engines.fleet.rendezvous import ranked_members
-from rollouts.engines.fleet.sessions import SessionTable
+from rollouts.engines.fleet.membership import FleetLimits
+from rollouts.engines.fleet.routing import SessionTable, ranked_members
 from rollouts.errors import ArgumentError
 
 SESSIONS = [f"episode-{number}" for number in range(4000)]
@@ -43,7 +42,7 @@ def test_a_new_member_takes_over_about_one_part_of_the_sessions_and_none_move_be
 
 
 def test_the_order_is_the_same_in_another_process():
-    code = f"from rollouts.engines.fleet.rendezvous import ranked_members; print(ranked_members('episode-1', {EIGHT}))"
+    code = f"from rollouts.engines.fleet.routing import ranked_members; print(ranked_members('episode-1', {EIGHT}))"
     environment = {"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join(sys.path)}
     output = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert output.stdout.strip() == str(ranked_members("episode-1", EIGHT))

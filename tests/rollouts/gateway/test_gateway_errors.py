@@ -24,7 +24,7 @@ from rollouts.errors import (
     ServerTimeoutError,
     ServerUnreachableError,
 )
-from rollouts.serve.gateway.limits import GatewayLimits
+from rollouts.serve.gateway.chat_request import GatewayLimits
 from rollouts.testing import ScriptedEngine
 from rollouts.testing.scripted_engine import ScriptedCompletion
 

@@ -12,8 +12,8 @@ from gateway_server import CALL, TOOLS, served, user
 from starlette.applications import Starlette
 
 from rollouts.episodes.errors import EpisodeArgumentError
-from rollouts.serve.gateway.errors import EvictedSessionError, SessionNotDeliveredError
-from rollouts.serve.gateway.limits import GatewayLimits
+from rollouts.serve.errors import EvictedSessionError, SessionNotDeliveredError
+from rollouts.serve.gateway.chat_request import GatewayLimits
 from rollouts.serve.gateway.routes import Gateway
 from rollouts.testing import ScriptedEngine
 from transport import read_records

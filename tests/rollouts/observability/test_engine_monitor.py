@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from rollouts.engines.fleet import EngineFleet
-from rollouts.engines.vllm.control.metrics import ServerMetrics
-from rollouts.engines.vllm.media.server_media_cache import MediaCacheCounts, ServerMediaCache
+from rollouts.engines.vllm.server_media_cache import MediaCacheCounts, ServerMediaCache
+from rollouts.engines.vllm.server_state import ServerMetrics
 from rollouts.errors import ArgumentError, ServerUnreachableError
 from rollouts.observability import EngineMonitor, RendererStats, RunMetrics
 from rollouts.observability.engine_load import server_load

@@ -13,11 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollouts.errors import ArgumentError, MissingExtraError
+from rollouts.errors import ArgumentError, MissingExtraError, TrainingLogError
 from rollouts.observability import JsonLinesSink, MetricHistory, RunMetrics, TensorBoardSink, TrainingLog, WandbSink
-from rollouts.observability.errors import TrainingLogError
-from rollouts.observability.json_lines import read_json_lines
-from rollouts.observability.metric_sinks import last_step
+from rollouts.observability.metric_sinks import last_step, read_json_lines
 from rollouts.observability.training_log import read_step_mismatch
 from rollouts.training.mismatch import ComparedTokens, MismatchReport
 from transport import RecordReader, RecordWriter
@@ -128,7 +126,7 @@ def test_a_line_of_other_types_is_named_and_the_next_one_is_read(tmp_path: Path,
 
 
 def test_a_line_of_any_length_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollouts.observability.json_lines.MAX_LINE_BYTES", 100)
+    monkeypatch.setattr("rollouts.observability.metric_sinks.MAX_LINE_BYTES", 100)
     path = tmp_path / "metrics.jsonl"
     row = '{"step": 2, "time": 1.0, "metrics": {}}'
     path.write_text(f"{'x' * 1000}\n{row}\n{'x' * 1000}")

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from run_events import TIMELINE, FakeClock, replay
 
 from rollouts.observability import METRICS, RunMetrics
-from rollouts.observability.histogram import BOUNDS, Histogram
-from rollouts.observability.recent_rate import RecentRate
+from rollouts.observability.run_metrics import BOUNDS, Histogram, RecentRate
 from rollouts.runner import events
 from rollouts.runner.events import (
     EpisodeRetried,

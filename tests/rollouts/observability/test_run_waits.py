@@ -9,7 +9,7 @@ from run_events import FakeClock, replay
 
 from rollouts.errors import ArgumentError
 from rollouts.observability import EpisodeWait, WaitWatcher, wait_report
-from rollouts.observability.periodic import PeriodicThread
+from rollouts.observability.engine_load import PeriodicThread
 from rollouts.runner.events import EpisodeEnded, EpisodeStarted, EpisodeWaiting
 
 LOGGER = "rollouts.observability.waiting"

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from renderers import MediaSource, load_renderer
-from renderers.media.raw import array_to_raw
+from renderers.media.decoding import array_to_raw
 from rollouts import Runner, SamplingParams, StepResult, Task
 from rollouts.ray import RayWorkers
 from rollouts.testing import ScriptedEngine

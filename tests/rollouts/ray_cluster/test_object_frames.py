@@ -14,8 +14,8 @@ from renderers import MediaSource
 from renderers.errors import MediaDigestError
 from rollouts.errors import ArgumentError
 from rollouts.ray import ObjectMedia, RayConnectionError, RayWorkers
-from rollouts.ray.object_frames import ObjectFrames
-from rollouts.ray.progress_log import ProgressBatch, ProgressLog, ProgressReader
+from rollouts.ray.objects import ObjectFrames
+from rollouts.ray.worker_actor import ProgressBatch, ProgressLog, ProgressReader
 from rollouts.workers import JobWaiting
 from transport import decode_frames, encode_frames
 

@@ -13,7 +13,7 @@ import pytest
 
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.fleet import EngineFleet
-from rollouts.engines.fleet.ray_servers import RayServerNames
+from rollouts.engines.fleet.servers import RayServerNames
 from rollouts.errors import ArgumentError, ServerActorError
 from rollouts.ray import RayServers, RayServerStartError
 

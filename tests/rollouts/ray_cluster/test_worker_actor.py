@@ -10,10 +10,9 @@ import pytest
 
 from rollouts import EpisodeLimits, SamplingParams, Task
 from rollouts.ray import ObjectMedia, RayWorkers, worker_actor
-from rollouts.ray.actor_worker import ActorWorker
-from rollouts.ray.object_frames import ObjectFrames
-from rollouts.ray.progress_log import ProgressBatch
-from rollouts.ray.worker_actor import WorkerActor, WorkerParts
+from rollouts.ray.objects import ObjectFrames
+from rollouts.ray.worker_actor import ProgressBatch, WorkerActor, WorkerParts
+from rollouts.ray.workers import ActorWorker
 from rollouts.testing import ScriptedEngine
 from rollouts.workers import EpisodeJob
 

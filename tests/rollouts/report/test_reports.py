@@ -22,13 +22,10 @@ from rollouts.cli.main import app
 from rollouts.errors import ServerTimeoutError
 from rollouts.observability.training_log import StepMismatch
 from rollouts.report import write_report
-from rollouts.report.charts import Chart, Figures, Line
-from rollouts.report.collected import collect
+from rollouts.report.charts import Chart, Figures, Line, escaped
 from rollouts.report.curves import episode_charts, throughput_charts
-from rollouts.report.errors import ReportDirectoryError
-from rollouts.report.html_text import escaped
-from rollouts.report.mismatch_figures import of_training
-from rollouts.report.run_files import open_run
+from rollouts.report.figures import collect, of_training
+from rollouts.report.run_files import ReportDirectoryError, open_run
 from rollouts.report.viewer_page import MAX_EPISODES, choose_episodes
 from transport import RecordWriter
 
@@ -347,7 +344,7 @@ def test_every_list_of_numbers_can_be_drawn(values: list[float]) -> None:
 
 
 def figures_of(count: int, **changed: object):
-    from rollouts.report.episode_figures import episode_figures
+    from rollouts.report.figures import episode_figures
 
     one = episode_figures(Trajectory("one"), 0, 0)
     return [replace(one, number=number, episode_id=str(number), **changed) for number in range(count)]

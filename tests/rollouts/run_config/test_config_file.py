@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from run_config_files import CONFIG, changed
 
-from rollouts.run_config.config_file import read_config
-from rollouts.run_config.errors import ConfigProblem, RunConfigError
+from rollouts.run_config.config_file import ConfigProblem, RunConfigError, read_config
 
 
 def problems_of(path: Path, text: str | bytes) -> tuple[ConfigProblem, ...]:

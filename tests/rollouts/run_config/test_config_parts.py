@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from run_config_files import CONFIG, changed, write_run
 
-from rollouts.cli.run.parts import RunParts, make_parts
-from rollouts.run_config.config_file import read_config
-from rollouts.run_config.errors import ConfigProblem, RunConfigError, TaskFileError
+from rollouts.cli.run.execution import RunParts, make_parts
+from rollouts.run_config.config_file import ConfigProblem, RunConfigError, TaskFileError, read_config
 from rollouts.run_config.tasks import FileTaskSource
 from rollouts.task import Task
 

@@ -13,8 +13,8 @@ from run_config_files import CONFIG, FOURS, changed, groups_of, rows_of, run, su
 from typer.testing import CliRunner
 
 from rollouts.cli.main import app
-from rollouts.cli.run.group_files import GroupFiles
-from rollouts.engines.vllm.http.limits import HttpLimits
+from rollouts.cli.run.output import GroupFiles
+from rollouts.engines.vllm.connection import HttpLimits
 from rollouts.run_config.tasks import FileTaskSource
 from rollouts.runner.group import Group
 from transport import RecordWriter

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from run_config_files import FOURS, groups_of, rows_of, run, summary_of, write_run
 
-from rollouts.runner.journal.entries import JournalClosed
+from rollouts.runner.journal.files import JournalClosed
 from transport import RecordReader, RecordWriter
 
 NUMBERS = (4, 7, 1, 2, 3, 5)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rollouts.cli.run.summary import print_summary, summarise, write_summary
+from rollouts.cli.run.output import print_summary, summarise, write_summary
 
 ROW: dict[str, Any] = {
     **dict.fromkeys(("done", "truncated", "failed", "turns", "tokens", "sampled_tokens", "images"), 1),

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from rollouts.cli.run.summary import print_summary, summarise
+from rollouts.cli.run.output import print_summary, summarise
 
 
 def test_an_error_that_quotes_a_million_characters_is_shortened_in_the_summary() -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from renderers import RenderedTokens
-from renderers.media.source import MediaSource
+from renderers.media.item import MediaSource
 from rollouts import Completion, FinishReason, Trajectory
 from rollouts.runner.group import Group
 from rollouts.runner.journal.files import ENTRIES, EPISODES, JournalFiles
-from rollouts.runner.journal.recorder import Recorder
+from rollouts.runner.journal.journal import Recorder
 from rollouts.task import Task
 from transport import encode
 

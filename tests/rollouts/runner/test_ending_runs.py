@@ -78,7 +78,7 @@ class StubbornInClose(Stubborn):
 
 def run_with_stubborn(monkeypatch, world):
     """Run `world()`. Only then may the environments end: `asyncio.run` waits for the tasks that are left."""
-    monkeypatch.setattr("rollouts.episodes.environment_calls.CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr("rollouts.episodes.environment.CLOSE_SECONDS", 0.1)
     monkeypatch.setattr("rollouts.episodes.episode.END_SECONDS", 0.3)
 
     async def run():

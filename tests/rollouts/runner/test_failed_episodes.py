@@ -67,7 +67,7 @@ def test_a_group_reward_with_the_name_of_the_environments_own_is_refused_before_
 
 @pytest.mark.parametrize(("limits", "count"), [(EpisodeLimits(), 1), (EpisodeLimits(max_turns=6), 0)])
 def test_an_episode_without_limits_that_goes_on_is_reported_once(renderer, caplog, monkeypatch, limits, count):
-    monkeypatch.setattr("rollouts.runner.reporter._MANY_TURNS", 3)
+    monkeypatch.setattr("rollouts.runner.events._MANY_TURNS", 3)
 
     class FiveTurns(Counting):
         turns = 5

@@ -13,7 +13,7 @@ from interrupted_run import NUM_TASKS
 
 from rollouts import Trajectory
 from rollouts.runner.journal.files import EPISODES, JournalFiles
-from rollouts.runner.journal.recorder import Recorder
+from rollouts.runner.journal.journal import Recorder
 from transport import read_records
 
 PROGRAM = Path(__file__).parent / "interrupted_run.py"

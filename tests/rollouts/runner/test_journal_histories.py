@@ -21,7 +21,7 @@ from journal_recordings import (
 )
 
 from rollouts.runner.journal.files import ENTRIES, EPISODES
-from rollouts.runner.journal.recorder import Recorder
+from rollouts.runner.journal.journal import Recorder
 from transport import encode
 
 #: (kind, task number, index): see `play`. Calls of the runner for a task come in this order, those of tasks in any.

@@ -17,8 +17,7 @@ import pytest
 from journalled_run import GROUP_SIZE, NUM_TASKS
 
 from rollouts import Trajectory
-from rollouts.runner.journal.entries import JournalAttempted, JournalClosed, JournalFinished
-from rollouts.runner.journal.files import ENTRIES, EPISODES
+from rollouts.runner.journal.files import ENTRIES, EPISODES, JournalAttempted, JournalClosed, JournalFinished
 from transport import RecordReader
 
 PROGRAM = Path(__file__).parent / "journalled_run.py"

@@ -10,7 +10,7 @@ from transformers import AutoModelForImageTextToText
 
 from rollouts import SamplingParams, StepResult
 from rollouts.engines.local import LocalEngine
-from rollouts.engines.local.sampling import RowSampler
+from rollouts.engines.local.batch import RowSampler
 from rollouts.runner import Asynchronous, Runner, Task
 from rollouts.testing import tiny_qwen3_vl
 from rollouts.training import TrainingBatch, samples_from_trajectory, token_logprobs

@@ -7,8 +7,13 @@ import pytest
 from runner_world import Counting, HeldEngine, make_runner, run_groups, tasks
 
 from renderers.errors import MediaFetchError, MessageError
-from rollouts.episodes.error_kinds import error_kind, is_outage
-from rollouts.episodes.errors import EnvironmentFailedError, EnvironmentProtocolError, RemoteFailureError
+from rollouts.episodes.errors import (
+    EnvironmentFailedError,
+    EnvironmentProtocolError,
+    RemoteFailureError,
+    error_kind,
+    is_outage,
+)
 from rollouts.errors import (
     EngineClosedError,
     EngineFailedError,
@@ -23,7 +28,7 @@ from rollouts.errors import (
 )
 from rollouts.runner import RetryPolicy, Task
 from rollouts.runner.events import EpisodeRetried, EpisodeWaiting
-from rollouts.runner.retries import FailedAttempts
+from rollouts.runner.group_run import FailedAttempts
 from rollouts.testing import ScriptedEngine
 
 AT_ONCE = RetryPolicy(first_delay=0.0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rollouts import Trajectory, WeightSpan
 from rollouts.errors import ArgumentError
-from rollouts.runner.version_history import VersionHistory, oldest_place, staleness
+from rollouts.runner.weight_updates import VersionHistory, oldest_place, staleness
 from rollouts.trajectory.token_node import TokenNode
 
 names = st.lists(st.text("0123456789ab", min_size=1, max_size=3), min_size=1, max_size=8, unique=True)

@@ -6,8 +6,7 @@ import logging
 import pytest
 
 from rollouts.errors import ArgumentError, WeightUpdateError
-from rollouts.runner.events import WeightsUpdated, WeightUpdateFailed
-from rollouts.runner.reporter import Reporter
+from rollouts.runner.events import Reporter, WeightsUpdated, WeightUpdateFailed
 from rollouts.runner.weight_updates import WeightUpdates
 from rollouts.testing import ScriptedEngine, SimulatedEngine
 

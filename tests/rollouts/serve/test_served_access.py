@@ -23,8 +23,7 @@ from rollouts.engines.vllm import VLLMEngine
 from rollouts.errors import ApiKeyError
 from rollouts.serve.access import BodyLimitMiddleware
 from rollouts.serve.errors import ApiKeyFileError, PortUnavailableError, RequestError, UnprotectedAddressError
-from rollouts.serve.image_features import ImageCache
-from rollouts.serve.image_sources import SourceCache
+from rollouts.serve.images import ImageCache, SourceCache
 from rollouts.serve.server import HttpProtocol, bound_socket, check_protection, read_api_key, run_server
 
 GENERATE = "/inference/v1/generate"

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from rollouts.cli.doctor.finding import Outcome
-from rollouts.cli.doctor.run_checks import Options, run_checks
+from rollouts.cli.doctor.command import Options, run_checks
+from rollouts.cli.doctor.target import Outcome
 from rollouts.engines.vllm import ServerRenderer, VLLMEngine
 from rollouts.observability.engine_load import server_load
 

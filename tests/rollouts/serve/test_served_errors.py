@@ -16,11 +16,11 @@ from served_in_thread import ServedInThread, local_app
 from test_served_engine import image_messages, request_of
 
 from rollouts.engines.vllm import VLLMEngine
-from rollouts.engines.vllm.wire.feature_encoding import encode_features
+from rollouts.engines.vllm.features import encode_features
 from rollouts.errors import OverlongPromptError
-from rollouts.serve import json_bodies
+from rollouts.serve import bodies as json_bodies
+from rollouts.serve.bodies import MAX_JSON_VALUES, has_more_values
 from rollouts.serve.gateway.routes import Gateway
-from rollouts.serve.json_size import MAX_JSON_VALUES, has_more_values
 from rollouts.testing import ScriptedEngine
 
 

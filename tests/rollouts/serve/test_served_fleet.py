@@ -14,7 +14,7 @@ from transformers import AutoModelForImageTextToText
 
 from rollouts import SamplingParams, StepResult
 from rollouts.engines.fleet import EngineFleet, FleetLimits
-from rollouts.engines.fleet.rendezvous import ranked_members
+from rollouts.engines.fleet.routing import ranked_members
 from rollouts.engines.vllm import HttpLimits, VLLMEngine
 from rollouts.runner import Asynchronous, EpisodeLimits, Runner, Task
 from rollouts.training import TrainingBatch, samples_from_trajectory, token_logprobs

@@ -23,9 +23,8 @@ from test_served_engine import TEXT, image_messages, request_of
 
 from rollouts.engines.protocol import FinishReason
 from rollouts.engines.vllm import VLLMEngine
-from rollouts.engines.vllm.control.server_control import ServerControl
-from rollouts.engines.vllm.transfer import FileSender
-from rollouts.engines.vllm.transfer.buckets import update_info
+from rollouts.engines.vllm.control import ServerControl
+from rollouts.engines.vllm.transfer import FileSender, update_info
 from rollouts.errors import EngineClosedError, UnknownAdapterError, WeightUpdateError
 from rollouts.testing import tiny_qwen3_vl
 

@@ -6,7 +6,7 @@ from chromium import PHONE
 from viewer_episodes import media_episode
 
 from renderers import PlaceholderRange
-from renderers.media.source import MediaSource
+from renderers.media.item import MediaSource
 from rollouts import FinishReason, MediaReference, Provenance, TokenNode, Trajectory, Turn, WeightSpan
 from rollouts.view import write_html
 

@@ -23,7 +23,7 @@ from rollouts import MediaReference, Trajectory
 from rollouts.training.mismatch import ComparedTokens
 from rollouts.view import write_html
 from rollouts.view.episode_data import episode_payload
-from rollouts.view.errors import ComparedNamesError
+from rollouts.view.page import ComparedNamesError
 
 
 def test_a_page_has_the_tokens_masks_and_log_probabilities_of_each_node(renderer, tmp_path):

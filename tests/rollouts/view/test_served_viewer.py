@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from viewer_episodes import failed, media_episode, read_payload, two_turns, video
 
 from rollouts.cli.main import app
-from rollouts.cli.view.growing_file import GrowingFile
-from rollouts.view.errors import EpisodeReadError
+from rollouts.cli.view import GrowingFile
+from rollouts.view.page import EpisodeReadError
 from rollouts.view.server import HOST
 from transport import RecordWriter
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from renderers import MediaSource, PlaceholderRange, TemplateRenderer
-from renderers.media.raw import frames_to_raw
+from renderers.media.decoding import frames_to_raw
 from rollouts import Completion, FinishReason, MediaReference, TokenNode, Trajectory, Turn, WeightSpan
 
 RED, BLUE = (np.full((32, 32, 3), colour, np.uint8) for colour in ((255, 0, 0), (0, 0, 255)))

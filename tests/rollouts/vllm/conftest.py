@@ -51,9 +51,8 @@ async def control(server: Any) -> AsyncIterator[Any]:
     """A `ServerControl` of the fixture `server`, which records its callbacks among the server's events."""
     from controlled_server import capabilities_of
 
-    from rollouts.engines.vllm.control.server_control import ServerControl
-    from rollouts.engines.vllm.http.connection import ServerConnection
-    from rollouts.engines.vllm.http.limits import HttpLimits
+    from rollouts.engines.vllm.connection import HttpLimits, ServerConnection
+    from rollouts.engines.vllm.control import ServerControl
 
     connection = ServerConnection(
         server.base_url, limits=HttpLimits(retries=1, backoff_seconds=0, longest_backoff_seconds=0)

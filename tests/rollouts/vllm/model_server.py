@@ -23,9 +23,8 @@ from transformers import AutoModelForImageTextToText
 
 from renderers import MultiModalData, RendererOptions, load_renderer
 from renderers.media.item import TensorField
-from renderers.vision.normalise import normalise
-from rollouts.engines.vllm.wire.feature_decoding import decode_item
-from rollouts.engines.vllm.wire.feature_encoding import encode_features
+from renderers.vision.patches import normalise
+from rollouts.engines.vllm.features import decode_item, encode_features
 
 # More than a check samples: a request of this length runs until it is aborted.
 LONG = 256

@@ -13,10 +13,9 @@ from fake_server import FakeVLLM
 from typer.testing import CliRunner, Result
 
 from rollouts import GenerateRequest, SamplingParams
-from rollouts.cli.demo_command import demo
-from rollouts.cli.doctor.command import doctor
-from rollouts.cli.doctor.run_checks import Options, run_checks
-from rollouts.demo.server_policy import ServerPolicy
+from rollouts.cli.demo import demo
+from rollouts.cli.doctor.command import Options, doctor, run_checks
+from rollouts.demo.trainer import ServerPolicy
 from rollouts.errors import ApiKeyError
 
 KEY = "the-right-secret"

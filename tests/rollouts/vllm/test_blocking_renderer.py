@@ -18,8 +18,7 @@ from rendering_server import (
 )
 
 from rollouts.engines.protocol import Completion, FinishReason
-from rollouts.engines.vllm.rendering.blocking_renderer import BlockingServerRenderer
-from rollouts.engines.vllm.rendering.server_renderer import ImageChunk, ServerRenderer, TokenChunk
+from rollouts.engines.vllm.server_renderer import BlockingServerRenderer, ImageChunk, ServerRenderer, TokenChunk
 from rollouts.errors import (
     EngineClosedError,
     InvalidRequestError,

@@ -13,8 +13,7 @@ from fake_responses import answer, change
 from fake_server import GENERATE, IMAGE_PAD, RENDER, FakeVLLM
 
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe, release_of
-from rollouts.engines.vllm.http.connection import ServerConnection
-from rollouts.engines.vllm.http.limits import HttpLimits
+from rollouts.engines.vllm.connection import HttpLimits, ServerConnection
 from rollouts.errors import CapabilityError, MalformedResultError, ServerError, ServerUnreachableError
 
 QUICK = HttpLimits(retries=1, backoff_seconds=0, longest_backoff_seconds=0)

@@ -10,9 +10,8 @@ from controlled_server import ENCODER, LABEL, MM, PREFIX, RELOAD, Controlled, ca
 from fake_responses import answer, hold
 from fake_server import ABORT
 
-from rollouts.engines.vllm.control.server_control import ServerControl
-from rollouts.engines.vllm.http.connection import ServerConnection
-from rollouts.engines.vllm.http.limits import HttpLimits
+from rollouts.engines.vllm.connection import HttpLimits, ServerConnection
+from rollouts.engines.vllm.control import ServerControl
 from rollouts.errors import (
     CapabilityError,
     InvalidRequestError,

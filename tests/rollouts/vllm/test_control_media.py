@@ -10,9 +10,8 @@ from fake_responses import answer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rollouts.engines.vllm.control.server_control import ServerControl
-from rollouts.engines.vllm.http.connection import ServerConnection
-from rollouts.engines.vllm.http.limits import HttpLimits
+from rollouts.engines.vllm.connection import HttpLimits, ServerConnection
+from rollouts.engines.vllm.control import ServerControl
 from rollouts.errors import ServerError, UnsafeControlError
 
 QUICK = HttpLimits(retries=1, backoff_seconds=0, longest_backoff_seconds=0)

@@ -14,8 +14,8 @@ import torch
 from model_server import ModelVLLM, Served
 
 from rollouts.cli.doctor import generation_checks, server_checks
-from rollouts.cli.doctor.finding import Finding, Outcome
-from rollouts.cli.doctor.run_checks import Options, run_checks
+from rollouts.cli.doctor.command import Options, run_checks
+from rollouts.cli.doctor.target import Finding, Outcome
 
 CLIP = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],

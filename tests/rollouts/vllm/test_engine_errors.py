@@ -26,7 +26,7 @@ from fake_responses import (
 from fake_server import GENERATE, FakeVLLM
 
 from rollouts import GenerateRequest, SamplingParams
-from rollouts.engines.limits import EngineLimits
+from rollouts.engines.protocol import EngineLimits
 from rollouts.engines.vllm import ExpectedCapabilities, VLLMEngine
 from rollouts.errors import (
     CapabilityError,

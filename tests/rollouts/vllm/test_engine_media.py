@@ -11,10 +11,9 @@ from engine_inputs import PAD, connected, expected, generate_one, image, request
 from fake_responses import answer, hold, reset, stream_pieces
 from fake_server import GENERATE, FakeVLLM
 
-from rollouts.engines.vllm import VLLMEngine
-from rollouts.engines.vllm.media import media_payload
-from rollouts.engines.vllm.media.media_payload import ContentPartsPayload
-from rollouts.engines.vllm.media.source_files import SourceFile
+from rollouts.engines.vllm import VLLMEngine, media_payload
+from rollouts.engines.vllm.media_payload import ContentPartsPayload
+from rollouts.engines.vllm.source_files import SourceFile
 from rollouts.errors import (
     CapabilityError,
     InvalidRequestError,
@@ -125,7 +124,7 @@ async def test_capabilities_are_read_again_after_a_quiet_period(engine, server, 
     await server.stop()
     server.pixel_dtype = "float32"
     await server.start()
-    monkeypatch.setattr("rollouts.engines.vllm.capability_cache._QUIET_SECONDS", -1)
+    monkeypatch.setattr("rollouts.engines.vllm.capabilities._QUIET_SECONDS", -1)
     await generate_one(engine, request(image()))
     assert server.generations[-1].shipped == ["cat"]
     assert (await engine.capabilities()).pixel_dtype == "float32"

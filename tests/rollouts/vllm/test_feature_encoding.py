@@ -16,14 +16,18 @@ from hypothesis.extra import numpy as arrays
 
 from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange
 from renderers.media.item import PixelScale, TensorField
-from renderers.vision.normalise import normalise
-from renderers.vision.patches import StillPatches
-from rollouts.bfloat16 import Bfloat16Array
-from rollouts.engines.vllm.wire import feature_encoding
-from rollouts.engines.vllm.wire.feature_decoding import decode_item, encoded_entries
-from rollouts.engines.vllm.wire.feature_encoding import encode_features, encode_item
-from rollouts.engines.vllm.wire.tensors import ServerNumbers, ServerTensor
+from renderers.vision.patches import StillPatches, normalise
+from rollouts.engines.vllm import features as feature_encoding
+from rollouts.engines.vllm.features import (
+    ServerNumbers,
+    ServerTensor,
+    decode_item,
+    encode_features,
+    encode_item,
+    encoded_entries,
+)
 from rollouts.errors import MalformedResultError
+from rollouts.values import Bfloat16Array
 
 QWEN = {"pixel_values": TensorField("flat"), "image_grid_thw": TensorField("batched")}
 HALF = PixelScale(fused=True)

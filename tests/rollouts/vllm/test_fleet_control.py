@@ -10,7 +10,7 @@ from engine_inputs import generate_one, request
 from fake_responses import answer, hold
 
 from rollouts.engines.fleet import EngineFleet, FleetLimits
-from rollouts.engines.fleet.rendezvous import ranked_members
+from rollouts.engines.fleet.routing import ranked_members
 from rollouts.engines.protocol import UpdatableEngine
 from rollouts.errors import (
     ArgumentError,

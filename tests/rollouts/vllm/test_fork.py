@@ -19,14 +19,13 @@ from fake_server import GENERATE, FakeVLLM
 from rendering_server import RenderingServer, text, user
 
 from renderers import MediaSource
-from renderers.byte_lru import ByteLRU
-from renderers.fork_reset import ProcessLock
 from renderers.media.store import MediaStore
+from renderers.process.caches import ByteLRU
+from renderers.process.fork_reset import ProcessLock
 from rollouts.engines.vllm import VLLMEngine
-from rollouts.engines.vllm.media.server_media_cache import ServerMediaCache
-from rollouts.engines.vllm.rendering.blocking_renderer import BlockingServerRenderer
-from rollouts.engines.vllm.rendering.server_renderer import ServerRenderer
-from rollouts.engines.vllm.single_flight import SingleFlight
+from rollouts.engines.vllm.connection import SingleFlight
+from rollouts.engines.vllm.server_media_cache import ServerMediaCache
+from rollouts.engines.vllm.server_renderer import BlockingServerRenderer, ServerRenderer
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 

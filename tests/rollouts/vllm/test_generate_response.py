@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rollouts.engines.protocol import FinishReason, WeightSpan
-from rollouts.engines.vllm.wire.generate_response import Generation
+from rollouts.engines.vllm.generate import Generation
 from rollouts.errors import MalformedResultError, MissingLogProbsError, ServerError
 
 IDS, LOGPROBS = [7, 9, 2], [-0.5, -1.25, -3.0]

@@ -15,20 +15,25 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange
+from renderers.media.decoding import array_to_raw, frames_to_raw
 from renderers.media.item import ExpansionPiece, PixelScale, TensorField
 from renderers.media.policy import MediaPolicy
-from renderers.media.raw import array_to_raw, frames_to_raw
 from renderers.media.video_decoding import decode_video
-from renderers.vision.normalise import ScaledPixels, normalise
+from renderers.vision.patches import ScaledPixels, normalise
 from rollouts import GenerateRequest, SamplingParams
-from rollouts.engines.vllm.checks.request_checks import check_request
-from rollouts.engines.vllm.media.dense_items import dense_items
-from rollouts.engines.vllm.media.media_payload import ContentPartsPayload, FeaturesPayload, media_payload
-from rollouts.engines.vllm.media.mode_selection import content_objections, features_objections, select_mode
-from rollouts.engines.vllm.media.source_files import encode_avi
-from rollouts.engines.vllm.wire.feature_decoding import decode_item
-from rollouts.engines.vllm.wire.feature_encoding import encode_features
-from rollouts.engines.vllm.wire.generate_response import PromptExpansion
+from rollouts.engines.vllm.features import decode_item, encode_features
+from rollouts.engines.vllm.generate import PromptExpansion
+from rollouts.engines.vllm.media_payload import (
+    ContentPartsPayload,
+    FeaturesPayload,
+    content_objections,
+    dense_items,
+    features_objections,
+    media_payload,
+    select_mode,
+)
+from rollouts.engines.vllm.request_checks import check_request
+from rollouts.engines.vllm.source_files import encode_avi
 from rollouts.errors import CapabilityError, InvalidRequestError, MalformedResultError
 
 MARKER, EMBED, VIDEO_MARKER, TEXT = 301, 302, 303, 7

@@ -16,8 +16,8 @@ from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange
 from renderers.media.item import PixelScale, TensorField
 from renderers.vision.patches import StillPatches
 from rollouts import GenerateRequest, SamplingParams
-from rollouts.engines.vllm.checks.request_checks import check_request
-from rollouts.engines.vllm.wire.tensors import ServerTensor
+from rollouts.engines.vllm.features import ServerTensor
+from rollouts.engines.vllm.request_checks import check_request
 from rollouts.errors import CapabilityError, InvalidRequestError, OverlongPromptError
 
 VIDEO_PAD, VOCABULARY = 398, 448

@@ -23,10 +23,9 @@ from renderers.media.policy import MediaPolicy
 from rollouts import FinishReason
 from rollouts.engines.continuation import single_samples
 from rollouts.engines.vllm import ExpectedCapabilities, ServerRenderer, VLLMEngine
-from rollouts.engines.vllm.media.media_payload import ContentPartsPayload, is_source_missing, media_payload
-from rollouts.engines.vllm.media.mode_selection import select_mode
-from rollouts.engines.vllm.media.source_files import image_file, source_file
-from rollouts.engines.vllm.wire.generate_response import Generation
+from rollouts.engines.vllm.generate import Generation
+from rollouts.engines.vllm.media_payload import ContentPartsPayload, is_source_missing, media_payload, select_mode
+from rollouts.engines.vllm.source_files import image_file, source_file
 from rollouts.errors import CapabilityError, ServerError
 
 RUST = replace(SERVER, pixel_dtype=None, rust_frontend="0.33.0", reads_features=False)

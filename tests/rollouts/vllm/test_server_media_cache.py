@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollouts.engines.vllm.media.server_media_cache import ServerMediaCache
+from rollouts.engines.vllm.server_media_cache import ServerMediaCache
 
 A, B = {"a": 10}, {"b": 10}
 

@@ -29,7 +29,7 @@ from renderers.errors import (
     UnknownPartError,
     UnsupportedModalityError,
 )
-from rollouts.engines.vllm.rendering.server_renderer import ImageChunk, ImagePointer, ServerRenderer
+from rollouts.engines.vllm.server_renderer import ImageChunk, ImagePointer, ServerRenderer
 from rollouts.errors import (
     CapabilityError,
     MalformedResultError,

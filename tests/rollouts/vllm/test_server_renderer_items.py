@@ -29,8 +29,8 @@ from renderers.errors import (
     MessageError,
 )
 from renderers.media.item import PixelScale
-from rollouts.engines.vllm.http.response import HttpResponse
-from rollouts.engines.vllm.rendering.server_renderer import ImageChunk, ServerRenderer, TokenChunk
+from rollouts.engines.vllm.exchange import HttpResponse
+from rollouts.engines.vllm.server_renderer import ImageChunk, ServerRenderer, TokenChunk
 from rollouts.errors import (
     CapabilityError,
     InvalidRequestError,

@@ -16,8 +16,7 @@ from safetensors.numpy import load_file, save_file
 from rollouts.engines.fleet import EngineFleet, FleetLimits
 from rollouts.engines.protocol import UpdatableEngine
 from rollouts.engines.vllm import VLLMEngine
-from rollouts.engines.vllm.transfer import NCCLSender, TensorInfo, TransferEngine
-from rollouts.engines.vllm.transfer.buckets import ExpectedTensors, buckets, update_info
+from rollouts.engines.vllm.transfer import ExpectedTensors, NCCLSender, TensorInfo, TransferEngine, buckets, update_info
 from rollouts.errors import ArgumentError, CapabilityError, UnsafeControlError, WeightUpdateError
 
 INIT, START, UPDATE, FINISH = (

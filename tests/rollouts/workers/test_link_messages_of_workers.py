@@ -16,8 +16,8 @@ from rollouts.errors import ArgumentError
 from rollouts.testing import ScriptedEngine
 from rollouts.workers import EpisodeFailure, EpisodeJob, EpisodeOutcome, EpisodeWorker, JobWaiting
 from rollouts.workers.link import LinkWorkers
+from rollouts.workers.link.link_workers import Outbox
 from rollouts.workers.link.messages import Announced, CancelJob, JobFailed, WorkerHello, own_version
-from rollouts.workers.link.outbox import Outbox
 from transport import wire_type
 from transport.link import LinkClient, LinkRefusedError
 

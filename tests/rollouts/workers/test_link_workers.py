@@ -29,7 +29,7 @@ from rollouts.workers.link import (
     run_link_worker,
     write_key_files,
 )
-from rollouts.workers.link.errors import KeyFileError
+from rollouts.workers.link.keys import KeyFileError
 from transport import DecodeLimits, wire_type
 from transport.link import LinkAddressError, LinkClient, LinkLimits, LinkRefusedError
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rollouts import EpisodeError, EpisodeLimits, SamplingParams, Task
-from rollouts.episodes.error_kinds import is_outage
+from rollouts.episodes.errors import is_outage
 from rollouts.errors import ArgumentError, ServerUnreachableError
 from rollouts.workers import (
     EpisodeFailure,

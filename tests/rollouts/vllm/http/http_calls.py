@@ -6,8 +6,8 @@ import json
 
 from fake_server import GENERATE
 
-from rollouts.engines.vllm.http.connection import ServerConnection
-from rollouts.engines.vllm.http.response import HttpResponse
+from rollouts.engines.vllm.connection import ServerConnection
+from rollouts.engines.vllm.exchange import HttpResponse
 
 
 class Clock:

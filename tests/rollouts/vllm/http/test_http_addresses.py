@@ -17,9 +17,8 @@ from http_calls import Clock, generate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollouts.engines.vllm.http.connection import ServerConnection
-from rollouts.engines.vllm.http.limits import HttpLimits
-from rollouts.engines.vllm.http.response import HttpResponse, response_error
+from rollouts.engines.vllm.connection import HttpLimits, ServerConnection
+from rollouts.engines.vllm.exchange import HttpResponse, response_error
 from rollouts.errors import (
     MalformedResultError,
     ServerTimeoutError,

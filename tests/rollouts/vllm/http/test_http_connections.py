@@ -16,8 +16,7 @@ from fake_responses import hold, stream_pieces
 from fake_server import GENERATE, FakeVLLM
 from http_calls import GENERATION, generate
 
-from rollouts.engines.vllm.http.connection import ServerConnection
-from rollouts.engines.vllm.http.limits import HttpLimits
+from rollouts.engines.vllm.connection import HttpLimits, ServerConnection
 from rollouts.errors import (
     EngineClosedError,
 )
@@ -137,7 +136,7 @@ def test_a_forked_process_leaves_the_connections_of_its_parent_alone(tmp_path: P
         """
 import asyncio, os, sys
 from fake_server import GENERATE, FakeVLLM
-from rollouts.engines.vllm.http.connection import ServerConnection
+from rollouts.engines.vllm.connection import ServerConnection
 
 async def in_child(connection):
     assert (await connection.request("GET", "/version", name="child")).status == 200

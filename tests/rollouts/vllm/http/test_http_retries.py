@@ -14,8 +14,7 @@ from http_calls import GENERATION, Clock, generate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollouts.engines.vllm.http.connection import ServerConnection
-from rollouts.engines.vllm.http.limits import HttpLimits
+from rollouts.engines.vllm.connection import HttpLimits, ServerConnection
 from rollouts.errors import (
     ServerUnreachableError,
 )

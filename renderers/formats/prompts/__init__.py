@@ -1,1 +1,0 @@
-"""Prompts, and tool declarations for templates, that a vendor prints with Python code."""

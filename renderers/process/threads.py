@@ -1,0 +1,284 @@
+"""Threads for calls that may hang, and the number of cores that a process may use."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import functools
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor, Future
+from contextlib import suppress
+from contextvars import copy_context
+from typing import Any, Final, Generic, ParamSpec, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary, WeakSet, finalize, ref
+
+from renderers.process.fork_reset import register_fork_reset
+
+
+def available_cores() -> int:
+    """The cores that the process may run on (`taskset`, cpusets of containers); all where the system does not say."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+# Threads for calls that may take for ever, such as a method of an environment or the fetching of an image.
+#
+# `concurrent.futures.ThreadPoolExecutor` waits at the end of the process for every call that has begun, and
+# `asyncio.run` does so for calls of `asyncio.to_thread`. One call that hangs would keep a program alive after Ctrl-C.
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: How long the process waits at its end for calls that run, so that short ones are not stopped in the middle.
+END_SECONDS: Final = 0.5
+
+
+#: Coroutines that an event loop resumes before it looks at what else is due: each may compute for a fraction of a
+#: millisecond before it waits again.
+_RESULTS_AT_ONCE: Final = 16
+
+
+class DaemonThreads(Executor):
+    """An executor with up to `max_threads` threads, made when they are needed, that do not keep the process alive.
+
+    At the end of the process, calls that run have half a second; then they are abandoned. A call that is cancelled
+    while it runs no longer counts as one of the `max_threads`: calls that hang do not use up the threads.
+    """
+
+    def __init__(self, max_threads: int, name: str) -> None:
+        self._workers = _Workers(max_threads, name)
+        finalize(self, self._workers.close).atexit = False
+
+    def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Call the function on a thread, after the calls submitted before. Raises RuntimeError after `shutdown`."""
+        call: _Call[T] = _Call(functools.partial(function, *args, **kwargs))
+        self._workers.add(call)
+        return call
+
+    async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call the function on a thread, with the context variables of the caller, and wait for the result.
+
+        Takes a fraction of the time of `submit` with `asyncio.wrap_future`. A call that is cancelled before a thread
+        begins it never runs. Raises RuntimeError after `shutdown`, and `CancelledError` if `shutdown` cancelled it.
+        """
+        return await self.begin(function, *args, **kwargs)
+
+    def begin(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
+        """`run`, which begins at once and is awaited later. Raises RuntimeError after `shutdown`."""
+        call: _AwaitedCall[T] = _AwaitedCall(functools.partial(copy_context().run, function, *args, **kwargs))
+        self._workers.add(call)
+        return self._result(call)
+
+    async def _result(self, call: _AwaitedCall[T]) -> T:
+        try:
+            return await call.future
+        except asyncio.CancelledError:
+            self._workers.abandon(call)
+            raise
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Accept no more calls, and return when all earlier ones have ended, except for abandoned ones.
+
+        `wait` False: return at once. `cancel_futures`: cancel the calls that have not begun.
+        """
+        threads = self._workers.close(cancel_futures)
+        if wait:
+            for thread in threads:
+                thread.join()
+
+
+class _Call(Future[T]):
+    """A call and its result."""
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        super().__init__()
+        self.function = function
+        self.is_abandoned = False
+
+    def execute(self) -> None:
+        if not self.set_running_or_notify_cancel():
+            return
+        try:
+            result = self.function()
+        except BaseException as error:  # noqa: BLE001  the caller that waits for the result raises it
+            self.set_exception(error)
+        else:
+            self.set_result(result)
+
+
+class _AwaitedCall(Generic[T]):
+    """A call whose result a coroutine awaits. Made on its event loop."""
+
+    __slots__ = ("_function", "_inbox", "future", "is_abandoned")
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[T] = loop.create_future()
+        self.is_abandoned = False
+        self._function = function
+        self._inbox = _inbox_of(loop)
+
+    def execute(self) -> None:
+        if self.future.cancelled():
+            return
+        try:
+            result = self._function()
+        except BaseException as error:  # noqa: BLE001  the coroutine that waits for the result raises it
+            self._inbox.post(functools.partial(self.future.set_exception, error), self.future)
+        else:
+            self._inbox.post(functools.partial(self.future.set_result, result), self.future)
+
+    def cancel(self) -> None:
+        self._inbox.post(self.future.cancel, self.future)
+
+
+class _Inbox:
+    """Passes results from threads to an event loop, which is woken once for all results that have come meanwhile."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = ref(loop)  # weak: the inbox is kept as long as its loop
+        self._results: deque[tuple[Callable[[], object], asyncio.Future[Any]]] = deque()
+        self._is_woken = False
+
+    def post(self, set_result: Callable[[], object], future: asyncio.Future[Any]) -> None:
+        """Call `set_result` on the event loop unless the future is done. Any thread may call this."""
+        self._results.append((set_result, future))
+        if not self._is_woken:
+            self._is_woken = True
+            loop = self._loop()
+            with suppress(RuntimeError):  # the loop is closed: nobody waits for the result
+                if loop is not None:
+                    loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._is_woken = False  # first: a result that is posted from here on wakes the loop again
+        for _ in range(min(len(self._results), _RESULTS_AT_ONCE)):
+            set_result, future = self._results.popleft()
+            if not future.done():
+                set_result()
+        if self._results and not self._is_woken:
+            self._is_woken = True
+            asyncio.get_running_loop().call_soon(self._deliver)
+
+
+_inboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, _Inbox] = WeakKeyDictionary()
+
+
+def _inbox_of(loop: asyncio.AbstractEventLoop) -> _Inbox:
+    inbox = _inboxes.get(loop)
+    if inbox is None:
+        inbox = _inboxes[loop] = _Inbox(loop)
+    return inbox
+
+
+_AnyCall: TypeAlias = "_Call[Any] | _AwaitedCall[Any]"
+
+
+class _Workers:
+    """The threads of one executor. They refer to this object and not to the executor, so that it can be freed."""
+
+    def __init__(self, max_threads: int, name: str) -> None:
+        self._max_threads = max_threads
+        self._name = name
+        self._closed = False
+        self.reset_after_fork()
+        register_fork_reset(self)
+        _register(self)
+
+    def reset_after_fork(self) -> None:
+        """A forked process has none of the threads, and their calls belong to its parent."""
+        self._process = os.getpid()
+        self._changed = threading.Condition()  # its lock is reentrant: `close` may be called by the garbage collector
+        self._waiting: deque[_AnyCall] = deque()
+        self._threads: set[threading.Thread] = set()  # without those of abandoned calls
+        self._idle = 0
+        self._running: dict[_AnyCall, threading.Thread] = {}
+
+    def add(self, call: _AnyCall) -> None:
+        with self._changed:
+            if self._closed:
+                raise RuntimeError("cannot submit a call after shutdown")
+            self._waiting.append(call)
+            self._changed.notify()
+            self._start_thread()
+
+    def abandon(self, call: _AnyCall) -> None:
+        with self._changed:
+            thread = self._running.get(call)
+            if thread is not None and not call.is_abandoned:
+                call.is_abandoned = True
+                self._threads.discard(thread)
+                self._start_thread()
+
+    def close(self, cancel_waiting: bool = False) -> list[threading.Thread]:
+        """Let the threads end when no call waits; return them."""
+        if self._process != os.getpid():  # forked, and not reset yet: there is no thread, and the lock may be held
+            self._closed = True
+            return []
+        with self._changed:
+            self._closed = True
+            if cancel_waiting:
+                waiting, self._waiting = self._waiting, deque()
+                for call in waiting:
+                    call.cancel()
+            self._changed.notify_all()
+            return list(self._threads)
+
+    def wait_until_idle(self, deadline: float) -> None:
+        """Wait until no call runs, or until `deadline`, in seconds of `time.monotonic`."""
+        while self._running and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def _start_thread(self) -> None:
+        """Start a thread if more calls wait than threads are idle."""
+        if len(self._waiting) > self._idle and len(self._threads) < self._max_threads:
+            thread = threading.Thread(target=self._execute_calls, name=self._name, daemon=True)
+            self._threads.add(thread)
+            thread.start()
+
+    def _execute_calls(self) -> None:
+        thread = threading.current_thread()
+        while (call := self._next_call(thread)) is not None:
+            call.execute()
+            with self._changed:
+                self._running.pop(call, None)
+                if call.is_abandoned:
+                    return  # another thread has its place
+
+    def _next_call(self, thread: threading.Thread) -> _AnyCall | None:
+        with self._changed:
+            self._idle += 1
+            while not self._waiting and not self._closed:
+                self._changed.wait()
+            self._idle -= 1
+            if not self._waiting:
+                self._threads.discard(thread)
+                return None
+            call = self._waiting.popleft()
+            self._running[call] = thread
+            return call
+
+
+_all_workers: WeakSet[_Workers] = WeakSet()
+
+
+def _register(workers: _Workers) -> None:
+    _register_end()
+    _all_workers.add(workers)
+
+
+@functools.cache
+def _register_end() -> None:
+    atexit.register(_wait_for_calls)
+
+
+def _wait_for_calls() -> None:
+    deadline = time.monotonic() + END_SECONDS
+    for workers in list(_all_workers):
+        workers.wait_until_idle(deadline)

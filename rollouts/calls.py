@@ -1,0 +1,78 @@
+"""Calls of blocking functions on threads, and objects that `async with` starts and closes."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final, Self
+
+from renderers.process.threads import DaemonThreads
+
+# Such functions mostly wait for something outside of the process, so that their number may exceed that of the cores.
+_MAX_THREADS: Final = 256
+
+
+async def call_on_thread(
+    function: Callable[..., Any], *arguments: Any, on_begin: Callable[[float], object] | None = None
+) -> Any:
+    """Call a function that may block on a thread, with the context variables of the caller.
+
+    Up to 256 calls run at the same time; others wait. A cancelled call runs to its end without counting, so that calls
+    that hang do not stop others, and it does not keep the process alive. One that is cancelled while it waits never
+    runs. `on_begin` is called on the event loop with the loop's time at which a thread began the function, perhaps
+    after the call was cancelled.
+    """
+    if on_begin is not None:
+        function = _announced(function, on_begin)
+    return await _threads().run(result_of, function, *arguments)
+
+
+def _announced(function: Callable[..., Any], on_begin: Callable[[float], object]) -> Callable[..., Any]:
+    loop = asyncio.get_running_loop()
+
+    def announce_and_call(*arguments: Any) -> Any:
+        loop.call_soon_threadsafe(on_begin, loop.time())
+        return function(*arguments)
+
+    return announce_and_call
+
+
+def result_of(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function in a thread. A future cannot hold a StopIteration: the coroutine would wait forever."""
+    try:
+        return function(*arguments)
+    except StopIteration as error:
+        raise RuntimeError("the function raised StopIteration") from error
+
+
+@functools.cache
+def _threads() -> DaemonThreads:
+    return DaemonThreads(_MAX_THREADS, "blocking-call")
+
+
+class StartAndClose(ABC):
+    """`async with` calls `start`, and `close` at the end of the block and after a start that failed."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Start; returns when the object can be used."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End what runs. A second call does nothing."""
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

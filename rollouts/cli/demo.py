@@ -1,0 +1,147 @@
+"""`rollouts demo`: train a tiny vision-language model on this machine and compare its figures with their targets."""
+
+from __future__ import annotations
+
+import os
+import time
+from enum import StrEnum
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from rollouts.cli.command_group import INTERRUPTED
+from rollouts.cli.serve import api_key_advice, api_key_from_environment
+from rollouts.demo.task import FULL, QUICK, Recipe
+from rollouts.episodes.errors import EpisodeError
+from rollouts.errors import ApiKeyError, CapabilityError, ServerUnreachableError
+from rollouts.terminal.interrupts import defer_interrupts
+from rollouts.terminal.table import exit_with_error
+
+if TYPE_CHECKING:
+    from rollouts.demo.run import Results
+
+
+#: The time for the report at the end, and after Ctrl-C.
+REPORT_SECONDS = 30.0
+INTERRUPTED_REPORT_SECONDS = 5.0
+
+
+class EngineKind(StrEnum):
+    """The engine that samples in the demonstration."""
+
+    LOCAL = "local"
+    VLLM = "vllm"
+
+
+def demo(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer RL steps: 50 to 80 seconds.")] = False,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Decides everything: weights, digits, samples.")] = 0,
+    out: Annotated[
+        Path, typer.Option(metavar="DIRECTORY", help="The directory for model, trajectories, curves and figures.")
+    ] = Path("demo-out"),
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a figure misses its target.")] = False,
+    engine: Annotated[
+        EngineKind, typer.Option(help="Where completions are sampled: in this process, or by a vLLM server.")
+    ] = EngineKind.LOCAL,
+    base_url: Annotated[
+        str,
+        typer.Option(
+            metavar="URL", help="The URL of the vLLM server, which must serve the directory `model` of --out."
+        ),
+    ] = "",
+    api_key_env: Annotated[
+        str | None, typer.Option(metavar="VARIABLE", help="The environment variable with the server's key.")
+    ] = None,
+) -> None:
+    """Watch a tiny vision-language model learn to read digits, from random weights, on this machine."""
+    console = Console()
+    missing = [name for name in ("torch", "transformers", "sklearn", "matplotlib") if find_spec(name) is None]
+    if missing:
+        console.print(f'the demo needs {", ".join(missing)}: pip install "mmrollouts\\[demo]"')
+        raise typer.Exit(2)
+    _check_address(engine, base_url)
+    # Two processes use the same cores in turn; threads that spin while the other process works would slow it down.
+    # The variable is read when torch is imported, in this process and in its child.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    started = time.perf_counter()
+    results = _run(console, QUICK if quick else FULL, seed=seed, out=out, base_url=base_url, api_key_env=api_key_env)
+    with defer_interrupts():
+        from rollouts.demo.run import plot_curves, print_results
+
+    results.seconds = time.perf_counter() - started
+    results.save(out / "results.json")
+    plot_curves(results, out / "curves.png")
+    print_results(results, console)
+    console.print(f"in {out}: curves.png, trajectories.mmr, results.json, model/", markup=False, soft_wrap=True)
+    _write_report(out, seconds=REPORT_SECONDS)
+    missed = results.missed_targets()
+    for target in missed:
+        console.print(f"[red]missed:[/red] {target}")
+    if check and missed:
+        raise typer.Exit(1)
+
+
+def _write_report(out: Path, seconds: float) -> None:
+    """Write the report, with the model's texts in the viewer."""
+    from renderers import load_renderer
+    from rollouts.cli.report import write_report_at_the_end
+
+    write_report_at_the_end(out, renderer=load_renderer(out / "model"), seconds=seconds)
+
+
+def _check_address(engine: EngineKind, base_url: str) -> None:
+    if (engine is EngineKind.VLLM) != bool(base_url):
+        raise typer.BadParameter("--engine vllm and --base-url URL go together")
+    if base_url:
+        from rollouts.engines.vllm.exchange import parse_address
+
+        try:
+            parse_address(base_url, api_key=None)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+
+
+def _run(console: Console, recipe: Recipe, *, seed: int, out: Path, base_url: str, api_key_env: str | None) -> Results:
+    """Run the demonstration; without `base_url`, completions are sampled in this process."""
+    from rollouts.demo.run import has_episodes, interrupted_message, prepare_output
+    from rollouts.demo.trainer import TrainerProcess, collect_garbage_rarely
+
+    api_key = api_key_from_environment(api_key_env)
+    started_at = time.time()
+    prepare_output(out)
+    try:
+        # Started before this process imports torch and transformers: both processes import them at the same time.
+        with TrainerProcess(out / "model", recipe, seed) as trainer:
+            with defer_interrupts():
+                import sklearn.datasets  # noqa: F401, used later by `rollouts.demo.task`
+
+                from rollouts.demo.run import Demo, Progress, local_policy
+                from rollouts.demo.trainer import ServerPolicy, serve_command
+
+            collect_garbage_rarely()
+            with Progress(console, recipe) as progress:
+                make_policy = partial(ServerPolicy, base_url, api_key) if base_url else local_policy
+                demonstration = Demo(
+                    recipe=recipe, seed=seed, out=out, trainer=trainer, progress=progress, make_policy=make_policy
+                )
+                return demonstration.run()
+    except (EpisodeError, ServerUnreachableError, CapabilityError) as error:
+        cause = error.__cause__ if isinstance(error, EpisodeError) else error
+        if not isinstance(cause, ServerUnreachableError | CapabilityError):
+            raise
+        while isinstance(cause.__cause__, ServerUnreachableError):  # the request that failed first
+            cause = cause.__cause__
+        if isinstance(cause, ApiKeyError):
+            exit_with_error(api_key_advice(base_url, api_key_env))
+        console.print(str(cause), markup=False)
+        console.print(f"start the server with\n  {serve_command(out / 'model')}", markup=False, soft_wrap=True)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        console.print(interrupted_message(out, started_at), markup=False, soft_wrap=True)
+        if has_episodes(out, started_at):
+            _write_report(out, seconds=INTERRUPTED_REPORT_SECONDS)
+        raise typer.Exit(INTERRUPTED) from None

@@ -1,1 +1,0 @@
-"""`rollouts report`: the report of a run as an HTML file."""

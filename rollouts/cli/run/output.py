@@ -1,0 +1,404 @@
+"""The output directory of a run: its files, its groups, its summary."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from rich.console import Console
+
+from rollouts.errors import CommandFileError, RolloutsError, short_repr
+from rollouts.files import replaced_file
+from rollouts.run_config.config_file import ConfigFile
+from rollouts.runner.group import Group
+from rollouts.terminal.table import Column, print_table, printable_line, shortened
+from rollouts.trajectory.tree import Trajectory
+from rollouts.values import mean_and_spread
+from transport import DecodeError, FileDeletedError, MalformedError, RecordReader, RecordWriter
+
+
+class DryRunError(RolloutsError):
+    """The first episode of a dry run has no prompt. `task_id` is its task, `reason` how it ended.
+
+    Cure: correct the environment or the task; the reason is that of the episode.
+    """
+
+    def __init__(self, task_id: str, reason: str) -> None:
+        self.task_id = task_id
+        self.reason = reason
+        super().__init__(f"task {task_id:.80} has no first prompt: {reason}")
+
+
+@dataclass(frozen=True, slots=True)
+class OutputDirectory:
+    """The files of a run: a journal, from which it continues, and what it produces."""
+
+    path: Path
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal"
+
+    @property
+    def trajectories(self) -> Path:
+        return self.path / "trajectories.mmr"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def runner_metrics(self) -> Path:
+        return self.path / "runner_metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+
+_KEY = ("output", "directory")
+
+
+def prepare_output(file: ConfigFile, *, resume: bool) -> OutputDirectory:
+    """Check the output directory as `check_output`, and make it. Raises `RunConfigError`."""
+    output = check_output(file, resume=resume)
+    with _refusing(file, output, "cannot be made"):
+        output.path.mkdir(parents=True, exist_ok=True)
+    return output
+
+
+def check_output(file: ConfigFile, *, resume: bool) -> OutputDirectory:
+    """The output directory, which is not made here.
+
+    Without `resume` it must be new or empty; with it, new, empty or that of a run. Raises `RunConfigError`.
+    """
+    output = OutputDirectory(file.resolve(file.config.output.directory))
+    existing = next(path for path in (output.path, *output.path.parents) if os.path.lexists(path))
+    if not existing.is_dir():
+        reason = f"{output.path} cannot be made: {existing} is no directory; name another directory"
+        raise file.error(_KEY, reason)
+    with _refusing(file, output, "cannot be read"):
+        is_empty = existing != output.path or not any(os.scandir(output.path))
+    if not is_empty and not resume:
+        cure = "pass --resume to continue the run in it, or name another directory"
+        raise file.error(_KEY, f"{output.path} is not empty; {cure}")
+    if not is_empty and not output.journal.is_dir():
+        cure = "name the directory of a run, or an empty one"
+        raise file.error(_KEY, f"{output.path} is not empty and has no journal to continue from; {cure}")
+    return output
+
+
+@contextmanager
+def _refusing(file: ConfigFile, output: OutputDirectory, refusal: str) -> Iterator[None]:
+    """Raise `RunConfigError` in place of an error of the system."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"{output.path} {refusal}: {error.strerror or error}; name another directory"
+        raise file.error(_KEY, reason) from error
+
+
+# The lines of `metrics.jsonl`: one for each group of a run.
+
+
+class StoredRow(NamedTuple):
+    """A line of the file, as it is there, and its values."""
+
+    line: bytes
+    values: dict[str, Any]
+
+
+class _Row(BaseModel):
+    """The values of a line that the summary needs, and the task that it is of."""
+
+    model_config = ConfigDict(strict=True)
+
+    task_id: str
+    rewards: list[float]
+    reward_parts: dict[str, list[float]]
+    attempts: list[int]
+    done: int
+    truncated: int
+    failed: int
+    errors: list[str]
+    turns: int
+    tokens: int
+    sampled_tokens: int
+    images: int
+
+
+def group_row(group: Group) -> dict[str, Any]:
+    """The line for a group."""
+    episodes = group.episodes
+    return {
+        "task_id": group.task.task_id,
+        "time": time.time(),
+        "seconds": group.seconds,
+        "rewards": group.rewards.tolist(),
+        "reward_parts": {name: values.tolist() for name, values in group.reward_parts.items()},
+        "attempts": list(group.attempts),
+        "done": sum(episode.done for episode in episodes),
+        "truncated": sum(episode.truncated for episode in episodes),
+        "failed": group.num_failed,
+        "errors": [episode.error for episode in episodes if episode.error],  # "KindOfError: text"
+        "turns": sum(episode.num_turns for episode in episodes),
+        "tokens": sum(len(node) for episode in episodes for node in episode.nodes),
+        "sampled_tokens": sum(len(node.logprobs) for episode in episodes for node in episode.nodes),
+        "images": sum(1 for episode in episodes for _ in episode.all_media()),
+        "oldest_version": group.oldest_version,
+    }
+
+
+def read_group_rows(path: Path) -> Iterator[StoredRow]:
+    """The lines of `metrics.jsonl`, none if there is no such file.
+
+    Raises `CommandFileError` for a line that is not that of a group.
+    """
+    if not path.exists():
+        return
+    with open(path, "rb") as lines:
+        for number, line in enumerate(lines, 1):
+            yield StoredRow(line, _values(path, number, line))
+
+
+def _values(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    cure = "remove the line; --resume writes it anew from trajectories.mmr"
+    try:
+        values: dict[str, Any] = json.loads(line.decode("utf-8"))
+        if not isinstance(values, dict):
+            raise CommandFileError(path, f"no line of a run ({short_repr(values)}); {cure}", line=number)
+        _Row.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        problem = ": ".join([*map(str, first["loc"]), first["msg"]])
+        raise CommandFileError(path, f"no line of a run ({problem}); {cure}", line=number) from error
+    except (ValueError, RecursionError) as error:
+        raise CommandFileError(path, f"not JSON ({error}); {cure}", line=number) from error
+    return values
+
+
+class GroupFiles:
+    """Writes groups: the episodes of each as one record of `trajectories.mmr`, and a line of `metrics.jsonl`."""
+
+    def __init__(self, output: OutputDirectory) -> None:
+        self._output = output
+        with _named(output.trajectories):
+            self._trajectories = RecordWriter(output.trajectories)
+        with _named(output.metrics):
+            self._metrics = open(output.metrics, "a", encoding="utf-8")  # noqa: SIM115  `__exit__` closes it
+
+    def write(self, group: Group) -> None:
+        """Write a group. The operating system has all of it when this returns.
+
+        Raises `CommandFileError` where the system refuses to write, as when the disk is full.
+        """
+        with _named(self._output.trajectories):
+            self._trajectories.append(list(group.episodes))
+        self.write_row(group)
+
+    def write_row(self, group: Group) -> None:
+        """Write the line of a group whose record is written. Raises as `write`."""
+        with _named(self._output.metrics):
+            self._metrics.write(json.dumps(group_row(group)) + "\n")
+            self._metrics.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(OSError):  # `write` has raised it: the line is written when the run continues
+            self._metrics.close()
+        with _named(self._output.trajectories):
+            self._trajectories.close()
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Turn an error of the system, or of a file that was deleted, into one that names the file and the cure."""
+    try:
+        yield
+    except (OSError, FileDeletedError) as error:
+        reason = error.strerror or str(error) if isinstance(error, OSError) else "it was deleted during the run"
+        cure = "correct the cause, and continue with --resume"
+        raise CommandFileError(path, f"cannot be written: {reason}; {cure}") from error
+
+
+# The groups that earlier processes of a run have written, where its two files of groups may have lost different ones.
+#
+# A process that is killed leaves at most its last group without a line in `metrics.jsonl`. After a power cut, each file
+# may have lost any part of its end. A group with a record in `trajectories.mmr` counts as written: where its line is
+# missing, it is computed from the record. A line without a record is removed; the journal delivers the group again, or
+# the task is run again.
+
+
+class StoredGroups:
+    """The tasks of both files. Of a record only the position is kept. An incomplete last line is cut off.
+
+    Raises `CommandFileError` for a damaged line of `metrics.jsonl`, and where `trajectories.mmr` has no usable header.
+    """
+
+    def __init__(self, output: OutputDirectory) -> None:
+        self._output = output
+        _cut_incomplete_line(output.metrics)
+        rows = {row.values["task_id"] for row in read_group_rows(output.metrics)}
+        self._records = dict(_tasks_of_records(output.trajectories))
+        self.without_record = frozenset(rows - self._records.keys())
+        self.without_row = tuple(task_id for task_id in self._records if task_id not in rows)
+
+    @property
+    def task_ids(self) -> frozenset[str]:
+        """The tasks whose groups have a record."""
+        return frozenset(self._records)
+
+    def remove_rows_without_record(self) -> None:
+        """Remove from `metrics.jsonl` the lines of the groups that `trajectories.mmr` does not have."""
+        if self.without_record:
+            with replaced_file(self._output.metrics) as file:
+                for row in read_group_rows(self._output.metrics):
+                    if row.values["task_id"] in self._records:
+                        file.write(row.line)
+
+    def groups_without_row(self) -> Iterator[tuple[str, list[Trajectory]]]:
+        """The tasks of which `metrics.jsonl` has no line, with the episodes of their records."""
+        if self.without_row:
+            with RecordReader(self._output.trajectories) as reader:
+                for task_id in self.without_row:
+                    yield task_id, reader[self._records[task_id]]
+
+
+def _tasks_of_records(path: Path) -> Iterator[tuple[str, int]]:
+    """The task and the position of each record. A damaged record counts as lost."""
+    if not path.exists():
+        return
+    with _opened(path) as reader:
+        for index in range(len(reader)):
+            try:
+                record = reader.without_media(index)
+            except DecodeError:
+                continue
+            if isinstance(record, list) and record and isinstance(record[0], Trajectory):
+                yield record[0].group_id, index
+
+
+def _opened(path: Path) -> RecordReader:
+    try:
+        return RecordReader(path)
+    except MalformedError as error:
+        reason = "it has no usable header; delete it, and --resume writes its groups again from the journal"
+        raise CommandFileError(path, reason) from error
+
+
+def _cut_incomplete_line(path: Path) -> None:
+    """Cut off what stands after the last line feed."""
+    if path.exists():
+        with open(path, "rb") as lines:
+            end = sum(len(line) for line in lines if line.endswith(b"\n"))
+        os.truncate(path, end)
+
+
+# The summary of a run, from the lines of its `metrics.jsonl`: what earlier processes did is part of it.
+
+
+_TOTALS = ("done", "truncated", "failed", "turns", "tokens", "sampled_tokens", "images")
+_MOST_ERRORS = 10
+_MOST_ERROR_CHARACTERS = 1000  # an error may quote a whole message; the episode has all of it
+_MOST_WITHOUT_EXPONENT = 1e12
+
+
+def summarise(
+    rows: Iterable[Mapping[str, Any]], *, complete: bool, seconds: float, metrics: Mapping[str, float]
+) -> dict[str, Any]:
+    """Figures over all groups of the output directory.
+
+    `complete`: every task of the source, up to the limit, has been run. `seconds` and `metrics` are those of this
+    process. Rewards are means over all episodes, failed ones included, and null without episodes; rewards that are not
+    finite (sums that overflow) are counted in `rewards_not_finite` and in no mean. `errors` has the most frequent
+    kinds of errors, with the number of episodes and the first text of each, shortened to 1,000 characters.
+    """
+    groups = attempts = 0
+    totals = dict.fromkeys(_TOTALS, 0)
+    rewards = array("d")
+    parts: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
+    errors: Counter[str] = Counter()
+    examples: dict[str, str] = {}
+    for row in rows:
+        groups += 1
+        attempts += sum(row["attempts"])
+        for name in _TOTALS:
+            totals[name] += row[name]
+        rewards.extend(row["rewards"])
+        for name, values in row["reward_parts"].items():
+            parts[name].extend(values)
+        for text in row["errors"]:
+            kind = text.partition(":")[0]
+            errors[kind] += 1
+            examples.setdefault(kind, shortened(text, _MOST_ERROR_CHARACTERS))
+    reward = mean_and_spread(rewards)
+    return {
+        "complete": complete,
+        "seconds": seconds,
+        "groups": groups,
+        "episodes": len(rewards),
+        **totals,
+        "attempts": attempts,
+        "reward_mean": _known(reward.mean),
+        "reward_std": _known(reward.spread),
+        "rewards_not_finite": reward.not_finite,
+        "reward_parts": {name: _known(mean_and_spread(parts[name]).mean) for name in sorted(parts)},
+        "errors": {
+            kind: {"episodes": count, "example": examples[kind]} for kind, count in errors.most_common(_MOST_ERRORS)
+        },
+        "metrics": dict(metrics),
+    }
+
+
+def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
+    """Write the summary to `path`, whose earlier content stays until the new one is complete. Raises `OSError`."""
+    with replaced_file(path) as file:
+        file.write((json.dumps(summary, indent=2) + "\n").encode())
+
+
+def print_summary(summary: Mapping[str, Any], console: Console) -> None:
+    """Print the figures as a table, and the errors below it. Texts of environments and rewards are on one line each."""
+    names = [name for name, value in summary.items() if name != "complete" and not isinstance(value, dict)]
+    rows = [[name.replace("_", " "), _figure(summary[name])] for name in names]
+    rows += [[f"reward {printable_line(name)}", _figure(value)] for name, value in summary["reward_parts"].items()]
+    for name, value in summary["metrics"].items():
+        kind, _, reason = name.partition("/")
+        if kind in ("groups_skipped", "groups_stale"):
+            rows.append([f"{kind.replace('_', ' ')}: {printable_line(reason)}", _figure(int(value))])
+    print_table([Column("figure", min_width=20), Column("value", align_right=True)], rows, console)
+    if summary["errors"]:
+        errors = [[f"{error['episodes']:,}", printable_line(error["example"])] for error in summary["errors"].values()]
+        console.print()
+        print_table([Column("episodes", align_right=True), Column("first error", min_width=20)], errors, console)
+
+
+def _figure(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.3f}" if abs(value) < _MOST_WITHOUT_EXPONENT else f"{value:.4g}"
+    return f"{value:,}"
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value

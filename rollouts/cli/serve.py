@@ -1,0 +1,197 @@
+"""The API key of a server, read from an environment variable that a command option names."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from contextlib import ExitStack
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from rollouts.engines.vllm.exchange import redacted
+from rollouts.terminal.table import exit_with_error, print_line
+
+if TYPE_CHECKING:
+    from renderers import TemplateRenderer
+    from rollouts.engines.vllm.capabilities import ServerCapabilities
+    from rollouts.serve.pausable_engine import PausableEngine
+    from rollouts.serve.served_model import ServedModel
+
+
+def api_key_from_environment(variable: str | None) -> str | None:
+    """Return the key; None without a variable. Exits with an error if the variable is not set."""
+    if variable is None:
+        return None
+    key = os.environ.get(variable)
+    if not key:
+        exit_with_error(f"--api-key-env {variable}: this environment variable is not set; put the server's key in it")
+    return key
+
+
+def api_key_advice(url: str, variable: str | None) -> str:
+    """Return what to do after a server has refused the key, or the request without a key."""
+    if variable is None:
+        return (
+            f"{redacted(url)} requires an API key: put the key in an environment variable and pass the name of the "
+            "variable, --api-key-env VLLM_API_KEY"
+        )
+    return f"{redacted(url)} refuses the API key in {variable}: set it to the key of `vllm serve --api-key`"
+
+
+# `rollouts serve --model DIR`: an engine behind vLLM's routes.
+
+
+#: vLLM's label of the weights that a server starts with.
+FIRST_VERSION = "default"
+
+
+class EngineKind(StrEnum):
+    LOCAL = "local"
+    VLLM = "vllm"
+
+
+def serve(
+    model: Annotated[Path, typer.Option(metavar="DIR", help="The directory of the model.")],
+    host: Annotated[str, typer.Option(metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="The port; 0: any free one.")] = 8000,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The name of the model in requests; default: the directory's.")
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A file with the key that requests must carry.")
+    ] = None,
+    engine: Annotated[
+        EngineKind, typer.Option(help="local: transformers in this process; vllm: the server at --base-url.")
+    ] = EngineKind.LOCAL,
+    base_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="With --engine vllm: the URL of the vLLM server.")
+    ] = None,
+    upstream_api_key_env: Annotated[
+        str | None, typer.Option(metavar="VARIABLE", help="The environment variable with the key of --base-url.")
+    ] = None,
+    control: Annotated[
+        bool, typer.Option(help="Answer the routes that pause the server and replace its weights.")
+    ] = True,
+    max_body_mb: Annotated[int, typer.Option(min=1, metavar="MB", help="The largest body of a request.")] = 256,
+    record: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Append the trajectory of each chat session that ends to this record file."),
+    ] = None,
+    any_model: Annotated[
+        bool, typer.Option("--any-model", help="Answer chat completions whatever model they name.")
+    ] = False,
+) -> None:
+    """Serve a model with vLLM's routes, without vLLM, and with chat completions that are recorded as trajectories.
+
+    Prints one line once it answers requests, and runs until Ctrl-C. Other machines reach it only with --host, and then
+    every request needs the key of --api-key-file.
+    """
+    from renderers import load_renderer
+    from rollouts.engines.vllm.exchange import redacted
+    from rollouts.serve.app import create_app
+    from rollouts.serve.errors import SessionNotDeliveredError
+    from rollouts.serve.gateway.chat_request import GatewayLimits
+    from rollouts.serve.gateway.routes import Gateway
+    from rollouts.serve.server import base_url as address
+    from rollouts.serve.server import bound_socket, check_protection, read_api_key, run_server
+    from transport import RecordWriter
+
+    if (engine is EngineKind.VLLM) != (base_url is not None):
+        exit_with_error("--base-url URL and --engine vllm belong together: the engine is the vLLM server at that URL")
+    api_key = None if api_key_file is None else read_api_key(api_key_file)
+    check_protection(host, api_key)
+    with bound_socket(host, port) as listener:  # first: a port in use is an error before the model is loaded
+        renderer = load_renderer(model)
+        if base_url is None:
+            served, description = _local(model, renderer, name), "transformers"
+        else:
+            upstream_key = api_key_from_environment(upstream_api_key_env)
+            served, description = (
+                _upstream(model, renderer, name, base_url, upstream_key),
+                f"vLLM at {redacted(base_url)}",
+            )
+        with ExitStack() as at_end:
+            on_session_end = None if record is None else at_end.enter_context(RecordWriter(record)).append
+            gateway = Gateway(
+                served.engine.continuing(),
+                renderer,
+                model=None if any_model else served.model.name,
+                limits=GatewayLimits(max_body_bytes=max_body_mb * 2**20),
+                on_session_end=on_session_end,
+            )
+            undelivered: list[SessionNotDeliveredError] = []
+
+            async def close_gateway() -> None:
+                try:
+                    await gateway.close()
+                except SessionNotDeliveredError as error:
+                    undelivered.append(error)
+
+            app = create_app(
+                served.engine,
+                renderer,
+                served.model,
+                api_key=api_key,
+                control=control,
+                hosts=(host,),
+                max_body_bytes=max_body_mb * 2**20,
+                routes=gateway.routes(),
+                on_shutdown=[close_gateway],
+            )
+            url = address(listener)
+
+            def report_ready() -> None:
+                print_line(f"serving {served.model.name} ({description}) at {url} (Ctrl-C ends it)")
+                sys.stdout.flush()  # a program that started this one waits for the line
+
+            try:
+                run_server(app, listener, on_ready=report_ready)
+            finally:  # also after Ctrl-C, which then must not look like an end with everything recorded
+                for error in undelivered:
+                    exit_with_error(f"{record}: {', '.join(error.session_ids)} not recorded: {error.reason}")
+
+
+class _Served(NamedTuple):
+    engine: PausableEngine
+    model: ServedModel
+
+
+def _local(directory: Path, renderer: TemplateRenderer, name: str | None) -> _Served:
+    """The model of a directory, run by transformers in this process."""
+    from rollouts.engines.local import LocalEngine
+    from rollouts.serve.pausable_engine import PausableEngine
+    from rollouts.serve.served_model import served_model
+
+    engine = LocalEngine.from_pretrained(directory, weight_version=FIRST_VERSION)
+    model = served_model(
+        directory,
+        renderer,
+        name=name,
+        max_model_len=engine.max_model_len,
+        vocab_size=engine.vocab_size,
+        dtype=engine.dtype,
+    )
+    return _Served(PausableEngine(engine, max_model_len=engine.max_model_len), model)
+
+
+def _upstream(
+    directory: Path, renderer: TemplateRenderer, name: str | None, base_url: str, api_key: str | None
+) -> _Served:
+    """A vLLM server that runs the model of a directory."""
+    from rollouts.engines.vllm import VLLMEngine
+    from rollouts.serve.pausable_engine import PausableEngine
+    from rollouts.serve.served_model import served_model
+
+    engine = VLLMEngine(base_url, api_key=api_key)
+
+    async def probe() -> ServerCapabilities:
+        return await engine.capabilities()
+
+    capabilities = asyncio.run(probe())
+    length = capabilities.max_model_len
+    model = served_model(directory, renderer, name=name or capabilities.model, max_model_len=length)
+    return _Served(PausableEngine(engine, max_model_len=length), model)

@@ -1,1 +1,0 @@
-"""`rollouts view`: the episodes of a trajectory file in a browser."""

@@ -1,1 +1,0 @@
-"""The commands `rollouts worker` and `rollouts keys`."""

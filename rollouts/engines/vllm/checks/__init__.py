@@ -1,1 +1,0 @@
-"""The checks of a request before it is sent."""

@@ -1,0 +1,481 @@
+"""Requests to a server: deadlines, retries after failures."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+import re
+import threading
+import time
+from asyncio import sleep
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Hashable, Mapping
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from functools import lru_cache
+from typing import Any, Generic, NamedTuple, TypeVar
+from urllib.parse import urlencode
+
+import aiohttp
+from yarl import URL
+
+from renderers.media.fetching import client_tls_context
+from renderers.process.fork_reset import register_fork_reset
+from rollouts.engines.vllm.exchange import (
+    Body,
+    Call,
+    EventDecoder,
+    HttpResponse,
+    SegmentsPayload,
+    parse_address,
+    response_error,
+)
+from rollouts.errors import (
+    EngineClosedError,
+    EngineError,
+    InvalidRequestError,
+    MalformedResultError,
+    ServerTimeoutError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """Bounds of requests to one server: seconds, bytes, counts.
+
+    At most `concurrency` requests are in flight per engine and event loop, whatever their routes. `total_seconds`
+    bounds a whole call, including the wait for a slot and the retries. `read_seconds` bounds the time between two
+    pieces of a response; None sets no bound, because a long completion sends nothing until it is done. Idle connections
+    are closed after `keepalive_seconds`, which must be less than the server's own time (5 s in vLLM), so that no
+    request is sent on a connection that the server is closing. The wait before retry number n is at most
+    `backoff_seconds` * 2**(n - 1) and at most `longest_backoff_seconds`, which also bounds what a server can demand
+    with Retry-After. `response_bytes` bounds a response after decompression.
+    """
+
+    concurrency: int = 512
+    connect_seconds: float = 10.0
+    read_seconds: float | None = None
+    total_seconds: float = 3600.0
+    keepalive_seconds: float = 3.0
+    retries: int = 8
+    backoff_seconds: float = 0.25
+    longest_backoff_seconds: float = 15.0
+    response_bytes: int = 256 * 2**20
+
+    def __post_init__(self) -> None:
+        for name, least in (("concurrency", 1), ("retries", 0), ("response_bytes", 1)):
+            count = getattr(self, name)
+            if type(count) is not int or count < least:
+                raise ValueError(f"HttpLimits.{name} is {count!r} and must be a whole number, at least {least}")
+        for name in ("connect_seconds", "total_seconds", "read_seconds"):
+            seconds = getattr(self, name)
+            if seconds is not None and not 0 < seconds < math.inf:
+                raise ValueError(f"HttpLimits.{name} is {seconds!r} and must be a finite time above 0 s")
+        for name in ("keepalive_seconds", "backoff_seconds", "longest_backoff_seconds"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"HttpLimits.{name} is {getattr(self, name)!r} and must be 0 s or more, and finite")
+
+    def retry_delay(self, attempt: int, retry_after: str | None) -> float:
+        """Seconds to wait after failed attempt number `attempt` (from 1).
+
+        Full jitter: between 0 and the bound of this retry, so that requests which failed together do not return
+        together. Where the server's Retry-After header gave a time, the wait is that time and the jitter of a first
+        attempt: not earlier than demanded, and spread.
+        Source: M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
+        """
+        demanded = _retry_after_seconds(retry_after)
+        chance = random.random()  # noqa: S311 not a secret
+        if demanded is not None:
+            return min(demanded, self.longest_backoff_seconds) + chance * self.backoff_seconds
+        return chance * min(self.longest_backoff_seconds, self.backoff_seconds * 2.0 ** min(attempt - 1, 62))
+
+
+def _retry_after_seconds(value: str | None) -> float | None:
+    """Seconds from now, for both forms of RFC 9110 section 10.2.3 (a number, a date); None for anything else."""
+    try:
+        seconds = float(value or "")
+        return seconds if 0 <= seconds < math.inf else None
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(value or "").timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return None
+
+
+# Requests to one vLLM server: an aiohttp session per event loop, slots, deadlines, retries.
+#
+# Proxy settings of the environment are not used: an engine inside a cluster must not send its prompts, images and key
+# through the proxy that a shell's `HTTP_PROXY` names.
+
+
+_LOG = logging.getLogger("rollouts.engines.vllm")
+# Too Many Requests, Service Unavailable: the statuses that invite a retry.
+_BUSY = frozenset((429, 503))
+_CONTROL_SLOTS = 32
+# After [DONE] only the end of the encoding may follow; a server that sends more than that loses the connection.
+_AFTER_DONE_SECONDS = 1.0
+_CLOSE_SECONDS = 1.0
+# Sessions of a parent process: they share its sockets and its event loop's epoll, so they must never be closed here.
+_INHERITED: list[_LoopState] = []
+
+
+@dataclass(eq=False, slots=True)
+class _LoopState:
+    """What belongs to one event loop of one process."""
+
+    session: aiohttp.ClientSession
+    slots: asyncio.Semaphore
+    control_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_CONTROL_SLOTS))
+    running: set[asyncio.Timeout] = field(default_factory=set)
+    loop_end: AsyncGenerator[None, None] | None = None  # closes the session
+
+    async def shut_down(self) -> None:
+        """End the running calls, by moving their deadlines to now, and close the session."""
+        for scope in list(self.running):
+            if not scope.expired():
+                scope.reschedule(0.0)
+        try:
+            while self.running:  # noqa: ASYNC110 a few rounds, until the ended calls have unwound
+                await asyncio.sleep(0)
+        finally:  # also if the closing task is cancelled, as one that closes inside of its own stream is
+            assert self.loop_end is not None
+            await self.loop_end.aclose()
+
+    async def close_session(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self.session.close()
+
+
+class ServerConnection:
+    """Requests to one server, from any event loop and any number of threads at once.
+
+    Failed connections (refused, reset, ended within a response) and HTTP 429 and 503 are tried again; nothing else is.
+    A cancelled call closes its connection and frees its slot at once. `on_lost` is called whenever a connection was
+    refused or broke, because the server may have restarted and lost its caches; it must not block.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        limits: HttpLimits | None = None,
+        on_lost: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.base_url, authorization = parse_address(base_url, api_key=api_key)
+        self.limits = limits or HttpLimits()
+        self._on_lost = on_lost
+        self._headers = {"User-Agent": "mmrollouts", "Accept-Encoding": "gzip"}
+        if authorization is not None:
+            self._headers["Authorization"] = authorization
+        self._loops: dict[asyncio.AbstractEventLoop, _LoopState] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self._failing = False
+        register_fork_reset(self)
+
+    def reset_after_fork(self) -> None:
+        self._lock = threading.Lock()
+        _INHERITED.extend(self._loops.values())
+        self._loops = {}
+
+    def __repr__(self) -> str:
+        return f"ServerConnection({self.base_url!r})"
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        name: str,
+        body: Body | None = None,
+        params: Mapping[str, str | int | bool] | None = None,
+        headers: Mapping[str, str] | None = None,
+        seconds: float | None = None,
+        retry: bool = True,
+        slot: bool = True,
+    ) -> HttpResponse:
+        """Send a request and read the whole response, of whatever status (429 and 503 only after the retries).
+
+        `body` is JSON in segments, which are sent without joining them; they must not change until the call is over.
+        `seconds` replaces `total_seconds`. `retry=False` is for what must not happen twice: one attempt, on a new
+        connection. `slot=False` is for control calls, which must not queue behind generations; they have 32 slots of
+        their own. Raises `ServerUnreachableError`, `ServerTimeoutError`, `EngineClosedError`, `MalformedResultError`
+        (not HTTP, too large, an invalid encoding) and `ServerError` (a redirect, which is not followed: the key and the
+        prompts are for this server only).
+        """
+        if params:
+            query = {key: str(value).lower() if isinstance(value, bool) else value for key, value in params.items()}
+            path += "?" + urlencode(query)
+        call = self._call(method, path, name, body, headers, seconds)
+        async with self._slot(call, control=not slot) as session:
+            if retry:
+                response, content = await self._respond(call, session)
+            else:
+                async with self._session(force_close=True) as new_session:
+                    response, content = await self._respond(call, new_session, retry=False)
+            return HttpResponse(response.status, response.headers, content, name, call.sent)
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        path: str,
+        *,
+        name: str,
+        body: Body,
+        headers: Mapping[str, str] | None = None,
+        seconds: float | None = None,
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """POST, and iterate over the `data` of the server-sent events of the response, up to `[DONE]`.
+
+        Retries like `request` until the head of a response has arrived. The slot is held, and the deadline runs, until
+        the context is left; leaving it before the end closes the connection. An error status raises `ServerError`,
+        a stream without `[DONE]` `MalformedResultError`, a connection that breaks `ServerUnreachableError`.
+        """
+        call = self._call("POST", path, name, body, headers, seconds)
+        async with self._slot(call) as session:
+            response, content = await self._respond(call, session, whole=False)
+            if response.status >= 400:
+                failed = HttpResponse(response.status, response.headers, content, name, call.sent)
+                raise response_error(name, failed, call.place)
+            try:
+                yield self._events(call, response)
+            finally:
+                response.release()  # which closes the connection if the body has not been read to its end
+
+    async def close(self) -> None:
+        """Refuse further requests, end the running ones with `EngineClosedError`, close every connection."""
+        self._closed = True
+        with self._lock:
+            states, self._loops = self._loops, {}
+        for loop, state in states.items():
+            if loop.is_closed():
+                await state.close_session()
+            elif loop is asyncio.get_running_loop():
+                await state.shut_down()
+            else:
+                asyncio.run_coroutine_threadsafe(state.shut_down(), loop)
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        name: str,
+        body: Body | None,
+        headers: Mapping[str, str] | None,
+        seconds: float | None,
+    ) -> Call:
+        try:
+            url = _encoded_url(self.base_url + path)
+            if headers and not all(value.isascii() and value.isprintable() for value in headers.values()):
+                raise ValueError
+        except ValueError:
+            raise InvalidRequestError(
+                name,
+                f"{method} {path!r}: the path or a header has characters that HTTP cannot carry; use printable ASCII, "
+                "and %20 in paths",
+            ) from None
+        try:
+            payload = None if body is None else SegmentsPayload(body)
+        except TypeError as error:
+            raise InvalidRequestError(
+                name, f"{method} {path!r}: a segment of the body is not contiguous bytes ({error}); pass bytes(segment)"
+            ) from None
+        seconds = self.limits.total_seconds if seconds is None else seconds
+        return Call(name, method, url, payload, headers, seconds, self.limits.response_bytes)
+
+    @asynccontextmanager
+    async def _slot(self, call: Call, *, control: bool = False) -> AsyncIterator[aiohttp.ClientSession]:
+        """A slot, under the deadline of the call, with the session of the running loop."""
+        self._raise_if_closed(call)
+        loop = asyncio.get_running_loop()
+        state = self._loops.get(loop) or await self._open(loop)
+        call.deadline = loop.time() + call.seconds
+        scope = asyncio.timeout_at(call.deadline)
+        try:
+            async with scope:
+                state.running.add(scope)
+                async with state.control_slots if control else state.slots:
+                    self._raise_if_closed(call)
+                    yield state.session
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            self._raise_if_closed(call)
+            raise ServerTimeoutError(
+                call.name,
+                f"{call.place} was not over after {call.seconds:g} s; it was {call.stage} (attempt {call.attempt}). "
+                "Raise total_seconds if such requests may take longer",
+            ) from None
+        finally:
+            state.running.discard(scope)
+
+    async def _respond(
+        self, call: Call, session: aiohttp.ClientSession, *, whole: bool = True, retry: bool = True
+    ) -> tuple[aiohttp.ClientResponse, bytes]:
+        """A response after as many attempts as it takes, with its body (empty if not `whole` and no error)."""
+        retries = self.limits.retries if retry else 0
+        kept_connection_lost = not retry
+        while True:
+            failure: ConnectionError | None = None
+            retry_after, immediately = None, False
+            try:
+                response, content = await call.send(session, whole=whole)
+            except ConnectionError as error:
+                self._on_lost()
+                self._raise_if_closed(call)
+                failure, reason = error, str(error)
+                if call.unanswered and not kept_connection_lost and retries:
+                    # This is how a kept connection ends that the server has closed: not counted, once per call.
+                    kept_connection_lost = immediately = True
+                    retries += 1
+            else:
+                if response.status not in _BUSY:
+                    if self._failing:
+                        self._failing = False
+                        _LOG.info("%s responds again", self.base_url)
+                    return response, content
+                reason, retry_after = f"HTTP {response.status}", response.headers.get("retry-after")
+            delay = 0.0 if immediately else self.limits.retry_delay(call.attempt, retry_after)
+            if call.attempt > retries or asyncio.get_running_loop().time() + delay >= call.deadline:
+                if failure is None:
+                    return response, content
+                raise call.unreachable(failure) from failure
+            # One warning when a series of failures begins and one line at its end: a restart fails hundreds of
+            # requests.
+            level = logging.DEBUG if self._failing else logging.WARNING
+            self._failing = True
+            message = "%s: %s (request %s, attempt %d), next in %.2f s"
+            _LOG.log(level, message, call.place, reason, call.name, call.attempt, delay)
+            call.stage = f"waiting to try again after: {reason}"
+            if delay:
+                await sleep(delay)
+
+    async def _events(self, call: Call, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+        decoder = EventDecoder()
+        call.stage = "reading the response"
+        try:
+            while piece := await call.read(response):
+                for event in decoder.feed(piece):
+                    if event != b"[DONE]":
+                        yield event
+                        continue
+                    with suppress(TimeoutError, ConnectionError, EngineError):
+                        async with asyncio.timeout(_AFTER_DONE_SECONDS):
+                            await call.read(response)
+                    return
+        except ConnectionError as error:
+            self._on_lost()
+            raise call.unreachable(error) from error
+        raise MalformedResultError(call.name, f"{call.place}: the stream ended without [DONE]")
+
+    def _raise_if_closed(self, call: Call) -> None:
+        if self._closed:
+            raise EngineClosedError(call.name, "the engine is closed") from None
+
+    async def _open(self, loop: asyncio.AbstractEventLoop) -> _LoopState:
+        """A session for the running loop. The states of loops that are closed are dropped."""
+        session = self._session(keepalive_timeout=self.limits.keepalive_seconds)
+        state = _LoopState(session, asyncio.Semaphore(self.limits.concurrency))
+        with self._lock:
+            closed = [self._loops.pop(each) for each in list(self._loops) if each.is_closed()]
+            self._loops[loop] = state
+        state.loop_end = self._until_loop_ends(loop, state)
+        await anext(state.loop_end)
+        for each in closed:
+            await each.close_session()
+        return state
+
+    def _session(self, **connector: Any) -> aiohttp.ClientSession:
+        tls = client_tls_context() if self.base_url.startswith("https:") else True
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=tls, **connector),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,  # aiohttp takes a compressed body that ends too early for a whole one
+            headers=self._headers,
+            timeout=aiohttp.ClientTimeout(
+                total=None, sock_connect=self.limits.connect_seconds, sock_read=self.limits.read_seconds
+            ),
+        )
+
+    async def _until_loop_ends(self, loop: asyncio.AbstractEventLoop, state: _LoopState) -> AsyncGenerator[None, None]:
+        """Closes the loop's session when the loop ends, because `asyncio.run` finishes all open generators."""
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._loops.pop(loop, None)
+            await state.close_session()
+
+
+@lru_cache(maxsize=256)
+def _encoded_url(text: str) -> URL:
+    if not re.fullmatch(r"[\x21-\x7e]+", text):
+        raise ValueError
+    return URL(text, encoded=True)
+
+
+T = TypeVar("T")
+
+
+class _LoopEndedError(Exception):
+    """The event loop that ran a call ended before the result."""
+
+
+class _Running(NamedTuple, Generic[T]):
+    result: Future[T]
+    loop: asyncio.AbstractEventLoop
+
+
+class SingleFlight(Generic[T]):
+    """At most one running call per key: concurrent callers, on any event loop, get its result or its error.
+
+    A caller that is cancelled does not cancel the call. Results are not kept after the call has ended. A forked
+    process begins without running calls.
+    """
+
+    def __init__(self) -> None:
+        self.reset_after_fork()
+        register_fork_reset(self)
+
+    def reset_after_fork(self) -> None:
+        self._lock = threading.Lock()
+        self._running: dict[Hashable, _Running[T]] = {}
+
+    async def run(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The result of the running call of this key, else of `make()`."""
+        while True:
+            try:
+                return await asyncio.wrap_future(self._join(key, make))
+            except _LoopEndedError:
+                continue  # start the call again on this loop
+
+    def _join(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            running = self._running.get(key)
+            if running is not None and not running.loop.is_closed():
+                return running.result
+            result: Future[T] = Future()
+            result.set_running_or_notify_cancel()  # so that a cancelled caller cannot cancel it
+            self._running[key] = _Running(result, loop)
+        task = loop.create_task(make())
+        task.add_done_callback(lambda task: self._settle(key, result, task))
+        return result
+
+    def _settle(self, key: Hashable, result: Future[T], task: asyncio.Task[T]) -> None:
+        with self._lock:
+            running = self._running.get(key)
+            if running is not None and running.result is result:
+                del self._running[key]
+        if task.cancelled():
+            result.set_exception(_LoopEndedError())
+        elif (error := task.exception()) is not None:
+            result.set_exception(error)
+        else:
+            result.set_result(task.result())

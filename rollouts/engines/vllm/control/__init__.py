@@ -1,1 +1,0 @@
-"""Control of a vLLM server: pausing, sleeping, emptying caches, updating weights, reading metrics."""

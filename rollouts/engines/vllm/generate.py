@@ -1,0 +1,376 @@
+"""Bodies of requests to generate and to render, and their responses."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from renderers import PlaceholderRange
+from renderers.placement import placement_error
+from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, TokenDelta, WeightSpan, logprobs_error
+from rollouts.engines.vllm.exchange import Body, server_error
+from rollouts.errors import InvalidRequestError, MalformedResultError, MissingLogProbsError
+
+#: Tokens in a chunk, so many that a streamed response has two chunks: the first token, which shows that the prompt and
+#: its media have reached the engine, and all other tokens.
+_ONE_CHUNK = 1_000_000
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+
+#: How a response is sent: whole (None), the first token and then the rest ("first"), or token by token ("each").
+Chunks = Literal["first", "each"] | None
+
+
+def request_body(
+    request: GenerateRequest,
+    prompt_ids: Sequence[int],
+    media: Body,
+    *,
+    model: str,
+    cache_salt: str | None,
+    chunks: Chunks,
+    return_prompt: bool,
+) -> Body:
+    """The body of a request. `media` is `MediaPayload.body_field`: one member of the object, or empty.
+
+    Raises `InvalidRequestError` for sampling options that JSON cannot represent.
+    """
+    sampling = _sampling(request, chunks)
+    fields: dict[str, Any] = {
+        "request_id": request.request_id,
+        "model": model,
+        "sampling_params": sampling,
+        "priority": request.priority,
+        "stream": chunks is not None,
+        "return_token_ids": return_prompt,
+        "token_ids": prompt_ids if isinstance(prompt_ids, list) else np.asarray(prompt_ids).tolist(),
+    }
+    if cache_salt is not None:
+        fields["cache_salt"] = cache_salt
+    try:
+        opening = _ENCODER.encode(fields)[:-1].encode()
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(
+            request.request_id, f"a sampling option cannot be written as JSON ({error}): {sampling}"
+        ) from error
+    return [opening, b",", *media, b"}"] if media else [opening, b"}"]
+
+
+def _sampling(request: GenerateRequest, chunks: Chunks) -> Mapping[str, Any]:
+    """Every sampling parameter, explicitly: a server fills missing ones with its own defaults."""
+    sampling = request.sampling
+    fields: dict[str, Any] = {
+        "n": sampling.n,
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "seed": sampling.seed,
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "logprobs": 0,  # of the sampled token only
+        "detokenize": False,
+        **sampling.extra,
+    }
+    if request.prompt_logprobs:
+        fields["prompt_logprobs"] = 0
+    if chunks == "first":
+        fields["stream_interval"] = _ONE_CHUNK
+    return fields
+
+
+_ROUTED_EXPERT_DTYPES = ("uint8", "uint16", "int32")
+
+
+@dataclass(slots=True)
+class _Choice:
+    """The part of one sample that was received so far."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: Any = None
+    weight_versions: list[Mapping[str, Any]] = field(default_factory=list)
+    routed_experts: list[str] = field(default_factory=list)
+    sampling_mask: list[list[int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptExpansion:
+    """A server's expansion of logical ids: the prompt that it ran, and (offset, length) of each item by modality."""
+
+    prompt_ids: list[int]
+    placeholders: Mapping[str, list[tuple[int, int]]]
+
+
+class Generation:
+    """Accumulates the samples of one request from a whole response, or from the chunks of a streamed one."""
+
+    def __init__(self, name: str, count: int) -> None:
+        self._name = name
+        self._count = count
+        self.clear()
+
+    def clear(self) -> None:
+        """Remove everything that was received."""
+        self._choices = [_Choice() for _ in range(self._count)]
+        self._prompt_logprobs: Any = None
+        self._prompt_ids: Any = None
+        self._placeholders: Any = None
+
+    def add_response(self, text: bytes) -> list[TokenDelta]:
+        """Add a response or a chunk and return its tokens.
+
+        Raises `MalformedResultError`, `MissingLogProbsError`, and `ServerError` for an error in a streamed response.
+        """
+        try:
+            payload = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise self._malformed(f"the response is not JSON ({error}): {text[:200]!r}") from error
+        if not isinstance(payload, dict):
+            raise self._malformed(f"the response is {type(payload).__name__}, not an object")
+        if isinstance(failure := payload.get("error"), dict):  # in a streamed response it follows HTTP 200
+            status = failure["code"] if isinstance(failure.get("code"), int) else 500
+            raise server_error(self._name, "the server stopped generating", status, str(failure.get("message"))[:500])
+        try:
+            if payload.get("prompt_logprobs") is not None:
+                self._prompt_logprobs = payload["prompt_logprobs"]
+            if payload.get("prompt_token_ids") is not None:
+                self._prompt_ids = payload["prompt_token_ids"]
+            if payload.get("mm_placeholders") is not None:
+                self._placeholders = payload["mm_placeholders"]
+            return [self._extend(part["index"], part) for part in payload["choices"]]
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise self._malformed(f"the response does not have vLLM's shape ({error!r}): {text[:200]!r}") from error
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether a token was received."""
+        return any(choice.token_ids for choice in self._choices)
+
+    def end_by_abort(self) -> None:
+        """End the samples that have not ended: they have the tokens that were received, and were aborted."""
+        for choice in self._choices:
+            if choice.finish_reason is None:
+                choice.finish_reason = FinishReason.ABORT
+                choice.routed_experts = []  # those of a part of the tokens
+
+    def completions(self, prompt_tokens: int, fallback_version: str) -> list[Completion]:
+        """The samples by index, checked. `fallback_version` labels tokens without a weight version of the server."""
+        return [
+            self._completion(index, choice, prompt_tokens, fallback_version)
+            for index, choice in enumerate(self._choices)
+        ]
+
+    def has_prompt_logprobs(self, prompt_tokens: int) -> bool:
+        """Whether log-probabilities of the whole prompt were received; an aborted response may lack them."""
+        return isinstance(self._prompt_logprobs, list) and len(self._prompt_logprobs) == prompt_tokens
+
+    def prompt_logprobs(self, prompt_ids: Sequence[int]) -> np.ndarray:
+        """float32 (prompt,), NaN for the first token. Raises `MissingLogProbsError`."""
+        entries, count = self._prompt_logprobs, len(prompt_ids)
+        try:
+            given = [entry[str(token)]["logprob"] for entry, token in zip(entries[1:], prompt_ids[1:], strict=True)]
+            values = np.array([0.0, *given], dtype=np.float32)
+        except (KeyError, TypeError, ValueError) as error:
+            raise MissingLogProbsError(
+                self._name, f"no log-probability for each of {count} tokens: {error!r}"
+            ) from error
+        if (reason := logprobs_error(values, count)) is not None:
+            raise MissingLogProbsError(self._name, f"prompt: {reason}")
+        values[0] = np.nan
+        return values
+
+    def prompt_expansion(self) -> PromptExpansion:
+        """The prompt that the server ran, requested by `return_token_ids`. Raises `MalformedResultError` if missing."""
+        if self._prompt_ids is None:
+            raise self._malformed("the response lacks `prompt_token_ids`, which are needed to check its expansion")
+        try:
+            ranges = {
+                str(modality): [(int(each["offset"]), int(each["length"])) for each in placeholders]
+                for modality, placeholders in (self._placeholders or {}).items()
+            }
+            return PromptExpansion([int(token) for token in self._prompt_ids], ranges)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise self._malformed(f"`mm_placeholders` cannot be read ({error!r})") from error
+
+    def _extend(self, index: int, part: Mapping[str, Any]) -> TokenDelta:
+        if not 0 <= index < len(self._choices):
+            raise self._malformed(f"the response has choice {index}; {len(self._choices)} were requested")
+        choice = self._choices[index]
+        ids = part["token_ids"]
+        content = (part.get("logprobs") or {}).get("content")
+        if ids and content is None:
+            raise MissingLogProbsError(self._name, f"choice {index} has tokens without log-probabilities")
+        logprobs = self._logprobs(index, ids, content or [])
+        choice.logprobs += logprobs
+        choice.token_ids += ids
+        choice.finish_reason = part.get("finish_reason") or choice.finish_reason
+        choice.stop_reason = part.get("stop_reason", choice.stop_reason)
+        choice.weight_versions += part.get("weight_versions") or []
+        choice.sampling_mask += part.get("sampling_mask") or []
+        if part.get("routed_experts"):
+            choice.routed_experts.append(part["routed_experts"])
+        return TokenDelta(index, self._int32(index, ids), np.array(logprobs, dtype=np.float32))
+
+    def _logprobs(self, index: int, ids: Sequence[int], content: Sequence[Mapping[str, Any]]) -> list[float]:
+        """The log-probabilities of new tokens, from either of the two shapes that servers use."""
+        if len(content) != len(ids):
+            raise MissingLogProbsError(
+                self._name, f"choice {index} has {len(ids)} tokens and {len(content)} log-probabilities"
+            )
+        if content and "token_id" in content[0]:
+            logprob_ids = [entry["token_id"] for entry in content]
+        else:  # up to vLLM 0.31: the shape of chat completions, with "token_id:N" for the text
+            logprob_ids = [int(entry["token"].removeprefix("token_id:")) for entry in content]
+        if logprob_ids != list(ids):
+            at, (wrong, right) = next(
+                (at, pair) for at, pair in enumerate(zip(logprob_ids, ids, strict=True)) if pair[0] != pair[1]
+            )
+            raise self._malformed(f"choice {index}: log-probability {at} is of token {wrong}, not of token {right}")
+        values = [entry["logprob"] for entry in content]
+        if None in values:
+            raise MissingLogProbsError(self._name, f"choice {index}: token {values.index(None)} has none")
+        return [float(value) for value in values]
+
+    def _completion(self, index: int, choice: _Choice, prompt_tokens: int, fallback_version: str) -> Completion:
+        if choice.finish_reason is None:
+            raise self._malformed(f"choice {index} has no finish reason")
+        try:
+            reason = FinishReason(choice.finish_reason)
+        except ValueError:
+            raise self._malformed(f"choice {index} finished with {choice.finish_reason!r}") from None
+        ids = self._int32(index, choice.token_ids)
+        masks = choice.sampling_mask
+        if masks and len(masks) != len(ids):
+            raise self._malformed(f"choice {index} has {len(ids)} tokens and {len(masks)} sampling masks")
+        return Completion(
+            index=index,
+            token_ids=ids,
+            logprobs=np.array(choice.logprobs, dtype=np.float32),
+            finish_reason=reason,
+            stop_token_id=self._stop_token(reason, choice.stop_reason, choice.token_ids),
+            weight_spans=self._weight_spans(index, choice.weight_versions, len(ids), fallback_version),
+            routed_experts=self._experts(index, choice.routed_experts, prompt_tokens + len(ids) - 1),
+            sampling_masks=tuple(self._int32(index, mask) for mask in masks) if masks else None,
+        )
+
+    def _stop_token(self, reason: FinishReason, stop: Any, ids: Sequence[int]) -> int | None:
+        """The stop token, which is the last id; a server does not name it if it is the model's own end token."""
+        if reason is not FinishReason.STOP or isinstance(stop, str):
+            return None
+        if not ids or (stop is not None and stop != ids[-1]):
+            raise self._malformed(f"a completion that stopped at token {stop} does not end with it")
+        return ids[-1]
+
+    def _weight_spans(
+        self, index: int, versions: Iterable[Mapping[str, Any]], count: int, fallback: str
+    ) -> tuple[WeightSpan, ...]:
+        try:
+            spans = tuple(WeightSpan(str(v["version"]), int(v["start"]), int(v["end"])) for v in versions)
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._malformed(f"choice {index}: weight versions cannot be read ({error!r})") from error
+        if not spans:
+            return (WeightSpan(fallback, 0, count),) if count else ()
+        starts, ends = [*(span.start for span in spans), count], [0, *(span.end for span in spans)]
+        if starts != ends:
+            raise self._malformed(f"choice {index}: weight versions {spans} do not cover its {count} tokens")
+        return tuple(span for span in spans if span.end > span.start)
+
+    def _experts(self, index: int, encoded: Sequence[str], rows: int) -> np.ndarray | None:
+        if not encoded:
+            return None
+        try:
+            parts = [np.load(io.BytesIO(base64.b64decode(text, validate=True)), allow_pickle=False) for text in encoded]
+        except (binascii.Error, TypeError, ValueError, EOFError, OSError) as error:
+            raise self._malformed(f"choice {index}: routed experts are not an .npy array ({error})") from error
+        experts = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        if experts.ndim != 3 or len(experts) != rows or experts.dtype.name not in _ROUTED_EXPERT_DTYPES:
+            raise self._malformed(
+                f"choice {index}: routed experts are {experts.dtype} {experts.shape}, not integers of shape "
+                f"({rows}, layers, experts per token)"
+            )
+        return experts
+
+    def _int32(self, index: int, ids: Sequence[int]) -> np.ndarray:
+        try:
+            array = np.asarray(ids)
+        except ValueError as error:
+            raise self._malformed(f"choice {index} has token ids that are not a flat list ({error})") from error
+        if len(array) and (array.ndim != 1 or array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= 2**31):
+            raise self._malformed(f"choice {index} has token ids that are not 32-bit integers of at least 0")
+        return array.astype(np.int32)
+
+    def _malformed(self, reason: str) -> MalformedResultError:
+        return MalformedResultError(self._name, reason)
+
+
+# The response of `/render`: token ids, and for each image or video its placeholder and perhaps its tensors.
+
+
+class RenderedMedia(NamedTuple):
+    """An image or video in a rendered prompt. `encoded` is its `kwargs_data`, None where the server left it out."""
+
+    modality: str
+    name: str
+    placeholder: PlaceholderRange
+    encoded: str | None
+
+
+class RenderResponse(NamedTuple):
+    """A checked response: `media` are in prompt order, with ranges inside the prompt that do not overlap."""
+
+    token_ids: list[int]
+    media: list[RenderedMedia]
+
+
+def parse_render_response(body: bytes, name: str) -> RenderResponse:
+    """Decode and check the body of a response. Raises `MalformedResultError` for request `name`."""
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise MalformedResultError(name, f"/render answered with {len(body)} bytes that are not JSON") from error
+    if not isinstance(content, dict):
+        raise MalformedResultError(name, f"/render answered with a {type(content).__name__}, not an object")
+    ids = content.get("token_ids")
+    if not isinstance(ids, list) or not ids or any(type(token) is not int or token < 0 for token in ids):
+        raise MalformedResultError(name, "/render answered without `token_ids`, a list of ints of at least 0")
+    media = [] if content.get("features") is None else _media(content["features"], name)
+    if (misplacement := placement_error((item.placeholder for item in media), len(ids))) is not None:
+        wrong = media[misplacement.position]
+        raise MalformedResultError(name, f"/render: {wrong.modality} {wrong.name[:40]} {misplacement.reason}")
+    return RenderResponse(ids, media)
+
+
+def _media(features: Any, name: str) -> list[RenderedMedia]:
+    try:
+        names, ranges, data = features["mm_hashes"], features["mm_placeholders"], features.get("kwargs_data") or {}
+        media = []
+        for modality in names.keys() | ranges.keys():
+            hashes, encoded = names[modality], data.get(modality)
+            rows = zip(hashes, ranges[modality], [None] * len(hashes) if encoded is None else encoded, strict=True)
+            for mm_hash, each, text in rows:
+                media.append(RenderedMedia(modality, mm_hash, PlaceholderRange(each["offset"], each["length"]), text))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise MalformedResultError(
+            name, f"/render answered with features of another shape ({error!r}): {features!r:.200}"
+        ) from error
+    for item in media:
+        offset, length = item.placeholder.offset, item.placeholder.length
+        if type(offset) is not int or type(length) is not int:
+            raise MalformedResultError(name, f"/render placed {item.modality} at {offset!r:.40}, {length!r:.40}")
+        if not isinstance(item.name, str) or not isinstance(item.encoded, str | None):
+            raise MalformedResultError(name, f"/render sent a hash or data of {item.modality} that is no text")
+    return sorted(media, key=lambda item: item.placeholder.offset)
+
+
+def single_token(token_ids: Sequence[int], placeholder: PlaceholderRange) -> int | None:
+    """The token that fills a placeholder, or None if it holds different tokens."""
+    tokens = set(token_ids[placeholder.offset : placeholder.end])
+    return tokens.pop() if len(tokens) == 1 else None

@@ -1,1 +1,0 @@
-"""HTTP requests to a vLLM server: connections, deadlines, retries, bounds, typed errors."""

@@ -1,1 +1,0 @@
-"""Which media a request holds, and in which form they are sent."""

@@ -1,1 +1,0 @@
-"""Rendering by a vLLM server, for models that have no local processor."""

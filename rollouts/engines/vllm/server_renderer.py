@@ -1,0 +1,834 @@
+"""A client of `/v1/chat/completions/render`, of `vllm serve` or of `vllm launch render`, which loads no weights."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+import threading
+import uuid
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
+
+import numpy as np
+
+from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange, RenderedTokens
+from renderers.errors import ControlTokenInContentError, MediaError, MessageError, UnsupportedModalityError
+from renderers.media.fetching import on_event_loop
+from renderers.media.item import Modality, PixelScale
+from renderers.media.policy import MediaPolicy
+from renderers.media.reference import load_source
+from renderers.media.store import MediaStore
+from renderers.messages import (
+    VIDEO_PART_TYPES,
+    check_messages,
+    check_tools,
+    media_parts,
+    media_value,
+    message_tool_names,
+)
+from renderers.placement import PlacedItem
+from renderers.process.fork_reset import ProcessLock, register_fork_reset
+from renderers.rendered import TokenSpan
+from rollouts.engines.vllm.capabilities import (
+    PROBE_NAME,
+    RENDER_PATH,
+    json_object,
+    probe_request,
+    render_message,
+    render_probe_image,
+    served_model,
+    server_version,
+)
+from rollouts.engines.vllm.connection import HttpLimits, ServerConnection, SingleFlight
+from rollouts.engines.vllm.exchange import Body, HttpResponse, name_server_in_errors, response_error
+from rollouts.engines.vllm.features import decode_item, encoded_entries
+from rollouts.engines.vllm.generate import RenderedMedia, RenderResponse, parse_render_response, single_token
+from rollouts.engines.vllm.source_files import SourceFile, image_file
+from rollouts.errors import (
+    CapabilityError,
+    EngineClosedError,
+    InvalidRequestError,
+    MalformedResultError,
+    ServerError,
+    ServerUnreachableError,
+)
+
+# A token with such a text that the template prints around a message is a control token, not a word.
+_CONTROL = re.compile(r"<[^\s<>]{1,60}>|\[/?[A-Z_]{2,60}\]")
+
+
+class ServerIdentity(NamedTuple):
+    """Properties of a server that rendering depends on.
+
+    `fingerprint` is a digest of everything known that decides the tensors of an image: version, model, and the tensors
+    of a probe image. Size limits that a small image does not reach have no effect on it. `marker_id` is the token that
+    stands for an image's features and `marker` its text, both None where the server takes no images. `control_texts`
+    are the control tokens that its template prints around a message.
+    """
+
+    model: str
+    version: str
+    fingerprint: str
+    marker_id: int | None
+    marker: str | None
+    control_texts: tuple[str, ...]
+
+
+class RenderClient:
+    """Sends render requests to one server. Safe to use from several event loops."""
+
+    def __init__(self, connection: ServerConnection, *, model: str | None) -> None:
+        self._connection = connection
+        self._model = model
+        self._identity: ServerIdentity | None = None
+        self._generation = 0
+        self._probing: SingleFlight[ServerIdentity] = SingleFlight()
+        self._lock = ProcessLock()
+
+    def forget(self) -> None:
+        """Probe the server again before its identity is used next, because it may have been replaced."""
+        with self._lock:
+            self._identity = None
+            self._generation += 1
+
+    def is_current(self, identity: ServerIdentity) -> bool:
+        """Whether `forget` was not called since `identity` was returned."""
+        return self._identity is identity
+
+    async def identity(self) -> ServerIdentity:
+        """The identity of the server; probed once, and again after `forget`."""
+        while (identity := self._identity) is None:
+            generation = self._generation
+            probed = await self._probing.run(generation, self._probe)
+            with self._lock:
+                if self._generation == generation:
+                    self._identity = self._identity or probed
+        return identity
+
+    async def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        files: Mapping[str, SourceFile],
+        *,
+        model: str,
+        name: str,
+        tensors: bool,
+        options: Mapping[str, Any] | None = None,
+    ) -> RenderResponse:
+        """Render messages whose image parts are `image_part`s; an image without a file in `files` must be in its cache.
+
+        `tensors` False requests a response without tensors, which vLLM supports from 0.32 on. Raises `EngineError`.
+        """
+        body = {"model": model, "messages": messages, **(options or {})}
+        if not tensors:
+            body["mm_payload"] = "none"
+        segments = await asyncio.to_thread(_segments, body, files)
+        response = await self._connection.request("POST", RENDER_PATH, name=name, body=segments)
+        if response.status != 200:
+            raise _render_error(name, response)
+        return await asyncio.to_thread(parse_render_response, response.body, name)
+
+    async def _probe(self) -> ServerIdentity:
+        connection = self._connection
+        model, version = await asyncio.gather(served_model(connection, self._model), server_version(connection))
+        response = await render_probe_image(connection, model.name)
+        takes_images = response.status == 200
+        if response.status == 400:  # a text-only model, or a server that was started with images disabled
+            response = await render_message(connection, model.name, "a")
+        if response.status != 200:
+            raise _render_error(PROBE_NAME, response)
+        rendered = parse_render_response(response.body, PROBE_NAME)
+        if takes_images and len(rendered.media) != 1:
+            raise MalformedResultError(
+                PROBE_NAME, f"/render found {len(rendered.media)} media in a message with one image"
+            )
+        decisive = {
+            "model": model.name,
+            "root": model.root,
+            "version": version.vllm,
+            "probe": _tensors_digest(rendered, PROBE_NAME),
+        }
+        marker_id = single_token(rendered.token_ids, rendered.media[0].placeholder) if takes_images else None
+        texts = await self._token_texts(model.name, rendered.token_ids)
+        return ServerIdentity(
+            model=model.name,
+            version=version.vllm or "unknown",
+            fingerprint=hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16],
+            marker_id=marker_id,
+            marker=None if marker_id is None else texts.get(marker_id, ""),
+            control_texts=tuple(text for text in texts.values() if _CONTROL.fullmatch(text)),
+        )
+
+    async def _token_texts(self, model: str, token_ids: Sequence[int]) -> dict[int, str]:
+        """The text of each token that the server detokenizes."""
+        distinct = sorted(set(token_ids))
+        responses = await asyncio.gather(
+            *(
+                probe_request(self._connection, "POST", "/detokenize", {"model": model, "tokens": [token]})
+                for token in distinct
+            )
+        )
+        texts = [json_object(response).get("prompt") if response.status == 200 else None for response in responses]
+        return {token: text for token, text in zip(distinct, texts, strict=True) if isinstance(text, str)}
+
+
+def image_part(name: str) -> dict[str, Any]:
+    """A content part for the image that the server's cache holds, or will hold, under this name."""
+    return {"type": "image_url", "image_url": None, "uuid": name}
+
+
+def _segments(body: Mapping[str, Any], files: Mapping[str, SourceFile]) -> Body:
+    """The JSON of a request, with the data URLs of files in the image parts of their names."""
+    mark = uuid.uuid4().hex  # random, so that no content contains it
+    messages = [_with_urls(message, files, mark) for message in body["messages"]]
+    pieces = json.dumps({**body, "messages": messages}, separators=(",", ":")).split(mark)
+    segments: list[bytes | memoryview] = []
+    for index, piece in enumerate(pieces):
+        if index % 2:
+            segments += files[piece].data_url()
+        else:
+            segments.append(piece.encode())
+    return segments
+
+
+def _with_urls(message: Mapping[str, Any], files: Mapping[str, SourceFile], mark: str) -> Mapping[str, Any]:
+    """The message with the name of each file, between two marks, in place of its data URL."""
+    if not isinstance(message.get("content"), list):
+        return message
+    parts = [
+        {**part, "image_url": {"url": f"{mark}{part['uuid']}{mark}"}} if part.get("uuid") in files else part
+        for part in message["content"]
+    ]
+    return {**message, "content": parts}
+
+
+def _tensors_digest(rendered: RenderResponse, name: str) -> str | None:
+    """A digest of the tensors of the probe image, sorted by name because their order differs between processes."""
+    digest = hashlib.sha256()
+    for item in rendered.media:
+        if item.encoded is None:
+            return None
+        for entry in sorted(encoded_entries(item.encoded, name=name).items()):
+            digest.update(repr(entry).encode())
+    return digest.hexdigest()
+
+
+def _render_error(name: str, response: HttpResponse) -> Exception:
+    error = response_error(name, response, "rendering")
+    unknown_route = response.status in (404, 405) and b"NotFoundError" not in response.body
+    if response.status == 501:  # vLLM's Rust frontend, which names the cure
+        return CapabilityError(
+            name, f"this server does not render ({error.reason}); or use `vllm launch render MODEL`, which needs no GPU"
+        )
+    if response.status == 403 or unknown_route:
+        return CapabilityError(
+            name,
+            f"this server does not render ({error.reason}). Start `vllm serve` with --enable-scale-out, or a server "
+            "that only renders with `vllm launch render MODEL`",
+        )
+    return error
+
+
+# Attempts for an image whose rendering is interrupted by a change of server; more changes mean that it keeps crashing.
+_MAX_ATTEMPTS = 4
+
+
+class _ServerChangedError(Exception):
+    """The server was replaced while it rendered the image."""
+
+
+class RenderedImage(NamedTuple):
+    """An image processed by a server, and the identity of that server."""
+
+    item: MediaItem
+    server: ServerIdentity
+
+    @property
+    def name(self) -> str:
+        """The name of the image in the server's cache."""
+        return image_name(self.item.source)
+
+
+def image_name(source: MediaSource) -> str:
+    """A name from our digest: vLLM's own hashes have had collisions, and with a name it computes no hash."""
+    return f"render-{source.digest}"
+
+
+class ImageRenderer:
+    """Turns references into items by rendering them on a server.
+
+    `policy` decides which references may be read and how large an image may be. `store` keeps items and sources.
+    `scale` is set on items with uint8 pixels.
+    """
+
+    def __init__(
+        self, client: RenderClient, *, policy: MediaPolicy, store: MediaStore, scale: PixelScale | None
+    ) -> None:
+        self._client = client
+        self._policy = policy
+        self._store = store
+        self._scale = scale
+        self._rendering: SingleFlight[MediaItem] = SingleFlight()
+
+    async def render(self, reference: Any) -> RenderedImage:
+        """Render the value of an image part. Raises `MediaError` and `EngineError`."""
+        part = {"type": "image", "image": reference}
+        source = await asyncio.to_thread(load_source, part, self._policy, self._store)
+        for _ in range(_MAX_ATTEMPTS):
+            server = await self._client.identity()
+            mm_hash = f"{source.digest}-{server.fingerprint}"
+            item = self._store.get(mm_hash)
+            if item is not None:
+                return RenderedImage(item, server)
+            try:
+                item = await self._rendering.run(mm_hash, partial(self._render, source, mm_hash, server))
+            except _ServerChangedError:
+                continue
+            return RenderedImage(item, server)
+        raise ServerUnreachableError(
+            _request_name(source), f"the server restarted {_MAX_ATTEMPTS} times while it rendered the image"
+        )
+
+    def files(self, images: Iterable[RenderedImage]) -> dict[str, SourceFile]:
+        """The file of each distinct image by its name in the server's cache."""
+        distinct = {image.name: image.item.source for image in images}
+        return {name: image_file(source, self._policy, jpeg_as_file=True) for name, source in distinct.items()}
+
+    async def _render(self, source: MediaSource, mm_hash: str, server: ServerIdentity) -> MediaItem:
+        """Let the server process an image, and store the item."""
+        request_name, cache_name = _request_name(source), image_name(source)
+        file = await asyncio.to_thread(image_file, source, self._policy, jpeg_as_file=True)
+        # Some versions send no tensors if their cache holds the name. A random name cannot be in the cache.
+        for sent_name in (cache_name, f"{cache_name}-{uuid.uuid4().hex}"):
+            response, image = await self._render_alone(sent_name, file, server.model, request_name)
+            if image.encoded is not None:
+                break
+        else:
+            raise CapabilityError(
+                request_name,
+                "/render sends no tensors of the image, even for a random name that no cache can hold. Start the "
+                "server with --mm-processor-cache-gb 0, render on one started with `vllm launch render`, or load a "
+                "renderer from the model's directory",
+            )
+        num_tokens = image.placeholder.length
+        token = single_token(response.token_ids, image.placeholder)
+        if token is None or token != server.marker_id:
+            raise CapabilityError(
+                request_name,
+                f"the {num_tokens} tokens of the image differ, and /render does not say which of them stand for its "
+                "features. Load a renderer from the model's directory",
+            )
+        decoded = await asyncio.to_thread(decode_item, image.encoded, name=request_name)
+        if not self._client.is_current(server):
+            raise _ServerChangedError
+        has_raw_pixels = any(tensor.dtype == "uint8" for tensor in decoded.values())
+        item = MediaItem(
+            "image",
+            mm_hash,
+            source,
+            {name: tensor.tensor for name, tensor in decoded.items()},
+            num_tokens,
+            scale=self._scale if has_raw_pixels else None,
+            fields={name: tensor.field for name, tensor in decoded.items()},
+        )
+        return self._store.put(item)
+
+    async def _render_alone(
+        self, cache_name: str, file: SourceFile, model: str, request_name: str
+    ) -> tuple[RenderResponse, RenderedMedia]:
+        """Render a message that contains only the image."""
+        message = {"role": "user", "content": [image_part(cache_name)]}
+        response = await self._client.render(
+            [message], {cache_name: file}, model=model, name=request_name, tensors=True
+        )
+        if [media.modality for media in response.media] != ["image"]:
+            raise MalformedResultError(
+                request_name, f"/render found {len(response.media)} media in a message with one image"
+            )
+        return response, response.media[0]
+
+
+def _request_name(source: MediaSource) -> str:
+    return f"render of image {source.digest[:12]}"
+
+
+_PartIndex = tuple[int, int]  # message index, part index
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenChunk:
+    """Token ids that go into the prompt unchanged."""
+
+    token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageChunk:
+    """An image: bytes of a file, a PIL image, a uint8 array (height, width[, 1, 3 or 4]) or a data URL.
+
+    `expected_tokens`, if given, is the number of tokens that it must take. Tokens around it (`<|vision_start|>`) belong
+    into the neighbouring chunks.
+    """
+
+    image: Any
+    expected_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImagePointer:
+    """An image at a URL or path that the `MediaPolicy` must allow; this process fetches it, never the server."""
+
+    location: str | os.PathLike[str]
+    expected_tokens: int | None = None
+
+
+Chunk = TokenChunk | ImageChunk | ImagePointer
+
+
+class ServerRenderer:
+    """Renders messages, or chunks of a prompt, into token ids and `MultiModalData` on a server.
+
+        async with ServerRenderer.connect("http://127.0.0.1:8000") as renderer:
+            rendered = await renderer.render(messages, add_generation_prompt=True)
+
+    This process reads the images, under `policy`, and sends files: the server never opens a URL or a path. The server
+    processes an image once, for all conversations that contain it; `store` keeps the items. Their `mm_hash` is our
+    digest of the source and a fingerprint of the server.
+
+    A server with uint8 pixels does not tell how its model converts them to floats. A trainer needs that, sampling does
+    not: pass it as `scale` (`PixelScale` with the numbers of preprocessor_config.json), which is set on the items.
+
+    The server tokenizes text as its tokenizer does: text of a user that equals a control token becomes that token.
+    Text with a control token that the template prints around messages is refused; other control tokens are not known
+    here. A renderer loaded from the model's directory (`load_renderer`) does not have this gap.
+    """
+
+    def __init__(
+        self,
+        connection: ServerConnection,
+        *,
+        model: str | None = None,
+        policy: MediaPolicy | None = None,
+        store: MediaStore | None = None,
+        scale: PixelScale | None = None,
+    ) -> None:
+        self._connection = connection
+        self._client = RenderClient(connection, model=model)
+        self.policy = MediaPolicy() if policy is None else policy
+        self.store = MediaStore() if store is None else store  # an empty store is falsy
+        self._images = ImageRenderer(self._client, policy=self.policy, store=self.store, scale=scale)
+        self._cache_holds_images = True
+        self._owns_connection = False
+
+    @classmethod
+    def connect(
+        cls,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        limits: HttpLimits | None = None,
+        model: str | None = None,
+        policy: MediaPolicy | None = None,
+        store: MediaStore | None = None,
+        scale: PixelScale | None = None,
+    ) -> Self:
+        """A renderer with a connection of its own, which `close` closes."""
+        connection = ServerConnection(
+            base_url, api_key=api_key, limits=limits or HttpLimits(), on_lost=lambda: renderer.forget()
+        )
+        renderer = cls(connection, model=model, policy=policy, store=store, scale=scale)
+        renderer._owns_connection = True
+        return renderer
+
+    @property
+    def base_url(self) -> str:
+        return self._connection.base_url
+
+    @name_server_in_errors
+    async def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> RenderedTokens:
+        """Render a conversation with the server's template.
+
+        The server does not attribute tokens to messages: the result has one span without an owner (message -1, neither
+        sampled nor content), so that masks by role are all False. Roles and tool names of the messages are set.
+
+        Raises `MessageError` and `MediaError` with the message and part, and `EngineError` (`CapabilityError` where the
+        server does not render).
+        """
+        checked = check_messages(messages)
+        check_tools(tools)
+        server = await self._client.identity()
+        _check_texts(checked, server)
+        images = await self._render_images(checked)
+        options: dict[str, Any] = {"add_generation_prompt": add_generation_prompt}
+        if tools:
+            options["tools"] = [dict(tool) for tool in tools]
+        if chat_template_kwargs:
+            options["chat_template_kwargs"] = dict(chat_template_kwargs)
+        request_name = f"render {uuid.uuid4().hex[:12]}"
+        request = _openai_messages(checked, images)
+        response = await self._render_messages(request, images, server, request_name, options)
+        media = _place_images(response, [images[index] for index in sorted(images)], request_name)
+        return _result(
+            response.token_ids,
+            media,
+            server,
+            message_roles=[message["role"] for message in checked],
+            message_tool_names=message_tool_names(checked),
+        )
+
+    @name_server_in_errors
+    async def render_chunks(self, chunks: Iterable[Chunk]) -> RenderedTokens:
+        """Concatenate chunks: token ids unchanged, images as their placeholder tokens.
+
+        Each image is rendered alone; only its placeholder tokens are used, not the tokens around them.
+        Raises `InvalidRequestError` where an image takes another number of tokens than its chunk expects.
+        """
+        chunks = list(chunks)
+        image_indices = [index for index, chunk in enumerate(chunks) if not isinstance(chunk, TokenChunk)]
+        rendered = await asyncio.gather(*(self._render_chunk(index, chunks[index]) for index in image_indices))
+        images = dict(zip(image_indices, rendered, strict=True))
+        token_ids: list[int] = []
+        media: list[PlacedItem] = []
+        for index, chunk in enumerate(chunks):
+            if isinstance(chunk, TokenChunk):
+                token_ids += _chunk_ids(chunk, index)
+                continue
+            item, server = images[index]
+            assert server.marker_id is not None  # a server without a marker renders no image
+            media.append((item, PlaceholderRange(len(token_ids), item.num_tokens)))
+            token_ids += [server.marker_id] * item.num_tokens
+        return _result(token_ids, media, await self._client.identity())
+
+    @name_server_in_errors
+    async def image(self, reference: Any) -> MediaItem:
+        """The item of one image: any value of an image part, or a `MediaSource`."""
+        return (await self._images.render(reference)).item
+
+    @name_server_in_errors
+    async def identity(self) -> ServerIdentity:
+        """The identity of the server; probed once, and again after `forget`."""
+        return await self._client.identity()
+
+    def forget(self) -> None:
+        """Probe the server again and render every image again, because the server may have restarted."""
+        self._client.forget()
+        self._cache_holds_images = True
+
+    async def close(self) -> None:
+        """Close the connection, if it is this renderer's own."""
+        if self._owns_connection:
+            await self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    async def _render_images(self, messages: Sequence[Mapping[str, Any]]) -> dict[_PartIndex, RenderedImage]:
+        """The images of a conversation by (message index, part index), in its order."""
+        parts = [(index, *part) for index, message in enumerate(messages) for part in media_parts(message)]
+        images = await asyncio.gather(*(self._render_part(*part) for part in parts))
+        return {(index, part_index): image for (index, part_index, _), image in zip(parts, images, strict=True)}
+
+    async def _render_part(self, message_index: int, part_index: int, part: Mapping[str, Any]) -> RenderedImage:
+        if part["type"] in VIDEO_PART_TYPES:
+            raise UnsupportedModalityError(
+                "a server renders only images here: /render does not say which tokens of a video stand for frames. "
+                "Load a renderer from the model's directory",
+                message_index=message_index,
+                part_index=part_index,
+            )
+        try:
+            return await self._images.render(media_value(part))
+        except MediaError as error:
+            raise error.at(message_index, part_index) from error.__cause__
+
+    async def _render_chunk(self, index: int, chunk: Chunk) -> RenderedImage:
+        name = f"chunk {index}"
+        image = await self._images.render(_chunk_reference(chunk, name))
+        expected: int | None = getattr(chunk, "expected_tokens", None)
+        if expected is not None and image.item.num_tokens != expected:
+            raise InvalidRequestError(
+                name,
+                f"the image takes {image.item.num_tokens} tokens on the server, not the expected {expected}. The two "
+                "sides resize differently: compare size limits and patch sizes",
+            )
+        return image
+
+    async def _render_messages(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        images: Mapping[_PartIndex, RenderedImage],
+        server: ServerIdentity,
+        name: str,
+        options: Mapping[str, Any],
+    ) -> RenderResponse:
+        """Render the whole conversation. Images are sent by name, because the server has just rendered them alone."""
+        render = partial(self._client.render, messages, model=server.model, name=name, tensors=False, options=options)
+        if images and self._cache_holds_images:
+            try:
+                return await render({})
+            except ServerError:
+                pass  # a cache that is disabled, full or of another process; any other error occurs again below
+        response = await render(await asyncio.to_thread(self._images.files, images.values()))
+        self._cache_holds_images = self._cache_holds_images and not images
+        return response
+
+
+def _check_texts(messages: Sequence[Mapping[str, Any]], server: ServerIdentity) -> None:
+    """Raise where text that no model sampled contains a control token: the server would tokenize it as one."""
+    for index, message in enumerate(messages):
+        if message["role"] == "assistant":
+            continue
+        content = message["content"]
+        texts = [content] if isinstance(content, str) else [part["text"] for part in content if part["type"] == "text"]
+        for token in server.control_texts:
+            if any(token in text for text in texts):
+                raise ControlTokenInContentError(
+                    f"the text contains {token!r}, which the server would tokenize as a control token. Load a renderer "
+                    "from the model's directory, which tokenizes it as text, or escape it",
+                    message_index=index,
+                )
+
+
+def _openai_messages(
+    messages: Sequence[Mapping[str, Any]], images: Mapping[_PartIndex, RenderedImage]
+) -> list[dict[str, Any]]:
+    """The messages in OpenAI's format, each image as its name in the server's cache."""
+    converted = []
+    for index, message in enumerate(messages):
+        message = dict(message)
+        if isinstance(message.get("content"), list):
+            message["content"] = [
+                {"type": "text", "text": part["text"]}
+                if part["type"] == "text"
+                else image_part(images[index, position].name)
+                for position, part in enumerate(message["content"])
+            ]
+        if "tool_calls" in message:
+            message["tool_calls"] = [_openai_tool_call(call) for call in message["tool_calls"]]
+        if "reasoning_content" in message:
+            message["reasoning"] = message["reasoning_content"]
+        converted.append(message)
+    return converted
+
+
+def _openai_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = function["arguments"]
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {"type": "function", "id": "", **call, "function": {**function, "arguments": text}}
+
+
+def _place_images(response: RenderResponse, images: Sequence[RenderedImage], name: str) -> list[PlacedItem]:
+    """The items with the server's ranges, matched by name if the server returns our names, else by order."""
+    if len(response.media) != len(images) or any(media.modality != "image" for media in response.media):
+        raise MalformedResultError(
+            name, f"/render returned {len(response.media)} media for a conversation with {len(images)} images"
+        )
+    by_name = {image.name: image for image in images}
+    has_our_names = sorted(media.name for media in response.media) == sorted(image.name for image in images)
+    in_order = [by_name[media.name] for media in response.media] if has_our_names else images
+    placed = []
+    for media, image in zip(response.media, in_order, strict=True):
+        placeholder = media.placeholder
+        if placeholder.length != image.item.num_tokens:
+            raise MalformedResultError(
+                name,
+                f"/render gave image {image.item.source.digest[:12]} {image.item.num_tokens} tokens alone and "
+                f"{placeholder.length} in the conversation, at {placeholder.offset}",
+            )
+        if single_token(response.token_ids, placeholder) != (marker := image.server.marker_id):
+            where = f"{placeholder.offset}:{placeholder.end}"
+            raise MalformedResultError(name, f"tokens {where} are not all the image token {marker}")
+        placed.append((image.item, placeholder))
+    return placed
+
+
+def _result(token_ids: list[int], media: Sequence[PlacedItem], server: ServerIdentity, **known: Any) -> RenderedTokens:
+    """A rendering without attribution; `multi_modal_data` is None only for a text model, as in other renderers."""
+    return RenderedTokens(
+        token_ids,
+        (TokenSpan(0, len(token_ids), -1, False, False),) if token_ids else (),
+        multi_modal_data=None if server.marker_id is None else MultiModalData.from_items(media),
+        placeholder_token_ids={} if server.marker_id is None else {"image": server.marker_id},
+        **known,
+    )
+
+
+def _chunk_ids(chunk: TokenChunk, index: int) -> list[int]:
+    ids = np.asarray(chunk.token_ids)
+    if ids.size == 0:
+        return []
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or ids.min() < 0:
+        raise InvalidRequestError(f"chunk {index}", "token_ids must be a flat list of integers of at least 0")
+    return [int(token) for token in ids]
+
+
+def _chunk_reference(chunk: Chunk, name: str) -> Any:
+    if isinstance(chunk, ImagePointer):
+        return chunk.location
+    if not isinstance(chunk, ImageChunk):
+        raise MessageError(f"{name} must be a TokenChunk, an ImageChunk or an ImagePointer, not {type(chunk).__name__}")
+    if isinstance(chunk.image, str) and not chunk.image[:5].lower() == "data:":
+        raise MessageError(f"{name}: an ImageChunk holds the image itself; pass a URL or path as an ImagePointer")
+    return chunk.image
+
+
+# `ServerRenderer` for code without `await`: every call runs on one event loop in a thread of its own.
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_NAME = "blocking render"
+
+
+class BlockingServerRenderer:
+    """A `ServerRenderer` with blocking methods.
+
+        with BlockingServerRenderer(ServerRenderer.connect("http://127.0.0.1:8000")) as renderer:
+            rendered = renderer.render(messages, add_generation_prompt=True)
+
+    Many threads may call it at the same time; the calls run concurrently. The event loop runs in a daemon thread
+    from the first call until `close`; in a forked process, in a thread of that process. A call on the thread of a
+    running event loop would block that loop and raises `InvalidRequestError`.
+    """
+
+    def __init__(self, renderer: ServerRenderer) -> None:
+        self._renderer = renderer
+        self._closed = False
+        self.reset_after_fork()
+        register_fork_reset(self)
+
+    def reset_after_fork(self) -> None:
+        """The first call of a forked process starts a thread of its own."""
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> RenderedTokens:
+        """`ServerRenderer.render`."""
+        return self._wait(
+            self._renderer.render,
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+
+    def render_chunks(self, chunks: Iterable[Chunk]) -> RenderedTokens:
+        """`ServerRenderer.render_chunks`."""
+        return self._wait(self._renderer.render_chunks, chunks)
+
+    def image(self, reference: Any) -> MediaItem:
+        """`ServerRenderer.image`."""
+        return self._wait(self._renderer.image, reference)
+
+    def identity(self) -> ServerIdentity:
+        """`ServerRenderer.identity`."""
+        return self._wait(self._renderer.identity)
+
+    @property
+    def processors(self) -> dict[Modality, ServerImageProcessor]:
+        """The processor of each modality, as on a renderer that was loaded from a directory; empty for a text model."""
+        marker = self.identity().marker
+        if marker is None:
+            return {}
+        return {"image": ServerImageProcessor(self, marker, self._renderer.policy, self._renderer.store)}
+
+    def close(self) -> None:
+        """Cancel running calls, close the `ServerRenderer` and end the thread. A second call does nothing."""
+        with self._lock:
+            loop, thread, self._loop, self._closed = self._loop, self._thread, None, True
+        if loop is None or thread is None:
+            return
+        asyncio.run_coroutine_threadsafe(self._renderer.close(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _wait(self, method: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        if on_event_loop():
+            raise InvalidRequestError(
+                _NAME,
+                "a blocking call on the thread of a running event loop would block that loop; await the ServerRenderer "
+                "itself, or make this call in asyncio.to_thread",
+            )
+        with self._lock:  # so that a concurrent `close` cancels the call that starts here
+            if self._closed:
+                raise EngineClosedError(_NAME, "the renderer is closed")
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=_run, args=(self._loop,), name="server-renderer", daemon=True)
+                self._thread.start()
+            running = asyncio.run_coroutine_threadsafe(method(*args, **kwargs), self._loop)
+        try:
+            return running.result()
+        except CancelledError:
+            raise EngineClosedError(_NAME, "the renderer was closed before the call finished") from None
+        except KeyboardInterrupt:
+            running.cancel()
+            raise
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Run the loop until it is stopped, then cancel its remaining tasks."""
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.get_loop().run_forever()
+
+
+class ServerImageProcessor:
+    """`MediaProcessor` that uses a server; it recreates the items of a trajectory from their sources.
+
+        samples_from_trajectory(episode, advantage=1.0, processors=renderer.processors)
+
+    The identity of the server is looked up at every call: `mm_hash` changes when the server becomes another one.
+    """
+
+    modality: Modality = "image"
+
+    def __init__(self, renderer: BlockingServerRenderer, marker: str, policy: MediaPolicy, store: MediaStore) -> None:
+        self._renderer = renderer
+        self.marker = self.embed_token = marker
+        self.policy = policy
+        self.store = store
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the server's version, its model and what it makes of a probe image."""
+        return self._renderer.identity().fingerprint
+
+    def mm_hash(self, source: MediaSource) -> str:
+        """The digest of the pixels as the model sees them: source digest + fingerprint."""
+        return f"{source.digest}-{self.fingerprint}"
+
+    def process(self, source: MediaSource) -> MediaItem:
+        """The item of a source, from the store or the server. Raises `MediaError` and `EngineError`."""
+        return self._renderer.image(source)

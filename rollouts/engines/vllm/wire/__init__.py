@@ -1,1 +1,0 @@
-"""The bodies of vLLM's requests and responses."""

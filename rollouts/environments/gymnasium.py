@@ -1,0 +1,460 @@
+"""Environments of Gymnasium, whose rendered frames the model sees. Needs the extra `gym` when an episode begins."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from renderers import Message
+from renderers.process.fork_reset import ProcessLock
+from renderers.process.threads import DaemonThreads
+from rollouts.calls import result_of
+from rollouts.episodes.environment import StepResult
+from rollouts.errors import ArgumentError, MissingExtraError, RolloutsError, short_repr
+from rollouts.values import finite_number
+
+__all__ = ["GymnasiumEnvironment", "GymnasiumError", "InvalidActionError", "describe_actions", "parse_action"]
+
+
+class GymnasiumError(RolloutsError):
+    """An environment of Gymnasium is not one that a model can play. `environment` names it.
+
+    Cure: call `reset` before `step`; for action spaces other than Discrete and Box pass `instructions` and
+    `parse_action`.
+    """
+
+    def __init__(self, environment: str, reason: str) -> None:
+        self.environment = environment
+        self.reason = reason
+        super().__init__(f"{environment} {reason}")
+
+
+class InvalidActionError(RolloutsError, ValueError):
+    """A completion does not contain an action. `reason` says why, in words for the model.
+
+    Cure: none is needed: the model receives the reason, and the episode continues or ends as the environment was told.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+# Actions of Gymnasium's spaces: their description for a model, and how a completion is read.
+
+
+# A whole word: `(?>` keeps "1.5x" from being read as 1.
+# U+2212 is the minus sign that texts have in place of the hyphen.
+_NUMBER = re.compile(r"(?<![\w.])(?>[-+\u2212]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)(?!\w)")
+
+
+def is_described(space: Any) -> bool:
+    """Whether `describe_actions` and `parse_action` know this space: a `Discrete` or a `Box` of numbers."""
+    return _kind(space) is not None
+
+
+def describe_actions(space: Any, action_names: Sequence[str] = ()) -> str:
+    """The actions of a `Discrete` or `Box` space in words for the model.
+
+    `action_names` are the names of discrete actions, in order. Raises `GymnasiumError` for other spaces, for names that
+    are not one for each action, and for a name that is the number of another action.
+    """
+    kind = _kind(space)
+    if kind == "discrete":
+        first, count = int(space.start), int(space.n)
+        if action_names:
+            _check_names(space, action_names)
+            listed = ", ".join(f"{name} ({first + index})" for index, name in enumerate(action_names))
+            return f"Answer with one of these actions, by name or number: {listed}."
+        return f"Answer with the number of an action, from {first} to {first + count - 1}."
+    if kind == "box":
+        low, high = space.low.ravel(), space.high.ravel()
+        bounds = [f"from {_number(a)} to {_number(b)}" for a, b in zip(low, high, strict=True)]
+        if len(bounds) == 1:
+            return f"Answer with a number {bounds[0]}."
+        if len(set(bounds)) == 1:
+            return f"Answer with {len(bounds)} numbers, each {bounds[0]}, separated by commas."
+        listed = "; ".join(f"number {index + 1} {text}" for index, text in enumerate(bounds))
+        return f"Answer with {len(bounds)} numbers, separated by commas: {listed}."
+    raise GymnasiumError(f"the action space {space}", "is neither Discrete nor Box; pass instructions and parse_action")
+
+
+def parse_action(text: str, space: Any, action_names: Sequence[str] = ()) -> Any:
+    """The action in a text: an int of a `Discrete` space, an array of a `Box`.
+
+    A discrete action is a number or a name, whole words regardless of case; the text may have other words, but only one
+    action. A name or number within a longer name ("left" in "turn left") does not count. A `Box` needs exactly as many
+    finite numbers as it has, within its bounds. Raises `InvalidActionError`, and
+    `GymnasiumError` for other spaces.
+    """
+    kind = _kind(space)
+    if kind == "discrete":
+        return _discrete_action(text, space, action_names)
+    if kind == "box":
+        return _box_action(text, space)
+    raise GymnasiumError(f"the action space {space}", "is neither Discrete nor Box; pass parse_action")
+
+
+def in_dtype_of(space: Any, action: Any) -> Any:
+    """An array of numbers in the dtype of a space that can hold them: a `Box` of float32 contains no array of float64.
+
+    Other actions are returned as they are.
+    """
+    dtype = getattr(space, "dtype", None)
+    if not isinstance(action, np.ndarray) or action.dtype.kind not in "iuf" or not isinstance(dtype, np.dtype):
+        return action
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast = action.astype(dtype)
+    is_same = np.allclose(cast, action) if dtype.kind == "f" else np.array_equal(cast, action)
+    return cast if is_same else action
+
+
+def _discrete_action(text: str, space: Any, action_names: Sequence[str]) -> int:
+    first, count = int(space.start), int(space.n)
+    found = set()
+    for written, index in _outermost(text, action_names):
+        if index is not None:
+            found.add(first + index)
+            continue
+        value = _value(written)
+        if not value.is_integer() or not first <= value < first + count:
+            raise InvalidActionError(f"{_shortened(written)} is not the number of an action")
+        found.add(int(value))
+    if not found:
+        raise InvalidActionError("there is no action in the answer")
+    if len(found) > 1:
+        listed = ", ".join(str(action_names[each - first] if action_names else each) for each in sorted(found))
+        raise InvalidActionError(f"there is more than one action in the answer: {listed}")
+    return found.pop()
+
+
+def _outermost(text: str, action_names: Sequence[str]) -> Iterator[tuple[str, int | None]]:
+    """The names in a text with their index, and the numbers with None, without those within a longer name."""
+    matches: list[tuple[re.Match[str], int | None]] = [(match, None) for match in _NUMBER.finditer(text)]
+    for index, name in enumerate(action_names):
+        pattern = rf"(?<!\w){re.escape(name)}(?!\w)"
+        matches += [(match, index) for match in re.finditer(pattern, text, re.IGNORECASE)]
+    # Of those that begin at one place the longest comes first, and of equally long ones the name.
+    matches.sort(key=lambda found: (found[0].start(), -found[0].end(), found[1] is None))
+    end = 0
+    for match, named in matches:
+        if match.end() > end:
+            end = match.end()
+            yield match.group(), named
+
+
+def _box_action(text: str, space: Any) -> np.ndarray:
+    written = _NUMBER.findall(text)
+    numbers = [_value(number) for number in written]
+    size = int(np.prod(space.shape))
+    if len(numbers) != size:
+        raise InvalidActionError(f"the answer has {len(numbers)} numbers; an action has {size}")
+    low, high = space.low.ravel(), space.high.ravel()
+    for index, number in enumerate(numbers):
+        place = f"number {index + 1} of the action is {number:g}, not"
+        if np.issubdtype(space.dtype, np.integer) and not number.is_integer():
+            raise InvalidActionError(f"{place} an integer")
+        # Compared as the bounds are stored: 0.7 is the bound of a float32 box from 0 to 0.7.
+        with np.errstate(over="ignore"):
+            stored = number if np.issubdtype(space.dtype, np.integer) else space.dtype.type(number)
+        if not low[index] <= stored <= high[index]:
+            raise InvalidActionError(f"{place} between {_number(low[index])} and {_number(high[index])}")
+        if not math.isfinite(stored):  # of a space without bounds
+            reason = f"number {index + 1} of the action is {_shortened(written[index])}, too large for {space.dtype}"
+            raise InvalidActionError(reason)
+    return np.array(numbers).astype(space.dtype).reshape(space.shape)
+
+
+def _kind(space: Any) -> str | None:
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Discrete):
+        return "discrete"
+    return "box" if isinstance(space, spaces.Box) else None
+
+
+def _check_names(space: Any, action_names: Sequence[str]) -> None:
+    count = int(space.n)
+    if len(action_names) != count or len({name.lower() for name in action_names}) != count:
+        raise GymnasiumError(
+            f"the action space {space}",
+            f"has {count} actions and action_names has {list(action_names)}; pass a different name for each",
+        )
+    first = int(space.start)
+    for index, name in enumerate(action_names):
+        number = _value(name) if _NUMBER.fullmatch(name) else None
+        if number is not None and first <= number < first + count and number != first + index:
+            raise GymnasiumError(
+                f"the action space {space}",
+                f"has action {first + index} with the name {name!r}, the number of another action; pass another name",
+            )
+
+
+def _value(written: str) -> float:
+    return float(written.replace("\u2212", "-"))
+
+
+def _shortened(number: str) -> str:
+    return number if len(number) <= 40 else f"{number[:37]}..."
+
+
+def _number(value: float) -> str:
+    if np.isinf(value):
+        return "minus infinity" if value < 0 else "infinity"
+    return f"{value:g}"
+
+
+# pygame, with which many environments draw, keeps the points of a polygon in one buffer of the process: two threads
+# that draw get wrong frames and no error. And `close` calls `pygame.quit`, which ends what other environments use.
+_DRAWING: Final = ProcessLock()
+
+
+def make_env(make: Callable[[], Any], *, needs_frames: bool) -> Any:
+    """The environment that `make` returns. Raises `GymnasiumError` for one that a model cannot play."""
+    try:
+        import gymnasium
+    except ImportError as error:
+        raise MissingExtraError("GymnasiumEnvironment", "gym", "gymnasium") from error
+    env = make()
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        env.close()
+        raise GymnasiumError(
+            type(env).__name__, "is a vectorised environment; an episode plays a single one: use gymnasium.make"
+        )
+    if not isinstance(env, gymnasium.Env):
+        raise GymnasiumError(f"make returned {short_repr(env)}, which", "is not a gymnasium.Env")
+    if needs_frames and env.render_mode != "rgb_array":
+        close_env(env)
+        cure = 'make it with render_mode="rgb_array", or pass observation="text"'
+        raise GymnasiumError(str(env), f"has render_mode={env.render_mode!r}; {cure}")
+    return env
+
+
+def render_frame(env: Any) -> np.ndarray:
+    """The current frame, uint8 (height, width, 3). Raises `GymnasiumError` for anything else."""
+    with _DRAWING:
+        frame = env.render()
+        if isinstance(frame, np.ndarray) and frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3:
+            return np.array(frame)  # a copy: an environment may draw the next frame into the same array
+    returned = f"{frame.dtype} {frame.shape}" if isinstance(frame, np.ndarray) else type(frame).__name__
+    raise GymnasiumError(f"{env}.render", f"returned {returned}; a frame is uint8 (height, width, 3)")
+
+
+def close_env(env: Any) -> None:
+    """Close an environment."""
+    with _DRAWING:
+        env.close()
+
+
+#: What the model gets of each state.
+Observation = Literal["image", "text", "image and text"]
+#: What follows an answer without a valid action.
+OnInvalidAction = Literal["ask again", "end"]
+
+
+class _State(NamedTuple):
+    """What a reset or a step returned, and what the model sees of it; nothing of the last state of an episode."""
+
+    frame: np.ndarray | None
+    text: str
+    reward: Any
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any]
+
+
+class GymnasiumEnvironment:
+    """Plays an environment of Gymnasium; the model sees its frames as images.
+
+        GymnasiumEnvironment(
+            lambda: gymnasium.make("FrozenLake-v1", render_mode="rgb_array"),
+            instructions="Walk over the ice to the gift.",
+            action_names=["left", "down", "right", "up"],
+        )
+
+    `make` returns a new environment; it is called once for each episode. The first message has the `instructions`, the
+    description of the actions (of `Discrete` and `Box` spaces) and the first frame; every later message has the next
+    frame. The reward of a turn is that of the step; the episode is done when the environment has terminated, and
+    `truncated` when the environment is. The info of a turn has `action`, `terminated`, `truncated`, and the numbers and
+    texts of the environment's own info; `invalid_action` has the reason where an answer had no action.
+
+    - `observation`: "image" (frames), "text" (`describe_observation` of the observation; no frame is rendered), or
+      "image and text".
+    - `parse_action(text)` returns the action in a completion and raises `ValueError` with a reason for the model; it is
+      needed for spaces other than `Discrete` and `Box`; an array need not have the dtype of the space. By default an
+      answer has one number or one of `action_names`, or the numbers of a `Box`.
+    - `on_invalid_action`: "ask again" (the model gets the reason and another turn, in which nothing has changed) or
+      "end" (the episode is done). The reward of such a turn is `invalid_action_reward`.
+
+    The environment's methods run on a thread of their own, always the same one: an OpenGL context belongs to one
+    thread. Frames are drawn one at a time in a process, because pygame draws wrong ones on several threads. The
+    environment is closed at the end of the episode. The same seed, a non-negative integer, gives the same episode.
+
+    Raises `ArgumentError`. An episode fails with `GymnasiumError` for a vectorised environment and for a render mode
+    without frames, and with `MissingExtraError` without gymnasium.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        *,
+        instructions: str = "",
+        action_names: Sequence[str] = (),
+        parse_action: Callable[[str], Any] | None = None,
+        observation: Observation = "image",
+        describe_observation: Callable[[Any], str] = str,
+        on_invalid_action: OnInvalidAction = "ask again",
+        invalid_action_reward: float = 0.0,
+    ) -> None:
+        if not callable(make):
+            rule = 'pass a function that makes it: lambda: gymnasium.make("CartPole-v1", render_mode="rgb_array")'
+            raise ArgumentError("make", make, rule)
+        if not isinstance(instructions, str):
+            raise ArgumentError("instructions", instructions, "pass text")
+        if isinstance(action_names, str) or not all(isinstance(name, str) and name for name in action_names):
+            raise ArgumentError("action_names", action_names, "pass a list of names")
+        for name, value, allowed in (
+            ("observation", observation, get_args(Observation)),
+            ("on_invalid_action", on_invalid_action, get_args(OnInvalidAction)),
+        ):
+            if value not in allowed:
+                raise ArgumentError(name, value, f"pass one of {', '.join(map(repr, allowed))}")
+        if finite_number(invalid_action_reward) is None:
+            raise ArgumentError("invalid_action_reward", invalid_action_reward, "pass a finite number")
+        self._make = make
+        self._instructions = instructions
+        self._action_names = tuple(action_names)
+        self._parse_action = parse_action
+        self._observation = observation
+        self._describe_observation = describe_observation
+        self._on_invalid_action = on_invalid_action
+        self._invalid_action_reward = invalid_action_reward
+        self._env: Any = None
+        self._thread: DaemonThreads | None = None
+
+    async def reset(self, seed: int) -> list[Message]:
+        """Make the environment, reset it with `seed`, and return the first message."""
+        await self.close()
+        self._thread = DaemonThreads(1, "gymnasium")
+        state = await self._run(self._first_state, seed)
+        actions = describe_actions(self._env.action_space, self._action_names) if self._describes_actions() else ""
+        return [self._message(state, " ".join(filter(None, (self._instructions, actions))))]
+
+    async def step(self, assistant: Message) -> StepResult:
+        """Take the action of a completion. Raises `GymnasiumError` without a `reset` before."""
+        if self._env is None:
+            raise GymnasiumError("the environment", "is closed; call reset before step")
+        try:
+            action = self._action(assistant.get("content"))
+        except ValueError as error:
+            return self._invalid(str(error))
+        state = await self._run(self._next_state, action)
+        info = {
+            **state.info,
+            "action": _storable_action(action),
+            "terminated": state.terminated,
+            "truncated": state.truncated,
+        }
+        done = state.terminated or state.truncated
+        reason = "the limit of steps of the environment" if state.truncated and not state.terminated else ""
+        return StepResult([] if done else [self._message(state, "")], state.reward, done, info, reason)
+
+    async def close(self) -> None:
+        """Close the environment; a step that still runs ends first, and if this call is cancelled, it is closed then.
+
+        A closed environment can be reset.
+        """
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        try:
+            closing = thread.submit(self._close)
+            # Its result is awaited through another call: a wait that is cancelled cancels what it waits for, so that
+            # an environment with a long step would never be closed.
+            await asyncio.wrap_future(thread.submit(closing.result))
+        finally:
+            thread.shutdown(wait=False)
+
+    # On the environment's thread.
+
+    def _first_state(self, seed: int) -> _State:
+        self._env = make_env(self._make, needs_frames=self._observation != "text")
+        observation, info = self._env.reset(seed=seed)
+        return self._state(observation, 0.0, False, False, info)
+
+    def _next_state(self, action: Any) -> _State:
+        observation, reward, terminated, truncated, info = self._env.step(action)
+        return self._state(observation, reward, bool(terminated), bool(truncated), info)
+
+    def _state(self, observation: Any, reward: Any, terminated: bool, truncated: bool, info: Any) -> _State:
+        is_shown = not (terminated or truncated)
+        text = self._described(observation) if is_shown and self._observation != "image" else ""
+        frame = render_frame(self._env) if is_shown and self._observation != "text" else None
+        return _State(frame, text, reward, terminated, truncated, _storable_info(info))
+
+    def _described(self, observation: Any) -> str:
+        text = self._describe_observation(observation)
+        if not isinstance(text, str):
+            raise GymnasiumError("describe_observation", f"returned {short_repr(text)}; return text")
+        return text
+
+    def _close(self) -> None:
+        env, self._env = self._env, None
+        if env is not None:
+            close_env(env)
+
+    # On the event loop.
+
+    async def _run(self, method: Callable[[Any], _State], argument: Any) -> _State:
+        assert self._thread is not None
+        # Not `run`, which would let `close` begin on another thread while a cancelled step still runs.
+        return await asyncio.wrap_future(self._thread.submit(result_of, method, argument))
+
+    def _describes_actions(self) -> bool:
+        return self._parse_action is None or bool(self._action_names) or is_described(self._env.action_space)
+
+    def _message(self, state: _State, text: str) -> Message:
+        text = "\n\n".join(filter(None, (text, state.text)))
+        if state.frame is None:
+            return {"role": "user", "content": text}
+        image: Any = {"type": "image", "image": state.frame}
+        return {"role": "user", "content": [{"type": "text", "text": text}, image] if text else [image]}
+
+    def _action(self, content: Any) -> Any:
+        """The action of a completion. Raises `ValueError` with the reason why there is none."""
+        space = self._env.action_space
+        text = content if isinstance(content, str) else ""
+        if self._parse_action is None:
+            return parse_action(text, space, self._action_names)
+        action = in_dtype_of(space, self._parse_action(text))
+        if not space.contains(action):
+            raise InvalidActionError(f"{short_repr(action)} is not an action of {space}")
+        return action
+
+    def _invalid(self, reason: str) -> StepResult:
+        done = self._on_invalid_action == "end"
+        actions = describe_actions(self._env.action_space, self._action_names) if self._describes_actions() else ""
+        text = " ".join(filter(None, (f"This is not a valid action: {reason}.", actions)))
+        messages: list[Message] = [] if done else [{"role": "user", "content": text}]
+        return StepResult(messages, self._invalid_action_reward, done, {"invalid_action": reason})
+
+
+def _storable_info(info: Any) -> dict[str, Any]:
+    """The numbers and texts of the environment's info."""
+    items = info.items() if isinstance(info, dict) else ()
+    return {
+        str(key): value.item() if isinstance(value, np.generic) else value
+        for key, value in items
+        if isinstance(value, str | bool | int | float | np.bool_ | np.integer | np.floating)
+    }
+
+
+def _storable_action(action: Any) -> Any:
+    if isinstance(action, np.generic):
+        return action.item()
+    return action if isinstance(action, str | int | float | list | tuple | dict | np.ndarray) else short_repr(action)

@@ -1,7 +1,0 @@
-"""Tools of servers of the Model Context Protocol (MCP). Needs the extra `mcp`."""
-
-from rollouts.environments.mcp.errors import McpServerError, McpToolNamesError, McpToolsClosedError
-from rollouts.environments.mcp.servers import HttpServer, StdioServer
-from rollouts.environments.mcp.tools import McpTools
-
-__all__ = ["HttpServer", "McpServerError", "McpToolNamesError", "McpTools", "McpToolsClosedError", "StdioServer"]

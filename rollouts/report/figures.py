@@ -1,0 +1,262 @@
+"""The figures that a report shows: of episodes, of mismatches, collected from a run's files."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from rollouts.observability.training_log import StepMismatch
+from rollouts.report.run_files import RunFiles
+from rollouts.trajectory.tree import Trajectory
+from rollouts.values import VersionOrder, finite_number, mean_and_spread
+from rollouts.view.episode_data import ENTROPY, mismatch
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeFigures:
+    """One episode. `number` is its place in the file, `record` that of its record.
+
+    `sampled` counts sampled tokens; `surprisal` is the sum of their negative log-probabilities, in nats, `entropy`
+    the sum of their entropies over `entropy_tokens` tokens whose entropy is known.
+    """
+
+    number: int
+    record: int
+    episode_id: str
+    group_id: str
+    reward: float
+    turns: int
+    tokens: int
+    sampled: int
+    surprisal: float
+    entropy: float
+    entropy_tokens: int
+    started_at: float
+    seconds: float
+    ending: str
+    error: str
+    truncation_reason: str
+    metrics: Mapping[str, float]
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.error)
+
+
+def episode_figures(trajectory: Trajectory, number: int, record: int) -> EpisodeFigures:
+    """The figures of an episode. Its reward may be infinite: that is the sum of rewards of turns."""
+    entropies = [
+        node.extras[ENTROPY][node.sampled]
+        for node in trajectory.nodes
+        if ENTROPY in node.extras and node.extras[ENTROPY].ndim == 1 and node.extras[ENTROPY].dtype.kind in "biuf"
+    ]
+    entropy = np.concatenate([np.empty(0), *entropies]).astype(np.float64)
+    entropy = entropy[np.isfinite(entropy)]
+    metrics = {name: value for name, one in trajectory.metrics.items() if (value := finite_number(one)) is not None}
+    return EpisodeFigures(
+        number=number,
+        record=record,
+        episode_id=trajectory.episode_id,
+        group_id=trajectory.group_id,
+        reward=trajectory.reward,
+        turns=len(trajectory.turns),
+        tokens=sum(map(len, trajectory.nodes)),
+        sampled=sum(len(node.logprobs) for node in trajectory.nodes),
+        surprisal=-sum(float(node.logprobs.astype(np.float64).sum()) for node in trajectory.nodes),
+        entropy=mean_and_spread(entropy).mean * len(entropy) if len(entropy) else 0.0,
+        entropy_tokens=len(entropy),
+        started_at=trajectory.started_at,
+        seconds=max(trajectory.seconds, 0.0),
+        ending=_ending(trajectory),
+        error=trajectory.error,
+        truncation_reason=trajectory.truncation_reason,
+        metrics=metrics,
+    )
+
+
+def _ending(trajectory: Trajectory) -> str:
+    if trajectory.error:
+        return "error"
+    if trajectory.truncated:
+        return "truncated"
+    return "done" if trajectory.done else "open"
+
+
+_DECADES: Final = range(-8, 2)
+_EDGES: Final = np.array([0.0, *(10.0**power for power in _DECADES)])
+#: The names of the bins of |difference|, in nats; the last one holds what is no number.
+BINS: Final = ("< 1e-8", *(f"1e{power}" for power in _DECADES[:-1]), ">= 10", "not finite")
+#: Larger lags are counted together.
+MAX_LAG: Final = 8
+
+
+@dataclass(slots=True)
+class Counted:
+    """The compared tokens of one kind. `counts` int64, one for each of `BINS`.
+
+    `sum_abs` is that of the finite |differences|; `max_abs` is infinite if one of them is. Both are in nats.
+    """
+
+    counts: np.ndarray = field(default_factory=lambda: np.zeros(len(BINS), np.int64))
+    sum_abs: float = 0.0
+    max_abs: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        return int(self.counts.sum())
+
+    @property
+    def mean_abs(self) -> float:
+        """Of the finite differences."""
+        return self.sum_abs / max(self.tokens - int(self.counts[-1]), 1)
+
+    def add(self, difference: np.ndarray) -> None:
+        """Add differences of log-probabilities, float64 (n,), of either sign."""
+        absolute = np.abs(difference)
+        finite = absolute[np.isfinite(absolute)]
+        bins = np.searchsorted(_EDGES, finite, side="right") - 1
+        self.counts[: len(_EDGES)] += np.bincount(bins, minlength=len(_EDGES))
+        self.counts[-1] += len(absolute) - len(finite)
+        if len(absolute):
+            self.max_abs = max(self.max_abs, float(absolute.max()))
+        self.sum_abs += float(finite.sum())
+
+
+@dataclass(slots=True)
+class MismatchFigures:
+    """`by_lag` is empty where the versions of trainer and sampler are not known or have no order."""
+
+    by_modality: dict[str, Counted] = field(default_factory=dict)
+    by_lag: dict[int, Counted] = field(default_factory=dict)
+    unordered: int = 0  # tokens whose lag is not known
+
+    @property
+    def tokens(self) -> int:
+        return sum(counted.tokens for counted in self.by_modality.values())
+
+
+def of_training(steps: Iterable[StepMismatch]) -> MismatchFigures:
+    """The figures of `mismatch.mmr`.
+
+    Versions are ordered as integers; other names by the order in which they were the trainer's versions.
+    """
+    figures = MismatchFigures()
+    names: list[str] = []
+    for step in steps:
+        if step.trainer_version and step.trainer_version not in names:
+            names.append(step.trainer_version)
+        difference = step.difference
+        for modality in np.unique(step.modality):
+            figures.by_modality.setdefault(str(modality), Counted()).add(difference[step.modality == modality])
+        lag = _lags(step, names)
+        for value in np.unique(lag[lag >= 0]):
+            figures.by_lag.setdefault(int(value), Counted()).add(difference[lag == value])
+        figures.unordered += int((lag < 0).sum())
+    return figures
+
+
+def _lags(step: StepMismatch, names: list[str]) -> np.ndarray:
+    """How many versions older than the trainer's the weights of each token are, at most `MAX_LAG`; -1: not known."""
+    order = VersionOrder()
+    if step.trainer_version and order.place(step.trainer_version) is None:
+        order = VersionOrder.of_names(names)
+    places = [order.place(version) for version in step.versions]
+    known = [place for place in places if place is not None]
+    trainer = order.place(step.trainer_version) if step.trainer_version else max(known, default=None)
+    if trainer is None:
+        return np.full(len(step.version), -1)
+    lags = [-1 if place is None or place > trainer else min(trainer - place, MAX_LAG) for place in places]
+    of_tokens: np.ndarray = np.array([*lags, -1])[step.version]
+    return of_tokens
+
+
+def add_extras(figures: MismatchFigures, trajectory: Trajectory) -> None:
+    """Add the tokens of an episode whose nodes have the extra `trainer_logprobs`. Their lag is not known."""
+    for modality, difference in _extras(trajectory):
+        if len(difference):
+            figures.by_modality.setdefault(modality, Counted()).add(difference)
+            figures.unordered += len(difference)
+
+
+def _extras(trajectory: Trajectory) -> Iterator[tuple[str, np.ndarray]]:
+    last: list[str] = []  # the modality of the last item up to and with each node
+    for node in trajectory.nodes:
+        before = last[node.parent] if node.parent >= 0 else "text"
+        last.append(node.media[-1].modality if node.media else before)
+        yield last[-1], mismatch(node)
+
+
+_MAX_KINDS: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorKind:
+    """Failed episodes whose errors are of one class. `example` is the first of them."""
+
+    kind: str
+    episodes: int
+    example: EpisodeFigures
+
+
+@dataclass(slots=True)
+class Collected:
+    """The contents of a run's directory.
+
+    `complete`: whether all tasks were run, None where nothing says so. `is_partial`: the time was not enough to read
+    all episodes. `mismatch_source` names where the trainer's log-probabilities are from; empty where there are none.
+    """
+
+    title: str
+    episodes: list[EpisodeFigures] = field(default_factory=list)
+    training: list[dict[str, Any]] = field(default_factory=list)
+    runner: list[dict[str, Any]] = field(default_factory=list)
+    groups: list[dict[str, list[float]]] = field(default_factory=list)
+    mismatch: MismatchFigures = field(default_factory=MismatchFigures)
+    mismatch_source: str = ""
+    complete: bool | None = None
+    is_partial: bool = False
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def succeeded(self) -> list[EpisodeFigures]:
+        return [episode for episode in self.episodes if not episode.failed]
+
+    def error_kinds(self) -> list[ErrorKind]:
+        """The most frequent kinds first, at most 20."""
+        counts: Counter[str] = Counter()
+        examples: dict[str, EpisodeFigures] = {}
+        for episode in self.episodes:
+            if episode.failed:
+                kind = episode.error.partition(":")[0][:80]
+                counts[kind] += 1
+                examples.setdefault(kind, episode)
+        return [ErrorKind(kind, count, examples[kind]) for kind, count in counts.most_common(_MAX_KINDS)]
+
+
+def collect(files: RunFiles, deadline: float | None = None) -> Collected:
+    """Read a directory. Reading episodes ends at `deadline` (`time.monotonic`), if there is one.
+
+    Raises `ReportDirectoryError` for a file that is none of a run.
+    """
+    collected = Collected(files.path.resolve().name, problems=files.problems, complete=files.is_complete())
+    collected.training, collected.runner = files.training(), files.runner()
+    collected.groups = files.groups()
+    collected.mismatch = of_training(files.mismatches())
+    if collected.mismatch.tokens:
+        collected.mismatch_source = "mismatch.mmr, which the trainer wrote"
+    from_extras = MismatchFigures()
+    for episode in files.episodes() if files.has_episodes else ():
+        collected.episodes.append(episode_figures(episode.trajectory, episode.number, episode.record))
+        if not collected.mismatch.tokens:
+            add_extras(from_extras, episode.trajectory)
+        if deadline is not None and time.monotonic() > deadline:
+            collected.is_partial = True
+            break
+    if from_extras.tokens:
+        collected.mismatch, collected.mismatch_source = from_extras, "the extra trainer_logprobs of the episodes"
+    return collected

@@ -1,0 +1,298 @@
+"""Objects made of a configuration: renderer, environment, rewards, sampling, modes, workers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from renderers import MediaPolicy, TemplateRenderer, load_renderer
+from rollouts.engines.protocol import Engine, GenerateRequest, SamplingParams
+from rollouts.episodes.environment import ThreadedEnvironment
+from rollouts.errors import MissingExtraError, describe_exception
+from rollouts.rewards import GroupReward, Reward
+from rollouts.run_config.config_file import ConfigFile, ConfigProblem, KeyPath, ProblemList, RunConfigError, key_text
+from rollouts.run_config.engines import engine_factory
+from rollouts.run_config.import_paths import check_call, imported_function, imported_object
+from rollouts.run_config.sections import (
+    AsynchronousSection,
+    GymnasiumSection,
+    ImportedEnvironment,
+    LocalEngineSection,
+    MediaSection,
+    RewardSection,
+    ScoredPromptSection,
+    ScriptedEngineSection,
+    SynchronousSection,
+    ToolsSection,
+)
+from rollouts.runner.modes import Asynchronous, Mode, OneStepOffPolicy, Synchronous
+from rollouts.task import MakeEnvironment, Task
+
+#: Variables of a chat template that the renderer passes itself.
+_OWN_VARIABLES: Final = ("messages", "tools", "add_generation_prompt")
+
+
+def make_renderer(file: ConfigFile, *, offline: bool) -> TemplateRenderer:
+    """Load the renderer of a configuration.
+
+    `renderer.model` is a directory if there is one of that name, else a repository of Hugging Face. `offline`: its
+    files must be in the local cache, and no connection is opened. Raises `RunConfigError`.
+    """
+    section = file.config.renderer
+    for name in section.chat_template_kwargs:
+        if name in _OWN_VARIABLES:
+            reason = "the renderer passes this variable to the chat template itself; remove the key"
+            raise file.error(("renderer", "chat_template_kwargs", name), reason)
+    template: Path | None = None
+    if section.chat_template is not None:
+        template = file.resolve(section.chat_template)
+        if not template.is_file():
+            raise file.error(("renderer", "chat_template"), f"there is no file {template}; write its path")
+    with file.naming("renderer", "media"):
+        policy = _media_policy(file, section.media)
+    model = _model(file, section.model, section.revision, offline=offline)
+    with file.naming("renderer", "model"):
+        return load_renderer(
+            model,
+            revision=None if isinstance(model, Path) else section.revision,
+            chat_template=template,
+            chat_template_kwargs=section.chat_template_kwargs,
+            media_policy=policy,
+        )
+
+
+def _media_policy(file: ConfigFile, section: MediaSection) -> MediaPolicy:
+    return MediaPolicy(
+        allowed_schemes=frozenset(section.allowed_schemes),
+        allowed_hosts=tuple(section.allowed_hosts),
+        allowed_networks=tuple(section.allowed_networks),
+        allowed_directories=tuple(file.resolve(directory) for directory in section.allowed_directories),
+    )
+
+
+def _model(file: ConfigFile, name: str, revision: str | None, *, offline: bool) -> str | Path:
+    """The directory or the name of the repository."""
+    directory = file.resolve(name)
+    key = ("renderer", "model")
+    if directory.is_dir():
+        if revision is not None:
+            reason = f"{directory} is a directory, which has no revisions; remove the key"
+            raise file.error(("renderer", "revision"), reason)
+        return directory
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise file.error(key, f"there is no directory {directory}; write a model directory or the name of a repository")
+    return _cached_repository(file, name, revision) if offline else name
+
+
+def _cached_repository(file: ConfigFile, name: str, revision: str | None) -> Path:
+    # Imported here: the client takes 0.3 s to import, and a local directory does not need it.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, revision=revision, local_files_only=True))
+    except (HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = (
+            f"there is no directory {file.resolve(name)}, and the repository {name!r} is not in the local cache, from "
+            "which --dry-run reads it without a connection; correct the name, or download the repository first"
+        )
+        raise file.error(("renderer", "model"), reason) from error
+
+
+def make_rewards(
+    file: ConfigFile, key: KeyPath, sections: Sequence[RewardSection], arguments: Sequence[str]
+) -> list[Reward]:
+    """The rewards in the array of tables `key`, whose functions get `arguments`. Raises `RunConfigError`."""
+    rewards: list[Reward] = []
+    for index, section in enumerate(sections):
+        if any(section.name == earlier.name for earlier in rewards):
+            reason = f"two rewards have the name {section.name!r}; give each its own"
+            raise file.error((*key, index, "name"), reason)
+        function_key = (*key, index, "function")
+        function = imported_function(file, function_key, section.function)
+        check_call(file, function_key, function, arguments)
+        rewards.append(Reward(section.name, section.weight, function, section.threaded))
+    return rewards
+
+
+def make_group_rewards(file: ConfigFile) -> list[GroupReward]:
+    """The rewards of whole groups. Raises `RunConfigError`."""
+    of_episodes = {"environment", *(section.name for section in getattr(file.config.environment, "rewards", ()))}
+    for index, section in enumerate(file.config.group_rewards):
+        if section.name in of_episodes:
+            reason = f"the rewards of the episodes have the name {section.name!r}; give the group reward another one"
+            raise file.error(("group_rewards", index, "name"), reason)
+    rewards = make_rewards(file, ("group_rewards",), file.config.group_rewards, ["episodes"])
+    return [GroupReward(reward.name, reward.weight, reward.function, reward.threaded) for reward in rewards]
+
+
+def check_sampling(file: ConfigFile) -> None:
+    """Raise `RunConfigError` for options with which the engine would refuse every request of the run."""
+    problems = [ConfigProblem(key_text(key), reason) for key, reason in _violations(file)]
+    if problems:
+        raise RunConfigError(file.path, problems)
+
+
+def _violations(file: ConfigFile) -> Iterator[tuple[KeyPath, str]]:
+    engine, sampling = file.config.engine, file.config.sampling
+    if isinstance(engine, ScriptedEngineSection):  # it takes any
+        return
+    if isinstance(engine, LocalEngineSection):
+        for name in sampling.extra:
+            yield ("sampling", "extra", name), 'an engine of kind "local" has no further options; remove it'
+        return
+    from rollouts.engines.vllm.sampling_checks import sampling_violations
+
+    options: dict[KeyPath, dict[str, Any]] = {("sampling", "temperature"): {"temperature": sampling.temperature}}
+    options |= {("sampling", "extra", name): {"extra": {name: value}} for name, value in sampling.extra.items()}
+    for key, option in options.items():
+        request = GenerateRequest([0], SamplingParams(max_tokens=sampling.max_tokens, **option))
+        for reason in sampling_violations(request, vocab_size=None):
+            yield key, reason
+
+
+# The mode of a run: how old tokens may be where another process changes the weights of the server.
+
+
+def make_mode(file: ConfigFile) -> Mode:
+    """The mode of a configuration; one without a limit if it names none."""
+    section = file.config.mode
+    if section is None:
+        return Asynchronous(sys.maxsize)
+    if isinstance(section, AsynchronousSection):
+        return Asynchronous(section.max_staleness, section.on_stale)
+    return Synchronous() if isinstance(section, SynchronousSection) else OneStepOffPolicy()
+
+
+# The environment of a run: the function that makes one for each episode, by the kind of the environment.
+
+
+def environment_factory(file: ConfigFile) -> MakeEnvironment:
+    """The `make_environment` of a configuration. Raises `RunConfigError`; no environment is made."""
+    section = file.config.environment
+    return _FACTORIES[type(section)](file, section)
+
+
+def _imported(file: ConfigFile, section: ImportedEnvironment) -> MakeEnvironment:
+    key = ("environment", "factory")
+    factory = imported_function(file, key, section.factory)
+    arguments_key = ("environment", "arguments") if section.arguments else key
+    check_call(file, arguments_key, factory, ["task"], section.arguments)
+    if section.threaded:
+        return lambda task: ThreadedEnvironment(factory(task, **section.arguments))
+    return lambda task: factory(task, **section.arguments)
+
+
+def _scored_prompt(file: ConfigFile, section: ScoredPromptSection) -> MakeEnvironment:
+    from rollouts.environments import ScoredPrompt
+
+    messages = _messages(file, section.messages)
+    rewards = make_rewards(file, ("environment", "rewards"), section.rewards, ["completion", "task"])
+    return lambda task: ScoredPrompt(task, messages, rewards)
+
+
+def _tools(file: ConfigFile, section: ToolsSection) -> MakeEnvironment:
+    from rollouts.environments import Tool, ToolEnvironment
+
+    tools: list[Tool] = []
+    for index, import_path in enumerate(section.tools):
+        key = ("environment", "tools", index)
+        found = imported_object(file, key, import_path)
+        if not isinstance(found, Tool) and not callable(found):
+            raise file.error(key, f"{import_path} is a {type(found).__name__}; name a typed function or a Tool")
+        with file.naming(*key):
+            tools.append(found if isinstance(found, Tool) else Tool.from_function(found))
+    messages = _messages(file, section.messages)
+    rewards = make_rewards(file, ("environment", "rewards"), section.rewards, ["conversation", "task"])
+
+    def make(task: Task) -> ToolEnvironment:
+        return ToolEnvironment(task, tools=tools, messages=messages, score=rewards, call_seconds=section.call_seconds)
+
+    with file.naming("environment", "tools"):
+        make(Task("0"))  # refuses two tools of one name
+    return make
+
+
+def _gymnasium(file: ConfigFile, section: GymnasiumSection) -> MakeEnvironment:
+    from rollouts.environments import GymnasiumEnvironment
+
+    if find_spec("gymnasium") is None:
+        raise MissingExtraError("an environment of Gymnasium", "gym", "gymnasium")
+    import gymnasium
+
+    try:
+        gymnasium.spec(section.id)
+    except Exception as error:
+        # The module of an id may raise anything.
+        reason = f"gymnasium does not know {section.id!r} ({describe_exception(error)}); correct the id"
+        raise file.error(("environment", "id"), reason) from error
+    parse_action = None
+    if section.parse_action is not None:
+        key = ("environment", "parse_action")
+        parse_action = imported_function(file, key, section.parse_action)
+        check_call(file, key, parse_action, ["text"])
+    arguments = (
+        section.arguments if section.observation == "text" else {"render_mode": "rgb_array", **section.arguments}
+    )
+
+    def make(task: Task) -> GymnasiumEnvironment:
+        return GymnasiumEnvironment(
+            lambda: gymnasium.make(section.id, **arguments),
+            instructions=section.instructions,
+            action_names=section.action_names,
+            parse_action=parse_action,
+            observation=section.observation,
+            on_invalid_action=section.on_invalid_action,
+            invalid_action_reward=section.invalid_action_reward,
+        )
+
+    return make
+
+
+def _messages(file: ConfigFile, import_path: str) -> Callable[..., Any]:
+    key = ("environment", "messages")
+    messages = imported_function(file, key, import_path)
+    check_call(file, key, messages, ["task"])
+    return messages
+
+
+_FACTORIES: Mapping[type, Callable[[ConfigFile, Any], MakeEnvironment]] = {
+    ImportedEnvironment: _imported,
+    ScoredPromptSection: _scored_prompt,
+    ToolsSection: _tools,
+    GymnasiumSection: _gymnasium,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerParts:
+    """What a worker needs of a configuration. `make_engine` loads a local model."""
+
+    make_environment: MakeEnvironment
+    renderer: TemplateRenderer
+    make_engine: Callable[[], Engine]
+
+
+def make_worker_parts(file: ConfigFile) -> WorkerParts:
+    """Make what a worker needs. Raises `RunConfigError` with every problem, and `MissingExtraError`."""
+    problems = ProblemList(file.path)
+    make_environment = problems.attempt(lambda: environment_factory(file))
+    renderer = problems.attempt(lambda: make_renderer(file, offline=False))
+    make_engine = problems.attempt(lambda: engine_factory(file, renderer))
+    problems.check()
+    assert make_environment is not None
+    assert renderer is not None
+    assert make_engine is not None
+    return WorkerParts(make_environment, renderer, make_engine)
+
+
+def worker_configuration(file: ConfigFile) -> str:
+    """A digest of the tables that worker and run must have alike: those of the environment and the renderer."""
+    values = file.config.model_dump(include={"environment", "renderer"})
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:32]

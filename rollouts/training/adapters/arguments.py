@@ -1,0 +1,264 @@
+"""Arguments of all adapters: checks of what a trainer's type can hold, media tensors, padding."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Collection, Sequence
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import ExifTags, Image
+
+from renderers import MediaSource
+from renderers.errors import MediaError
+from renderers.media.decoding import PILLOW_ERRORS, decode_image
+from renderers.media.policy import MediaPolicy
+from renderers.media.sniffing import sniff
+from renderers.rendered import TOKEN_TYPE_IDS
+from renderers.vision.patches import StillPatches
+from rollouts.errors import ArgumentError, RolloutsError, SampleError, short_repr
+from rollouts.models.placeholders import item_tensors
+from rollouts.training.samples import TrainingSample
+
+
+class AdapterError(RolloutsError):
+    """A sample that a trainer's type cannot hold, or an object of such a type that no sample can be made of.
+
+    `target` names the type, `row` the sample or the object, `part` the part of it that does not fit.
+
+    Cure: change the part of the sample that the text names, as the text says.
+    """
+
+    def __init__(self, target: str, row: str, part: str, reason: str, cure: str) -> None:
+        self.target = target
+        self.row = row
+        self.part = part
+        self.reason = reason
+        super().__init__(f"{target}: {row}: {part}: {reason}. {cure}")
+
+
+class MissingTrainerError(RolloutsError, ImportError):
+    """A trainer's package is not installed, or its module cannot be imported; the cause is chained.
+
+    Cure: install the trainer's package, or pass the module that has its types as `types`.
+    """
+
+    def __init__(self, module: str, reason: str) -> None:
+        self.module = module
+        super().__init__(
+            f"the module {module} cannot be imported ({reason}). Install the trainer's package, or pass the module "
+            "that has its types as `types`"
+        )
+
+
+def trainer_module(name: str, given: ModuleType | None = None) -> Any:
+    """`given`, or else the module `name`. Raises `MissingTrainerError` where it cannot be imported."""
+    if given is not None:
+        return given
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise MissingTrainerError(name, str(error)) from error
+
+
+def padded(rows: Sequence[np.ndarray], fill: Any, dtype: npt.DTypeLike, side: Literal["left", "right"]) -> torch.Tensor:
+    """Rows (n_i,) as one tensor (rows, largest n_i) of `dtype`, padded on `side` with `fill`."""
+    width = max(len(row) for row in rows)
+    table = np.full((len(rows), width), fill, dtype=dtype)
+    for line, row in zip(table, rows, strict=True):
+        if side == "left":
+            line[width - len(row) :] = row
+        else:
+            line[: len(row)] = row
+    return torch.from_numpy(table)
+
+
+def presence(lengths: Sequence[int], side: Literal["left", "right"]) -> torch.Tensor:
+    """Int64 (rows, longest): 1 on the tokens of rows padded on `side`, 0 on padding."""
+    return padded([np.ones(length, dtype=np.int64) for length in lengths], 0, np.int64, side)
+
+
+ImageFormat = Literal["png", "jpeg"]
+_FORMATS: dict[str, ImageFormat] = {"image/png": "png", "image/jpeg": "jpeg"}
+
+
+def image_file(source: MediaSource) -> tuple[bytes, ImageFormat]:
+    """The bytes of a PNG or JPEG, and its format.
+
+    A PNG or JPEG of plain RGB or grey pixels is returned as it is. One that is turned by EXIF data or has transparent
+    pixels, other formats and raw pixels become a PNG of the RGB pixels that `decode_image` makes: readers differ in
+    what they do with such files. Raises `MediaError` for a source that cannot be decoded.
+    """
+    image_format = _FORMATS.get(sniff(source.data) or "")
+    if image_format is not None and _is_plain(source.data):
+        return bytes(source.data), image_format
+    file = io.BytesIO()
+    decode_image(source, MediaPolicy()).save(file, format="PNG")
+    return file.getvalue(), "png"
+
+
+def _is_plain(data: bytes | memoryview) -> bool:
+    """Whether the file has RGB or grey pixels of 8 bits, upright and opaque."""
+    try:
+        with Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as image:
+            upright = image.getexif().get(ExifTags.Base.Orientation, 1) == 1
+            return image.mode in ("L", "RGB") and upright and "transparency" not in image.info
+    except PILLOW_ERRORS:
+        return False
+
+
+def media_arguments(target: str, samples: Sequence[TrainingSample], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """The tensors of the samples' media by the names of the model's arguments; empty without media.
+
+    Uint8 pixels are normalised; floats have `dtype`, integers (grids) keep theirs. Several items are combined in order,
+    as their `fields` describe. Raises `AdapterError` where they cannot be combined or normalised.
+    """
+    for sample in samples:
+        _refuse_pixels_without_scale(target, sample)
+    try:
+        return item_tensors([item for sample in samples for item, _ in sample.media], dtype)
+    except MediaError as error:
+        names = ", ".join(sample.name for sample in samples if sample.media)
+        raise AdapterError(
+            target, f"{names:.200}", "media", str(error), "Process their media with the processors of one renderer"
+        ) from error
+
+
+def refuse_other_arguments(target: str, samples: Sequence[TrainingSample], supported: Collection[str]) -> None:
+    """Raise `AdapterError` for a tensor of the media that the target has no field for."""
+    for sample in samples:
+        for name in (name for item, _ in sample.media for name in item):
+            if name not in supported:
+                raise AdapterError(
+                    target,
+                    f"sample {sample.name}",
+                    "media",
+                    f"its media have the tensor {name}; the type has fields for {', '.join(supported)} only",
+                    "Leave the sample out",
+                )
+
+
+def mm_token_type_ids(sample: TrainingSample) -> np.ndarray:
+    """Int64 (n,): 1 on the feature tokens of images, 2 on those of videos, 0 elsewhere; by range, not by token id."""
+    types = np.zeros(len(sample), dtype=np.int64)
+    for item, placeholder in sample.media:
+        for start, end in placeholder.runs:
+            types[start:end] = TOKEN_TYPE_IDS[item.modality]
+    return types
+
+
+def _refuse_pixels_without_scale(target: str, sample: TrainingSample) -> None:
+    for item, _ in sample.media:
+        for name, tensor in item.tensors.items():
+            is_pixels = isinstance(tensor, StillPatches) or (
+                isinstance(tensor, np.ndarray) and tensor.dtype == np.uint8 and name.startswith("pixel_values")
+            )
+            if is_pixels and item.scale is None:
+                raise AdapterError(
+                    target,
+                    f"sample {sample.name}",
+                    "media",
+                    f"{name}: raw uint8 pixels without a scale that makes floats of them",
+                    "Pass ServerRenderer(scale=PixelScale(...)) with the numbers of preprocessor_config.json",
+                )
+
+
+# What all adapters check: the list of samples, parts that a type cannot hold, literal placeholder tokens.
+
+
+def checked_samples(samples: object) -> tuple[TrainingSample, ...]:
+    """Raises `SampleError` unless `samples` is a sequence of at least one `TrainingSample`."""
+    if not isinstance(samples, Sequence) or not samples:
+        raise SampleError("-", f"pass a list of at least one TrainingSample, not {short_repr(samples)}")
+    for index, sample in enumerate(samples):
+        if not isinstance(sample, TrainingSample):
+            raise SampleError(str(index), f"{short_repr(sample)} is not a TrainingSample")
+    return tuple(samples)
+
+
+def refuse_parts(
+    target: str, samples: Sequence[TrainingSample], lacking: Collection[str], omit: Collection[str]
+) -> None:
+    """Raise `AdapterError` for a sample with values in a part that the target lacks and `omit` does not name.
+
+    A part has values if `logprobs` has a value other than 0, `advantages` one other than 1 (on trained tokens),
+    `weight_spans` is not empty, or `routed_experts` is not None. Raises `ArgumentError` for an `omit` that names no
+    part in `lacking`.
+    """
+    if isinstance(omit, str) or not set(omit) <= set(lacking):
+        raise ArgumentError("omit", omit, f"pass a tuple of names out of {', '.join(map(repr, sorted(lacking)))}")
+    for sample in samples:
+        trained = sample.loss_mask
+        has_values = {
+            "logprobs": bool(np.any(sample.logprobs[trained])),
+            "advantages": bool(np.any(sample.advantages[trained] != 1)),
+            "weight_spans": bool(sample.weight_spans),
+            "routed_experts": sample.routed_experts is not None,
+        }
+        for part in lacking:
+            if has_values[part] and part not in omit:
+                raise AdapterError(
+                    target,
+                    f"sample {sample.name}",
+                    part,
+                    "the type has no field for it",
+                    f"Pass omit=({part!r},) to leave it out",
+                )
+
+
+def refuse_literal_placeholders(target: str, samples: Sequence[TrainingSample]) -> None:
+    """Raise `AdapterError` for a placeholder token outside of all media, where a row of the same batch has media.
+
+    Trainers that call transformers' forward find media by token id: such a token would be taken for a part of an image.
+    """
+    is_feature = [mm_token_type_ids(sample) > 0 for sample in samples]
+    ids = np.unique(np.concatenate([sample.token_ids[mask] for sample, mask in zip(samples, is_feature, strict=True)]))
+    for sample, mask in zip(samples, is_feature, strict=True):
+        literal = np.isin(sample.token_ids, ids) & ~mask
+        if literal.any():
+            position = int(np.flatnonzero(literal)[0])
+            raise AdapterError(
+                target,
+                f"sample {sample.name}",
+                "token_ids",
+                f"the token at position {position} has id {int(sample.token_ids[position])}, a placeholder token "
+                "outside of all images and videos (the policy sampled it), and this trainer finds media by token id",
+                "Leave the sample out, or train it with rollouts.training.token_logprobs, which finds media by range",
+            )
+
+
+def trained_values(sample: TrainingSample, name: str) -> np.ndarray:
+    """The column `logprobs` or `advantages`, float32 (n,), 0 on tokens that are not trained."""
+    return np.where(sample.loss_mask, getattr(sample, name), 0).astype(np.float32)
+
+
+def first_trained(target: str, sample: TrainingSample) -> int:
+    """The index of the first trained token, where the response begins. Raises `AdapterError` if there is none."""
+    trained = np.flatnonzero(sample.loss_mask)
+    if not len(trained):
+        raise AdapterError(
+            target,
+            f"sample {sample.name}",
+            "loss_mask",
+            "no token is trained, so no response begins",
+            "Leave the sample out",
+        )
+    return int(trained[0])
+
+
+def weight_spans(sample: TrainingSample) -> list[tuple[str, int, int]]:
+    """The weight versions as plain values, (version, start, end) for each span."""
+    return [(span.version, span.start, span.end) for span in sample.weight_spans]
+
+
+def routed_experts(samples: Sequence[TrainingSample]) -> dict[str, list[np.ndarray | None]]:
+    """The entry `routed_experts` of a trainer's own dict, integers (n, layers, experts a token) for each row or None.
+
+    Nothing where no sample has any.
+    """
+    experts = [sample.routed_experts for sample in samples]
+    return {"routed_experts": experts} if any(each is not None for each in experts) else {}

@@ -1,0 +1,683 @@
+"""Checks of the tensors of a batch against its samples."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from renderers.media.item import PackedArray
+from renderers.placement import PlacedItem
+from renderers.rendered import TOKEN_TYPE_IDS
+from renderers.vision.patches import StillPatches
+from rollouts.errors import ArgumentError, BatchError, SampleError, short_repr
+from rollouts.files import errors_name
+from rollouts.training.rows import (
+    Layout,
+    Side,
+    check_alike,
+    check_layout,
+    first_tokens,
+    gathered,
+    padding_bounds,
+    place_samples,
+    token_numbers,
+)
+from rollouts.training.samples import TrainingSample
+from rollouts.training.tensor_list import (
+    RowIndex,
+    TensorList,
+    check_times,
+    chunk_bounds,
+    equal_tensors,
+    own_storage,
+    row_numbers,
+)
+from rollouts.values import finite_number, whole_number
+from transport import RecordReader, RecordWriter, wire_type
+
+#: The columns of a batch that hold values of its samples: the name of each in a sample, and its dtype in the batch.
+COLUMNS: Mapping[str, tuple[str, torch.dtype]] = {
+    "input_ids": ("token_ids", torch.int64),
+    "loss_mask": ("loss_mask", torch.bool),
+    "logprobs": ("logprobs", torch.float32),
+    "advantages": ("advantages", torch.float32),
+}
+
+
+def check_columns(columns: Mapping[str, Any], count: int) -> None:
+    """Raise `BatchError` unless the columns are tensors of their dtypes, and of one shape (B, T) on one device."""
+    first = columns["input_ids"]
+    if not isinstance(first, torch.Tensor) or first.ndim != 2:
+        raise BatchError(f"input_ids is {short_repr(first)}; pass an int64 tensor (rows, columns)")
+    for name, tensor in columns.items():
+        dtype, shape = COLUMNS[name][1], tuple(first.shape)
+        if (
+            not isinstance(tensor, torch.Tensor)
+            or (tensor.dtype, tuple(tensor.shape)) != (dtype, shape)
+            or tensor.device != first.device
+        ):
+            raise BatchError(
+                f"{name} is {_described(tensor)}; {count} samples in {shape} need {dtype} {shape} on {first.device}"
+            )
+
+
+def check_starts(starts: Any, lengths: Any, samples: Sequence[TrainingSample], shape: tuple[int, int]) -> None:
+    """Raise `BatchError` unless every sample has as many tokens as `lengths` says, in its row and apart from others."""
+    count = len(samples)
+    for name, tensor, size in (("starts", starts, (count, 2)), ("lengths", lengths, (count,))):
+        if (
+            not isinstance(tensor, torch.Tensor)
+            or (tensor.dtype, tuple(tensor.shape)) != (torch.int64, size)
+            or tensor.device.type != "cpu"
+        ):
+            raise BatchError(f"{name} is {_described(tensor)}; {count} samples need torch.int64 {size} on cpu")
+    cells, sizes = starts.numpy(), lengths.numpy()
+    first = cells @ np.array([shape[1], 1])
+    order = np.argsort(first, kind="stable")
+    overlapping = np.zeros(count, bool)
+    overlapping[order[1:]] = first[order[1:]] < (first + sizes)[order[:-1]]
+    outside = (cells < 0).any(axis=1) | (cells[:, 0] >= shape[0]) | (cells[:, 1] + sizes > shape[1]) | overlapping
+    for number, sample in enumerate(samples):
+        if outside[number] or sizes[number] != len(sample):
+            raise BatchError(
+                f"sample {number} ({sample.name:.80}) of {len(sample)} tokens is said to have {sizes[number]} at row "
+                f"and column {cells[number].tolist()} of {shape}; lay out the samples with from_samples"
+            )
+
+
+def check_trained(
+    loss_mask: torch.Tensor,
+    position_ids: torch.Tensor,
+    sequence_ids: torch.Tensor,
+    samples: Sequence[TrainingSample],
+) -> None:
+    """Raise `BatchError` if `loss_mask` (B, T) trains padding or a first token of a sample: nothing predicts them."""
+    if loss_mask.is_meta:  # it has no values
+        return
+    wrong = loss_mask & (position_ids == 0)
+    if not bool(wrong.any()):
+        return
+    row, column = wrong.nonzero()[0].tolist()
+    number = int(sequence_ids[row, column])
+    token = "padding" if number < 0 else f"the first token of sample {number} ({samples[number].name:.80})"
+    raise BatchError(
+        f"loss_mask is True at row {row} and column {column}, which is {token}; no token of a sample predicts it. Set "
+        "loss_mask to False wherever position_ids is 0"
+    )
+
+
+def check_pad_id(pad_id: object) -> int:
+    """`pad_id` as an int. Raises `ArgumentError` unless it is a token id."""
+    if (number := whole_number(pad_id)) is None or number < 0:
+        raise ArgumentError("pad_id", pad_id, "pass a token id, for example 0: padding is masked")
+    return number
+
+
+def check_media_dtype(name: object) -> None:
+    """Raise `ArgumentError` unless `name` is None or names a floating-point dtype of torch."""
+    dtype = getattr(torch, name, None) if isinstance(name, str) else None
+    if name is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ArgumentError("media_dtype", name, 'pass the name of a floating-point dtype of torch, such as "bfloat16"')
+
+
+def check_extras(extras: Any, count: int) -> None:
+    """Raise `BatchError` unless the extras are TensorLists with one row for each sample."""
+    if not isinstance(extras, Mapping):
+        raise BatchError(f"extras is {short_repr(extras)}; pass a dict of TensorLists")
+    for name, extra in extras.items():
+        if not isinstance(extra, TensorList) or len(extra) != count:
+            raise BatchError(f"extra {name!r} is {short_repr(extra)}; pass a TensorList of {count} rows")
+
+
+def _described(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return short_repr(value)
+    return f"{value.dtype} {tuple(value.shape)} on {value.device}"
+
+
+# Extra tensors of the samples of a batch, with one row for each token: split by sample, and laid out again.
+
+
+def split_by_sample(
+    name: str, values: object, starts: torch.Tensor, lengths: torch.Tensor, shape: tuple[int, int]
+) -> TensorList:
+    """The tokens of each sample in `values` (B, T, ...), as views; a `TensorList` unchanged.
+
+    Raises `BatchError`, which names the extra `name`, for other values.
+    """
+    if isinstance(values, TensorList):
+        return values
+    if not isinstance(values, torch.Tensor) or tuple(values.shape[:2]) != shape:
+        found = f"of shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else short_repr(values)
+        raise BatchError(f"extra {name!r} is {found}; pass a tensor {(*shape, '...')} or a TensorList")
+    return TensorList(
+        values[row, column : column + length]
+        for (row, column), length in zip(starts.tolist(), lengths.tolist(), strict=True)
+    )
+
+
+def rows_of_tokens(name: str, extra: TensorList, samples: Sequence[TrainingSample]) -> torch.Tensor:
+    """All rows of an extra with one row for each token of each of `samples`, (number of tokens, ...).
+
+    Raises `BatchError`, which names the extra `name` and the sample, for a sample with another number of rows.
+    """
+    present = [tensor for tensor in extra if tensor is not None]
+    for sample, tensor in zip(samples, extra, strict=True):
+        if tensor is None or tensor.shape[:1] != (len(sample),) or tensor.shape[1:] != present[0].shape[1:]:
+            found = "no values" if tensor is None else f"values of shape {tuple(tensor.shape)}"
+            raise BatchError(f"extra {name!r}: sample {sample.name:.80} of {len(sample)} tokens has {found}")
+    return torch.cat(present) if present else torch.zeros(0)
+
+
+def neutral_extra(extra: TensorList, lengths: torch.Tensor) -> torch.Tensor | None:
+    """Zeros (1, ...) for a sample of one token, if the extra has one row for each token of each sample; else None."""
+    rows = list(zip(extra, lengths.tolist(), strict=True))
+    first = extra[0] if rows else None
+    if first is None or any(tensor is None or tensor.shape[:1] != (length,) for tensor, length in rows):
+        return None
+    return first.new_zeros((1, *first.shape[1:]))
+
+
+# Tensors of the media of samples: arrays of several items in one tensor, each pixel copied once.
+
+
+def concatenated(arrays: Sequence[np.ndarray | PackedArray], name: str) -> torch.Tensor | None:
+    """The arrays concatenated along axis 0, an array of one axis, such as the grid of an image, as one row; None if
+    there are none.
+
+    Raises `BatchError`, which names the tensor `name`, for arrays that differ in dtype or in the shape of their rows.
+    """
+    if not arrays:
+        return None
+    parts = [array if isinstance(array, StillPatches) else _rows_of(array) for array in arrays]
+    kinds = {(np.dtype(np.uint8) if isinstance(part, StillPatches) else part.dtype, part.shape[1:]) for part in parts}
+    if len(kinds) > 1:
+        found = " and ".join(f"{dtype} rows of shape {shape}" for dtype, shape in sorted(kinds, key=str))
+        raise BatchError(f"{name} has {found}; take the arrays of each item from sample.media")
+    ((dtype, row_shape),) = kinds
+    out: np.ndarray = np.empty((sum(part.shape[0] for part in parts), *row_shape), dtype=dtype)
+    start = 0
+    for part in parts:
+        rows = out[start : start + part.shape[0]]
+        if isinstance(part, StillPatches):
+            part.unpack_into(rows)
+        else:
+            rows[:] = part
+        start += part.shape[0]
+    return torch.from_numpy(out)
+
+
+def equal_media(one: Sequence[PlacedItem], other: Sequence[PlacedItem]) -> bool:
+    """Whether the items have the same hashes, ranges and tensors, dtypes included."""
+    if len(one) != len(other):
+        return False
+    for (item, placeholder), (other_item, other_placeholder) in zip(one, other, strict=True):
+        if placeholder != other_placeholder or item.mm_hash != other_item.mm_hash:
+            return False
+        if item is not other_item and not (
+            item.keys() == other_item.keys() and all(_equal_arrays(item[name], other_item[name]) for name in item)
+        ):
+            return False
+    return True
+
+
+def _equal_arrays(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+
+
+def _rows_of(array: np.ndarray | PackedArray) -> np.ndarray:
+    return np.atleast_2d(array if isinstance(array, np.ndarray) else array.unpack())
+
+
+# Samples that train nothing: they fill a batch up to the number of samples that all ranks need.
+
+
+_NAME = "padding"
+
+
+def neutral_sample(token_id: int) -> TrainingSample:
+    """A sample of one token `token_id` without loss and without media."""
+    return TrainingSample(
+        token_ids=np.array([token_id], dtype=np.int32),
+        loss_mask=np.zeros(1, dtype=bool),
+        logprobs=np.zeros(1, dtype=np.float32),
+        advantages=np.zeros(1, dtype=np.float32),
+        name=_NAME,
+    )
+
+
+def without_training(sample: TrainingSample) -> TrainingSample:
+    """`sample` with the same tokens and the same media objects, but no trained token."""
+    count = len(sample)
+    return replace(
+        sample,
+        loss_mask=np.zeros(count, dtype=bool),
+        logprobs=np.zeros(count, dtype=np.float32),
+        advantages=np.zeros(count, dtype=np.float32),
+        weight_spans=(),
+        name=_NAME,
+        routed_experts=None,
+    )
+
+
+def write_object(path: str | os.PathLike[str], value: object) -> None:
+    """Write a record file of `value` at `path`, in place of a file that is there. A failure leaves nothing behind.
+
+    Raises `ArgumentError` for the path of a directory.
+    """
+    if os.path.isdir(path):
+        raise ArgumentError("path", os.fspath(path), "this is a directory; pass the path of a file")
+    unfinished = f"{os.fspath(path)}.unfinished"
+    _remove(unfinished)
+    try:
+        with errors_name(path, unfinished):
+            with RecordWriter(unfinished) as file:
+                file.append(value)
+            os.replace(unfinished, path)
+    finally:
+        _remove(unfinished)
+
+
+def read_object(path: str | os.PathLike[str]) -> object:
+    """The object in a record file; None unless it holds exactly one. Raises the errors of `transport.RecordReader`."""
+    with RecordReader(path) as reader:
+        return reader[0] if len(reader) == 1 else None
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(path)
+
+
+# Training batches: samples in padded rows, or packed into one row.
+
+
+@wire_type("rollouts.TrainingBatch")
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class TrainingBatch:
+    """N samples in B rows and T columns.
+
+    `layout` "padded": one sample a row, padded on `side`; "packed": all samples one after another in one row, which a
+    model must not attend across. T is a multiple of `multiple_of`.
+
+    Tensors (B, T): `input_ids` int64, `pad_id` on padding; `loss_mask` bool; `logprobs` float32, the sampler's;
+    `advantages` float32; `attention_mask` bool, False on padding; `position_ids` int64, the position of a token in its
+    sample, 0 on padding; `sequence_ids` int32, the number of the token's sample, -1 on padding. All but the first are
+    0 or False on padding.
+
+    `starts` int64 (N, 2) holds row and column of each sample's first token, `lengths` int64 (N,) the numbers of
+    tokens; both stay on the CPU. Images and routed experts stay in `samples`: they are neither padded nor copied.
+    `media_tensors` makes tensors of images, floating-point ones in `media_dtype` if it is given ("bfloat16"). `extras`
+    are tensors of the caller's own, one for each sample: see `with_extras`.
+
+    The tensors are the batch's values: selections, copies and files have what the tensors hold, also after a change of
+    `advantages` in place. Raises `BatchError` for tensors of other shapes or dtypes, and for a `loss_mask` that is True
+    on padding or on the first token of a sample.
+    """
+
+    samples: tuple[TrainingSample, ...]
+    input_ids: torch.Tensor
+    loss_mask: torch.Tensor
+    logprobs: torch.Tensor
+    advantages: torch.Tensor
+    starts: torch.Tensor
+    lengths: torch.Tensor
+    pad_id: int
+    layout: Layout = "padded"
+    side: Side = "right"
+    multiple_of: int = 1
+    extras: Mapping[str, TensorList] = field(default_factory=dict)
+    media_dtype: str | None = None
+    attention_mask: torch.Tensor = field(init=False)
+    position_ids: torch.Tensor = field(init=False)
+    sequence_ids: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        check_layout(self.layout, self.side, self.multiple_of)
+        check_pad_id(self.pad_id)
+        check_media_dtype(self.media_dtype)
+        check_columns({name: getattr(self, name) for name in COLUMNS}, len(self.samples))
+        rows, columns = self._shape
+        check_starts(self.starts, self.lengths, self.samples, self._shape)
+        check_extras(self.extras, len(self.samples))
+        first, lengths = first_tokens(self), self.lengths.numpy()
+        position_ids = np.empty(rows * columns, dtype=np.int64)
+        sequence_ids = np.empty(rows * columns, dtype=np.int32)
+        for start, end in padding_bounds(first, lengths, rows * columns):
+            position_ids[start:end] = 0
+            sequence_ids[start:end] = -1
+        ascending = np.arange(int(lengths.max(initial=0)))
+        for number, (start, length) in enumerate(zip(first.tolist(), lengths.tolist(), strict=True)):
+            position_ids[start : start + length] = ascending[:length]
+            sequence_ids[start : start + length] = number
+        derived: dict[str, np.ndarray] = {
+            "position_ids": position_ids,
+            "sequence_ids": sequence_ids,
+            "attention_mask": sequence_ids >= 0,
+        }
+        for name, array in derived.items():
+            tensor = torch.from_numpy(array.reshape(rows, columns))
+            object.__setattr__(self, name, tensor.to(self.input_ids.device))
+        check_trained(self.loss_mask, self.position_ids, self.sequence_ids, self.samples)
+
+    def __repr__(self) -> str:
+        rows, columns = self._shape
+        trained = int(self.loss_mask.sum())
+        return (
+            f"<TrainingBatch {self.layout}: {len(self.samples)} samples, ({rows}, {columns}), {trained} tokens trained>"
+        )
+
+    @classmethod
+    def from_samples(
+        cls,
+        samples: Sequence[TrainingSample],
+        *,
+        pad_id: int,
+        layout: Layout = "padded",
+        side: Side = "right",
+        multiple_of: int = 1,
+    ) -> TrainingBatch:
+        """Lay out `samples`; see the class for `layout`, `side` and `multiple_of`.
+
+        Raises `SampleError` unless there is at least one sample and each is a `TrainingSample`, and `ArgumentError` for
+        a `pad_id` that is no token id and for other arguments that do not exist.
+        """
+        if not isinstance(samples, Sequence):
+            raise SampleError(None, f"a batch needs a list of TrainingSample, not {short_repr(samples)}")
+        if not samples:
+            usual = "usually all episodes of the step failed or were skipped; look at `episode.error`"
+            raise SampleError(None, f"a batch needs at least one TrainingSample, and the list is empty: {usual}")
+        for index, sample in enumerate(samples):
+            if not isinstance(sample, TrainingSample):
+                raise SampleError(str(index), f"{short_repr(sample)} is not a TrainingSample")
+        pad_id = check_pad_id(pad_id)
+        check_layout(layout, side, multiple_of)
+        lengths = np.array([len(sample) for sample in samples], dtype=np.int64)
+        placement = place_samples(lengths, layout, side, multiple_of)
+        first = placement.starts @ np.array([placement.columns, 1])
+        padding = padding_bounds(first, lengths, placement.rows * placement.columns)
+        bounds = list(zip(first.tolist(), (first + lengths).tolist(), strict=True))
+
+        def laid_out(name: str, fill: int = 0) -> torch.Tensor:
+            source, dtype = COLUMNS[name]
+            column = torch.empty(placement.rows, placement.columns, dtype=dtype)
+            flat = column.numpy().reshape(-1)
+            for sample, (start, end) in zip(samples, bounds, strict=True):
+                flat[start:end] = getattr(sample, source)
+            for start, end in padding:
+                flat[start:end] = fill
+            return column
+
+        return cls(
+            samples=tuple(samples),
+            input_ids=laid_out("input_ids", pad_id),
+            loss_mask=laid_out("loss_mask"),
+            logprobs=laid_out("logprobs"),
+            advantages=laid_out("advantages"),
+            starts=torch.from_numpy(placement.starts),
+            lengths=torch.from_numpy(lengths),
+            pad_id=pad_id,
+            layout=layout,
+            side=side,
+            multiple_of=multiple_of,
+        )
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @property
+    def has_media(self) -> torch.Tensor:
+        """bool (B,): True for rows with an image or a video."""
+        rows = torch.zeros(len(self.input_ids), dtype=torch.bool)
+        rows[self.starts[[bool(sample.media) for sample in self.samples], 0]] = True
+        return rows
+
+    @property
+    def mm_token_type_ids(self) -> torch.Tensor:
+        """int64 (B, T): 1 on tokens of images, 2 on tokens of videos, by range; 0 on a sampled placeholder token."""
+        types = torch.zeros_like(self.input_ids)
+        for (row, column), sample in zip(self.starts.tolist(), self.samples, strict=True):
+            for item, placeholder in sample.media:
+                for start, end in placeholder.runs:
+                    types[row, column + start : column + end] = TOKEN_TYPE_IDS[item.modality]
+        return types
+
+    def media_tensors(self, name: str) -> TensorList:
+        """One tensor per sample: the arrays `name` of its media, concatenated; None for a sample without them."""
+        return self._moved_media(
+            concatenated([item.tensors[name] for item, _ in sample.media if name in item], f"{name} of {sample.name}")
+            for sample in self.samples
+        )
+
+    def concatenated_media(self, name: str) -> torch.Tensor | None:
+        """The arrays `name` of all media in one tensor, in the order of the samples; None if there are none.
+
+        Each pixel is copied once. Raises `BatchError` for arrays whose rows have different shapes or dtypes.
+        """
+        items = [item for sample in self.samples for item, _ in sample.media if name in item]
+        return self._moved_media([concatenated([item.tensors[name] for item in items], name)])[0]
+
+    def _moved_media(self, tensors: Iterable[torch.Tensor | None]) -> TensorList:
+        dtype = None if self.media_dtype is None else getattr(torch, self.media_dtype)
+        return TensorList(tensors).to(self.input_ids.device, dtype=dtype)
+
+    # Rows.
+
+    def __getitem__(self, index: RowIndex) -> TrainingBatch:
+        """A batch of the selected samples in the same layout, laid out anew; for an integer, a batch of one sample.
+
+        An index may be negative, a slice or list may select nothing. Values that were changed in the tensors of this
+        batch are kept. Raises `RowIndexError` for a sample that does not exist.
+        """
+        return replace(self, **gathered([self], row_numbers(index, len(self))))
+
+    def split(self, rows: int) -> Iterator[TrainingBatch]:
+        """Batches of at most `rows` samples, in order, each padded to its own width."""
+        size = whole_number(rows) or 0
+        if size < 1:
+            raise ArgumentError("rows", rows, "pass an integer of at least 1")
+        return (self[start : start + size] for start in range(0, len(self), size))
+
+    def chunk(self, count: int) -> list[TrainingBatch]:
+        """Exactly `count` batches, in order, whose numbers of samples differ by at most one."""
+        return [self[start:end] for start, end in chunk_bounds(len(self), count)]
+
+    def repeat(self, times: int) -> TrainingBatch:
+        """All samples `times` times: (a, b) becomes (a, b, a, b). Images are shared, not copied."""
+        return self[np.tile(np.arange(len(self)), check_times(times))]
+
+    def repeat_interleave(self, times: int) -> TrainingBatch:
+        """Each sample `times` times: (a, b) becomes (a, a, b, b). Images are shared, not copied."""
+        return self[np.repeat(np.arange(len(self)), check_times(times))]
+
+    @classmethod
+    def concat(cls, batches: Sequence[TrainingBatch]) -> TrainingBatch:
+        """The samples of all `batches` in one, with the extras of all; None for samples of a batch without an extra.
+
+        Raises `BatchError` unless there is at least one batch and all have one `layout`, `side`, `pad_id`,
+        `multiple_of`, `media_dtype` and device.
+        """
+        if not isinstance(batches, Sequence) or not all(isinstance(batch, cls) for batch in batches) or not batches:
+            raise BatchError(f"pass a list of at least one TrainingBatch, not {short_repr(batches)}")
+        check_alike(batches)
+        return replace(batches[0], **gathered(batches, np.arange(sum(map(len, batches)))))
+
+    def pad_samples(self, multiple: int) -> TrainingBatch:
+        """This batch with neutral samples at its end, so that the number of samples is a multiple of `multiple`.
+
+        A neutral sample has one token, `pad_id`, no trained token and no media; its extras with one row for each token
+        are zeros, its other extras None. For ranks that need equal numbers of samples.
+        """
+        if (number := whole_number(multiple)) is None or number < 1:
+            raise ArgumentError("multiple", multiple, "pass an integer of at least 1")
+        missing = -len(self) % number
+        if not missing:
+            return self
+        neutral = TrainingBatch.from_samples(
+            [neutral_sample(self.pad_id)] * missing, pad_id=self.pad_id, layout=self.layout, side=self.side
+        )
+        alike = replace(
+            neutral.to(self.input_ids.device),
+            multiple_of=self.multiple_of,
+            media_dtype=self.media_dtype,
+            extras={n: TensorList([neutral_extra(e, self.lengths)] * missing) for n, e in self.extras.items()},
+        )
+        return TrainingBatch.concat([self, alike])
+
+    # Extras.
+
+    def with_extras(self, **extras: torch.Tensor | TensorList) -> TrainingBatch:
+        """This batch with more extras: a tensor (B, T, ...), of which each sample gets its tokens, or a `TensorList`.
+
+        `batch.with_extras(reference=token_logprobs(reference_model, batch))` keeps the log-probabilities of a reference
+        with their samples through every selection; `column("reference")` lays them out again. A part of a tensor is a
+        view on it. Raises `BatchError` for a name of a tensor of this batch and for other shapes.
+        """
+        taken = {each.name for each in fields(self)}
+        added = {}
+        for name, values in extras.items():
+            if name in taken:
+                raise BatchError(
+                    f"{name} is a field of the batch; change it with dataclasses.replace(batch, {name}=...)"
+                )
+            added[name] = split_by_sample(name, values, self.starts, self.lengths, self._shape)
+        return replace(self, extras={**self.extras, **added})
+
+    def select(self, names: Collection[str]) -> TrainingBatch:
+        """This batch with only the extras `names`, a list. Raises `BatchError` for a name that it does not have."""
+        if isinstance(names, str) or not isinstance(names, Collection):
+            raise ArgumentError("names", names, 'pass a list of names, for example ["reference"]')
+        return replace(self, extras={name: self._extra(name) for name in names})
+
+    def column(self, name: str) -> torch.Tensor:
+        """The extra `name`, one row for each token, laid out as (B, T, ...); 0 on padding.
+
+        Raises `BatchError` for an extra that does not exist and for a sample without one row for each of its tokens.
+        """
+        values = rows_of_tokens(name, self._extra(name), self.samples)
+        out = values.new_zeros((self.input_ids.numel(), *values.shape[1:]))
+        out[torch.from_numpy(token_numbers(first_tokens(self), self.lengths.numpy())).to(out.device)] = values
+        return out.reshape(*self._shape, *values.shape[1:])
+
+    def _extra(self, name: str) -> TensorList:
+        if name not in self.extras:
+            raise BatchError(f"there is no extra {name!r:.80}; this batch has {sorted(self.extras)}")
+        return self.extras[name]
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        rows, columns = self.input_ids.shape
+        return rows, columns
+
+    # Devices, copies, files.
+
+    def to(self, device: torch.device | str | None = None, *, dtype: torch.dtype | None = None) -> TrainingBatch:
+        """This batch with its tensors and extras on `device`; floating-point media become tensors of `dtype`.
+
+        `dtype` changes no token id, mask, log-probability, advantage, extra or uint8 pixel.
+        """
+        moved = self if device is None else self._with_tensors(lambda tensor: tensor.to(device))
+        if dtype is None:
+            return moved
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise ArgumentError("dtype", dtype, "pass a floating-point dtype; it is that of floating-point media")
+        return replace(moved, media_dtype=str(dtype).removeprefix("torch."))
+
+    def pin_memory(self) -> TrainingBatch:
+        """This batch with its tensors and extras in page-locked memory. A torch DataLoader calls it."""
+        return self._with_tensors(lambda tensor: tensor.pin_memory())
+
+    def _with_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> TrainingBatch:
+        columns: dict[str, Any] = {name: change(getattr(self, name)) for name in COLUMNS}
+        extras = {
+            name: TensorList(tensor if tensor is None else change(tensor) for tensor in extra)
+            for name, extra in self.extras.items()
+        }
+        return replace(self, **columns, extras=extras)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether layout, dtypes, devices, values, names, versions, experts and media are equal, NaN equal to NaN."""
+        if not isinstance(other, TrainingBatch):
+            return NotImplemented
+        values = ("layout", "side", "multiple_of", "pad_id", "media_dtype", "extras")
+        return (
+            all(getattr(self, name) == getattr(other, name) for name in values)
+            and all(
+                equal_tensors(getattr(self, name), getattr(other, name)) for name in (*COLUMNS, "starts", "lengths")
+            )
+            and all(map(_equal_origin, self.samples, other.samples))
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = [getattr(self, each.name) for each in fields(self) if each.init]
+        return TrainingBatch, tuple(own_storage(v) if isinstance(v, torch.Tensor) else v for v in values)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write this batch to a record file at `path`, in place of a file that is there.
+
+        Media are in the file once; nothing is pickled. Raises `ArgumentError` for the path of a directory.
+        """
+        write_object(path, self)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> TrainingBatch:
+        """The batch in a file that `save` wrote.
+
+        Raises `BatchError` for a record file of something else, and the errors of `transport.RecordReader`.
+        """
+        batch = read_object(path)
+        if not isinstance(batch, TrainingBatch):
+            raise BatchError(f"{os.fspath(path)!r:.120} does not hold one TrainingBatch; load what batch.save wrote")
+        return batch
+
+
+def _equal_origin(one: TrainingSample, other: TrainingSample) -> bool:
+    """Whether two samples have one name, the same weight versions and routed experts, and equal media."""
+    return one is other or (
+        (one.name, one.weight_spans) == (other.name, other.weight_spans)
+        and equal_media(one.media, other.media)
+        and _equal_experts(one.routed_experts, other.routed_experts)
+    )
+
+
+def _equal_experts(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+    return one is other or (
+        one is not None and other is not None and one.dtype == other.dtype and np.array_equal(one, other)
+    )
+
+
+def micro_batches(
+    samples: Sequence[TrainingSample], *, rows: int, pad_id: int, stretch: float = math.inf
+) -> Iterator[TrainingBatch]:
+    """Batches of at most `rows` samples, in order, each padded to its own width.
+
+    A sample more than `stretch` times as long as the first of its batch starts a new batch: with samples sorted by
+    length this limits the padding. Raises `ArgumentError` for `rows` or `stretch` below 1.
+    """
+    if (whole_number(rows) or 0) < 1:
+        raise ArgumentError("rows", rows, "pass an integer of at least 1")
+    if stretch != math.inf and (finite_number(stretch) or 0) < 1:
+        raise ArgumentError("stretch", stretch, "pass a number of at least 1, or leave it out")
+    return _micro_batches(samples, rows, pad_id, stretch)
+
+
+def _micro_batches(
+    samples: Sequence[TrainingSample], rows: int, pad_id: int, stretch: float
+) -> Iterator[TrainingBatch]:
+    part: list[TrainingSample] = []
+    for sample in samples:
+        if part and (len(part) == rows or len(sample) > stretch * len(part[0])):
+            yield TrainingBatch.from_samples(part, pad_id=pad_id)
+            part = []
+        part.append(sample)
+    if part:
+        yield TrainingBatch.from_samples(part, pad_id=pad_id)

@@ -1,1 +1,0 @@
-"""Samples as tensors: padded or packed rows, and the tensors that differ from row to row."""

@@ -1,0 +1,461 @@
+"""First-fit decreasing: items of two sizes in bins with a budget of each."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import numpy as np
+
+from renderers import MediaItem
+from rollouts.engines.protocol import WeightSpan
+from rollouts.errors import ArgumentError, SampleError, short_repr
+from rollouts.training.batch import TrainingBatch, neutral_sample, without_training
+from rollouts.training.quarantine import Quarantine
+from rollouts.training.samples import TrainingSample
+from rollouts.values import whole_number
+
+
+class Bins:
+    """Bins with a budget of tokens and one of patches; the members of a bin are numbers of items.
+
+    `tokens` and `patches` are int64 (n,), the sizes of all items; `empty` is the largest number of bins that `open`
+    adds.
+    """
+
+    def __init__(
+        self, tokens: np.ndarray, patches: np.ndarray, max_tokens: int, max_patches: int | None, empty: int = 0
+    ) -> None:
+        self.members: list[list[int]] = []
+        self._tokens, self._patches = tokens, patches
+        self._max_tokens = max_tokens
+        self._max_patches = int(patches.sum()) if max_patches is None else max_patches
+        self._free_tokens = np.empty(len(tokens) + empty, dtype=np.int64)  # by bin; others have members
+        self._free_patches = np.empty(len(tokens) + empty, dtype=np.int64)
+
+    def add(self, items: np.ndarray, first_bin: int = 0) -> None:
+        """Put each item, the largest share of a budget first, into the first bin from `first_bin` on with room for it.
+
+        Where none has room, a bin is added. Every item must fit an empty bin.
+        """
+        share = np.maximum(self._tokens[items] / self._max_tokens, self._patches[items] / max(1, self._max_patches))
+        ordered = items[np.argsort(-share, kind="stable")]
+        for item, tokens, patches in zip(
+            ordered.tolist(), self._tokens[ordered].tolist(), self._patches[ordered].tolist(), strict=True
+        ):
+            self._put(item, self._first_with_room(tokens, patches, first_bin), tokens, patches)
+
+    def put(self, item: int, bin_number: int) -> None:
+        """Put an item into a bin that has room for it."""
+        self._put(item, bin_number, int(self._tokens[item]), int(self._patches[item]))
+
+    def split(self, bin_number: int, costs: np.ndarray) -> None:
+        """Move members of a bin with several members into a new bin, so that both have a similar sum of `costs`."""
+        halves: tuple[list[int], list[int]] = ([], [])
+        sums = [0.0, 0.0]
+        for item in sorted(self.members[bin_number], key=lambda item: -costs[item]):
+            lighter = int(sums[1] < sums[0])
+            halves[lighter].append(item)
+            sums[lighter] += float(costs[item])
+        new = self.open()
+        self.members[bin_number], self.members[new] = halves
+        for number, half in zip((bin_number, new), halves, strict=True):
+            self._free_tokens[number] = self._max_tokens - int(self._tokens[half].sum())
+            self._free_patches[number] = self._max_patches - int(self._patches[half].sum())
+
+    def even_out(self, bins: range, costs: np.ndarray) -> None:
+        """Put the members of `bins` anew, the most expensive first, each into the one of lowest cost with room for it.
+
+        Nothing changes if an item then has no room.
+        """
+        items = sorted((item for number in bins for item in self.members[number]), key=lambda item: -costs[item])
+        members: list[list[int]] = [[] for _ in bins]
+        sums = np.zeros(len(bins))
+        tokens, patches = np.full(len(bins), self._max_tokens), np.full(len(bins), self._max_patches)
+        for item in items:
+            has_room = (tokens >= self._tokens[item]) & (patches >= self._patches[item])
+            lowest = int(np.where(has_room, sums, np.inf).argmin())
+            if not has_room[lowest]:
+                return
+            members[lowest].append(item)
+            sums[lowest] += costs[item]
+            tokens[lowest] -= self._tokens[item]
+            patches[lowest] -= self._patches[item]
+        self.members[bins.start : bins.stop] = members
+        self._free_tokens[bins.start : bins.stop] = tokens
+        self._free_patches[bins.start : bins.stop] = patches
+
+    def free_tokens(self, bins: range) -> int:
+        """How many tokens `bins` have room for."""
+        return int(self._free_tokens[bins.start : bins.stop].sum())
+
+    def _put(self, item: int, bin_number: int, tokens: int, patches: int) -> None:
+        self.members[bin_number].append(item)
+        self._free_tokens[bin_number] -= tokens
+        self._free_patches[bin_number] -= patches
+
+    def _first_with_room(self, tokens: int, patches: int, first_bin: int) -> int:
+        count = len(self.members)
+        if count == first_bin:
+            return self.open()
+        has_room = self._free_tokens[first_bin:count] >= tokens
+        if patches:
+            has_room &= self._free_patches[first_bin:count] >= patches
+        first = int(has_room.argmax())
+        return first_bin + first if has_room[first] else self.open()
+
+    def open(self) -> int:
+        """Add an empty bin and return its number."""
+        number = len(self.members)
+        self.members.append([])
+        self._free_tokens[number] = self._max_tokens
+        self._free_patches[number] = self._max_patches
+        return number
+
+
+def token_cost(lengths: np.ndarray, hidden_size: int) -> np.ndarray:
+    """float64 (n,): the cost of samples of `lengths` tokens, proportional to the FLOPs of a transformer layer.
+
+    A layer of width h takes 24 s h^2 FLOPs for its matrices and 4 s^2 h for attention (Narayanan et al. 2021,
+    arXiv:2104.04473), and half of the latter where the attention is causal: 2 h s (12 h + s) in all.
+    """
+    return lengths * (12.0 * hidden_size + lengths)
+
+
+def steps_of_similar_rows(rows: Sequence[int], costs: Sequence[float], ranks: int) -> list[list[int]]:
+    """The rows, the most expensive first, in steps of `ranks` neighbours; `costs` are those of all rows.
+
+    Ranks that wait for each other after every step then wait little. The number of rows is a multiple of `ranks`.
+    """
+    order = sorted(rows, key=lambda row: -costs[row])
+    return [order[start : start + ranks] for start in range(0, len(order), ranks)]
+
+
+def assign_ranks(steps: Sequence[Sequence[int]], costs: Sequence[float]) -> list[list[int]]:
+    """Each step with its rows reordered: position r is for rank r, and the ranks' total costs are about equal.
+
+    The largest differencing method of Karmarkar and Karp, in its form for parts of equal size (Michiels et al. 2003,
+    "Performance ratios for the differencing method applied to the balanced number partitioning problem"): the two
+    partial assignments in which the ranks differ most are joined, the most expensive rank of one with the cheapest of
+    the other, until one is left.
+    """
+    if not steps:
+        return []
+    numbers = itertools.count()  # decides between partial assignments of equal spread
+    heap = []
+    for step in steps:
+        totals = [costs[row] for row in step]
+        heap.append((min(totals) - max(totals), next(numbers), totals, [[row] for row in step]))
+    heapq.heapify(heap)
+    while len(heap) > 1:
+        _, _, totals, rows = heapq.heappop(heap)
+        _, _, other_totals, other_rows = heapq.heappop(heap)
+        descending = sorted(range(len(totals)), key=lambda rank: -totals[rank])
+        ascending = sorted(range(len(totals)), key=lambda rank: other_totals[rank])
+        pairs = list(zip(descending, ascending, strict=True))
+        sums = [totals[one] + other_totals[other] for one, other in pairs]
+        joined = [rows[one] + other_rows[other] for one, other in pairs]
+        heapq.heappush(heap, (min(sums) - max(sums), next(numbers), sums, joined))
+    rank_of = {row: rank for rank, of_rank in enumerate(heap[0][3]) for row in of_rank}
+    return [sorted(step, key=rank_of.__getitem__) for step in steps]
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """What was cut off a sample: its tokens, trained tokens and media before and after.
+
+    `lost_last_trained` says whether its last trained token is gone, usually the stop token of the last turn: the sample
+    then no longer teaches where a completion ends.
+    """
+
+    name: str
+    tokens: tuple[int, int]
+    trained: tuple[int, int]
+    media: tuple[int, int]
+
+    @property
+    def lost_last_trained(self) -> bool:
+        return self.trained[1] < self.trained[0]
+
+
+def vision_patches(item: MediaItem) -> int:
+    """The number of patches that the vision tower processes for an item: t * h * w of its grid (Qwen-VL).
+
+    For an item without a grid, the number of tokens that stand for its features.
+    """
+    grid = item.tensors.get(f"{item.modality}_grid_thw")
+    if grid is None:
+        return item.num_tokens
+    array = grid if isinstance(grid, np.ndarray) else grid.unpack()
+    return math.prod(array.tolist())
+
+
+def sample_patches(sample: TrainingSample) -> int:
+    """The vision patches of all media of a sample."""
+    return sum([vision_patches(item) for item, _ in sample.media]) if sample.media else 0
+
+
+def truncate_sample(
+    sample: TrainingSample, max_tokens: int, max_patches: int | None = None
+) -> tuple[TrainingSample, Truncation]:
+    """The longest beginning of `sample` with at most `max_tokens` tokens and `max_patches` vision patches.
+
+    It ends before an image or video that does not fit as a whole. Weight spans are cut to the trained tokens that are
+    left. The `Truncation` says what was lost.
+
+    Raises `ArgumentError` for what is no sample, `max_tokens` below 1 and `max_patches` below 0.
+    """
+    if not isinstance(sample, TrainingSample):
+        raise ArgumentError("sample", sample, "pass a TrainingSample")
+    if (limit := whole_number(max_tokens)) is None or limit < 1:
+        raise ArgumentError("max_tokens", max_tokens, "pass an integer of at least 1")
+    if max_patches is not None and ((number := whole_number(max_patches)) is None or number < 0):
+        raise ArgumentError("max_patches", max_patches, "pass an integer of at least 0, or None for no limit")
+    end, patches = min(limit, len(sample)), 0
+    for item, placeholder in sample.media:
+        patches += vision_patches(item)
+        if placeholder.offset < end and (placeholder.end > end or (max_patches is not None and patches > max_patches)):
+            end = placeholder.offset
+    media = tuple((item, placeholder) for item, placeholder in sample.media if placeholder.end <= end)
+    kept, all_trained = int(sample.loss_mask[:end].sum()), int(sample.loss_mask.sum())
+    spans = [span for span in sample.weight_spans if span.start < kept]
+    truncated = replace(
+        sample,
+        token_ids=sample.token_ids[:end],
+        loss_mask=sample.loss_mask[:end],
+        logprobs=sample.logprobs[:end],
+        advantages=sample.advantages[:end],
+        media=media,
+        weight_spans=tuple(WeightSpan(span.version, span.start, min(span.end, kept)) for span in spans),
+        routed_experts=None if sample.routed_experts is None else sample.routed_experts[:end],
+    )
+    return truncated, Truncation(sample.name, (len(sample), end), (all_trained, kept), (len(sample.media), len(media)))
+
+
+TooLong = Literal["error", "drop", "truncate"]
+"""What becomes of a sample that does not fit a row: an error, left out, or cut to the row."""
+
+#: The free fraction of rows above which their costs are evened out.
+_ROOM = 0.02
+
+Row = tuple[TrainingSample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PackingPlan:
+    """Rows of packed samples: `steps[s][r]` are the samples that rank r computes in step s.
+
+    All ranks have the same number of steps. Steps are micro-steps of one optimizer step: rows of a step have similar
+    costs, so the lengths differ from step to step. `filled` is the fraction of the token budget of all rows that has
+    tokens of samples, 0 without rows. `imbalance` is the mean over the steps of the largest cost of a rank divided by
+    the mean cost, minus 1. `truncations` and `quarantine` have the samples that were cut and those that were left out.
+    A plan without rows has no steps for each of its `ranks`.
+    """
+
+    steps: tuple[tuple[Row, ...], ...]
+    filled: float
+    imbalance: float
+    truncations: tuple[Truncation, ...]
+    quarantine: Quarantine
+    ranks: int
+
+    def batches(self, rank: int, *, pad_id: int, multiple_of: int = 1) -> Iterator[TrainingBatch]:
+        """The packed batches of one rank, one for each step; a row without samples has one neutral token `pad_id`.
+
+        Raises `ArgumentError` for a rank that the plan does not have.
+        """
+        if (number := whole_number(rank)) is None or not 0 <= number < self.ranks:
+            raise ArgumentError("rank", rank, f"pass a rank from 0 to {self.ranks - 1}")
+        return (
+            TrainingBatch.from_samples(
+                step[number] or (neutral_sample(pad_id),), pad_id=pad_id, layout="packed", multiple_of=multiple_of
+            )
+            for step in self.steps
+        )
+
+    def summary(self) -> str:
+        """Rows, filling and balance, and what was cut or left out."""
+        cut = sum(truncation.lost_last_trained for truncation in self.truncations)
+        filling = f", {self.filled:.1%} filled, imbalance {self.imbalance:.1%}" if self.steps else ""
+        return (
+            f"{len(self.steps)} steps{filling}; "
+            f"{len(self.truncations)} samples truncated, {cut} of them without their last trained token; "
+            f"{self.quarantine.summary()}"
+        )
+
+
+def pack_samples(
+    samples: Sequence[TrainingSample],
+    *,
+    max_tokens: int,
+    max_patches: int | None = None,
+    ranks: int = 1,
+    too_long: TooLong = "error",
+    uniform_modality: bool = False,
+    hidden_size: int = 4096,
+    quarantine: Quarantine | None = None,
+) -> PackingPlan:
+    """Pack samples into rows of at most `max_tokens` tokens and `max_patches` vision patches, for `ranks` ranks.
+
+    Rows are filled by first-fit decreasing. Their number is rounded up to a multiple of `ranks`; the additional rows
+    take samples of the rows with the highest cost, and rows that are not full are evened out. Rows are then divided
+    among the ranks by their cost for a model of `hidden_size` (see `token_cost`).
+
+    With `uniform_modality` all rows of a step have media of the same modalities, so that no rank waits for another one
+    in a vision tower that it does not run itself (FSDP). Where a modality has fewer samples than a step has ranks, a
+    row gets a copy of a sample with shared media and without loss.
+
+    `too_long` decides what becomes of a sample that exceeds a budget. "drop" leaves it out, "truncate" cuts it, never
+    inside an image (see `truncate_sample`), and leaves it out if no trained token remains; "error" raises
+    `SampleError`. What is left out is in `quarantine`, which may be the one that collected the samples. A sample
+    without tokens is always left out.
+
+    Raises `ArgumentError` for budgets, ranks and sizes below 1 and `SampleError` for values that are no samples.
+    """
+    _check_arguments(max_tokens, max_patches, ranks, too_long, hidden_size)
+    if not isinstance(samples, Sequence):
+        raise SampleError(None, f"pass a list of TrainingSample, not {short_repr(samples)}")
+    if quarantine is None:
+        quarantine = Quarantine()
+        quarantine.seen = len(samples)
+    kept, kept_patches, truncations = _fitting_samples(samples, max_tokens, max_patches, too_long, quarantine)
+    groups = _groups(kept, ranks, uniform_modality)
+    stand_ins = [stand_in for group in groups for stand_in in group.stand_ins]
+    items = [*kept, *stand_ins]
+    tokens = np.array([len(sample.token_ids) for sample in items], dtype=np.int64)
+    patches = np.array([*kept_patches, *map(sample_patches, stand_ins)], dtype=np.int64)
+    costs = token_cost(tokens, hidden_size)
+    bins = Bins(tokens, patches, max_tokens, max_patches, empty=ranks)
+    groups_of_rows = _fill(bins, groups, len(kept), ranks, costs, max_tokens)
+    row_costs = [float(costs[members].sum()) for members in bins.members]
+    in_order = [step for rows in groups_of_rows for step in steps_of_similar_rows(rows, row_costs, ranks)]
+    steps = assign_ranks(in_order, row_costs)
+    cells = max_tokens * ranks * len(steps)
+    spread = [max(each) * ranks / sum(each) - 1 for each in ([row_costs[row] for row in step] for step in steps)]
+    return PackingPlan(
+        steps=tuple(tuple(tuple(items[item] for item in bins.members[row]) for row in step) for step in steps),
+        filled=float(tokens[: len(kept)].sum() / cells) if steps else 0.0,
+        imbalance=float(np.mean(spread)) if steps else 0.0,
+        truncations=tuple(truncations),
+        quarantine=quarantine,
+        ranks=int(ranks),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Numbers of the samples that share the rows of a step, and samples for rows that would lack their modality."""
+
+    samples: np.ndarray
+    stand_ins: tuple[TrainingSample, ...] = ()
+
+
+def _groups(samples: Sequence[TrainingSample], ranks: int, uniform_modality: bool) -> list[_Group]:
+    """All samples in one group, or one group for each set of modalities, that of text alone at the end."""
+    if not uniform_modality:
+        return [_Group(np.arange(len(samples)))]
+    by_modalities: dict[tuple[str, ...], list[int]] = {}
+    for number, sample in enumerate(samples):
+        by_modalities.setdefault(tuple(sorted({item.modality for item, _ in sample.media})), []).append(number)
+    text = by_modalities.pop((), [])
+    groups = []
+    for _, numbers in sorted(by_modalities.items()):
+        smallest = min(
+            (samples[number] for number in numbers), key=lambda sample: (sample_patches(sample), len(sample))
+        )
+        # No more than these are needed: without them, each sample may have a row of its own.
+        groups.append(_Group(np.array(numbers), (without_training(smallest),) * (-len(numbers) % ranks)))
+    return [*groups, _Group(np.array(text, dtype=np.int64))]
+
+
+def _fill(
+    bins: Bins, groups: Sequence[_Group], stand_in: int, ranks: int, costs: np.ndarray, max_tokens: int
+) -> list[range]:
+    """Fill the bins with the groups, and return the rows of each group; their numbers are multiples of `ranks`.
+
+    The last group also takes the room that the groups before it have left. `stand_in` is the number of the first
+    stand-in.
+    """
+    rows = []
+    for position, group in enumerate(groups):
+        first, is_last = len(bins.members), position == len(groups) - 1
+        bins.add(group.samples, 0 if is_last else first)
+        _round_up(bins, first, ranks, costs, list(range(stand_in, stand_in + len(group.stand_ins))))
+        stand_in += len(group.stand_ins)
+        rows.append(range(first, len(bins.members)))
+        # In rows that are nearly full, there is no room to even them out.
+        if bins.free_tokens(rows[-1]) > _ROOM * max_tokens * len(rows[-1]):
+            bins.even_out(rows[-1], costs)
+    return rows
+
+
+def _round_up(bins: Bins, first: int, ranks: int, costs: np.ndarray, stand_ins: list[int]) -> None:
+    """Add rows after row `first`, until they are a multiple of `ranks`: parts of expensive rows, else stand-ins."""
+    sums = {row: float(costs[bins.members[row]].sum()) for row in range(first, len(bins.members))}
+    while (len(bins.members) - first) % ranks:
+        divisible = [row for row in sums if len(bins.members[row]) > 1]
+        if divisible:
+            row = max(divisible, key=sums.__getitem__)
+            bins.split(row, costs)
+            new = len(bins.members) - 1
+            sums |= {each: float(costs[bins.members[each]].sum()) for each in (row, new)}
+        else:
+            new = bins.open()
+            if stand_ins:
+                bins.put(stand_ins.pop(), new)
+
+
+def _fitting_samples(
+    samples: Sequence[TrainingSample],
+    max_tokens: int,
+    max_patches: int | None,
+    too_long: TooLong,
+    quarantine: Quarantine,
+) -> tuple[list[TrainingSample], list[int], list[Truncation]]:
+    """The samples that fit a row, some of them truncated; their patches, 0 without a budget of patches."""
+    kept: list[TrainingSample] = []
+    kept_patches: list[int] = []
+    truncations: list[Truncation] = []
+    for number, sample in enumerate(samples):
+        if not isinstance(sample, TrainingSample):
+            raise SampleError(str(number), f"{short_repr(sample)} is not a TrainingSample")
+        tokens = len(sample.token_ids)
+        if not tokens:
+            quarantine.leave_out(sample.name, "no tokens", "the sample has no tokens")
+            continue
+        patches = 0 if max_patches is None else sample_patches(sample)
+        if tokens <= max_tokens and (max_patches is None or patches <= max_patches):
+            kept.append(sample)
+            kept_patches.append(patches)
+            continue
+        size = f"{tokens} tokens" + (f" and {patches} vision patches" if max_patches is not None else "")
+        limit = f"{max_tokens} tokens" + (f" and {max_patches} vision patches" if max_patches is not None else "")
+        reason = f"it has {size}, and a row has room for {limit}"
+        if too_long == "error":
+            raise SampleError(sample.name, f'{reason}; increase the limit, or pass too_long="truncate" or "drop"')
+        if too_long == "drop":
+            quarantine.leave_out(sample.name, "too long", reason)
+            continue
+        shorter, truncation = truncate_sample(sample, max_tokens, max_patches)
+        if not truncation.trained[1]:
+            quarantine.leave_out(sample.name, "too long", f"{reason}; truncated, it has no trained token")
+            continue
+        kept.append(shorter)
+        kept_patches.append(0 if max_patches is None else sample_patches(shorter))
+        truncations.append(truncation)
+    return kept, kept_patches, truncations
+
+
+def _check_arguments(
+    max_tokens: object, max_patches: object, ranks: object, too_long: object, hidden_size: object
+) -> None:
+    counts = {"max_tokens": max_tokens, "ranks": ranks, "hidden_size": hidden_size}
+    for name, value in (counts if max_patches is None else {**counts, "max_patches": max_patches}).items():
+        if (whole_number(value) or 0) < 1:
+            raise ArgumentError(name, value, "pass an integer of at least 1")
+    if too_long not in get_args(TooLong):
+        raise ArgumentError("too_long", too_long, f"pass one of {', '.join(get_args(TooLong))}")

@@ -1,1 +1,0 @@
-"""Samples packed into rows of a token budget, and the rows divided among ranks."""

@@ -1,1 +1,0 @@
-"""Reading a trajectory file that may be damaged or hostile, for the commands that show it."""

@@ -1,0 +1,195 @@
+"""The bounds of values that can be printed or exported.
+
+A file of a few hundred bytes can hold a tuple of which both members are one tuple, of which both members are one tuple,
+and so on: it is decoded in no time, because a shared value is built once, but printing or exporting it would not end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from renderers import MediaSource
+from rollouts.errors import CommandFileError
+from rollouts.task import Task
+from rollouts.trajectory.packed_episodes import PackedEpisodes
+from rollouts.trajectory.tree import Trajectory
+from transport import RecordReader, TransportError
+from transport.errors import quoted
+
+MAX_DEPTH: Final = 100
+MAX_VALUES: Final = 1 << 24
+MAX_BITS: Final = 1 << 13  # Python refuses to print an integer of more than about 14,000 bits
+_LEAF: Final = (1, 0)
+
+
+def limit_violation(value: Any) -> str | None:
+    """Why `value` cannot be walked in bounded time and recursion, or None: too deep, too many parts, an endless int.
+
+    A part counts as often as it is found, and is looked at once.
+    """
+    sizes: dict[int, tuple[int, int] | None] = {}  # by id: parts and depth; None while those are not known
+    waiting = [(value, False)]
+    while waiting:
+        part, counted = waiting.pop()
+        if counted:
+            inside = [sizes.get(id(one), _LEAF) for one in _parts(part)]
+            known = [one for one in inside if one is not None]
+            if len(known) < len(inside):
+                return "values that contain themselves"
+            size, depth = 1 + sum(one[0] for one in known), 1 + max(one[1] for one in known)
+            if depth > MAX_DEPTH:
+                return f"values more than {MAX_DEPTH} deep"
+            if size > MAX_VALUES:
+                return f"more than {MAX_VALUES:,} values"
+            sizes[id(part)] = size, depth
+        elif type(part) is int and part.bit_length() > MAX_BITS:
+            return f"an integer of {part.bit_length()} bits"
+        elif isinstance(part, np.ndarray) and not part.nbytes:
+            if (rows := math.prod(max(one, 1) for one in part.shape)) > MAX_VALUES:
+                return f"{rows:,} rows of nothing"
+            sizes[id(part)] = rows, 1
+        elif id(part) not in sizes and (inside_it := _parts(part)):
+            sizes[id(part)] = None
+            waiting.append((part, True))
+            waiting += [(one, False) for one in inside_it]
+    return None
+
+
+def _parts(value: Any) -> Collection[Any]:
+    if isinstance(value, Mapping):
+        return [*value.keys(), *value.values()]
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return value
+    if isinstance(value, MediaSource):
+        return (value.digest,)
+    if dataclasses.is_dataclass(value):
+        return [getattr(value, field.name) for field in dataclasses.fields(value)]
+    if isinstance(value, (enum.Enum, type)):  # whose attributes lead everywhere
+        return ()
+    return list(getattr(value, "__dict__", {}).values())
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """The `number`th episode of a file, from record `record`.
+
+    `violation` says why its values cannot be printed or exported; None if they can.
+    """
+
+    number: int
+    record: int
+    trajectory: Trajectory
+    violation: str | None
+
+    @property
+    def name(self) -> str:
+        return f"record {self.record}, episode {quoted(self.trajectory.episode_id)}"
+
+
+def read_episodes(reader: RecordReader, problems: list[str]) -> Iterator[Episode]:
+    """Every episode in order; one record holds one, or a list of them.
+
+    `problems` gets a line for each record, or part of one, that holds no episode, and for an incomplete last record.
+    """
+    number = 0
+    for record in range(len(reader)):
+        try:
+            for episode in episodes_of_record(reader, record, number, problems):
+                yield episode
+                number += 1
+        except TransportError as error:
+            problems.append(f"record {record}: {error}")
+    if reader.truncated_bytes:
+        problems.append(f"the last {reader.truncated_bytes} bytes are an incomplete record")
+
+
+def episodes_of_record(reader: RecordReader, record: int, number: int, problems: list[str]) -> Iterator[Episode]:
+    """The episodes of one record; the first is number `number`. `problems` as for `read_episodes`.
+
+    Raises `TransportError` before the first episode for a record that cannot be read.
+    """
+    held = reader[record]
+    if isinstance(held, Task):  # the journal of a run has the tasks with the episodes
+        return
+    found = list(_members(held))
+    if not found:
+        problems.append(f"record {record}: it holds a {type(held).__name__} and no episode")
+    for member in found:
+        if isinstance(member, Trajectory):
+            yield Episode(number, record, member, _unbounded_value(member))
+            number += 1
+        else:
+            problems.append(f"record {record}: it holds a {type(member).__name__} among its episodes")
+
+
+def _members(held: object) -> Iterator[object]:
+    """What a record holds: a group is a list of episodes, at any depth; what came over a connection may be packed.
+
+    A list that occurs several times in a record is read once: a small record can hold exponentially many paths to it.
+    """
+    waiting = [held]
+    visited: set[int] = set()
+    while waiting:
+        member = waiting.pop()
+        group = member.episodes if isinstance(member, PackedEpisodes) else member
+        if isinstance(group, (list, tuple)):
+            if id(group) not in visited:
+                visited.add(id(group))
+                waiting.extend(reversed(group))
+        elif isinstance(member, Trajectory) or member is not held:
+            yield member
+
+
+def _unbounded_value(trajectory: Trajectory) -> str | None:
+    """The first value of an episode that is too large or too deep to be printed or exported."""
+    parts: dict[str, object] = {"metrics or provenance": (trajectory.metrics, trajectory.provenance)}
+    for index, node in enumerate(trajectory.nodes):
+        parts[f"node {index}: messages or extras"] = node.messages, dict(node.extras)
+    for index, turn in enumerate(trajectory.turns):
+        parts[f"turn {index}: message or info"] = turn.message, turn.info
+    for name, value in parts.items():
+        if (reason := limit_violation(value)) is not None:
+            return f"{name} hold {reason}"
+    return None
+
+
+#: The name of the trajectory file in the output directory of a run or demo.
+_IN_A_RUN = "trajectories.mmr"
+#: The trajectory files of a journal, below the directory of the journal or of what has the journal.
+_OF_A_JOURNAL = ("episodes.mmr", "journal/episodes.mmr")
+
+
+def open_reader(path: Path, problem: str = "not a trajectory file") -> RecordReader:
+    """Open a record file, or that of a run's directory.
+
+    Raises `OSError`, and `CommandFileError`, which begins with `problem`, for other files.
+    """
+    file = trajectory_file(path)
+    try:
+        return RecordReader(file)
+    except TransportError as error:
+        raise CommandFileError(file, f"{problem}: {error}") from error
+
+
+def trajectory_file(path: Path) -> Path:
+    """The file itself, or that of a run's directory. Raises `CommandFileError` for another directory."""
+    if not path.is_dir():
+        return path
+    if not is_run_directory(path):
+        found = next((each for each in (path / name for name in _OF_A_JOURNAL) if each.is_file()), None)
+        such_as = "" if found is None else f", such as {found}, which a journal keeps"
+        raise CommandFileError(path, f"the directory has no {_IN_A_RUN}; name a trajectory file{such_as}")
+    return path / _IN_A_RUN
+
+
+def is_run_directory(path: Path) -> bool:
+    """Whether it is a directory with a trajectory file, as `rollouts run` and `rollouts demo` write it."""
+    return (path / _IN_A_RUN).is_file()

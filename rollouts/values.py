@@ -1,0 +1,174 @@
+"""Values of all parts: numbers of any library, bfloat16, signatures, the order of versions."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import numbers
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+
+from renderers.vision.patches import bfloat16_to_float32
+from rollouts.errors import ArgumentError
+from transport import wire_type
+from transport.wire.arrays import is_tensor
+
+
+def has_members(value: object, protocol: Any) -> bool:
+    """Whether `value` is an object with each public member of the class `protocol`; one that is None counts as missing.
+
+    `isinstance` with a runtime-checkable protocol does not see members that `value` gets by `__getattr__` from an
+    object that it wraps, from Python 3.12 on. A class has the methods of its objects, and is no such object.
+    """
+    return not isinstance(value, type) and all(getattr(value, name, None) is not None for name in members(protocol))
+
+
+@cache
+def members(protocol: Any) -> frozenset[str]:
+    """The names of the public members of a protocol and of the protocols that it extends."""
+    protocols = [base for base in protocol.__mro__ if Protocol in base.__bases__]
+    return frozenset(name for base in protocols for name in vars(base) if not name.startswith("_"))
+
+
+def finite_number(value: Any) -> float | None:
+    """A finite real number, or an array or tensor without axes that holds one, as a float; None for anything else."""
+    if type(value) is float:  # most are, and asking an abstract class takes longer than the rest
+        return value if math.isfinite(value) else None
+    if isinstance(value, np.ndarray) or is_tensor(value):
+        if tuple(value.shape) != ():
+            return None
+        value = value.item()
+    if not isinstance(value, numbers.Real | np.bool_):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+#: Numbers whose squares have no float are scaled by a power of two before the squares are summed.
+_SMALL, _LARGE = 1e-140, 1e140
+_SCALE: Final = 2.0**600
+
+
+class MeanAndSpread(NamedTuple):
+    """The mean and the standard deviation of `used` finite numbers among `given` ones; NaN where `used` is 0."""
+
+    mean: float
+    spread: float
+    used: int
+    given: int
+
+    @property
+    def not_finite(self) -> int:
+        return self.given - self.used
+
+
+def mean_and_spread(values: Iterable[float]) -> MeanAndSpread:
+    """The mean and the standard deviation of the finite numbers among `values`.
+
+    The result is finite for every list with a finite number: sums and squares of numbers up to 1.8e308 do not overflow.
+    """
+    array = np.fromiter(values, np.float64)
+    finite = array[np.isfinite(array)]
+    if not len(finite):
+        return MeanAndSpread(math.nan, math.nan, 0, len(array))
+    largest = np.abs(finite).max()
+    scale = 1 / _SCALE if largest > _LARGE else _SCALE if largest < _SMALL else 1.0
+    scaled = finite * scale
+    return MeanAndSpread(float(scaled.mean()) / scale, float(scaled.std()) / scale, len(finite), len(array))
+
+
+def whole_number(value: Any) -> int | None:
+    """A Python or numpy integer as an int; None for anything else, including True, False and 1.0."""
+    if type(value) is int:
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        return None
+    return operator.index(value)
+
+
+@wire_type("rollouts.Bfloat16Array")
+@dataclass(frozen=True, slots=True, eq=False)
+class Bfloat16Array:
+    """An array of bfloat16, as numpy has none: `bits`, uint16; `unpack` widens to float32 of the same shape."""
+
+    bits: np.ndarray
+
+    @property
+    def nbytes(self) -> int:
+        return self.bits.nbytes
+
+    def unpack(self) -> np.ndarray:
+        floats = bfloat16_to_float32(self.bits)
+        floats.setflags(write=False)
+        return floats
+
+
+def call_error(
+    function: Callable[..., Any], positional: Sequence[str], arguments: Mapping[str, Any] = MappingProxyType({})
+) -> str | None:
+    """What the signature has against `function(*positional, **arguments)`; None where it allows the call or is unknown.
+
+    `positional` are names for the text.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some classes in C have none
+        return None
+    try:
+        signature.bind(*positional, **arguments)
+    except TypeError as error:
+        name = getattr(function, "__qualname__", type(function).__name__)
+        call = ", ".join([*positional, *(f"{one}=" for one in arguments)])
+        return f"it is called as {name}({call}), but takes {signature}: {error}"
+    return None
+
+
+# The order of the versions of weights: integers in decimal digits, or the places of names in a list.
+
+
+#: Integers with more digits are no versions: differences of versions are int64.
+_MAX_DIGITS = 18
+
+
+@dataclass(frozen=True, slots=True)
+class VersionOrder:
+    """Gives each version its place. `places` is None where versions are integers in decimal digits."""
+
+    places: dict[str, int] | None = None
+
+    @classmethod
+    def of_names(cls, versions: Sequence[str] | None) -> VersionOrder:
+        """The order of `versions`, all names, the oldest first; of integers for None.
+
+        Raises `ArgumentError` for values that are not a list of names, and for a name that is in the list twice.
+        """
+        if versions is None:
+            return cls()
+        if isinstance(versions, str | bytes) or not isinstance(versions, Sequence):
+            raise ArgumentError("versions", versions, "pass a list of all versions, the oldest first")
+        places: dict[str, int] = {}
+        for index, version in enumerate(versions):
+            if not isinstance(version, str):
+                raise ArgumentError(f"versions[{index}]", version, "pass the name of a version, a str")
+            if places.setdefault(version, index) != index:
+                rule = f"versions[{places[version]}] is the same; pass each version once, the oldest first"
+                raise ArgumentError(f"versions[{index}]", version, rule)
+        return cls(places)
+
+    def place(self, version: str) -> int | None:
+        """The place of a version: a version with a larger one is newer. None where it is not known."""
+        if self.places is not None:
+            return self.places.get(version)
+        if not (version.isascii() and version.isdigit()):
+            return None
+        digits = version.lstrip("0") or "0"
+        return int(digits) if len(digits) <= _MAX_DIGITS else None
