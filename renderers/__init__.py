@@ -1,6 +1,7 @@
 """Messages <-> tokens: a model's own chat template, run under provenance tracing. Knows no engine and no network."""
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from renderers import errors
@@ -36,6 +37,7 @@ from renderers.family_renderers import (
     Qwen35Renderer,
     Qwen36Renderer,
     Qwen38Renderer,
+    add_family_modules,
     create_renderer,
 )
 from renderers.loading import load_renderer
@@ -117,8 +119,7 @@ if TYPE_CHECKING:
 #: Tells this package from the other distribution that installs an import package of the same name.
 __distribution__ = "mmrollouts"
 
-# `renderers.qwen3_vl` and the other modules that PyPI's package has for a family are files of this folder.
-__path__.append(f"{__path__[0]}/family_modules")
+add_family_modules(sys.modules[__name__])
 
 # Imported on first access: asyncio (the pool) takes a tenth of the time of all other imports, pydantic (the typed
 # configurations) a third.

@@ -11,6 +11,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from renderers.errors import MalformedGenerateResponseError, OverlongPromptError, missing_name, short_repr
@@ -186,10 +187,16 @@ def _client_errors() -> tuple[type[Exception], ...]:
 
 
 def _client_media(client: Any, base_url: str) -> Any:
-    # Imported here: only media need the knowledge of vLLM's features.
-    from rollouts.engines.vllm.client_media import client_media
+    return _client_media_of_engine()(base_url, getattr(client, "api_key", None))
 
-    return client_media(base_url, getattr(client, "api_key", None))
+
+@cache
+def _client_media_of_engine() -> Any:
+    # An entry point, because the knowledge of vLLM's features is in a package above this one.
+    from importlib.metadata import entry_points  # takes as long to import as this module
+
+    (entry_point,) = entry_points(group="renderers.client_media", name="vllm")
+    return entry_point.load()
 
 
 def _sources(messages: Messages) -> list[tuple[str, str]]:

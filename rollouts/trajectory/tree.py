@@ -9,7 +9,6 @@ introduced it. Branches, compacted histories and sub-agents need no further rule
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 
-from renderers import Message, MultiModalData, RenderedTokens, TemplateRenderer
+from renderers import Message, MultiModalData, RenderedTokens
 from renderers.media.item import Modality
 from renderers.messages import is_media_part
 from renderers.placement import placement_error
@@ -707,16 +706,6 @@ class Trajectory(_Growing):
             if index in completions:
                 messages.append(completions[index])
         return messages
-
-    def to_html(self, path: str | os.PathLike[str], *, renderer: TemplateRenderer | None = None) -> None:
-        """Write the episode as one HTML file to look at in a browser; it replaces a file of that name.
-
-        With the model's `renderer` it has token texts, tool calls, and the differences to a full render.
-        `rollouts.view.write_html` does the same for several episodes. Raises `OSError`.
-        """
-        from rollouts.view import write_html
-
-        write_html([self], path, renderer=renderer)
 
     def all_media(self) -> Iterator[MediaReference]:
         """Every image and video of the episode, once per node that introduced it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -57,13 +58,19 @@ def test_the_defaults_of_a_family_are_what_its_configuration_stands_for(family: 
 
 
 def test_each_class_is_in_the_module_that_has_its_name_in_the_other_package() -> None:
-    folder = Path(renderers.__file__).parent / "family_modules"
+    modules = """deepseek_r1 deepseek_v3 deepseek_v4 default gemma4 glm45 glm5 gpt_oss hy3 inkling kimi_k2 kimi_k25
+    laguna_s21 laguna_xs2 llama_3 minimax_m2 nemotron3 prime_qwen3 qwen3 qwen35 qwen36 qwen38 qwen3_vl"""
     found = set()
-    for file in folder.glob("*.py"):
-        module = importlib.import_module(f"renderers.{file.stem}")
-        assert all(getattr(module, name) is getattr(renderers, name) for name in module.__all__)
+    for name in modules.split():
+        module = importlib.import_module(f"renderers.{name}")
+        assert importlib.util.find_spec(module.__name__) is module.__spec__
+        assert getattr(renderers, name) is module
+        assert all(getattr(module, each) is getattr(renderers, each) for each in module.__all__)
         found.update(module.__all__)
     assert found == {renderer_class(family).__name__ for family in FAMILIES}
+    assert renderers.laguna_xs2.__all__ == ["LagunaXS2Renderer", "LagunaM1Renderer", "LagunaXS21Renderer"]
+    code = "import renderers.qwen3_vl as module, renderers; assert module.Qwen3VLRenderer is renderers.Qwen3VLRenderer"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_listed_model_without_configuration_has_the_configuration_and_the_class_of_its_family() -> None:

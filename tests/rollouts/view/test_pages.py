@@ -28,7 +28,7 @@ from rollouts.view.page import ComparedNamesError
 
 def test_a_page_has_the_tokens_masks_and_log_probabilities_of_each_node(renderer, tmp_path):
     trajectory = two_turns(renderer)
-    trajectory.to_html(tmp_path / "page.html")
+    write_html([trajectory], tmp_path / "page.html")
     index, [(header, columns)] = read_page(tmp_path / "page.html")
     ids = np.concatenate([node.token_ids for node in trajectory.nodes])
     sampled = np.concatenate([node.sampled for node in trajectory.nodes])
