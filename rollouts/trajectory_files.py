@@ -1,4 +1,4 @@
-"""The bounds of values that can be printed or exported.
+"""Reads the episodes of a trajectory file that may be damaged or hostile.
 
 A file of a few hundred bytes can hold a tuple of which both members are one tuple, of which both members are one tuple,
 and so on: it is decoded in no time, because a shared value is built once, but printing or exporting it would not end.

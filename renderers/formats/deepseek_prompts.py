@@ -1,7 +1,7 @@
 # ruff: noqa: RUF001, RUF002  (DeepSeek spells its tokens with a fullwidth bar)
 # ruff: noqa: RUF002  (DeepSeek spells its tokens with a fullwidth bar)
 # ruff: noqa: RUF001, RUF002, RUF003  (DeepSeek spells its tokens with a fullwidth bar)
-"""The common parts of DeepSeek's prompt encoders: control tokens, message texts, and tool calls in DSML.
+"""The prompts of DeepSeek V3.2 and V4, whose models have no chat template, and which of them a model has.
 
 A call is written as
 
@@ -199,7 +199,7 @@ def _arguments(arguments: Any, index: int, path: str) -> Mapping[str, Any]:
 # preamble come (both copies lost them).
 
 
-_V32_SOURCE = (
+V32_SOURCE = (
     f"DeepSeek V3.2 prompt encoder: {BOS}system{USER}question{ASSISTANT}{THINK}reasoning{END_THINK}answer\n\n"
     f"<{DSML}function_calls>calls</{DSML}function_calls>{EOS}\n\n"
     "<function_results>\n<result>result</result>\n</function_results>"
@@ -359,7 +359,7 @@ def _printed_text(message: Mapping[str, Any], index: int) -> list[str]:
 # silently, are refused.
 
 
-_V4_SOURCE = (
+V4_SOURCE = (
     f"DeepSeek V4 prompt encoder: {BOS}system{USER}question<tool_result>result</tool_result>{ASSISTANT}"
     f"{THINK}reasoning{END_THINK}answer\n\n<{DSML}tool_calls>calls</{DSML}tool_calls>{EOS}"
 )
@@ -612,9 +612,9 @@ def prompt_for(
     tokens = {token for token in REQUIRED_TOKENS if tokenizer.control_id(token) is not None}
     prompt: Callable[..., str]
     if tokens == set(REQUIRED_TOKENS):
-        prompt, source = deepseek_v4_prompt, _V4_SOURCE
+        prompt, source = deepseek_v4_prompt, V4_SOURCE
     elif tokens == set(CONTROL_TOKENS):
-        prompt, source = deepseek_v32_prompt, _V32_SOURCE
+        prompt, source = deepseek_v32_prompt, V32_SOURCE
     else:
         return None
     options = dict(variables or {})

@@ -1,4 +1,4 @@
-"""Source bytes -> an upright RGB image.
+"""Source bytes -> an upright RGB image; sources of images that were given as pixels.
 
 The decoders are Pillow's. Modes are converted as by `convert_to_rgb` of transformers, which composites transparency on
 white, with two exceptions where that function alters the image: 16-bit grey is scaled to 8 bits (there it is clipped,

@@ -1,4 +1,4 @@
-"""A cache of media sources and processed items, bounded in bytes."""
+"""A cache of media sources and processed items, bounded in bytes, and of the references that were read."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from rollouts.cli.command_group import INTERRUPTED
 from rollouts.cli.serve import api_key_advice, api_key_from_environment
-from rollouts.demo.task import FULL, QUICK, Recipe
+from rollouts.demo.recipe import FULL, QUICK, Recipe
 from rollouts.episodes.errors import EpisodeError
 from rollouts.errors import ApiKeyError, CapabilityError, ServerUnreachableError
 from rollouts.terminal.interrupts import defer_interrupts

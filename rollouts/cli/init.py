@@ -1,4 +1,4 @@
-"""Errors of `rollouts init`."""
+"""`rollouts init DIRECTORY`: a project with an environment, its test and a configuration, that runs at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The inventory of a media store's directory or of a trajectory file: each distinct medium once."""
+"""`rollouts media ls|show|verify|export`: the media of a store's directory or of a trajectory file, each once."""
 
 from __future__ import annotations
 

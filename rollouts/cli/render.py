@@ -1,4 +1,4 @@
-"""Reads a conversation, and tools, from a file that a person wrote."""
+"""`rollouts render`: what a conversation becomes as tokens, with the owner of each."""
 
 from __future__ import annotations
 

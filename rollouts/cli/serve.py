@@ -1,4 +1,4 @@
-"""The API key of a server, read from an environment variable that a command option names."""
+"""`rollouts serve`: an engine behind vLLM's routes and chat completions, with the API key of the server."""
 
 from __future__ import annotations
 

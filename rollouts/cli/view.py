@@ -1,4 +1,4 @@
-"""The episodes of a trajectory file that another process may be writing, for the page that follows it."""
+"""`rollouts view FILE`: the episodes of a file as a page, also while another process writes the file."""
 
 from __future__ import annotations
 

@@ -25,14 +25,12 @@ from transformers.utils import logging as transformers_logging
 
 from renderers import load_renderer
 from renderers.vision.processor import MediaProcessor
+from rollouts.demo.recipe import ATTENTION, TARGETS, Recipe
 from rollouts.demo.task import (
-    ATTENTION,
-    TARGETS,
     Curriculum,
     DigitsEnvironment,
     DigitSet,
     Learn,
-    Recipe,
     WarmStart,
     load_digit_sets,
 )

@@ -1,4 +1,4 @@
-"""The task of the demonstration: images of digits, their messages, the curriculum, the recipe."""
+"""The task of the demonstration: images of digits, their messages, the curriculum."""
 
 from __future__ import annotations
 
@@ -174,59 +174,3 @@ class Curriculum:
         chosen = order[~self._solved[order] | np.isin(order, kept)]
         # If nearly all digits are solved, a pass must not become empty.
         return chosen if len(chosen) > len(order) // 10 else order
-
-
-# On a CPU, plain matrix products are faster than the fused kernel for rows this short, but not for images.
-ATTENTION = {"text_config": "eager", "vision_config": "sdpa"}
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """Warm start: supervised on few labelled digits, stopped at accuracy `sft_target`. Then RL only.
-
-    An RL step runs `group_size` episodes for each of `groups` digits and makes `epochs` optimizer steps on all of them.
-    The learning rate decreases to the share `final_rate`. A pass over the digits keeps the share `kept_solved` of the
-    solved ones.
-    """
-
-    rl_steps: int
-    groups: int = 128
-    group_size: int = 4
-    epochs: int = 2
-    rl_learning_rate: float = 2e-3
-    rl_warmup: int = 12
-    final_rate: float = 0.03
-    kept_solved: float = 0.25
-    evaluate_every: int = 15
-    labelled: int = 120
-    sft_batch: int = 32
-    sft_learning_rate: float = 2e-3
-    sft_warmup: int = 20
-    sft_first_check: int = 40
-    sft_chunk: int = 4
-    sft_max_steps: int = 200
-    sft_target: float = 0.55
-    probe_digits: int = 200
-    held_out_digits: int = 360
-    max_tokens: int = 4
-    clip_gradient: float = 1.0
-    micro_batch: int = 256
-    target_accuracy: float = 0.90
-
-
-QUICK = Recipe(rl_steps=40, rl_learning_rate=2.5e-3, evaluate_every=20, target_accuracy=0.85)
-FULL = Recipe(rl_steps=150)
-
-
-@dataclass(frozen=True, slots=True)
-class Targets:
-    """Targets of every run, in addition to its recipe's `target_accuracy`."""
-
-    lift: float = 0.25
-    blank_low: float = 0.05
-    blank_high: float = 0.20
-    max_mismatch: float = 1e-4
-    max_memory_gb: float = 3.0
-
-
-TARGETS = Targets()

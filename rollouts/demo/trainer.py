@@ -1,4 +1,4 @@
-"""The trainer. It receives episodes only as decoded bytes."""
+"""The trainer of the demonstration: in a process of its own, it receives episodes only as decoded bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -24,7 +24,8 @@ from transformers import AutoModelForImageTextToText
 
 from renderers import Message, load_renderer
 from renderers.process.threads import available_cores
-from rollouts.demo.task import ATTENTION, DigitsEnvironment, Learn, Learned, Recipe, WarmStart, load_digit_sets
+from rollouts.demo.recipe import ATTENTION, Recipe
+from rollouts.demo.task import DigitsEnvironment, Learn, Learned, WarmStart, load_digit_sets
 from rollouts.engines.protocol import InFlight
 from rollouts.engines.vllm import VLLMEngine, write_tied_head
 from rollouts.errors import RolloutsError
@@ -45,9 +46,6 @@ from rollouts.training import (
 )
 from rollouts.trajectory.tree import Trajectory
 from transport import decode, encode, wire_type
-
-if TYPE_CHECKING:
-    from rollouts.demo.task import Learn, Learned, WarmStart
 
 
 class TrainerDiedError(RolloutsError):

@@ -1,4 +1,4 @@
-"""Connecting a program to Ray."""
+"""Connecting a program to Ray, and the errors of clusters."""
 
 from __future__ import annotations
 

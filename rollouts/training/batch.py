@@ -1,4 +1,4 @@
-"""Checks of the tensors of a batch against its samples."""
+"""The batch that a training step is computed on: samples placed in rows, with their tensors and media."""
 
 from __future__ import annotations
 

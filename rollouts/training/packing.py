@@ -1,4 +1,4 @@
-"""First-fit decreasing: items of two sizes in bins with a budget of each."""
+"""Plans which rows and which ranks the samples of a step are packed in, within budgets of tokens and patches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log-probabilities and entropy of tokens from hidden states, without the logits of a whole row in memory."""
+"""Log-probabilities and entropy of the tokens of a batch, without the logits of a whole row in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Indices of rows: integers, slices, lists of integers and masks, as the numbers of the rows that they select."""
+"""Tensors that differ from row to row, and the indices that select rows."""
 
 from __future__ import annotations
 

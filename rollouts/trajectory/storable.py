@@ -1,4 +1,4 @@
-"""Checks that a turn can be stored, made when it is added: an episode must not fail to be written at its end."""
+"""Checks that a turn can be stored when it is added: an episode must not fail to be written at its end."""
 
 from __future__ import annotations
 

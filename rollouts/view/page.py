@@ -1,4 +1,4 @@
-"""Pages of the viewer, written and served, with the frames of media."""
+"""Pages of the viewer, as files and as parts of other pages."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from functools import partial
 import pytest
 from rich.console import Console
 
+from rollouts.demo.recipe import QUICK
 from rollouts.demo.run import Demo, Progress
-from rollouts.demo.task import QUICK
 from rollouts.demo.trainer import ServerPolicy, TrainerProcess
 from rollouts.engines.vllm import VLLMEngine
 

@@ -15,7 +15,7 @@ from grafted import graft, grafted_tokenizer_dir
 
 from renderers import ParsedResponse, TemplateRenderer, ToolCallParseStatus, load_renderer
 from renderers.formats import detect_format
-from renderers.formats.deepseek_prompts import SOURCE, deepseek_v4_prompt
+from renderers.formats.deepseek_prompts import V4_SOURCE, deepseek_v4_prompt
 from renderers.messages import check_messages
 from renderers.parsing.parser import ResponseParser, ends_in_reasoning, parse_response
 from renderers.template.chat_template import ChatTemplate, PythonTemplate
@@ -133,7 +133,7 @@ def renderer_of(name: str) -> TemplateRenderer:
     template = (
         ChatTemplate(corpus.templates()[name], model=name)
         if name in REAL
-        else PythonTemplate(deepseek_v4_prompt, source=SOURCE, model=name, variables={"thinking_mode": "thinking"})
+        else PythonTemplate(deepseek_v4_prompt, source=V4_SOURCE, model=name, variables={"thinking_mode": "thinking"})
     )
     return TemplateRenderer(template, tokenizer, detect_format(template, tokenizer, eos_token=None))
 

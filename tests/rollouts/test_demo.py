@@ -13,8 +13,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from rollouts.demo.recipe import QUICK
 from rollouts.demo.run import Demo, Progress, plot_curves, print_results
-from rollouts.demo.task import QUICK, Learn
+from rollouts.demo.task import Learn
 from rollouts.demo.trainer import TrainerDiedError, TrainerProcess
 from transport import RecordReader, read_records
 

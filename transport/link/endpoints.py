@@ -1,4 +1,4 @@
-"""What client and server share: encoding, receiving, closing.
+"""Client and server of a link, and what both share: encoding, receiving, closing.
 
 One lock guards the state. Callers encode and decode in their own threads, add and remove messages under the lock, and
 wake the I/O thread. Only the I/O thread uses the sockets.

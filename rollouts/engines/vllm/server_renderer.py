@@ -1,4 +1,4 @@
-"""A client of `/v1/chat/completions/render`, of `vllm serve` or of `vllm launch render`, which loads no weights."""
+"""A renderer that lets a server render: `vllm serve`, or `vllm launch render`, which loads no weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two files of a journal, their entries, and the state of each task."""
+"""The two files of a journal: their entries, and the state of each task."""
 
 from __future__ import annotations
 

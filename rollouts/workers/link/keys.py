@@ -1,4 +1,4 @@
-"""Errors of workers that are linked to their orchestrator."""
+"""The key files of workers and their orchestrator, and the errors of both."""
 
 from __future__ import annotations
 
