@@ -31,13 +31,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("vllm_server", ["float32"], indirect=True, scope="session")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of this folder, and sort them by mode."""
-    ours = [item for item in items if _HERE in item.path.parents]
-    for item in ours:
-        item.add_marker("real")
-    by_mode = iter(sorted(ours, key=_order))
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Mark the tests of this folder, and sort them by mode after pytest has sorted them by other parameters."""
+    for item in items:
+        if _HERE in item.path.parents:
+            item.add_marker("real")
+    yield
+    by_mode = iter(sorted((item for item in items if _HERE in item.path.parents), key=_order))
     items[:] = [next(by_mode) if _HERE in item.path.parents else item for item in items]
 
 
@@ -64,7 +65,14 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def vllm_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VLLMServer]:
+def started_modes() -> set[str]:
+    return set()
+
+
+@pytest.fixture(scope="session")
+def vllm_server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, started_modes: set[str]
+) -> Iterator[VLLMServer]:
     """A server in the mode of the test (`@pytest.mark.parametrize("vllm_server", ["bfloat16"], indirect=True)`)."""
     mode: str = request.param
     if os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") != "1":
@@ -72,6 +80,9 @@ def vllm_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     if "VLLM_BASE_URL" in os.environ:
         yield _running_server(mode)
         return
+    if mode in started_modes:
+        pytest.fail(f'a second start of {mode}: parametrize "vllm_server" and other values with scope="session"')
+    started_modes.add(mode)
     venv = request.getfixturevalue("vllm_venv")
     if MODES[mode].rust_frontend and not rust_frontend_path().exists():
         pytest.skip(f"no Rust frontend of vLLM at {rust_frontend_path()}: run tests/real/setup_rust_frontend.sh")

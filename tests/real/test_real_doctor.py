@@ -228,6 +228,7 @@ HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
         ),
     ],
     indirect=["vllm_server"],
+    scope="session",  # else pytest stops the server after each test
 )
 def test_a_family_passes_as_it_is_and_a_mistake_is_named(vllm_server, edit, failed, others, tmp_path):
     directory = Path(shutil.copytree(vllm_server.model_dir, tmp_path / "compared"))
