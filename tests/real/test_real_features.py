@@ -7,6 +7,7 @@ import io
 import json
 import os
 import subprocess
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -129,7 +130,9 @@ def test_one_changed_pixel_is_noticed(vllm_server):
 # Every kind of field and type, by vLLM's own encoder and decoder in its own environment.
 
 VLLM_SCRIPT = """
-import base64, json, sys
+import json, os, sys
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # what else is printed is no answer
 import torch
 from vllm.entrypoints.scale_out.token_in_token_out.mm_serde import decode_mm_kwargs_item, encode_mm_kwargs_item
 from vllm.multimodal.inputs import (
@@ -142,35 +145,52 @@ FIELDS = {
     "flat": MultiModalFlatField(slices=[(slice(0, 3),), (slice(3, 6),)]),
     "shared": MultiModalSharedField(batch_size=2),
 }
-answers = []
-for case in json.load(sys.stdin):
+
+def write(item):
+    print(encode_mm_kwargs_item(item), file=answers, flush=True)
+
+for line in sys.stdin:
+    case = json.loads(line)
     if "read" in case:
         item = decode_mm_kwargs_item(case["read"])
-        answers.append(encode_mm_kwargs_item(MultiModalKwargsItem({key: item[key] for key in sorted(item)})))
+        write(MultiModalKwargsItem({key: item[key] for key in sorted(item)}))
         continue
     elems = {}
     for name, kind, shape, dtype, seed in case["write"]:
         values = torch.arange(seed, seed + torch.Size(shape).numel()).reshape(shape)
         elems[name] = MultiModalFieldElem(data=values.to(getattr(torch, dtype)), field=FIELDS[kind])
-    answers.append(encode_mm_kwargs_item(MultiModalKwargsItem(elems)))
-json.dump(answers, sys.stdout)
+    write(MultiModalKwargsItem(elems))
 """
 
 TYPES = ("uint8", "int8", "int16", "int32", "int64", "bool", "float16", "float32", "float64", "bfloat16")
 SHAPES = {"batched": [(), (1,), (2, 3), (3, 336, 5)], "flat": [(3,), (3, 7), (3, 2, 2)], "shared": [(4,), (1, 1)]}
 
 
-def ask_vllm(venv, cases):
-    done = subprocess.run(
-        [venv / "bin" / "python", "-c", VLLM_SCRIPT],
-        input=json.dumps(cases),
-        env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+@pytest.fixture(scope="module")
+def ask_vllm(vllm_venv, tmp_path_factory) -> Iterator[Callable[[list[dict]], list[str]]]:
+    """A function that lets vLLM write or read items, in one process for all tests."""
+    log = tmp_path_factory.mktemp("codec") / "errors.log"
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(
+            [vllm_venv / "bin" / "python", "-c", VLLM_SCRIPT],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"},
+            text=True,
+        ) as process,
+    ):
+
+        def ask(cases: list[dict]) -> list[str]:
+            written = []
+            for case in cases:
+                print(json.dumps(case), file=process.stdin, flush=True)
+                written.append(process.stdout.readline().removesuffix("\n"))
+            assert all(written), log.read_text()[-3000:]
+            return written
+
+        yield ask
 
 
 def values_of(shape, dtype, seed):
@@ -178,7 +198,7 @@ def values_of(shape, dtype, seed):
     return values.astype("float32" if dtype == "bfloat16" else dtype)
 
 
-def test_every_kind_of_field_and_type_is_written_as_vllm_writes_it(vllm_venv):
+def test_every_kind_of_field_and_type_is_written_as_vllm_writes_it(ask_vllm):
     cases, items, wanted = [], [], []
     for dtype in TYPES:
         tensors, fields, described = {}, {}, []
@@ -192,16 +212,16 @@ def test_every_kind_of_field_and_type_is_written_as_vllm_writes_it(vllm_venv):
         # Without casting, which another test covers: the server wants the dtype that the item has.
         wanted.append(dtype if dtype in ("float16", "float32", "bfloat16") else "uint8")
         cases.append({"write": sorted(described)})
-    theirs = ask_vllm(vllm_venv, cases)
+    theirs = ask_vllm(cases)
     for item, other, pixel_dtype in zip(items, theirs, wanted, strict=True):
         ours = b"".join(encode_item(item, pixel_dtype=pixel_dtype, siblings=[item, item])).decode()
         assert encoded_entries(ours) == encoded_entries(other), item.mm_hash
         assert ours == other, item.mm_hash
 
 
-def test_what_vllm_writes_is_read_and_what_we_write_vllm_reads(vllm_venv):
+def test_what_vllm_writes_is_read_and_what_we_write_vllm_reads(ask_vllm):
     cases = [{"write": [("kept", "kept", (3,), "int64", 1), ("pixels", "flat", (3, 4), dtype, 0)]} for dtype in TYPES]
-    theirs = ask_vllm(vllm_venv, cases)
+    theirs = ask_vllm(cases)
     ours = []
     for dtype, other in zip(TYPES, theirs, strict=True):
         decoded = decode_item(other)
@@ -215,11 +235,11 @@ def test_what_vllm_writes_is_read_and_what_we_write_vllm_reads(vllm_venv):
         )
         ours.append(b"".join(encode_item(item, pixel_dtype="uint8", siblings=[item, item])).decode())
     assert ours == theirs
-    assert ask_vllm(vllm_venv, [{"read": one} for one in ours]) == ours
+    assert ask_vllm([{"read": one} for one in ours]) == ours
 
 
-def test_a_truncated_real_item_is_refused(vllm_venv):
-    (whole,) = ask_vllm(vllm_venv, [{"write": [("pixels", "flat", (3, 4), "uint8", 0)]}])
+def test_a_truncated_real_item_is_refused(ask_vllm):
+    (whole,) = ask_vllm([{"write": [("pixels", "flat", (3, 4), "uint8", 0)]}])
     raw = base64.b64decode(whole)
     for end in range(len(raw)):
         with pytest.raises(MalformedResultError):
