@@ -41,7 +41,7 @@ async def test_a_server_in_an_actor_samples_restarts_after_a_kill_and_ends_with_
     from rollouts.ray import RayServers
 
     mode = MODES["float32"]
-    command = mode.command(vllm_venv / "bin" / "vllm", checkpoints["float32"], 0)
+    command = [str(vllm_venv / "bin" / "vllm"), *mode.vllm_arguments(checkpoints["float32"], 0)]
     for option, value in (("--host", "{host}"), ("--port", "{port}")):
         command[command.index(option) + 1] = value
     environment = {**mode.environment(), "VLLM_CACHE_ROOT": str(tmp_path / "cache")}

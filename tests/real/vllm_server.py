@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import httpx
 import pytest
+from forked_server import FORKED_ENGINE, ForkedServer, template
 
 from rollouts.engines.vllm.server_state import ServerMetrics
 
@@ -38,7 +39,7 @@ _ENVIRONMENT = {
     # fifth of the time.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": str(Path(__file__).parent / "forked_engine"),
+    "PYTHONPATH": str(FORKED_ENGINE),
 }
 _PROCESSOR_LIMITS = ("--limit-mm-per-prompt", '{"image":8,"video":0}')
 _SERVE = (
@@ -67,9 +68,9 @@ class Mode:
     variables: tuple[tuple[str, str], ...] = ()
     rust_frontend: bool = False
 
-    def command(self, program: Path, model_dir: Path, port: int) -> list[str]:
+    def vllm_arguments(self, model_dir: Path, port: int) -> list[str]:
         return [
-            *(str(program), *self.subcommand, str(model_dir)),
+            *(*self.subcommand, str(model_dir)),
             *("--host", "127.0.0.1", "--port", str(port)),
             *("--served-model-name", MODEL_NAME, "--dtype", self.dtype, "--max-model-len", "4096"),
             *(_SERVE if self.subcommand == ("serve",) else ()),
@@ -153,7 +154,7 @@ class VLLMServer:
     killed: bool = field(default=False, init=False)
     #: No trust store, which takes longer to load than most requests; no connections that a restart would break.
     http: httpx.Client = field(init=False, repr=False)
-    process: subprocess.Popen[bytes] | None = field(default=None, init=False, repr=False)
+    process: ForkedServer | None = field(default=None, init=False, repr=False)
     _watchdog: subprocess.Popen[bytes] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -167,8 +168,15 @@ class VLLMServer:
     @classmethod
     def start(cls, venv: Path, model_dir: Path, mode: str, log_dir: Path) -> VLLMServer:
         """Start a server and wait until it is healthy; raises `RuntimeError` with the end of its log."""
+        server = cls.launch(venv, model_dir, mode, log_dir)
+        server.until_healthy()
+        return server
+
+    @classmethod
+    def launch(cls, venv: Path, model_dir: Path, mode: str, log_dir: Path) -> VLLMServer:
+        """Start a server and wait for nothing."""
         server = cls(f"http://127.0.0.1:{_free_port()}", model_dir, mode, log_dir / f"vllm-{mode}.log", venv)
-        server.restart()
+        server._launch()
         return server
 
     @property
@@ -179,34 +187,37 @@ class VLLMServer:
     def api_key(self) -> str | None:
         return MODES[self.mode].api_key
 
-    def restart(self, *, seconds: float = 300) -> None:
+    def restart(self) -> None:
         """Stop the server if it runs, start it on the same port, and wait until it is healthy."""
-        venv, log_path = self._need_ours()
         self.stop()
+        self._launch()
+        self.until_healthy()
+
+    def _launch(self) -> None:
+        venv, log_path = self._need_ours()
         port = int(self.base_url.rpartition(":")[2])
         mode = MODES[self.mode]
-        cache = log_path.parent.parent / "vllm-cache"  # of facts about model classes, for all servers of a run
-        with log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                mode.command(venv / "bin" / "vllm", self.model_dir, port),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**_inherited(), **mode.environment(), "VLLM_CACHE_ROOT": str(cache)},
-                start_new_session=True,
-            )
+        run = log_path.parent.parent
+        # The cache is one of facts about model classes, for all servers of a run.
+        common = {**_inherited(), **_ENVIRONMENT, "VLLM_CACHE_ROOT": str(run / "vllm-cache")}
+        forking = template(venv, common, run / "vllm-template.log")
+        arguments = mode.vllm_arguments(self.model_dir, port)
+        self.process = forking.fork(arguments, {**common, **mode.environment()}, log_path)
         self._watchdog = subprocess.Popen(
             ["sh", "-c", _WATCHDOG, str(self.process.pid)], stdin=subprocess.PIPE, start_new_session=True
         )
         self.killed = False
+
+    def until_healthy(self, *, seconds: float = LONGEST_SECONDS) -> None:
+        assert self.process is not None
         deadline = time.monotonic() + seconds
         while not self.is_healthy():
-            if self.process.poll() is not None:
+            if self.process.ended():
                 self._fail("ended before it answered")
             if time.monotonic() > deadline:
                 self.stop()
                 self._fail(f"did not answer within {seconds:.0f} s")
-            time.sleep(0.25)
+            time.sleep(0.1)
 
     def restartable(self) -> None:
         """Skip the test unless the tests started the server and may kill it."""
@@ -225,12 +236,12 @@ class VLLMServer:
         self._need_ours()
         if self.process is None:
             return
-        if self.process.poll() is None:
+        if not self.process.ended():
             self.process.send_signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(timeout=20)
+            self.process.wait(20)
         self._signal_group(signal.SIGKILL)
         self.process.wait()
+        self.process.close()
         self.process = None
         if self._watchdog is not None and self._watchdog.stdin is not None:
             self._watchdog.kill()
@@ -305,13 +316,18 @@ class VLLMServer:
         raise RuntimeError(f"vLLM ({self.mode}) {what}; its log ends:\n{self.log_tail()}")
 
 
+_given_ports: set[int] = set()
+
+
 def _free_port() -> int:
     """A free port below those that the system gives to outgoing connections, one of which could take it meanwhile."""
     while True:
         port = random.randrange(20_000, 32_000)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            return port
+            if port not in _given_ports:  # a server that starts has not bound its port yet
+                _given_ports.add(port)
+                return port
 
 
 def _inherited() -> dict[str, str]:

@@ -20,6 +20,8 @@ def pause_after_steps():
     if engine is None:
         return
     step = engine._process_engine_step
+    if step.__name__ == "step_and_pause":  # forked from a process that was forked
+        return
 
     def step_and_pause(self):
         executed = step(self)
