@@ -234,7 +234,7 @@ def _template(name: str) -> str:
 
 def _corpus(name: str) -> Callable[[Path], None]:
     def fill(target: Path) -> None:
-        shutil.copytree(corpus.model_dir(name), target, dirs_exist_ok=True)
+        shutil.copytree(corpus.whole_model_dir(name), target, dirs_exist_ok=True)
 
     return fill
 
@@ -252,7 +252,7 @@ _GLM_4_7 = _corpus("glm-4.7-flash")
 
 def _qwen_words(target: Path, controls: list[str], **named: str) -> None:
     """Qwen 3's words, and the control tokens of another family in place of its own."""
-    written = json.loads((corpus.model_dir("qwen-3") / "tokenizer.json").read_text(encoding="utf-8"))
+    written = json.loads((corpus.whole_model_dir("qwen-3") / "tokenizer.json").read_text(encoding="utf-8"))
     first = len(written["model"]["vocab"])
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     written["added_tokens"] = [

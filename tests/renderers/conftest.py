@@ -24,7 +24,7 @@ _SHARED: dict[tuple[str, ...], TemplateTokenizer] = {}
 
 def _read_once(path: Path, *, model: str, **options: Any) -> TemplateTokenizer:
     """Reading one of the corpus takes seconds, and some two hundred directories and templates share a few dozen."""
-    if path.parent.parent not in (corpus.UNPACKED, grafted.GRAFTED):
+    if path.parent.parent not in (corpus.UNPACKED, corpus.CUT, grafted.GRAFTED):
         return _from_file(path, model=model, **options)
     key = (_digest(path), json.dumps(options, sort_keys=True))
     if key not in _SHARED:

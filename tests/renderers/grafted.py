@@ -19,6 +19,7 @@ import corpus
 
 # The smallest vocabulary of the corpus; it has no control token that any of these templates prints.
 _STOCK = "deepseek-coder-33b-base"
+_MERGES = 8000
 _BOS, _EOS = "<s>", "</s>"
 
 #: Where the model directories are made; one that is there never changes.
@@ -52,7 +53,7 @@ def graft(name: str, source: str, *, more: tuple[str, ...] = ()) -> Path:
     Made once a machine; the rename at the end makes it safe for test processes that start together.
     """
     tokens = [_BOS, _EOS, *control_tokens(source), *_ROLES, *more]
-    digest = hashlib.sha256(json.dumps([source, tokens]).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(json.dumps([source, tokens, _MERGES]).encode()).hexdigest()[:16]
     target = GRAFTED / f"{name}-{digest}"
     if target.is_dir():
         return target
@@ -61,6 +62,7 @@ def graft(name: str, source: str, *, more: tuple[str, ...] = ()) -> Path:
         made = Path(scratch) / name
         made.mkdir()
         definition = json.loads((corpus.model_dir(_STOCK) / "tokenizer.json").read_text(encoding="utf-8"))
+        corpus.cut_vocabulary(definition, _MERGES)
         _add(definition, tokens)
         (made / "tokenizer.json").write_text(json.dumps(definition), encoding="utf-8")
         (made / "tokenizer_config.json").write_text(json.dumps({"bos_token": _BOS, "eos_token": _EOS}))

@@ -117,9 +117,8 @@ def test_with_retention_all_reasoning_is_kept_and_only_the_new_text_is_added(tem
     prompt = keeping.render(messages[:1], add_generation_prompt=True).token_ids
     full = keeping.render(messages[:2]).token_ids
     completion = full[len(prompt) :]
-    completion = completion[
-        : 1 + max(i for i, t in enumerate(completion) if t in keeping.get_stop_token_ids() or i == 0)
-    ]
+    stops = [i for i, token_id in enumerate(completion) if token_id in keeping.get_stop_token_ids()]
+    completion = completion[: stops[-1] + 1] if stops else completion
     refused = loaded(template).try_bridge(prompt, completion, messages[2:])
     assert refused is BridgeRefusal.DROPS_REASONING
     kept = keeping.try_bridge(prompt, completion, messages[2:])
