@@ -14,6 +14,7 @@ import openai
 import pytest
 import torch
 from gateway_server import IMAGE, OTHER_IMAGE, TOOLS, image_part
+from served_in_thread import serve_directory
 from transformers import AutoModelForImageTextToText
 
 from renderers import load_renderer
@@ -35,7 +36,7 @@ def serving(folder, *arguments):
     try:
         line = process.stdout.readline()
         assert "serving policy" in line, (folder / "stderr").read_text()
-        yield next(word for word in line.split() if word.startswith("http://")), process
+        yield line.partition(") at ")[2].split()[0], process
     finally:
         process.kill()
         process.wait()
@@ -89,6 +90,14 @@ def test_what_a_client_samples_is_recorded_with_the_log_probabilities_of_the_mod
     assert report.max_abs < 1e-4
 
 
+@pytest.fixture(scope="module")
+def relay(tiny_model_dir):
+    """The arguments of a server over another one, which starts without torch."""
+    with serve_directory(tiny_model_dir, name="upstream") as upstream:
+        model = ["--model", str(tiny_model_dir), "--name", "policy"]
+        yield [*model, "--engine", "vllm", "--base-url", upstream.base_url]
+
+
 def begin(url, name):
     """Begin a session whose trajectory takes more bytes than the full disk below has."""
     messages = [{"role": "user", "content": "word " * 400}]
@@ -98,11 +107,10 @@ def begin(url, name):
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux changes the limits of another process")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_what_a_full_disk_refuses_is_an_error_until_it_is_recorded(tiny_model_dir, tmp_path, number):
+def test_what_a_full_disk_refuses_is_an_error_until_it_is_recorded(relay, tmp_path, number):
     """The limit of the size of files stands for the full disk: the system refuses the same call."""
     record = tmp_path / "chats.mmr"
-    arguments = ["--model", str(tiny_model_dir), "--name", "policy", "--record", str(record)]
-    with serving(tmp_path, *arguments) as (url, process):
+    with serving(tmp_path, *relay, "--record", str(record)) as (url, process):
         begin(url, "kept")
         begin(url, "lost")
         begin(url, "never-ended")
@@ -125,12 +133,9 @@ def test_what_a_full_disk_refuses_is_an_error_until_it_is_recorded(tiny_model_di
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_server_with_every_session_recorded(tiny_model_dir, tmp_path, number):
+def test_a_signal_ends_the_server_with_every_session_recorded(relay, tmp_path, number):
     record = tmp_path / "chats.mmr"
-    with serving(tmp_path, "--model", str(tiny_model_dir), "--name", "policy", "--record", str(record)) as (
-        url,
-        process,
-    ):
+    with serving(tmp_path, *relay, "--record", str(record)) as (url, process):
         begin(url, "s")
         process.send_signal(number)
         assert process.wait(60) == 130
@@ -138,11 +143,10 @@ def test_a_signal_ends_the_server_with_every_session_recorded(tiny_model_dir, tm
     assert "Traceback" not in (tmp_path / "stderr").read_text()
 
 
-def test_interrupts_without_end_lose_no_session(tiny_model_dir, tmp_path):
+def test_interrupts_without_end_lose_no_session(relay, tmp_path):
     record = tmp_path / "chats.mmr"
-    arguments = ["--model", str(tiny_model_dir), "--name", "policy", "--record", str(record)]
     names = {f"s{number}" for number in range(30)}  # recording them takes longer than the time between two signals
-    with serving(tmp_path, *arguments) as (url, process):
+    with serving(tmp_path, *relay, "--record", str(record)) as (url, process):
         with httpx.Client(base_url=url, timeout=60) as client:
             for name in names:
                 assert client.post("/sessions", json={"session_id": name}).status_code == 201
