@@ -8,7 +8,11 @@ import corpus
 from xdist.scheduler import LoadScopeScheduling
 
 #: Their tests share what a fixture of the module made in many seconds.
-_WHOLE_MODULES = ("tests/rollouts/test_demo.py",)
+_WHOLE_MODULES = (
+    "tests/rollouts/gateway/test_gateway_command.py",
+    "tests/rollouts/test_demo.py",
+    "tests/rollouts/test_full_disk.py",
+)
 
 
 class SharedWorkScheduling(LoadScopeScheduling):
