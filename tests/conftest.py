@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
+from quick import QUICK_MODULES
 
 if TYPE_CHECKING:
     from renderers import TemplateRenderer
@@ -47,6 +48,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from scheduling import SharedWorkScheduling
 
     return SharedWorkScheduling(config, log)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m quick` no other module is imported."""
+    module = collection_path.relative_to(config.rootpath).as_posix()
+    other = collection_path.name.startswith("test_") and collection_path.suffix == ".py" and module not in QUICK_MODULES
+    return True if other and config.option.markexpr == "quick" else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.relative_to(config.rootpath).as_posix() in QUICK_MODULES:
+            item.add_marker("quick")
 
 
 # Its conftest.py imports both.

@@ -121,6 +121,21 @@ def test_ids_of_every_tokenizer_agree_under_every_template(name: str) -> None:
             assert encoded(text, conversation, ours(name)) == expected, (template, conversation)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in corpus.tokenizer_names() if name not in corpus.WHOLE_VOCABULARIES])
+def test_ids_of_the_whole_vocabulary_agree_under_every_template(name: str) -> None:
+    """Of the tokenizers whose vocabulary is cut in all other tests."""
+    file = corpus.whole_model_dir(name) / "tokenizer.json"
+    whole, known = Tokenizer.from_file(str(file)), TemplateTokenizer.from_file(file, model=name)
+    conversations = list(corpus.CONVERSATIONS)
+    for number, template in enumerate(corpus.templates()):
+        conversation = conversations[number % len(conversations)]
+        text = printed(template, conversation)
+        if text is not None:
+            expected = whole.encode(text.text, add_special_tokens=False).ids
+            assert encoded(text, conversation, known) == expected, (template, conversation)
+
+
 @pytest.mark.parametrize("template", ["trl/qwen3", "own/glm-5", "own/minimax-m3", "own/deepseek-v3.1"])
 def test_ids_are_those_of_apply_chat_template(template: str) -> None:
     name = corpus.tokenizer_of(template)
