@@ -58,8 +58,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What a plain run leaves out, a quick one does too."""
+    left_out = {"slow", "real", "ray", "browser", "gpu"}
     for item in items:
-        if item.path.relative_to(config.rootpath).as_posix() in QUICK_MODULES:
+        listed = item.path.relative_to(config.rootpath).as_posix() in QUICK_MODULES
+        if listed and left_out.isdisjoint(mark.name for mark in item.iter_markers()):
             item.add_marker("quick")
 
 

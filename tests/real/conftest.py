@@ -1,4 +1,4 @@
-"""A real vLLM for these tests: one server at a time, started once per mode, checked to be alive after every test.
+"""A real vLLM for these tests: a server for each mode, checked to be alive after every test; meanwhile the next starts.
 
     tests/real/setup_vllm.sh            # once; 2.5 GB
     tests/real/setup_rust_frontend.sh   # once; downloads 500 MB, keeps 61 MB; without it its tests are skipped
@@ -11,7 +11,7 @@ MMROLLOUTS_VLLM_VENV names another environment that holds vLLM. VLLM_BASE_URL an
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import httpx
@@ -43,9 +43,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
 
 
 def _order(item: pytest.Item) -> int:
-    callspec = getattr(item, "callspec", None)
-    mode = None if callspec is None else callspec.params.get("vllm_server")
+    mode = _mode(item)
     return -1 if mode is None else list(MODES).index(mode)
+
+
+def _mode(item: pytest.Item) -> str | None:
+    callspec = getattr(item, "callspec", None)
+    return None if callspec is None else callspec.params.get("vllm_server")
 
 
 @pytest.fixture(scope="session")
@@ -64,15 +68,58 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {dtype: make_checkpoint(root / dtype, dtype) for dtype in ("float32", "bfloat16")}
 
 
-@pytest.fixture(scope="session")
-def started_modes() -> set[str]:
-    return set()
+class Servers:
+    """Starts one server after the other, each once; while tests use one, the next one starts.
+
+    `modes`: those of the tests, in the order of the tests. `launch` starts a server and waits for nothing.
+    """
+
+    def __init__(self, modes: Iterable[str], launch: Callable[[str], VLLMServer]) -> None:
+        self._modes = list(modes)
+        self._launch = launch
+        self._next: dict[str, VLLMServer] = {}
+
+    def start(self, mode: str) -> VLLMServer:
+        if mode not in self._modes:
+            pytest.fail(f'a second start of {mode}: parametrize "vllm_server" and other values with scope="session"')
+        self._modes.remove(mode)
+        server = self._next.pop(mode, None) or self._launch(mode)
+        server.until_healthy()
+        if self._modes and not self._next:
+            self._next[self._modes[0]] = self._launch(self._modes[0])
+        return server
+
+    def stop(self) -> None:
+        for server in self._next.values():
+            server.stop()
 
 
 @pytest.fixture(scope="session")
-def vllm_server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, started_modes: set[str]
-) -> Iterator[VLLMServer]:
+def servers(
+    request: pytest.FixtureRequest,
+    vllm_venv: Path,
+    checkpoints: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Servers]:
+    def launch(mode: str) -> VLLMServer:
+        if (family := MODES[mode].family) is None:
+            model_dir = checkpoints[MODES[mode].dtype]
+        else:
+            model_dir = make_family_checkpoint(family, tmp_path_factory.mktemp(family))
+        return VLLMServer.launch(vllm_venv, model_dir, mode, tmp_path_factory.mktemp("vllm"))
+
+    modes = dict.fromkeys(filter(None, map(_mode, request.session.items)))
+    started = Servers([mode for mode in modes if _can_start(mode)], launch)
+    yield started
+    started.stop()
+
+
+def _can_start(mode: str) -> bool:
+    return rust_frontend_path().exists() or not MODES[mode].rust_frontend
+
+
+@pytest.fixture(scope="session")
+def vllm_server(request: pytest.FixtureRequest) -> Iterator[VLLMServer]:
     """A server in the mode of the test (`@pytest.mark.parametrize("vllm_server", ["bfloat16"], indirect=True)`)."""
     mode: str = request.param
     if os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") != "1":
@@ -80,18 +127,9 @@ def vllm_server(
     if "VLLM_BASE_URL" in os.environ:
         yield _running_server(mode)
         return
-    if mode in started_modes:
-        pytest.fail(f'a second start of {mode}: parametrize "vllm_server" and other values with scope="session"')
-    started_modes.add(mode)
-    venv = request.getfixturevalue("vllm_venv")
-    if MODES[mode].rust_frontend and not rust_frontend_path().exists():
+    if not _can_start(mode):
         pytest.skip(f"no Rust frontend of vLLM at {rust_frontend_path()}: run tests/real/setup_rust_frontend.sh")
-    family = MODES[mode].family
-    if family is None:
-        model_dir = request.getfixturevalue("checkpoints")[MODES[mode].dtype]
-    else:
-        model_dir = make_family_checkpoint(family, tmp_path_factory.mktemp(family))
-    server = VLLMServer.start(venv, model_dir, mode, tmp_path_factory.mktemp("vllm"))
+    server: VLLMServer = request.getfixturevalue("servers").start(mode)
     try:
         yield server
     finally:
