@@ -39,7 +39,7 @@ class RendererError(Exception):
 
     Its text can be printed, logged and stored, whatever it quotes: half a surrogate pair is escaped.
 
-    Cure: that of the class that was raised; every class has its own.
+    Cure: what the text says; where one class has errors of one cure, its docstring has it.
     """
 
     def __str__(self) -> str:
@@ -91,30 +91,6 @@ class ModelNotFoundError(LoadError):
         )
 
 
-class MissingFileError(LoadError):
-    """The directory has no file of this name, and a renderer needs it.
-
-    Cure: copy the file from the model's repository into the directory, or pass its content as the text says.
-    """
-
-    def __init__(self, directory: str, filename: str, cure: str) -> None:
-        self.directory = directory
-        self.filename = filename
-        super().__init__(f"{directory} holds no {filename}: {cure}")
-
-
-class InvalidFileError(LoadError):
-    """A file of the model does not hold valid content.
-
-    Cure: copy the file from the model's repository again, or correct the place that the text names.
-    """
-
-    def __init__(self, path: str, reason: str) -> None:
-        self.path = path
-        self.reason = reason
-        super().__init__(f"{path}: {reason}")
-
-
 class MissingExtraError(LoadError, ImportError):
     """A feature needs packages that are not installed. `extra` is the extra of mmrollouts that installs them.
 
@@ -162,33 +138,11 @@ class MissingNameError(RendererError, ImportError):
         self.name = name
 
 
-class MissingTokenError(LoadError):
-    """The template, the format or the media processor needs a control token that the tokenizer does not have.
-
-    Cure: add the token to `added_tokens` in tokenizer.json, or load the tokenizer that belongs to the template.
-    """
-
-    def __init__(self, token: str, model: str, needed_by: str) -> None:
-        self.token = token
-        self.model = model
-        self.needed_by = needed_by
-        super().__init__(
-            f"the tokenizer of {model} has no token {token!r}, which {needed_by} needs: it would be encoded as "
-            "plain text. Add it to added_tokens in tokenizer.json, or load the tokenizer that belongs to this template."
-        )
-
-
-class UnknownFormatError(LoadError):
-    """No family of formats has this name.
-
-    Cure: pass one of the listed names, or a `Format` of your own.
-    """
-
-    def __init__(self, name: str, known: Iterable[str]) -> None:
-        self.name = name
-        super().__init__(
-            f"no format {name!r}; there are {', '.join(sorted(known))}. Pass one of them, or a Format of your own"
-        )
+def missing_token(token: str, model: str, needed_by: str) -> LoadError:
+    return LoadError(
+        f"the tokenizer of {model} has no token {token!r}, which {needed_by} needs: it would be encoded as "
+        "plain text. Add it to added_tokens in tokenizer.json, or load the tokenizer that belongs to this template."
+    )
 
 
 class MessageError(RendererError, ValueError):
@@ -205,35 +159,6 @@ class MessageError(RendererError, ValueError):
         if part_index is not None:
             place += f", part {part_index}"
         super().__init__(f"{place}: {reason}" if place else reason)
-
-
-class UnknownRoleError(MessageError):
-    """A message has a role that is not in `messages.ROLES`.
-
-    Cure: use a role of `messages.ROLES`, such as system, user, assistant or tool.
-    """
-
-
-class UnknownPartError(MessageError):
-    """A content part has a type that is not in `messages.PART_TYPES`.
-
-    Cure: use a part type of `messages.PART_TYPES`, such as text, image or video.
-    """
-
-
-class UnsupportedModalityError(MessageError):
-    """A message holds an image or video that the model cannot read.
-
-    Cure: use a model that reads this modality, or remove the part.
-    """
-
-
-class ControlTokenInContentError(MessageError):
-    """Content holds the text of a control token, and the body policy of its role is `error`.
-
-    Cure: remove the control token from the content, or use the body policy `text` for the role, which encodes it as
-    plain text.
-    """
 
 
 class TemplateError(RendererError, ValueError):
@@ -362,19 +287,6 @@ class ForeignMediaError(RendererError, TypeError):
         )
 
 
-class LogicalIdsError(RendererError):
-    """The ids with one marker for each item cannot be computed from the expanded ids.
-
-    Cure: let the engine send the features instead of raw media.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(
-            "text that the processor puts around an image merges with the text beside it into one token, so the ids "
-            "without the expansion cannot be computed from those with it; send the features instead of raw media"
-        )
-
-
 class MediaError(RendererError):
     """An image or a video could not be accepted.
 
@@ -407,31 +319,10 @@ class MediaPolicyError(MediaError):
     """
 
 
-class MediaAddressError(MediaPolicyError):
-    """A host of a URL has an address that is not public: loopback, private, link-local, metadata, multicast.
-
-    Cure: use a public address, or fetch the file in the program and pass its bytes.
-    """
-
-
 class MediaFetchError(MediaError):
     """A medium could not be fetched: no such host, no connection, a status other than 200, a body cut short.
 
-    Cure: check that this machine reaches the URL, or pass the bytes of the file.
-    """
-
-
-class MediaTimeoutError(MediaFetchError):
-    """Fetching took longer than the policy allows.
-
-    Cure: use a faster host, or a longer `timeout` in `MediaPolicy`.
-    """
-
-
-class BlockingFetchError(MediaFetchError):
-    """A URL would have to be fetched on the thread of a running event loop, and would block that loop.
-
-    Cure: use a `RendererPool`, render with `asyncio.to_thread`, or wait for `renderer.prefetch(messages)` before.
+    Cure: check that this machine reaches the URL within the `timeout` of `MediaPolicy`, or pass the bytes of the file.
     """
 
 
@@ -446,20 +337,6 @@ class MediaDecodeError(MediaError):
     """The bytes are not an image or a video that can be read.
 
     Cure: pass a complete image or video file of a supported type, or an array.
-    """
-
-
-class MediaTypeError(MediaDecodeError):
-    """The bytes are of another type than declared or expected: a web page, a vector drawing, an archive.
-
-    Cure: convert the file to an image or video type that is supported, and check that the URL leads to the file itself.
-    """
-
-
-class MediaStoreError(MediaError):
-    """The directory of a store cannot be used.
-
-    Cure: pass a directory that this user may write to, with free space, and sources made by `MediaSource.of`.
     """
 
 
@@ -479,14 +356,7 @@ class MediaDigestError(MediaError):
         )
 
 
-class TrainingSampleError(RendererError):
-    """Training samples cannot be built from a conversation with the given options.
-
-    Cure: change the conversation or the options at the place that the text names.
-    """
-
-
-class UnreachableTurnError(TrainingSampleError):
+class UnreachableTurnError(RendererError):
     """The model could not have sampled a turn as the template prints it. `message_index` names the turn.
 
     Cure: exclude the turn with `message_loss_mask`, or use `build_training_sample`.
@@ -499,31 +369,6 @@ class UnreachableTurnError(TrainingSampleError):
             f"message {message_index} is not what the model would have sampled there: {reason}. Exclude it with "
             "message_loss_mask, or use build_training_sample, which trains on history as the template prints it."
         )
-
-
-class MessageLossMaskError(TrainingSampleError):
-    """`message_loss_mask` is not one bool per message.
-
-    Cure: pass one bool for each message.
-    """
-
-
-class NoTrainedTokensError(TrainingSampleError):
-    """No token of the conversation would carry loss.
-
-    Cure: let `message_loss_mask` or the roles include an assistant's turn, and check that the template marks it as
-    sampled.
-    """
-
-
-class PoolClosedError(RendererError):
-    """The pool was closed before a thread began the call.
-
-    Cure: make calls before `close()`, or inside the pool's `with` block.
-    """
-
-    def __init__(self) -> None:
-        super().__init__("this RendererPool is closed; make calls before close(), or inside its `with` block")
 
 
 class OverlongPromptError(RendererError):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, get_args
 from weakref import WeakValueDictionary
 
 from renderers.bridging.refusals import HistoryPolicy, ThinkingRetention
-from renderers.errors import ConfigError, LoadError, MissingFileError, short_repr
+from renderers.errors import ConfigError, LoadError, short_repr
 from renderers.formats import by_name
 from renderers.formats.detection import detect_format
 from renderers.media.item import Modality
@@ -311,10 +311,9 @@ def _template(
     default = next(iter(sources.values())) if len(sources) == 1 else sources.get(DEFAULT_TEMPLATE)
     if default is None and TOOL_TEMPLATE not in sources:
         found = f" (it has templates named {', '.join(sorted(sources))})" if sources else ""
-        raise MissingFileError(
-            tokenizer.model,
-            "chat_template.jinja",
-            f"put the model's chat template there, or pass chat_template= as text, a path or a name{found}",
+        raise LoadError(
+            f"{tokenizer.model} holds no chat_template.jinja: put the model's chat template there, or "
+            f"pass chat_template= as text, a path or a name{found}"
         )
     if TOOL_TEMPLATE in sources and len(sources) > 1:
         without_tools = None if default is None else compiled(default)
@@ -347,11 +346,10 @@ def _chosen_source(model: str, names: Collection[str], chosen: str | Path) -> st
         return chosen
     path = Path(chosen)
     if not _is_file(path):
-        raise MissingFileError(
-            model,
-            str(chosen)[:255],
-            "chat_template= is template text, the path of a file, or the name of one of the model's own templates, "
-            f"which are {', '.join(map(short_repr, sorted(names))) or 'none'}",
+        raise LoadError(
+            f"{model} holds no {str(chosen)[:255]}: chat_template= is template text, the path of a file, "
+            "or the name of one of the model's own templates, which are "
+            f"{', '.join(map(short_repr, sorted(names))) or 'none'}"
         )
     return read_text(path)
 

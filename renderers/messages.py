@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Required, TypedDict
 
-from renderers.errors import MessageError, UnknownPartError, UnknownRoleError, short_repr
+from renderers.errors import MessageError, short_repr
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -238,9 +238,7 @@ def _check_any_message(message: Mapping[str, Any], index: int) -> dict[str, Any]
     checked = {key: value for key, value in message.items() if value is not None}
     role = checked.get("role")
     if role not in ROLES:
-        raise UnknownRoleError(
-            f"unknown role {short_repr(role)}; a role is one of {', '.join(ROLES)}", message_index=index
-        )
+        raise MessageError(f"unknown role {short_repr(role)}; a role is one of {', '.join(ROLES)}", message_index=index)
     if "content" not in checked and role != "assistant":
         raise MessageError("no content; give a text or a list of parts", message_index=index)
     if "content" in checked:
@@ -300,7 +298,7 @@ def _check_any_part(part: Any, message_index: int, part_index: int) -> dict[str,
         return checked
     if kind not in PART_TYPES:
         reason = unknown_part_reason(checked, PART_TYPES)
-        raise UnknownPartError(reason, message_index=message_index, part_index=part_index)
+        raise MessageError(reason, message_index=message_index, part_index=part_index)
     if kind == "text" and not isinstance(checked.get("text"), str):
         raise MessageError("a text part needs a text", message_index=message_index, part_index=part_index)
     return checked

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import tokenizers
 
-from renderers.errors import ConfigError, InvalidFileError, MissingFileError, ModelNotFoundError, short_repr
+from renderers.errors import ConfigError, LoadError, ModelNotFoundError, short_repr
 from renderers.process.files import read_json, read_text
 from renderers.tokens.added_tokens import TOKEN_ID_LIMIT, is_token_entry
 from renderers.tokens.tokenizer import TemplateTokenizer
@@ -46,8 +46,9 @@ class ModelFiles(NamedTuple):
         """Those of a directory, or of a repository, which are fetched. Raises a `LoadError` if a file is missing."""
         directory = _resolve(name_or_dir, revision)
         if not (directory / "tokenizer.json").is_file():
-            raise MissingFileError(
-                str(name_or_dir), "tokenizer.json", "a renderer needs the fast tokenizer; export it or copy it there"
+            raise LoadError(
+                f"{name_or_dir!s} holds no tokenizer.json: a renderer needs the fast tokenizer; export it "
+                "or copy it there"
             )
         settings = {
             **read_json(directory / "special_tokens_map.json"),
@@ -113,9 +114,9 @@ def added_tokens_decoder(settings: Mapping[str, Any]) -> dict[int, Mapping[str, 
         # Every id has at most ten digits; `int` refuses texts of thousands.
         is_id = token_id.isdecimal() and len(token_id) <= 10 and int(token_id) < TOKEN_ID_LIMIT
         if not is_id or not is_token_entry(token):
-            raise InvalidFileError(
-                "tokenizer_config.json",
-                f"added_tokens_decoder does not map an id to a token at {short_repr(token_id)}: {short_repr(token)}",
+            raise LoadError(
+                "tokenizer_config.json: added_tokens_decoder does not map an id to a token at "
+                f"{short_repr(token_id)}: {short_repr(token)}"
             )
         added[int(token_id)] = token
     return added
@@ -148,9 +149,9 @@ def _named_template(entry: Any) -> tuple[str, str]:
     try:
         return str(entry["name"]), str(entry["template"])
     except (TypeError, KeyError) as error:
-        raise InvalidFileError(
-            "tokenizer_config.json",
-            f'an entry of chat_template is {{"name": ..., "template": ...}}, not {short_repr(entry)}',
+        raise LoadError(
+            'tokenizer_config.json: an entry of chat_template is {"name": ..., "template": ...}, not '
+            f"{short_repr(entry)}"
         ) from error
 
 

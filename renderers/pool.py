@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeGuard, TypeVar
 
-from renderers.errors import ConfigError, PoolClosedError
+from renderers.errors import ConfigError, RendererError
 from renderers.parsing.response import ParsedResponse
 from renderers.process.threads import DaemonThreads, available_cores
 from renderers.protocol import Messages, Renderer, Tools, is_multimodal
@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 # Rendering holds the interpreter's lock for a large part of its time, so that more threads than this gain nothing.
 _MAX_THREADS = 8
+_CLOSED = "this RendererPool is closed; make calls before close(), or inside its `with` block"
 _RENDERER_METHODS = ("render", "render_ids", "parse_response", "get_stop_token_ids", "bridge_to_next_turn")
 
 
@@ -54,7 +55,7 @@ class RendererPool:
 
     `threads` defaults to `size`, and without it to the number of cores; at most 8. Calls wait for a thread in the order
     in which they were made. A call that is cancelled before a thread begins it never runs. Errors are raised by the
-    call that caused them. Once the pool is closed, `_async` calls raise `PoolClosedError`.
+    call that caused them. Once the pool is closed, `_async` calls raise `RendererError`.
     """
 
     def __init__(
@@ -181,7 +182,7 @@ class RendererPool:
     def close(self, *, wait: bool = True) -> None:
         """Accept no more `_async` calls, and return when all earlier ones are done. May be called again.
 
-        `wait` False: return at once. Calls that a thread has begun finish, others raise `PoolClosedError`.
+        `wait` False: return at once. Calls that a thread has begun finish, others raise `RendererError`.
         """
         self._executor.shutdown(wait=wait, cancel_futures=not wait)
 
@@ -211,12 +212,12 @@ class RendererPool:
             # In a copy of the caller's context, so that context variables of the caller hold on the thread.
             result = self._executor.begin(_result_of, call)
         except RuntimeError as error:
-            raise PoolClosedError from error
+            raise RendererError(_CLOSED) from error
         try:
             return await result
         except asyncio.CancelledError as error:
             if not _is_being_cancelled():  # by `close(wait=False)`
-                raise PoolClosedError from error
+                raise RendererError(_CLOSED) from error
             raise
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from renderers.errors import ColumnLengthError, ForeignMediaError, LogicalIdsError, UnknownRoleError, short_repr
+from renderers.errors import ColumnLengthError, ForeignMediaError, MessageError, RendererError, short_repr
 from renderers.media.item import MediaItem
 from renderers.messages import ROLES
 from renderers.vision.processor import ProcessorOutput
@@ -321,7 +321,7 @@ class RenderedTokens:
 
     @cached_property
     def logical_ids(self) -> list[int]:
-        """The token ids with a single marker in place of each item. Raises `LogicalIdsError` where unknown."""
+        """The token ids with a single marker in place of each item. Raises `RendererError` where unknown."""
         logical: list[int] = []
         position = 0
         for modality, placeholder in self._media_ranges():
@@ -349,14 +349,18 @@ class RenderedTokens:
         """(modality, range) of every item in prompt order."""
         pairs = [(modality, each) for modality, ranges in self._placeholders().items() for each in ranges]
         if not all(placeholder.whole for _, placeholder in pairs):
-            raise LogicalIdsError
+            raise RendererError(
+                "text that the processor puts around an image merges with the text beside it into one token, "
+                "so the ids without the expansion cannot be computed from those with it; send the features "
+                "instead of raw media"
+            )
         return sorted(pairs, key=lambda pair: pair[1].offset)
 
     def _placeholders(self) -> Mapping[str, list[PlaceholderRange]]:
         return {} if self.multi_modal_data is None else self.multi_modal_data.mm_placeholders
 
     def content_mask_for_roles(self, roles: Collection[str]) -> list[bool]:
-        """Per token, whether it is the body of a message of one of these roles. Raises `UnknownRoleError`."""
+        """Per token, whether it is the body of a message of one of these roles. Raises `MessageError`."""
         names = check_roles(roles)
         return self._column(lambda span: span.content and self._role_of(span) in names, False)
 
@@ -457,8 +461,8 @@ def merge_adjacent(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def check_roles(roles: Collection[str]) -> frozenset[str]:
-    """The roles, or a single role, as a set. Raises `UnknownRoleError` for a name that is not a role."""
+    """The roles, or a single role, as a set. Raises `MessageError` for a name that is not a role."""
     names = frozenset((roles,) if isinstance(roles, str) else roles)
     if unknown := sorted(names.difference(ROLES)):
-        raise UnknownRoleError(f"unknown role {short_repr(unknown[0])}; a role is one of {', '.join(ROLES)}")
+        raise MessageError(f"unknown role {short_repr(unknown[0])}; a role is one of {', '.join(ROLES)}")
     return names

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from renderers.errors import ConfigError, MessageLossMaskError, NoTrainedTokensError, short_repr
+from renderers.errors import ConfigError, RendererError, short_repr
 from renderers.messages import check_messages
 from renderers.protocol import Messages, Renderer, Tools
 from renderers.rendered import MultiModalData, RenderedTokens, check_roles
@@ -123,7 +123,7 @@ def build_training_sample(
     - `ensure_final_stop`: if the conversation ends with a trained turn that the template does not close (GLM closes it
       with the next role's token), the sample ends with the stop token that the model would sample there, with loss.
 
-    The sample may have no token with loss (`num_trained_tokens`). Raises `MessageLossMaskError`, `UnknownRoleError`,
+    The sample may have no token with loss (`num_trained_tokens`). Raises `RendererError`, `MessageError`,
     `ConfigError` for a `role_to_mask` that is no function, and the errors of rendering.
     """
     plan = _LossPlan.of(messages, role_to_mask, content_sft_roles, message_loss_mask)
@@ -152,7 +152,7 @@ def build_training_samples(
     and each body of `content_sft_roles`, carries loss in exactly one sample. Samples are ordered by their last turns.
 
     Options and errors are those of `build_training_sample`; `ensure_final_stop` applies to the last turn of each
-    sample. Raises `NoTrainedTokensError` if no token of any sample carries loss, and `UnreachableTurnError` for a
+    sample. Raises `RendererError` if no token of any sample carries loss, and `UnreachableTurnError` for a
     trained turn that cannot be sampled: the template refuses the prompt before it, or the prompt opens reasoning that
     the printed turn never closes.
     """
@@ -210,12 +210,12 @@ def _chosen_messages(messages: Messages, mask: Sequence[bool | int] | None) -> s
     if mask is None:
         return set(range(len(messages)))
     if len(mask) != len(messages):
-        raise MessageLossMaskError(
+        raise RendererError(
             f"message_loss_mask has {len(mask)} entries for {len(messages)} messages; give one bool per message"
         )
     for index, value in enumerate(mask):
         if value not in (0, 1):
-            raise MessageLossMaskError(f"message_loss_mask[{index}] is {short_repr(value)}; an entry is a bool, 0 or 1")
+            raise RendererError(f"message_loss_mask[{index}] is {short_repr(value)}; an entry is a bool, 0 or 1")
     return {index for index, value in enumerate(mask) if value}
 
 
@@ -247,7 +247,7 @@ def _runs(mask: np.ndarray) -> tuple[TokenRange, ...]:
 def _with_loss(
     samples: Sequence[RenderedTrainingSample], messages: Messages, plan: _LossPlan
 ) -> list[RenderedTrainingSample]:
-    """The samples with a token that carries loss. Raises `NoTrainedTokensError` if there is none."""
+    """The samples with a token that carries loss. Raises `RendererError` if there is none."""
     trained = [sample for sample in samples if sample.loss_ranges]
     if not trained:
         chosen = sorted(plan.turns | plan.bodies)
@@ -257,7 +257,7 @@ def _with_loss(
             reason = "the options take the loss away from every assistant message"
         else:
             reason = "it has no assistant message, and content_sft_roles names no role of it"
-        raise NoTrainedTokensError(f"no token of this conversation carries loss: {reason}")
+        raise RendererError(f"no token of this conversation carries loss: {reason}")
     return trained
 
 

@@ -57,7 +57,7 @@ def exception_text(error: BaseException) -> str:
 class RolloutsError(Exception):
     """Root of every error that `rollouts` raises on purpose.
 
-    Cure: that of the class that was raised; every class has its own.
+    Cure: what the text says; where one class has errors of one cure, its docstring has it.
     """
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -138,7 +138,7 @@ class ArgumentError(RolloutsError, ValueError):
 class TrajectoryError(RolloutsError):
     """Root of the errors of trajectories.
 
-    Cure: that of the class that was raised.
+    Cure: what the text says.
     """
 
 
@@ -169,13 +169,6 @@ class InvalidTurnError(InvalidTrajectoryError):
     """
 
 
-class InvalidNodeError(InvalidTurnError):
-    """The arrays, weight spans or media of a token node contradict each other, or have values out of range.
-
-    Cure: pass arrays of one length, ids and versions that are in range, and media whose ranges are inside the node.
-    """
-
-
 class NodeIndexError(TrajectoryError, IndexError):
     """A trajectory has no node of this index.
 
@@ -186,22 +179,6 @@ class NodeIndexError(TrajectoryError, IndexError):
         self.episode_id = episode_id
         self.node = node
         super().__init__(f"episode {episode_id} has {count} nodes and no node {node}; pass one of leaves()")
-
-
-class MissingColumnError(TrajectoryError):
-    """A node on the way to a leaf has no extra of that name, or none with rows like those of the root.
-
-    Cure: let the engine report the extra in every turn, or read those of single nodes from `nodes[i].extras`.
-    """
-
-    def __init__(self, episode_id: str, node: int, name: str, root_rows: str) -> None:
-        self.episode_id = episode_id
-        self.node = node
-        like = f" with rows of {root_rows}, which the root has" if root_rows else ""
-        super().__init__(
-            f"episode {episode_id}: node {node} has no extra {name!r}{like}. Have the engine report it in every turn, "
-            "or take those of single nodes from nodes[i].extras"
-        )
 
 
 class InvalidStepError(TrajectoryError):
@@ -215,29 +192,6 @@ class InvalidStepError(TrajectoryError):
         self.field = field
         self.reason = reason
         super().__init__(f"steps[{step}]{'.' * bool(field)}{field}: {reason}")
-
-
-class InvalidTraceError(TrajectoryError):
-    """A trace of verifiers cannot become a trajectory. `field` is the place in it: "nodes[3].logprobs".
-
-    Cure: correct the field of the trace that the text names, or write it with a supported release of verifiers.
-    """
-
-    def __init__(self, trace: str, field: str, reason: str) -> None:
-        self.field = field
-        self.reason = reason
-        super().__init__(f"trace {trace:.80}: {field}: {reason}")
-
-
-class MissingProcessorError(RolloutsError):
-    """Pixels are to be made of a source and nothing here makes them of its modality.
-
-    Cure: pass `processors=renderer.processors`.
-    """
-
-    def __init__(self, modality: str) -> None:
-        self.modality = modality
-        super().__init__(f"there is no processor for {modality}s. Pass processors=renderer.processors.")
 
 
 class PixelFormError(RolloutsError):
@@ -263,7 +217,7 @@ class ServerRelatedError(RolloutsError):
     `servers` are their addresses, without credentials. A note of the error (`__notes__`) has the command for each;
     tracebacks, commands and `Trajectory.error` show notes after the text.
 
-    Cure: that of the class that was raised; the command in the note checks the server.
+    Cure: what the text says; the command in the note checks the server.
     """
 
     servers: tuple[str, ...] = ()
@@ -289,7 +243,7 @@ class EngineError(ServerRelatedError):
     `request_id` names the request or the control call. `server` is the address of the server that it was for, without
     credentials; None where no server is concerned, or several are.
 
-    Cure: that of the class that was raised; `rollouts doctor` checks a server.
+    Cure: what the text says; `rollouts doctor` checks a server.
     """
 
     def __init__(self, request_id: str, reason: str) -> None:
@@ -532,13 +486,6 @@ class ApiKeyError(CapabilityError):
     """
 
 
-class UnsafeControlError(EngineError):
-    """A control call was refused because in this state it would take the server down or corrupt what it answers.
-
-    Cure: bring the engine into the state that the text names first: pause it, or wait for the other update.
-    """
-
-
 class WeightUpdateError(ServerRelatedError):
     """New weights could not be taken. Nothing was changed, unless the text says what state was left.
 
@@ -675,33 +622,6 @@ class ExportError(RolloutsError):
         self.digest = digest
         self.reason = reason
         super().__init__(f"{digest}: {reason}")
-
-
-class EndpointError(RolloutsError):
-    """An HTTP endpoint cannot listen on its address: the port is in use, needs privileges, or the host is not local.
-
-    Cure: pass another port, or `port=0` for any that is free.
-    """
-
-    def __init__(self, host: str, port: int, reason: str) -> None:
-        self.host = host
-        self.port = port
-        super().__init__(
-            f"the metrics endpoint cannot listen on {host}:{port}: {reason}; pass another port, or port=0 for any "
-            "that is free"
-        )
-
-
-class SinkStartError(RolloutsError):
-    """A service that metrics are written to refuses them at the start. `service` is its name.
-
-    Cure: for Weights & Biases run `wandb login`, or choose the mode offline.
-    """
-
-    def __init__(self, service: str, reason: str, cure: str) -> None:
-        self.service = service
-        self.reason = reason
-        super().__init__(f"{service} cannot be started: {reason}; {cure}")
 
 
 class TrainingLogError(RolloutsError):

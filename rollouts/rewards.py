@@ -23,21 +23,6 @@ _NOT_BY_EPISODE = (Mapping, Set, bytes, bytearray)
 INFO_KEY = "rewards"
 
 
-class RewardError(RolloutsError):
-    """A reward function raised an exception, which is chained, or returned something other than finite numbers.
-
-    `name` is the name of the reward; `place` is the environment, or the group, for which it was called.
-
-    Cure: correct the reward function: it returns finite numbers, and its exception, if any, is chained.
-    """
-
-    def __init__(self, name: str, place: str, reason: str) -> None:
-        self.name = name
-        self.place = place
-        self.reason = reason
-        super().__init__(f"reward {name!r} for {place} {reason}")
-
-
 @dataclass(frozen=True, slots=True)
 class Reward:
     """A named reward of an episode: `weight` times what `function` returns, a finite number.
@@ -118,7 +103,7 @@ def check_names(argument: str, rewards: Sequence[Reward] | Sequence[GroupReward]
 
 
 async def score_episode(rewards: Sequence[Reward], place: str, *arguments: Any) -> Scores:
-    """Call the functions of `rewards` with `arguments`, all at the same time. Raises `RewardError`."""
+    """Call the functions of `rewards` with `arguments`, all at the same time. Raises `RolloutsError`."""
     values = await _gathered([_number(reward, place, arguments) for reward in rewards])
     scores = {
         reward.name: {"score": value, "weight": float(reward.weight)}
@@ -131,11 +116,13 @@ async def score_episode(rewards: Sequence[Reward], place: str, *arguments: Any) 
 async def score_group(rewards: Sequence[GroupReward], place: str, episodes: Sequence[Trajectory]) -> GroupScores:
     """Call the functions of `rewards` with the episodes of a group.
 
-    Raises `RewardError`, also for a name that a reward of the episodes has: the values by name are stored together.
+    Raises `RolloutsError`, also for a name that a reward of the episodes has: the values by name are stored together.
     """
     for reward in rewards:
         if reward.name in _OWN_PARTS or reward.name in reward_parts(episodes):
-            raise RewardError(reward.name, place, "has the name of a reward of the episodes; give it another one")
+            raise RolloutsError(
+                f"reward {reward.name!r} for {place} has the name of a reward of the episodes; give it another one"
+            )
     columns = await _gathered([_column(reward, place, episodes) for reward in rewards])
     total = np.zeros(len(episodes))
     for reward, column in zip(rewards, columns, strict=True):
@@ -169,7 +156,7 @@ def rank_by(key: Callable[[Trajectory], Any]) -> Callable[[Sequence[Trajectory]]
 
     An episode gets the share of the other episodes whose key is lower, where an equal key counts as half: without ties
     1.0 for the highest key and 0.0 for the lowest. Failed episodes get 0.0 and are not ranked; a single ranked episode
-    gets 0.5. A key that is None or NaN, which has no place in an order, is a `RewardError`.
+    gets 0.5. A key that is None or NaN, which has no place in an order, is a `RolloutsError`.
     """
 
     def ranks(episodes: Sequence[Trajectory]) -> list[float]:
@@ -199,7 +186,7 @@ async def _number(reward: Reward, place: str, arguments: tuple[Any, ...]) -> flo
     value = await _call(reward, place, arguments)
     number = finite_number(value)
     if number is None:
-        raise RewardError(reward.name, place, f"returned {short_repr(value)}; return a finite number")
+        raise RolloutsError(f"reward {reward.name!r} for {place} returned {short_repr(value)}; return a finite number")
     return number
 
 
@@ -209,20 +196,21 @@ async def _column(reward: GroupReward, place: str, episodes: Sequence[Trajectory
         f"returned {short_repr(values)}; return a list with a finite number for each of the {len(episodes)} episodes"
     )
     if isinstance(values, _NOT_BY_EPISODE):
-        raise RewardError(reward.name, place, wrong)
+        raise RolloutsError(f"reward {reward.name!r} for {place} {wrong}")
     try:
         listed = list(values)
     except TypeError as error:
-        raise RewardError(reward.name, place, wrong) from error
+        raise RolloutsError(f"reward {reward.name!r} for {place} {wrong}") from error
     if len(listed) != len(episodes):
-        raise RewardError(
-            reward.name, place, f"returned {len(listed)} numbers; return one for each of the {len(episodes)} episodes"
+        raise RolloutsError(
+            f"reward {reward.name!r} for {place} returned {len(listed)} numbers; return one for each of "
+            f"the {len(episodes)} episodes"
         )
     numbers = [finite_number(value) for value in listed]
     for index, number in enumerate(numbers):
         if number is None:
             reason = f"returned {short_repr(listed[index])} for episode {index}; return finite numbers"
-            raise RewardError(reward.name, place, reason)
+            raise RolloutsError(f"reward {reward.name!r} for {place} {reason}")
     return np.array(numbers, np.float64)
 
 
@@ -237,9 +225,9 @@ async def _call(reward: Reward | GroupReward, place: str, arguments: tuple[Any, 
         task = asyncio.current_task()
         if task is None or task.cancelling() > 0:
             raise
-        raise RewardError(reward.name, place, "waited for something that was cancelled") from error
+        raise RolloutsError(f"reward {reward.name!r} for {place} waited for something that was cancelled") from error
     except Exception as error:  # a function of a user may raise anything
-        raise RewardError(reward.name, place, f"raised {describe_exception(error)}") from error
+        raise RolloutsError(f"reward {reward.name!r} for {place} raised {describe_exception(error)}") from error
 
 
 async def _gathered(calls: Sequence[Any]) -> list[Any]:

@@ -85,7 +85,7 @@ def parts_of(container: Any) -> Iterator[tuple[str, object]]:
 class TransportError(Exception):
     """Root of every error that `transport` raises on purpose.
 
-    Cure: that of the class that was raised; every class has its own.
+    Cure: what the text says; where one class has errors of one cure, its docstring has it.
     """
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -109,18 +109,6 @@ class MissingExtraError(TransportError, ImportError):
         self.extra = extra
         self.missing = missing
         super().__init__(f"{feature} needs {missing}, not installed here: pip install 'mmrollouts[{extra}]'")
-
-
-class RegistrationError(TransportError):
-    """A class cannot be registered under the given wire name.
-
-    Cure: register each class once, with a name of its own that is not empty and a version from 1 up.
-    """
-
-    def __init__(self, name: str, reason: str, cure: str) -> None:
-        self.name = name
-        self.reason = reason
-        super().__init__(f"wire type {name!r}: {reason}. {cure}")
 
 
 class EncodeError(TransportError):
@@ -151,7 +139,7 @@ class NotEncodableError(TransportError, ValueError):
 class DecodeError(TransportError):
     """Bytes cannot be decoded.
 
-    Cure: that of the class that was raised.
+    Cure: what the text says; usually, install one version of mmrollouts on both sides.
     """
 
 
@@ -238,36 +226,6 @@ class UnknownTypeError(DecodeError):
         super().__init__(f"{what}. {cure}")
 
 
-class VersionError(DecodeError):
-    """The sender writes a newer version than this process reads.
-
-    Cure: update mmrollouts in this process.
-    """
-
-    def __init__(self, what: str, theirs: int, ours: int) -> None:
-        self.what = what
-        self.theirs = theirs
-        self.ours = ours
-        super().__init__(
-            f"{what} has version {theirs} and this installation reads up to {ours}. Update mmrollouts here."
-        )
-
-
-class MissingFieldError(DecodeError):
-    """The message lacks a field that has no default in this process.
-
-    Cure: give the field a default, or install one version on both sides.
-    """
-
-    def __init__(self, type_name: str, field: str) -> None:
-        self.type_name = type_name
-        self.field = field
-        super().__init__(
-            f"{type_name} was sent without its field {field!r}, which has no default. "
-            "Give the field a default, or bring both sides to one version."
-        )
-
-
 class MissingMediaError(DecodeError):
     """A message refers to media that the sender omitted and that this process does not have.
 
@@ -316,21 +274,6 @@ class FileLockedError(TransportError):
         )
 
 
-class LockingUnavailableError(TransportError):
-    """The file system of a record file has no locks, so that two writers could open the file at once.
-
-    Cure: write to a file system with `flock`, and move the file when it is complete.
-    """
-
-    def __init__(self, path: str, reason: str) -> None:
-        self.path = path
-        self.reason = reason
-        super().__init__(
-            f"{path} cannot be locked: {reason}. "
-            "Write to a file system with flock (Lustre has it as a mount option) and move the file when it is complete."
-        )
-
-
 class FileDeletedError(TransportError):
     """A record file was deleted while its writer had it open; further records would be lost.
 
@@ -340,46 +283,6 @@ class FileDeletedError(TransportError):
     def __init__(self, path: str) -> None:
         self.path = path
         super().__init__(f"{path} was deleted while it was being written. Open a new writer.")
-
-
-class WriterClosedError(TransportError):
-    """A writer was used after `close`, or in a process that was forked from the one that opened it.
-
-    Cure: open a writer on a file of its own.
-    """
-
-    def __init__(self, path: str, reason: str) -> None:
-        self.path = path
-        self.reason = reason
-        super().__init__(f"the writer of {path} {reason}. Open a writer on a file of its own.")
-
-
-class WriterBusyError(TransportError):
-    """A signal handler called `append` on a writer while it interrupted another `append` of that writer.
-
-    Cure: set a flag in the signal handler, and append after the interrupted call.
-    """
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        super().__init__(
-            f"the writer of {path} is appending already. "
-            "Set a flag in the signal handler, and append after the interrupted call."
-        )
-
-
-class MemoryLimitError(DecodeError):
-    """The system refused the memory for decompression. `nbytes` is the number of bytes requested.
-
-    Cure: read the file on a larger machine, or set `max_total_bytes` of `DecodeLimits` to refuse such records.
-    """
-
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
-        super().__init__(
-            f"decompression needs {nbytes} bytes of memory, which the system refused. "
-            "Read the file on a larger machine, or pass DecodeLimits(max_total_bytes=...) to refuse such records."
-        )
 
 
 class FileChangedError(TransportError):
@@ -428,14 +331,7 @@ class StepMediaError(TransportError):
         super().__init__(f"step {step}: {reason}. {cure}")
 
 
-class LinkError(TransportError):
-    """Root of the errors of links.
-
-    Cure: that of the class that was raised.
-    """
-
-
-class LinkAddressError(LinkError, ValueError):
+class LinkAddressError(TransportError, ValueError):
     """An address that cannot be bound or connected to, or must not be.
 
     Cure: write the address as `tcp://host:port`, and choose a free port.
@@ -447,7 +343,7 @@ class LinkAddressError(LinkError, ValueError):
         super().__init__(f"link address {address!r}: {reason}. {cure}")
 
 
-class LinkTimeoutError(LinkError, TimeoutError):
+class LinkTimeoutError(TransportError, TimeoutError):
     """A call did not finish within its timeout. `what` says what did not happen, such as "no message arrived".
 
     Cure: use a longer timeout, or check that the peer runs.
@@ -459,7 +355,7 @@ class LinkTimeoutError(LinkError, TimeoutError):
         super().__init__(f"{what} within {timeout:g} s. Use a longer timeout, or check the peer.")
 
 
-class PeerLostError(LinkError):
+class PeerLostError(TransportError):
     """The connection to a peer ended, or there is none.
 
     `unacknowledged`: the number of messages that its application did not receive, as far as is known here.
@@ -478,7 +374,7 @@ class PeerLostError(LinkError):
         )
 
 
-class LinkRefusedError(LinkError):
+class LinkRefusedError(TransportError):
     """The server refuses this client, or this client refuses the server; a retry cannot succeed.
 
     Cure: correct what the text names (keys, version, address), then make a new link.
@@ -492,7 +388,7 @@ class LinkRefusedError(LinkError):
         )
 
 
-class MessageTooLargeError(LinkError):
+class MessageTooLargeError(TransportError):
     """A message is larger than the receiver accepts and was not queued; the link stays usable. Sizes are in bytes.
 
     Cure: send less data in one message, or raise `max_total_bytes` in `LinkLimits` at the receiver.
@@ -507,7 +403,7 @@ class MessageTooLargeError(LinkError):
         )
 
 
-class UndecodableMessageError(LinkError, DecodeError):
+class UndecodableMessageError(DecodeError):
     """This process cannot decode a message of `peer`. It is dropped; the link stays usable.
 
     The `DecodeError` is chained. The sender is not notified.
@@ -520,7 +416,7 @@ class UndecodableMessageError(LinkError, DecodeError):
         super().__init__(f"a message of peer {peer!r} cannot be decoded: {error} It is dropped; the link stays usable.")
 
 
-class UnacknowledgedError(LinkError):
+class UnacknowledgedError(TransportError):
     """A link was closed before its peers received all messages. `counts`: the number of lost messages by peer.
 
     Cure: make `linger` longer, or let the peers receive before the link is closed.
@@ -535,7 +431,7 @@ class UnacknowledgedError(LinkError):
         )
 
 
-class LinkClosedError(LinkError):
+class LinkClosedError(TransportError):
     """The link is closed, its thread ended, or it was made by another process.
 
     Cure: make a new link.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from renderers.errors import LoadError, MissingTokenError, TemplateError
+from renderers.errors import LoadError, TemplateError, missing_token
 from renderers.formats.families import FAMILIES, Family
 from renderers.messages import check_messages
 from renderers.parsing.format import Format, ReasoningMarkers
@@ -40,7 +40,7 @@ def detect_format(template: Template, tokenizer: TemplateTokenizer, *, eos_token
     """The format of the first family whose tokens exist and which parses the turns that the template prints.
 
     A template of no known family gets the format "chatml" or "generic": content and, where their markers exist,
-    reasoning. Raises `MissingTokenError` if the template prints a control token that the tokenizer would encode as
+    reasoning. Raises `LoadError` if the template prints a control token that the tokenizer would encode as
     text, and `LoadError` if it refuses every small conversation or if nothing would ever stop a turn.
     """
     small = smallest_conversation(template)
@@ -243,9 +243,9 @@ def _first_control_after_answer(history: Printed, answer: int, tokenizer: Templa
 
 
 def _require_printed_tokens(printed: Printed, tokenizer: TemplateTokenizer) -> None:
-    """Raise `MissingTokenError` for a `<|...|>` that the template itself prints and that is not a token."""
+    """Raise `LoadError` for a `<|...|>` that the template itself prints and that is not a token."""
     for segment in printed.segments:
         if segment.origin is None:
             for match in _LOOKS_LIKE_CONTROL.finditer(printed.text, segment.start, segment.end):
                 if tokenizer.control_id(match.group()) is None:
-                    raise MissingTokenError(match.group(), tokenizer.model, "the chat template")
+                    raise missing_token(match.group(), tokenizer.model, "the chat template")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from renderers.errors import UnknownFormatError
+from renderers.errors import LoadError
 from renderers.parsing.format import Format, MessageChannels, ReasoningMarkers
 from renderers.parsing.syntaxes.element_calls import GlmCalls, Hy3Calls, InvokeCalls, MiniMaxM3Calls, QwenXmlCalls
 from renderers.parsing.syntaxes.json_calls import DeepSeekCalls, JsonCalls, KimiCalls, MistralCalls
@@ -171,7 +171,7 @@ def names() -> tuple[str, ...]:
 
 
 def by_name(name: str) -> Format:
-    """The format of a family. Raises `UnknownFormatError`, which lists the names.
+    """The format of a family. Raises `LoadError`, which lists the names.
 
     Where the templates of a family differ (whether the prompt opens reasoning, the form of arguments), the format has
     the most frequent variant; `detect_format` reads it from the template.
@@ -179,4 +179,6 @@ def by_name(name: str) -> Format:
     for family in FAMILIES:
         if family.format.name == name:
             return family.format
-    raise UnknownFormatError(name, names())
+    raise LoadError(
+        f"no format {name!r}; there are {', '.join(sorted(names()))}. Pass one of them, or a Format of your own"
+    )

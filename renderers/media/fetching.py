@@ -16,14 +16,7 @@ from urllib.parse import urljoin
 
 import httpcore
 
-from renderers.errors import (
-    BlockingFetchError,
-    MediaError,
-    MediaFetchError,
-    MediaLimitError,
-    MediaPolicyError,
-    MediaTimeoutError,
-)
+from renderers.errors import MediaError, MediaFetchError, MediaLimitError, MediaPolicyError
 from renderers.media.policy import Deadline, MediaPolicy
 from renderers.media.sniffing import check_type
 from renderers.media.urls import Target, allowed_target, public_addresses
@@ -247,9 +240,8 @@ def fetch(url: str, policy: MediaPolicy) -> bytes:
     own, which costs one more round trip than a kept one, two or three with TLS. Blocks; may be called from any thread
     except that of a running event loop.
 
-    Errors and logs show URLs without credentials, query and fragment. Raises `MediaPolicyError` (`MediaAddressError`
-    for addresses), `BlockingFetchError`, `MediaTimeoutError`, `MediaLimitError`, `MediaTypeError` for what is neither
-    image nor video, and `MediaFetchError` for the rest.
+    Errors and logs show URLs without credentials, query and fragment. Raises `MediaPolicyError`,
+    `MediaLimitError`, `MediaDecodeError` for what is neither image nor video, and `MediaFetchError` for the rest.
     """
     try:
         return _fetch(url, policy)
@@ -263,7 +255,7 @@ def fetch(url: str, policy: MediaPolicy) -> bytes:
 def _fetch(url: str, policy: MediaPolicy) -> bytes:
     target = allowed_target(url, policy)
     if on_event_loop():
-        raise BlockingFetchError(
+        raise MediaFetchError(
             f"{target.redacted_url} would be fetched on the thread of a running event loop, which would stand still "
             "meanwhile; await asyncio.to_thread(...), use a RendererPool, or call renderer.prefetch(messages) before"
         )
@@ -271,7 +263,7 @@ def _fetch(url: str, policy: MediaPolicy) -> bytes:
     try:
         body = _fetch_with_redirects(url, target, policy, Deadline(policy.timeout))
     except TimeoutError:
-        raise MediaTimeoutError(
+        raise MediaFetchError(
             f"{target.redacted_url}: not fetched within timeout={policy.timeout:g} s of the media policy, redirects "
             "included"
         ) from None

@@ -13,7 +13,7 @@ from urllib.parse import unquote_to_bytes
 import numpy as np
 from PIL import Image
 
-from renderers.errors import MediaDecodeError, MediaError, MediaLimitError, MediaPolicyError, MediaTypeError, short_repr
+from renderers.errors import MediaDecodeError, MediaError, MediaLimitError, MediaPolicyError, short_repr
 from renderers.media.decoding import (
     array_to_raw,
     decode_image,
@@ -57,7 +57,7 @@ def source_of_part(part: Mapping[str, Any], policy: MediaPolicy) -> MediaSource:
 
     Raises `MediaPolicyError` for URLs and paths that are not allowed, `MediaFetchError` for those that cannot be read,
     `MediaLimitError` for what is too large, before it is copied, decoded or read where its size is known by then,
-    `MediaTypeError` for bytes that are something else, `MediaDecodeError` for anything else that is no such medium.
+    `MediaDecodeError` for anything that is no such medium.
     """
     value, is_video = media_value(part), part.get("type") in VIDEO_PART_TYPES
     if value is None:
@@ -144,7 +144,7 @@ def _image(value: Any, policy: MediaPolicy) -> MediaSource:
 
 def _check_image(source: MediaSource) -> None:
     if is_raw_video(source.data):
-        raise MediaTypeError(
+        raise MediaDecodeError(
             'raw video frames, not an image; pass them in a part of type "video"', digest=source.digest
         )
     check_type(source.data, expected="image", digest=source.digest)
@@ -154,7 +154,7 @@ def _video(value: Any, fps: Any, policy: MediaPolicy) -> MediaSource:
     if isinstance(value, (list, tuple)):
         return _frames(value, _frame_rate(fps), policy)
     if isinstance(value, Image.Image):
-        raise MediaTypeError(f"{_VIDEO}, not one image; an image goes into a part of type 'image'")
+        raise MediaDecodeError(f"{_VIDEO}, not one image; an image goes into a part of type 'image'")
     array = _array(value, policy, of_frames=True)
     if array is not None:
         return MediaSource.of(frames_to_raw(array, _frame_rate(fps)))
@@ -275,10 +275,10 @@ def _check_bytes(data: bytes | bytearray | memoryview, policy: MediaPolicy) -> N
 
 
 def _check_is_moving(source: MediaSource) -> None:
-    """Raise `MediaTypeError` for a still image. Unknown bytes are left to the decoder."""
+    """Raise `MediaDecodeError` for a still image. Unknown bytes are left to the decoder."""
     media_type = check_type(source.data, expected="video", digest=source.digest) or ""
     if is_raw(source.data) or (media_type.startswith("image/") and not _is_animated(media_type, source.data)):
-        raise MediaTypeError(
+        raise MediaDecodeError(
             f'one image ({media_type or "raw pixels"}), not a video; pass it in a part of type "image", or in a '
             "list of frames",
             digest=source.digest,

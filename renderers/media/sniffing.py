@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from renderers.errors import MediaTypeError
+from renderers.errors import MediaDecodeError
 
 # Sources: the specifications of the formats. The order does not matter: no signature is the start of another.
 _SIGNATURES = {
@@ -86,7 +86,7 @@ def check_type(
     declared: str | None = None,
     digest: str | None = None,
 ) -> str | None:
-    """The media type of `data`. Raises `MediaTypeError` for bytes that are known to be something else.
+    """The media type of `data`. Raises `MediaDecodeError` for bytes that are known to be something else.
 
     Servers often declare wrong types for images: only the bytes count, `declared` appears in errors only. Unknown bytes
     are left to the decoder. `expected` None accepts images and videos, `image` refuses videos; `video` accepts images
@@ -109,7 +109,7 @@ def check_type(
     else:
         wanted = {"image": "an image", "video": "a video"}.get(expected or "", "an image or a video")
         reason = f"is {media_type}{declared_note}, not {wanted}; check where it comes from"
-    raise MediaTypeError(f"{subject} {reason}", digest=digest)
+    raise MediaDecodeError(f"{subject} {reason}", digest=digest)
 
 
 def _iso_media(start: bytes) -> str:

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from renderers.errors import MediaStoreError
+from renderers.errors import MediaError
 from renderers.media.item import MediaSource
 from renderers.process.fork_reset import register_fork_reset
 
@@ -57,7 +57,7 @@ class SourceDirectory:
     removed, down to nine tenths. Each process counts its own writes and scans all files every ten minutes, so n
     processes together may exceed the bound by n tenths until one of them scans.
 
-    Raises `MediaStoreError` for a directory that cannot be created.
+    Raises `MediaError` for a directory that cannot be created.
     """
 
     def __init__(self, path: str | os.PathLike[str], max_bytes: int | None = None) -> None:
@@ -68,7 +68,7 @@ class SourceDirectory:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except (OSError, ValueError) as error:  # ValueError: a name that no file system allows
             reason = error.strerror if isinstance(error, OSError) else error
-            raise MediaStoreError(
+            raise MediaError(
                 f"{self.path} cannot be the directory of a media store: {reason}. Pass a directory that this "
                 "user may write to, or one that can be created"
             ) from error
@@ -106,11 +106,11 @@ class SourceDirectory:
     def write(self, source: MediaSource) -> None:
         """Write a source, unless a file of its name and size exists.
 
-        Raises `MediaStoreError` if its digest is not a sha256, because the digest becomes a path.
+        Raises `MediaError` if its digest is not a sha256, because the digest becomes a path.
         """
         path = self._path_of(source.digest)
         if path is None:
-            raise MediaStoreError(
+            raise MediaError(
                 f"{source.digest!r:.80} is not the sha256 of a source; make sources with MediaSource.of(data)"
             )
         if self.max_bytes is not None and source.nbytes > self.max_bytes:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Self
 
-from renderers.errors import MediaStoreError
+from renderers.errors import MediaError
 from renderers.media.item import MediaItem, MediaSource
 from renderers.media.source_directory import SourceDirectory
 from renderers.process.caches import ByteLRU
@@ -212,7 +212,7 @@ class MediaStore:
     source, by this process or another, now or later. `SourceDirectory` describes its guarantees and
     `max_directory_bytes`.
 
-    Raises `MediaStoreError` for a directory that cannot be used.
+    Raises `MediaError` for a directory that cannot be used.
     """
 
     # Only sources are written to the directory, not items: a 1024x1024 image is 6 MB of patches. Whatever is read from
@@ -225,7 +225,7 @@ class MediaStore:
         max_directory_bytes: int | None = None,
     ) -> None:
         if directory is None and max_directory_bytes is not None:
-            raise MediaStoreError("max_directory_bytes bounds a directory, and there is none; pass directory too")
+            raise MediaError("max_directory_bytes bounds a directory, and there is none; pass directory too")
         self.max_bytes = max_bytes
         self.references = ReferenceCache(max_bytes // 4, find=weakref.WeakMethod(self.source))
         self._directory = None if directory is None else SourceDirectory(directory, max_directory_bytes)
@@ -273,7 +273,7 @@ class MediaStore:
     def add_source(self, source: MediaSource) -> MediaSource:
         """Store a source; return the one already stored under its digest, if any.
 
-        A memoryview is copied: it would keep alive, or mapped, the memory that it views. Raises `MediaStoreError` if
+        A memoryview is copied: it would keep alive, or mapped, the memory that it views. Raises `MediaError` if
         the store has a directory and the digest cannot be a file name of it.
         """
         with self._lock:

@@ -12,7 +12,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from renderers.errors import MediaAddressError, MediaFetchError, MediaPolicyError
+from renderers.errors import MediaFetchError, MediaPolicyError
 from renderers.media.policy import Deadline, MediaPolicy, normal_host
 
 # Networks that are not public although some or all versions of `ipaddress` call them global. Source: IANA's registries
@@ -41,13 +41,13 @@ def public_addresses(
 ) -> list[str]:
     """The addresses that `host` (a name, or an address in any notation) has now, each of them public.
 
-    `url` is the redacted URL for errors. Raises `MediaAddressError` if an address is not public,
+    `url` is the redacted URL for errors. Raises `MediaPolicyError` if an address is not public,
      `MediaFetchError` if there is none, TimeoutError after the deadline.
     """
     addresses = _resolve(host, port, deadline, url)
     for address in addresses:
         if not is_public_address(address, allowed_networks):
-            raise MediaAddressError(
+            raise MediaPolicyError(
                 f"{url}: {host} has the address {address}, which is not public. If it is meant to be reached, name its "
                 "network in allowed_networks of the media policy"
             )

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from renderers.errors import MediaDecodeError, MediaTypeError
+from renderers.errors import MediaDecodeError
 from renderers.media.decoding import (
     check_decoding_cost,
     count_frames,
@@ -99,8 +99,8 @@ def sample_video(source: MediaSource, policy: MediaPolicy, plan: Callable[[Video
     """The frames that `plan` wants of a video, decoded within `policy.timeout` seconds.
 
     Limits on frames and pixels are checked before anything is decoded. `plan` is called again if the decoder gives
-    another number of frames than the file declares. Raises `MediaLimitError`, `MediaTypeError` for other data or an
-    unsupported format, `MediaDecodeError` for a corrupt video or a missing PyAV.
+    another number of frames than the file declares. Raises `MediaLimitError`, `MediaDecodeError` for other data, an
+    unsupported format, a corrupt video or a missing PyAV.
     """
     deadline = Deadline(policy.timeout)
     with ExitStack() as stack:
@@ -196,7 +196,7 @@ def _animation(source: MediaSource, policy: MediaPolicy, deadline: Deadline) -> 
     try:
         image = Image.open(TimedBytes(source.data, deadline), formats=_IMAGE_FORMATS)
     except UnidentifiedImageError as error:
-        raise MediaTypeError(
+        raise MediaDecodeError(
             f"{source.nbytes} bytes ({source.digest[:12]}) are neither an MP4, MOV, WebM, MKV or AVI video nor an "
             "animated GIF, WebP, PNG or TIFF image",
             digest=source.digest,
@@ -307,7 +307,7 @@ class _VideoFile:
                 stream = container.streams.video[0]
                 codec = stream.codec_context.codec.canonical_name
                 if codec not in _CODECS | _STILL_CODECS:
-                    raise MediaTypeError(
+                    raise MediaDecodeError(
                         f"video {self.source.digest[:12]} is coded as {codec}, which is not read; convert it to H.264",
                         digest=self.source.digest,
                     )

@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from renderers.errors import InvalidFileError
+from renderers.errors import LoadError
 
 
 def open_readable(path: Path) -> BinaryIO:
@@ -40,26 +40,26 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, empty if there is no such file. Raises `InvalidFileError`."""
+    """The JSON object in a file, empty if there is no such file. Raises `LoadError`."""
     text = _text_or_none(path)
     if text is None:
         return {}
     try:
         content = json.loads(text)
     except ValueError as error:
-        raise InvalidFileError(str(path), f"not readable as JSON: {error}") from error
+        raise LoadError(f"{path!s}: not readable as JSON: {error}") from error
     except RecursionError as error:
-        raise InvalidFileError(str(path), "nested too deeply to be read as JSON; reduce the nesting") from error
+        raise LoadError(f"{path!s}: nested too deeply to be read as JSON; reduce the nesting") from error
     if not isinstance(content, dict):
-        raise InvalidFileError(str(path), "holds no JSON object")
+        raise LoadError(f"{path!s}: holds no JSON object")
     return content
 
 
 def read_text(path: Path) -> str:
-    """The text of a file. Raises `InvalidFileError`, also if there is no such file."""
+    """The text of a file. Raises `LoadError`, also if there is no such file."""
     text = _text_or_none(path)
     if text is None:
-        raise InvalidFileError(str(path), "there is no such file; another process may have removed it")
+        raise LoadError(f"{path!s}: there is no such file; another process may have removed it")
     return text
 
 
@@ -70,4 +70,4 @@ def _text_or_none(path: Path) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, OSError) as error:  # ValueError: not UTF-8, or a path that no file system can hold
-        raise InvalidFileError(str(path), f"not readable as UTF-8 text: {error}") from error
+        raise LoadError(f"{path!s}: not readable as UTF-8 text: {error}") from error

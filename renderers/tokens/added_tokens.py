@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from renderers.errors import InvalidFileError, short_repr
+from renderers.errors import LoadError, short_repr
 
 # Tokenizers also add tokens that are ordinary text: letters (DeepSeek), runs of white space, HTML tags (Gemma).
 # \uff5c is DeepSeek's bar.
@@ -49,14 +49,14 @@ class ControlMatch(NamedTuple):
 def added_tokens(definition: Mapping[str, Any], more: Mapping[int, Mapping[str, Any]]) -> list[AddedToken]:
     """The added tokens of a tokenizer.json, and those of `more` (id -> token) that it does not have.
 
-    Raises `InvalidFileError` where an id of `more` is already that of another token.
+    Raises `LoadError` where an id of `more` is already that of another token.
     """
     entries = definition.get("added_tokens") or []
     if not isinstance(entries, list):
-        raise InvalidFileError("tokenizer.json", f"added_tokens is a list, not {type(entries).__name__}")
+        raise LoadError(f"tokenizer.json: added_tokens is a list, not {type(entries).__name__}")
     for entry in entries:
         if not is_token_entry(entry) or type(entry.get("id")) is not int or not 0 <= entry["id"] < TOKEN_ID_LIMIT:
-            raise InvalidFileError("tokenizer.json", f"added_tokens holds no id and content at {short_repr(entry)}")
+            raise LoadError(f"tokenizer.json: added_tokens holds no id and content at {short_repr(entry)}")
     tokens = {entry["content"]: AddedToken(entry["id"], entry["content"], entry) for entry in entries}
     text_of_id = {token.id: token.content for token in tokens.values()}
     for token_id, entry in more.items():
@@ -64,10 +64,9 @@ def added_tokens(definition: Mapping[str, Any], more: Mapping[int, Mapping[str, 
         if content in tokens:
             continue
         if token_id in text_of_id:
-            raise InvalidFileError(
-                "tokenizer_config.json",
-                f"added_tokens_decoder says that id {token_id} is {content!r}, tokenizer.json that it is "
-                f"{text_of_id[token_id]!r}",
+            raise LoadError(
+                f"tokenizer_config.json: added_tokens_decoder says that id {token_id} is {content!r}, "
+                f"tokenizer.json that it is {text_of_id[token_id]!r}"
             )
         tokens[content] = AddedToken(token_id, content, {**entry, "id": token_id})
         text_of_id[token_id] = content

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from renderers.errors import ControlTokenInContentError
+from renderers.errors import MessageError
 from renderers.template.chat_template import Printed, Segment
 from renderers.template.traced import Origin
 from renderers.tokens.added_tokens import ControlMatch
@@ -55,7 +55,7 @@ def find_controls(
     """The control tokens of a printed text, left to right, without those in content that are plain text.
 
     `roles[i]` is the role of message i; text from tools follows the `system` policy, variables of the template count as
-    template text. Raises `ControlTokenInContentError` where the policy of a role is `error`.
+    template text. Raises `MessageError` where the policy of a role is `error`.
     """
     text, segments = printed
     found: list[PrintedControl] = []
@@ -139,7 +139,7 @@ def _is_allowed(
             role = _role_of(segment.origin, roles)
             policy = policies[role]
             if policy == "error":
-                raise ControlTokenInContentError(
+                raise MessageError(
                     f"{segment.origin.path} holds the control token {printed.text[first:last]!r}, and the body policy "
                     f"of role {role!r} is 'error'; remove it, or set the policy to 'text' to keep it as plain text",
                     message_index=max(segment.origin.message_index, 0),

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import Encoding, Tokenizer
 
-from renderers.errors import InvalidFileError, MissingTokenError, TokenizerError
+from renderers.errors import LoadError, TokenizerError, missing_token
 from renderers.process.caches import ByteLRU
 from renderers.process.files import read_json
 from renderers.tokens.added_tokens import AddedToken, ControlMatch, ControlPattern, added_tokens
@@ -72,10 +72,10 @@ class TemplateTokenizer:
         more_added_tokens: Mapping[int, Mapping[str, Any]] | None = None,
         cache_bytes: int = 64 * 2**20,
     ) -> TemplateTokenizer:
-        """Read a tokenizer.json. Raises `InvalidFileError` where it is not one."""
+        """Read a tokenizer.json. Raises `LoadError` where it is not one."""
         definition = read_json(path)
         if not isinstance(definition.get("model"), dict):
-            raise InvalidFileError(str(path), "not a tokenizer.json: it has no `model`")
+            raise LoadError(f"{path!s}: not a tokenizer.json: it has no `model`")
         return cls(definition, model=model, more_added_tokens=more_added_tokens, cache_bytes=cache_bytes)
 
     # Control tokens.
@@ -85,10 +85,10 @@ class TemplateTokenizer:
         return self._control.id_of.get(token)
 
     def require_control_id(self, token: str, needed_by: str) -> int:
-        """The id of a control token. Raises `MissingTokenError` with the token, the model and `needed_by`."""
+        """The id of a control token. Raises `LoadError` with the token, the model and `needed_by`."""
         token_id = self._control.id_of.get(token)
         if token_id is None:
-            raise MissingTokenError(token, self.model, needed_by)
+            raise missing_token(token, self.model, needed_by)
         return token_id
 
     def control_token(self, token_id: int) -> str | None:
@@ -219,7 +219,7 @@ def _tokenizer(definition: Mapping[str, Any]) -> Tokenizer:
     except Exception as error:
         if type(error) is not Exception:  # `tokenizers` raises a plain Exception for an invalid definition
             raise
-        raise InvalidFileError("tokenizer.json", f"not a tokenizer that `tokenizers` can read: {error}") from error
+        raise LoadError(f"tokenizer.json: not a tokenizer that `tokenizers` can read: {error}") from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer

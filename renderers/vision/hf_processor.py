@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 from PIL import Image
 
-from renderers.errors import InvalidFileError, LoadError, MediaError, MissingExtraError, MissingTokenError
+from renderers.errors import LoadError, MediaError, MissingExtraError, missing_token
 from renderers.media.decoding import decode_image, decoder_versions
 from renderers.media.item import ExpansionPiece, MediaItem, MediaSource, Modality, PackedArray, PixelScale, TensorField
 from renderers.media.policy import MediaPolicy
@@ -526,7 +526,7 @@ def load_hf_processors(directory: str | Path, *, policy: MediaPolicy, store: Med
             )
         runner = ProcessorRunner(processor, modality, marker, lock)
         if not runner.is_control(marker):
-            raise MissingTokenError(marker, str(directory), name)
+            raise missing_token(marker, str(directory), name)
         layout = _layout(runner, part, configs["config.json"])
         fingerprint = _fingerprint(processor, part, runner, layout)
         loaded[modality] = HFProcessor(runner, layout, fingerprint=fingerprint, policy=policy, store=store)
@@ -601,20 +601,19 @@ def _load_processor(directory: Path, configs: Mapping[str, Mapping[str, Any]]) -
 
 
 def _refuse_code(path: Path, config: Mapping[str, Any]) -> None:
-    """Raise `InvalidFileError` for a file that names code: transformers may ask on the terminal whether to run it."""
+    """Raise `LoadError` for a file that names code: transformers may ask on the terminal whether to run it."""
     for part in (config, *(value for value in config.values() if isinstance(value, dict))):
         code = part.get("auto_map") or {}
         # Old tokenizer_config.json files list the two tokenizer classes.
         named = [name for name in _CODE if name in code] if isinstance(code, dict) else [f"{code!r}"]
         if named:
-            raise InvalidFileError(
-                str(path),
-                f"auto_map says that {', '.join(named)} is code of the repository, which is never run; load the "
-                "checkpoint that was converted for transformers (often named -hf), remove auto_map if transformers has "
-                f"this processor itself, {WITHOUT_PROCESSOR}",
+            raise LoadError(
+                f"{path!s}: auto_map says that {', '.join(named)} is code of the repository, which is "
+                "never run; load the checkpoint that was converted for transformers (often named -hf), "
+                f"remove auto_map if transformers has this processor itself, {WITHOUT_PROCESSOR}"
             )
         if "audio_tokenizer" in part:
-            raise InvalidFileError(str(path), "audio_tokenizer names another model, which is never loaded; remove it")
+            raise LoadError(f"{path!s}: audio_tokenizer names another model, which is never loaded; remove it")
 
 
 def _fingerprint(processor: Any, part: Any, runner: ProcessorRunner, layout: Layout | LoadError) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, NamedTuple
 
-from renderers.errors import BlockingFetchError, MediaError, UnsupportedModalityError
+from renderers.errors import MediaError, MediaFetchError, MessageError
 from renderers.media.item import MediaItem, MediaSource, Modality
 from renderers.messages import IMAGE_PART_TYPES, media_parts, media_value
 from renderers.process.fork_reset import register_fork_reset
@@ -55,7 +55,7 @@ class MediaLoader:
     def load(self, messages: Sequence[Mapping[str, Any]]) -> list[LocatedItem]:
         """The items of checked messages, in their order.
 
-        Raises `UnsupportedModalityError` and `MediaError`, both naming message and part; `BlockingFetchError` where a
+        Raises `MessageError` and `MediaError`, both naming message and part; `MediaFetchError` where a
         URL would have to be fetched on the thread of a running event loop.
         """
         parts = self._parts(messages)
@@ -120,7 +120,7 @@ class MediaLoader:
         ]
 
     def modality(self, part: Mapping[str, Any], message_index: int, part_index: int) -> Modality:
-        """The modality of a part that is not loaded. Raises `UnsupportedModalityError` as `load` does."""
+        """The modality of a part that is not loaded. Raises `MessageError` as `load` does."""
         return self._processor(part["type"], message_index, part_index).modality
 
     def _processor(self, kind: str, message_index: int, part_index: int) -> MediaProcessor:
@@ -132,7 +132,7 @@ class MediaLoader:
                 f"{self._model} reads only {readable}. Remove the part, or load a model directory with a "
                 f"{'video_' if modality == 'video' else ''}preprocessor_config.json for it"
             )
-            raise UnsupportedModalityError(
+            raise MessageError(
                 f"a part of type {kind!r}, but {reason}", message_index=message_index, part_index=part_index
             )
         return processor
@@ -148,7 +148,7 @@ class MediaLoader:
         return None if source is None else part.processor.store.get(part.processor.mm_hash(source))
 
     def _check_may_wait(self, parts: Sequence[_Part]) -> None:
-        """Raise `BlockingFetchError` where a URL would be fetched on the thread of a running event loop."""
+        """Raise `MediaFetchError` where a URL would be fetched on the thread of a running event loop."""
         from renderers.media.fetching import on_event_loop
         from renderers.media.reference import cached_source
 
@@ -157,7 +157,7 @@ class MediaLoader:
             if not _holds_url(value) or not on_event_loop():
                 continue
             if not _is_url(value) or cached_source(part.part, part.processor.policy, part.processor.store) is None:
-                raise BlockingFetchError(
+                raise MediaFetchError(
                     "a URL would be fetched on the thread of a running event loop, which would stand still meanwhile; "
                     "await asyncio.to_thread(renderer.render, ...), use a RendererPool, or await "
                     "asyncio.wrap_future(renderer.prefetch(messages)) first"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from renderers.errors import ConfigError, InvalidFileError, LoadError, short_repr
+from renderers.errors import ConfigError, LoadError, short_repr
 from renderers.media.item import Modality
 from renderers.media.policy import MediaPolicy
 from renderers.media.store import MediaStore
@@ -92,7 +92,7 @@ def load_media(
 def _part(directory: Path, joint: Mapping[str, Any], name: str) -> dict[str, Any]:
     part = joint.get(name) or {}
     if not isinstance(part, dict):
-        raise InvalidFileError(
-            str(directory / _JOINT_FILE), f"{name} is an object with the numbers of a processor, not {short_repr(part)}"
+        raise LoadError(
+            f"{directory / _JOINT_FILE!s}: {name} is an object with the numbers of a processor, not {short_repr(part)}"
         )
     return part

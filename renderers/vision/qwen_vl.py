@@ -30,7 +30,7 @@ import numpy as np
 import PIL
 from PIL import Image
 
-from renderers.errors import InvalidFileError, MediaDecodeError, MediaLimitError, short_repr
+from renderers.errors import LoadError, MediaDecodeError, MediaLimitError, short_repr
 from renderers.media.decoding import decode_planes, decoder_versions, image_planes, plane_image
 from renderers.media.item import ExpansionPiece, MediaItem, MediaSource, Modality, PackedArray, PixelScale, TensorField
 from renderers.media.policy import MediaPolicy
@@ -87,12 +87,12 @@ class QwenVLConfig(PixelSettings):
         """Read a parsed preprocessor_config.json; `path` names it in errors.
 
         `backend` None: the one of transformers 5, which is pillow for a class name that ends in Pil, else torchvision.
-        Raises `InvalidFileError`.
+        Raises `LoadError`.
         """
         kind = config.get("image_processor_type")
         if kind not in _PROCESSOR_TYPES:
-            raise InvalidFileError(
-                path, f"image_processor_type {short_repr(kind)} is not one of {', '.join(_PROCESSOR_TYPES)}"
+            raise LoadError(
+                f"{path}: image_processor_type {short_repr(kind)} is not one of {', '.join(_PROCESSOR_TYPES)}"
             )
         if backend is None:
             backend = "pillow" if kind.endswith("Pil") else "torchvision"
@@ -195,7 +195,7 @@ def read_pixel_settings(config: Mapping[str, Any], *, path: str, fused: bool) ->
     """
     for step in ("do_resize", "do_rescale", "do_normalize"):
         if config.get(step) is False:
-            raise InvalidFileError(path, f"{step} is false; only processors that take every step are read")
+            raise LoadError(f"{path}: {step} is false; only processors that take every step are read")
     numbers = {
         name: read_integer(config, name, maximum=most, path=path)
         for name, most in (("patch_size", 1024), ("temporal_patch_size", 64), ("merge_size", 64))
@@ -209,18 +209,17 @@ def read_pixel_settings(config: Mapping[str, Any], *, path: str, fused: bool) ->
     resample = read_integer(config, "resample", minimum=0, maximum=5, default=3, path=path)
     if fused and resample not in resampling.FILTERS:
         known = " and ".join(f"{number} ({name})" for number, name in resampling.FILTERS.items())
-        raise InvalidFileError(
-            path,
-            f"resample is {resample}; as torchvision resizes, {known} are known. Change it, or name "
-            "Qwen2VLImageProcessorPil as image_processor_type, which resizes with Pillow",
+        raise LoadError(
+            f"{path}: resample is {resample}; as torchvision resizes, {known} are known. Change it, or "
+            "name Qwen2VLImageProcessorPil as image_processor_type, which resizes with Pillow"
         )
     mean, std = (_rgb_triple(config, name, path=path) for name in ("image_mean", "image_std"))
     factor = config.get("rescale_factor", 1 / 255)
     if not _is_number(factor) or min(factor, *map(abs, std)) < 1e-6 or max(factor, *map(abs, (*mean, *std))) >= 1e6:
-        raise InvalidFileError(
-            path,
-            f"image_mean {list(mean)}, image_std {list(std)} and rescale_factor {short_repr(factor)} cannot scale "
-            "pixels: three numbers each for red, green and blue, and none to divide by may be 0",
+        raise LoadError(
+            f"{path}: image_mean {list(mean)}, image_std {list(std)} and rescale_factor "
+            f"{short_repr(factor)} cannot scale pixels: three numbers each for red, green and blue, and "
+            "none to divide by may be 0"
         )
     return {**numbers, "resample": resample, "scale": PixelScale(float(factor), mean, std, fused)}
 
@@ -228,26 +227,26 @@ def read_pixel_settings(config: Mapping[str, Any], *, path: str, fused: bool) ->
 def read_integer(
     config: Mapping[str, Any], name: str, *, path: str, minimum: int = 1, maximum: int | None = None, default: Any = ...
 ) -> Any:
-    """The integer of a name, `default` where the file has none. Raises `InvalidFileError` for other values."""
+    """The integer of a name, `default` where the file has none. Raises `LoadError` for other values."""
     value = config.get(name)
     if value is None:
         if default is ...:
-            raise InvalidFileError(path, f"misses {name!r}, which affects the pixels")
+            raise LoadError(f"{path}: misses {name!r}, which affects the pixels")
         return default
     if type(value) is float and value.is_integer():
         value = int(value)
     if type(value) is not int or value < minimum or (maximum is not None and value > maximum):
         bounds = f"{minimum} or more" if maximum is None else f"from {minimum} to {maximum}"
-        raise InvalidFileError(path, f"{name} is {short_repr(value)}; it has to be a whole number, {bounds}")
+        raise LoadError(f"{path}: {name} is {short_repr(value)}; it has to be a whole number, {bounds}")
     return value
 
 
 def _rgb_triple(config: Mapping[str, Any], name: str, *, path: str) -> tuple[float, ...]:
     values = config.get(name)
     if values is None:
-        raise InvalidFileError(path, f"misses {name!r}, which affects the pixels")
+        raise LoadError(f"{path}: misses {name!r}, which affects the pixels")
     if not isinstance(values, list) or len(values) != 3 or not all(map(_is_number, values)):
-        raise InvalidFileError(path, f"{name} is {short_repr(values)}; it has to be three numbers: red, green, blue")
+        raise LoadError(f"{path}: {name} is {short_repr(values)}; it has to be three numbers: red, green, blue")
     return tuple(map(float, values))
 
 
@@ -319,15 +318,13 @@ class QwenVLVideoConfig(PixelSettings):
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any], *, path: str, processor_class: str | None = None) -> Self:
-        """Read a parsed video_preprocessor_config.json; `path` names it in errors. Raises `InvalidFileError`.
+        """Read a parsed video_preprocessor_config.json; `path` names it in errors. Raises `LoadError`.
 
         `processor_class` is that key of the model's files; Qwen2_5_VLProcessor gives the model seconds.
         """
         kind = config.get("video_processor_type")
         if not is_qwen_vl_video_config(config):
-            raise InvalidFileError(
-                path, f"video_processor_type {short_repr(kind)} is not one of {', '.join(_FAMILIES)}"
-            )
+            raise LoadError(f"{path}: video_processor_type {short_repr(kind)} is not one of {', '.join(_FAMILIES)}")
         family = _FAMILIES[str(kind)]
         return cls(
             family=family,
@@ -489,16 +486,16 @@ def resized_frame_size(
 def _read_sampling(config: Mapping[str, Any], family: Family, *, path: str) -> dict[str, Any]:
     sampled = bool(config["do_sample_frames"])
     if config["fps"] is not None and config.get("num_frames") is not None:
-        raise InvalidFileError(path, "fps and num_frames are both set; set the one that is not meant to null")
+        raise LoadError(f"{path}: fps and num_frames are both set; set the one that is not meant to null")
     if sampled and family == "qwen2" and config["fps"] is None and config.get("num_frames") is None:
-        raise InvalidFileError(path, "do_sample_frames is true but neither fps nor num_frames says how many")
+        raise LoadError(f"{path}: do_sample_frames is true but neither fps nor num_frames says how many")
     numbers: dict[str, Any] = {
         name: read_integer(config, name, maximum=_MAX_FRAMES, default=default, path=path)
         for name, default in (("num_frames", None), ("min_frames", 4), ("max_frames", 768))
     }
     fps = config["fps"]
     if fps is not None and (type(fps) not in (int, float) or not 1e-6 <= fps <= 1e6):
-        raise InvalidFileError(path, f"fps is {short_repr(fps)}; it is a positive number of frames a second, or null")
+        raise LoadError(f"{path}: fps is {short_repr(fps)}; it is a positive number of frames a second, or null")
     return {
         "do_sample_frames": sampled,
         "fps": None if fps is None else float(fps),

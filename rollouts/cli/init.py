@@ -17,14 +17,6 @@ from rollouts.errors import ArgumentError, CommandFileError
 from rollouts.files import made_directory
 from rollouts.terminal.table import exit_with_error, print_line
 
-
-class ProjectFileError(CommandFileError):
-    """A file of a new project exists, or cannot be written.
-
-    Cure: name another directory, or one that this user may write to.
-    """
-
-
 _TEMPLATES = Path(__file__).parent / "templates"
 
 #: Of a tiny model, whose completions are random and never end by themselves, and of a model of the user.
@@ -139,12 +131,12 @@ def next_commands(*, has_tiny_model: bool) -> list[tuple[str, str]]:
 def write_project(directory: Path, files: dict[str, str]) -> None:
     """Write the files of a project; no file is replaced, and after an error none of them is left.
 
-    Raises `ProjectFileError` if one of the files exists, or cannot be written.
+    Raises `CommandFileError` if one of the files exists, or cannot be written.
     """
     for name in files:
         path = directory / name
         if path.exists() or path.is_symlink():
-            raise ProjectFileError(path, "it exists, and no file is replaced; name a new directory, or move the file")
+            raise CommandFileError(path, "it exists, and no file is replaced; name a new directory, or move the file")
     try:
         with made_directory(directory) as written:
             for name, text in files.items():
@@ -154,7 +146,7 @@ def write_project(directory: Path, files: dict[str, str]) -> None:
                     file.write(text)
     except OSError as error:
         failed = Path(error.filename) if error.filename else directory
-        raise ProjectFileError(
+        raise CommandFileError(
             failed, f"{error.strerror or error}; nothing was written; name another directory"
         ) from error
 

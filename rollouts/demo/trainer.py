@@ -48,13 +48,6 @@ from rollouts.trajectory.tree import Trajectory
 from transport import decode, encode, wire_type
 
 
-class TrainerDiedError(RolloutsError):
-    """The training process ended or failed; its traceback is in the message.
-
-    Cure: read the traceback in the text; if the process was killed, free memory (the demonstration needs 3 GB).
-    """
-
-
 class Trainer:
     """The model, its optimizer, and the renderer that derives pixels from media sources."""
 
@@ -224,9 +217,9 @@ class TrainerProcess:
             self._connection.send_bytes(message)
             reply = decode(self._connection.recv_bytes())
         except (EOFError, ConnectionError) as error:
-            raise TrainerDiedError(f"the training process ended with exit code {self._process.exitcode}") from error
+            raise RolloutsError(f"the training process ended with exit code {self._process.exitcode}") from error
         if isinstance(reply, Failed):
-            raise TrainerDiedError(reply.reason)
+            raise RolloutsError(reply.reason)
         learned: Learned = reply
         return learned
 

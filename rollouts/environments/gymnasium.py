@@ -18,20 +18,7 @@ from rollouts.episodes.environment import StepResult
 from rollouts.errors import ArgumentError, MissingExtraError, RolloutsError, short_repr
 from rollouts.values import finite_number
 
-__all__ = ["GymnasiumEnvironment", "GymnasiumError", "InvalidActionError", "describe_actions", "parse_action"]
-
-
-class GymnasiumError(RolloutsError):
-    """An environment of Gymnasium is not one that a model can play. `environment` names it.
-
-    Cure: call `reset` before `step`; for action spaces other than Discrete and Box pass `instructions` and
-    `parse_action`.
-    """
-
-    def __init__(self, environment: str, reason: str) -> None:
-        self.environment = environment
-        self.reason = reason
-        super().__init__(f"{environment} {reason}")
+__all__ = ["GymnasiumEnvironment", "InvalidActionError", "describe_actions", "parse_action"]
 
 
 class InvalidActionError(RolloutsError, ValueError):
@@ -61,7 +48,7 @@ def is_described(space: Any) -> bool:
 def describe_actions(space: Any, action_names: Sequence[str] = ()) -> str:
     """The actions of a `Discrete` or `Box` space in words for the model.
 
-    `action_names` are the names of discrete actions, in order. Raises `GymnasiumError` for other spaces, for names that
+    `action_names` are the names of discrete actions, in order. Raises `RolloutsError` for other spaces, for names that
     are not one for each action, and for a name that is the number of another action.
     """
     kind = _kind(space)
@@ -81,7 +68,7 @@ def describe_actions(space: Any, action_names: Sequence[str] = ()) -> str:
             return f"Answer with {len(bounds)} numbers, each {bounds[0]}, separated by commas."
         listed = "; ".join(f"number {index + 1} {text}" for index, text in enumerate(bounds))
         return f"Answer with {len(bounds)} numbers, separated by commas: {listed}."
-    raise GymnasiumError(f"the action space {space}", "is neither Discrete nor Box; pass instructions and parse_action")
+    raise RolloutsError(f"the action space {space} is neither Discrete nor Box; pass instructions and parse_action")
 
 
 def parse_action(text: str, space: Any, action_names: Sequence[str] = ()) -> Any:
@@ -90,14 +77,14 @@ def parse_action(text: str, space: Any, action_names: Sequence[str] = ()) -> Any
     A discrete action is a number or a name, whole words regardless of case; the text may have other words, but only one
     action. A name or number within a longer name ("left" in "turn left") does not count. A `Box` needs exactly as many
     finite numbers as it has, within its bounds. Raises `InvalidActionError`, and
-    `GymnasiumError` for other spaces.
+    `RolloutsError` for other spaces.
     """
     kind = _kind(space)
     if kind == "discrete":
         return _discrete_action(text, space, action_names)
     if kind == "box":
         return _box_action(text, space)
-    raise GymnasiumError(f"the action space {space}", "is neither Discrete nor Box; pass parse_action")
+    raise RolloutsError(f"the action space {space} is neither Discrete nor Box; pass parse_action")
 
 
 def in_dtype_of(space: Any, action: Any) -> Any:
@@ -181,17 +168,17 @@ def _kind(space: Any) -> str | None:
 def _check_names(space: Any, action_names: Sequence[str]) -> None:
     count = int(space.n)
     if len(action_names) != count or len({name.lower() for name in action_names}) != count:
-        raise GymnasiumError(
-            f"the action space {space}",
-            f"has {count} actions and action_names has {list(action_names)}; pass a different name for each",
+        raise RolloutsError(
+            f"the action space {space} has {count} actions and action_names has {list(action_names)}; "
+            "pass a different name for each"
         )
     first = int(space.start)
     for index, name in enumerate(action_names):
         number = _value(name) if _NUMBER.fullmatch(name) else None
         if number is not None and first <= number < first + count and number != first + index:
-            raise GymnasiumError(
-                f"the action space {space}",
-                f"has action {first + index} with the name {name!r}, the number of another action; pass another name",
+            raise RolloutsError(
+                f"the action space {space} has action {first + index} with the name {name!r}, the number of "
+                "another action; pass another name"
             )
 
 
@@ -215,7 +202,7 @@ _DRAWING: Final = ProcessLock()
 
 
 def make_env(make: Callable[[], Any], *, needs_frames: bool) -> Any:
-    """The environment that `make` returns. Raises `GymnasiumError` for one that a model cannot play."""
+    """The environment that `make` returns. Raises `RolloutsError` for one that a model cannot play."""
     try:
         import gymnasium
     except ImportError as error:
@@ -223,26 +210,26 @@ def make_env(make: Callable[[], Any], *, needs_frames: bool) -> Any:
     env = make()
     if isinstance(env, gymnasium.vector.VectorEnv):
         env.close()
-        raise GymnasiumError(
-            type(env).__name__, "is a vectorised environment; an episode plays a single one: use gymnasium.make"
+        raise RolloutsError(
+            f"{type(env).__name__} is a vectorised environment; an episode plays a single one: use gymnasium.make"
         )
     if not isinstance(env, gymnasium.Env):
-        raise GymnasiumError(f"make returned {short_repr(env)}, which", "is not a gymnasium.Env")
+        raise RolloutsError(f"make returned {short_repr(env)}, which is not a gymnasium.Env")
     if needs_frames and env.render_mode != "rgb_array":
         close_env(env)
         cure = 'make it with render_mode="rgb_array", or pass observation="text"'
-        raise GymnasiumError(str(env), f"has render_mode={env.render_mode!r}; {cure}")
+        raise RolloutsError(f"{env!s} has render_mode={env.render_mode!r}; {cure}")
     return env
 
 
 def render_frame(env: Any) -> np.ndarray:
-    """The current frame, uint8 (height, width, 3). Raises `GymnasiumError` for anything else."""
+    """The current frame, uint8 (height, width, 3). Raises `RolloutsError` for anything else."""
     with _DRAWING:
         frame = env.render()
         if isinstance(frame, np.ndarray) and frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3:
             return np.array(frame)  # a copy: an environment may draw the next frame into the same array
     returned = f"{frame.dtype} {frame.shape}" if isinstance(frame, np.ndarray) else type(frame).__name__
-    raise GymnasiumError(f"{env}.render", f"returned {returned}; a frame is uint8 (height, width, 3)")
+    raise RolloutsError(f"{env}.render returned {returned}; a frame is uint8 (height, width, 3)")
 
 
 def close_env(env: Any) -> None:
@@ -295,7 +282,7 @@ class GymnasiumEnvironment:
     thread. Frames are drawn one at a time in a process, because pygame draws wrong ones on several threads. The
     environment is closed at the end of the episode. The same seed, a non-negative integer, gives the same episode.
 
-    Raises `ArgumentError`. An episode fails with `GymnasiumError` for a vectorised environment and for a render mode
+    Raises `ArgumentError`. An episode fails with `RolloutsError` for a vectorised environment and for a render mode
     without frames, and with `MissingExtraError` without gymnasium.
     """
 
@@ -346,9 +333,9 @@ class GymnasiumEnvironment:
         return [self._message(state, " ".join(filter(None, (self._instructions, actions))))]
 
     async def step(self, assistant: Message) -> StepResult:
-        """Take the action of a completion. Raises `GymnasiumError` without a `reset` before."""
+        """Take the action of a completion. Raises `RolloutsError` without a `reset` before."""
         if self._env is None:
-            raise GymnasiumError("the environment", "is closed; call reset before step")
+            raise RolloutsError("the environment is closed; call reset before step")
         try:
             action = self._action(assistant.get("content"))
         except ValueError as error:
@@ -400,7 +387,7 @@ class GymnasiumEnvironment:
     def _described(self, observation: Any) -> str:
         text = self._describe_observation(observation)
         if not isinstance(text, str):
-            raise GymnasiumError("describe_observation", f"returned {short_repr(text)}; return text")
+            raise RolloutsError(f"describe_observation returned {short_repr(text)}; return text")
         return text
 
     def _close(self) -> None:

@@ -21,45 +21,7 @@ from rollouts.environments.tools import Tool, ToolArgumentsError, ToolFailedErro
 from rollouts.errors import ArgumentError, MissingExtraError, RolloutsError, UnsupportedVersionError, describe_exception
 from rollouts.values import finite_number
 
-__all__ = ["HttpServer", "McpServerError", "McpToolNamesError", "McpTools", "McpToolsClosedError", "StdioServer"]
-
-
-class McpServerError(ToolUnavailableError):
-    """A server could not be started or reached, ended, or returned something that the protocol does not allow.
-
-    `server` is its name. This is no answer of a tool, and no message to the model is made of it.
-
-    Cure: check the command or the URL of the server, and read its log.
-    """
-
-    def __init__(self, server: str, reason: str) -> None:
-        self.server = server
-        self.reason = reason
-        super().__init__(f"MCP server {server!r:.80}: {reason}")
-
-
-class McpToolNamesError(RolloutsError, ValueError):
-    """Several servers have tools of one name. `names` are those names.
-
-    Cure: pass `prefix_names=True`.
-    """
-
-    def __init__(self, names: Sequence[str], servers: Sequence[str]) -> None:
-        self.names = tuple(names)
-        super().__init__(
-            f"the MCP servers {', '.join(map(repr, servers))} have tools of the same name: {', '.join(names)}. Pass "
-            "prefix_names=True, which puts the server's name before each"
-        )
-
-
-class McpToolsClosedError(ToolUnavailableError):
-    """A tool was called before `McpTools` was opened or after it was closed.
-
-    Cure: call tools inside `async with McpTools(...)`.
-    """
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f"the tool {name!r:.80} was called while McpTools is not open; use `async with McpTools(...)`")
+__all__ = ["HttpServer", "McpTools", "StdioServer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +88,8 @@ def result_content(server: str, tool: str, result: Any) -> str | list[Any]:
     """The content of a `mcp.types.CallToolResult`: text, or a list of texts and images (bytes) in their order.
 
     Images are those of the result and of embedded resources. A link to a resource becomes its address and name.
-    Structured content without other content becomes JSON. Raises `McpServerError` for audio and other data, which no
-    message can hold, and for data that are not base64.
+    Structured content without other content becomes JSON. Raises `ToolUnavailableError` for audio and other
+    data, which no message can hold, and for data that are not base64.
     """
     if not result.content and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
@@ -156,14 +118,16 @@ def _part(server: str, tool: str, block: Any) -> str | bytes:
         case _:
             kind = getattr(block, "mime_type", None) or getattr(getattr(block, "resource", None), "mime_type", None)
             reason = f"the tool {tool!r} returned {block.type} ({kind}), which is neither text nor an image"
-            raise McpServerError(server, reason)
+            raise ToolUnavailableError(f"MCP server {server!r:.80}: {reason}")
 
 
 def _decoded(server: str, tool: str, data: str) -> bytes:
     try:
         return base64.b64decode(data, validate=True)
     except ValueError as error:
-        raise McpServerError(server, f"the tool {tool!r} returned an image that is not base64: {error}") from error
+        raise ToolUnavailableError(
+            f"MCP server {server!r:.80}: the tool {tool!r} returned an image that is not base64: {error}"
+        ) from error
 
 
 log = logging.getLogger("rollouts")
@@ -196,7 +160,7 @@ class Connection:
         self._task = asyncio.create_task(self._hold(), name=f"mcp-server-{name}")
 
     async def open(self, seconds: float) -> list[Any]:
-        """The tools of the server, as `mcp.types.Tool`. Raises `McpServerError`; the connection is closed then."""
+        """The tools, as `mcp.types.Tool`. Raises `ToolUnavailableError`; the connection is closed then."""
         try:
             async with asyncio.timeout(seconds):
                 return await asyncio.shield(self._tools)
@@ -211,7 +175,7 @@ class Connection:
         """Call a tool; the result is a `mcp.types.CallToolResult`.
 
         Raises `ToolArgumentsError` for arguments that cannot be sent, `ToolFailedError` where the server refuses the
-        arguments, and `McpServerError` for any other error of the protocol and where the server has ended.
+        arguments, and `ToolUnavailableError` for any other error of the protocol and where the server has ended.
         """
         from mcp import MCPError
         from mcp.types import CONNECTION_CLOSED, INVALID_PARAMS, INVALID_REQUEST
@@ -328,9 +292,9 @@ class Connection:
                 self._stderr.append(line[:500])
                 log.debug("MCP server %s: %s", self._name, line)
 
-    def _error(self, reason: str) -> McpServerError:
+    def _error(self, reason: str) -> ToolUnavailableError:
         stderr = f"; its standard error ends with:\n{chr(10).join(self._stderr)}" if self._stderr else ""
-        return McpServerError(self._name, reason + stderr)
+        return ToolUnavailableError(f"MCP server {self._name!r:.80}: {reason}{stderr}")
 
 
 def _check_can_be_sent(tool: str, arguments: dict[str, Any]) -> None:
@@ -381,10 +345,10 @@ class McpTools(StartAndClose):
 
     What a model reads: results, an error that a tool reports (`isError`), arguments that the server refuses, and that a
     call was cancelled after `call_seconds`. A server that ends, cannot be reached or responds with any other error
-    raises `McpServerError`, which fails the episode; the next call opens a new connection if there is none.
+    raises `ToolUnavailableError`, which fails the episode; the next call opens a new connection if there is none.
 
-    Needs the extra `mcp`. Raises `MissingExtraError`, `ArgumentError`; when opened `McpServerError` and
-    `McpToolNamesError`, after which no server is left open.
+    Needs the extra `mcp`. Raises `MissingExtraError`, `ArgumentError`; when opened `ToolUnavailableError`, and
+    `RolloutsError` for two tools of one name, after which no server is left open.
     """
 
     def __init__(
@@ -411,9 +375,9 @@ class McpTools(StartAndClose):
 
     @property
     def tools(self) -> list[Tool]:
-        """The tools of all servers. Raises `McpToolsClosedError` before opening and after closing."""
+        """The tools of all servers. Raises `ToolUnavailableError` before opening and after closing."""
         if self._tools is None:
-            raise McpToolsClosedError("tools")
+            raise _not_open("tools")
         return list(self._tools)
 
     async def __aenter__(self) -> Self:
@@ -421,7 +385,7 @@ class McpTools(StartAndClose):
         return await super().__aenter__()
 
     async def start(self) -> None:
-        """Open the connections. Raises `McpServerError`, `McpToolNamesError`, and `ArgumentError` if they are open."""
+        """Open the connections. Raises `ToolUnavailableError`, `RolloutsError`, `ArgumentError` if open."""
         self._refuse_if_open()
         try:
             async with asyncio.TaskGroup() as group:
@@ -431,7 +395,7 @@ class McpTools(StartAndClose):
         self._tools = self._named({name: task.result() for name, task in zip(self._servers, listing, strict=True)})
 
     async def close(self) -> None:
-        """Close the connections and end the processes. Tools called afterwards raise `McpToolsClosedError`."""
+        """Close the connections and end the processes. Tools called afterwards raise `ToolUnavailableError`."""
         self._tools = None
         await asyncio.gather(*(server.close() for server in self._servers.values()))
 
@@ -449,7 +413,11 @@ class McpTools(StartAndClose):
                 tools.append(self._tool(name, self._servers[server], one))
         twice = {name: servers for name, servers in servers_of.items() if len(servers) > 1}
         if twice:
-            raise McpToolNamesError(list(twice), sorted({server for servers in twice.values() for server in servers}))
+            owners = ", ".join(map(repr, sorted({server for servers in twice.values() for server in servers})))
+            raise RolloutsError(
+                f"the MCP servers {owners} have tools of the same name: {', '.join(twice)}. Pass prefix_names=True, "
+                "which puts the server's name before each"
+            )
         return tools
 
     def _tool(self, name: str, server: _SharedServer, described: Any) -> Tool:
@@ -457,6 +425,12 @@ class McpTools(StartAndClose):
             return await server.call(described.name, arguments)
 
         return Tool(name, described.description or "", described.input_schema, call, self._call_seconds)
+
+
+def _not_open(tool: str) -> ToolUnavailableError:
+    return ToolUnavailableError(
+        f"the tool {tool!r:.80} was called while McpTools is not open; use `async with McpTools(...)`"
+    )
 
 
 class _SharedServer:
@@ -498,7 +472,7 @@ class _SharedServer:
             return connection
         async with self._opening:
             if not self._is_open:
-                raise McpToolsClosedError(tool)
+                raise _not_open(tool)
             connection = self._connection
             if connection is None or not connection.is_usable:
                 self._connection = None

@@ -26,7 +26,7 @@ class ScoredPrompt:
     function that returns a finite number, or a `Reward` or a list of them, whose sum of weighted scores is the reward;
     the info of the turn has each under `rewards`. Both functions may be `async`; functions that are not run on the
     event loop, unless a `Reward` is `threaded`. Raises `ArgumentError`; an episode whose scoring function fails has
-    the completion and an error (`RewardError`) that names the function.
+    the completion and an error (`RolloutsError`) that names the function.
     """
 
     def __init__(
@@ -47,6 +47,6 @@ class ScoredPrompt:
         return messages
 
     async def step(self, assistant: Message) -> StepResult:
-        """Score the completion and end the episode. Raises `RewardError`."""
+        """Score the completion and end the episode. Raises `RolloutsError`."""
         scores = await score_episode(self._rewards, type(self).__name__, assistant, self._task)
         return StepResult(reward=scores.reward, done=True, info=scores.info)

@@ -15,20 +15,11 @@ from rollouts.episodes.calls import renderer_pool
 from rollouts.episodes.context import EpisodeContext, GeneratedTurn
 from rollouts.episodes.deadlines import OVERLONG_ERRORS, EpisodeActivity, EpisodeLimits, overlong_limit
 from rollouts.episodes.environment import StepResult, resolve
-from rollouts.episodes.errors import EpisodeArgumentError
 from rollouts.episodes.turns import EpisodeSettings, SampledTurn, TurnRecorder, derived_seed
-from rollouts.errors import RolloutsError
+from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.rewards import Reward, rewards_of, score_episode
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import whole_number
-
-
-class UserSimulationError(RolloutsError):
-    """A simulated user wrote a message that the conversation cannot continue with.
-
-    Cure: change the instructions or `max_tokens` of the simulated user as the text says, and run it inside
-    `run_episode`.
-    """
 
 
 class UserSimulation:
@@ -63,9 +54,8 @@ class UserSimulation:
     trained. Without an engine, the policy plays the user too: its turns have the agent "user" in the trajectory, are
     seeded like the policy's other turns, and are trained unless `samples_from_trajectory(agents=...)` leaves them out.
 
-    Raises `EpisodeArgumentError` and `ArgumentError` for invalid arguments, `MessageError` for an invalid `opening`;
-    in an episode `RewardError`, and `UserSimulationError` where the user's message is empty or its first one contains
-    the stop phrase.
+    Raises `ArgumentError`, and `MessageError` for an invalid `opening`; in an episode `RolloutsError` where the user's
+    message is empty or its first one contains the stop phrase.
     """
 
     def __init__(
@@ -107,7 +97,7 @@ class UserSimulation:
         if not self._opening or self._opening[-1]["role"] != "user":
             self._conversation.append(await self._user_message())
             if self._has_stop_phrase(self._conversation[-1]):
-                raise UserSimulationError(
+                raise RolloutsError(
                     f"the first message of the simulated user contains the stop phrase {self._stop_phrase!r:.80}: the "
                     "conversation would end before the policy's turn; say in the instructions when to write it"
                 )
@@ -135,7 +125,7 @@ class UserSimulation:
             sampling = replace(self._sampling, seed=derived_seed(seed, "user"))
             return _OtherModel(self._engine, pool, sampling)
         if self._context is None:
-            raise UserSimulationError("the policy plays the user only in an episode: run_episode attaches its context")
+            raise RolloutsError("the policy plays the user only in an episode: run_episode attaches its context")
         return _Policy(self._context, self._sampling if self._has_sampling else None)
 
     async def _user_message(self) -> Message:
@@ -144,7 +134,7 @@ class UserSimulation:
         self._user_turns += 1
         content = message.get("content")
         if not isinstance(content, str) or not content.strip():
-            raise UserSimulationError(
+            raise RolloutsError(
                 f"message {self._user_turns} of the simulated user is empty; raise max_tokens of its sampling, or tell "
                 "it in the instructions to write text"
             )
@@ -216,7 +206,7 @@ def _view_of(instructions: str, opening: Sequence[Message], begin: str) -> list[
                 view[-1] = cast(Message, {"role": "user", "content": [*media, text]})
             view.append({"role": "assistant", "content": _text_of(message)})
         elif message["role"] == "tool":
-            raise EpisodeArgumentError("opening", message, "leave out tool messages: a simulated user sees none")
+            raise ArgumentError("opening", message, "leave out tool messages: a simulated user sees none")
     if not opening or opening[-1]["role"] in ("system", "developer"):
         view.append({"role": "user", "content": begin})
     return view
@@ -237,10 +227,10 @@ def _check_arguments(
     instructions: object, engine: object, renderer: object, max_user_turns: object, stop_phrase: object
 ) -> None:
     if not isinstance(instructions, str) or not instructions:
-        raise EpisodeArgumentError("instructions", instructions, "pass text: what the simulated user is to do")
+        raise ArgumentError("instructions", instructions, "pass text: what the simulated user is to do")
     if (engine is None) != (renderer is None):
-        raise EpisodeArgumentError("renderer", renderer, "pass engine and renderer of the user's model, or neither")
+        raise ArgumentError("renderer", renderer, "pass engine and renderer of the user's model, or neither")
     if (whole_number(max_user_turns) or 0) < 1:
-        raise EpisodeArgumentError("max_user_turns", max_user_turns, "pass an integer of at least 1")
+        raise ArgumentError("max_user_turns", max_user_turns, "pass an integer of at least 1")
     if stop_phrase is not None and (not isinstance(stop_phrase, str) or not stop_phrase):
-        raise EpisodeArgumentError("stop_phrase", stop_phrase, "pass text that is not empty, or None")
+        raise ArgumentError("stop_phrase", stop_phrase, "pass text that is not empty, or None")

@@ -12,9 +12,9 @@ from renderers import Message, RendererPool
 from rollouts.engines.protocol import Engine, SamplingParams
 from rollouts.episodes.deadlines import OVERLONG_ERRORS, max_turns_limit, overlong_limit
 from rollouts.episodes.environment import Environment, check_environment, close_environment
-from rollouts.episodes.errors import EpisodeArgumentError, EpisodeLimitError
+from rollouts.episodes.errors import EpisodeLimitError
 from rollouts.episodes.turns import Prompt, SampledTurn, TurnRecorder, derived_seed
-from rollouts.errors import is_unicode
+from rollouts.errors import ArgumentError, is_unicode
 from rollouts.values import whole_number
 
 
@@ -120,17 +120,17 @@ class EpisodeContext:
         continued several times. `sampling` defaults to the episode's; its seed, if any, is combined with the number
         of the call. The turn has the reward 0 until `record_reward`.
 
-        Raises `EpisodeArgumentError`, `EpisodeLimitError`, and what engine and renderer raise.
+        Raises `ArgumentError`, `EpisodeLimitError`, and what engine and renderer raise.
         """
         _check_messages(messages)
         _check_agent(agent)
         sampling = _checked_sampling(sampling)
         if not isinstance(after, GeneratedTurn | None):
-            raise EpisodeArgumentError("after", after, "pass what generate_turn returned, or None")
+            raise ArgumentError("after", after, "pass what generate_turn returned, or None")
         if after is not None:
             self._check_own("after", after)
             if tools is not None:
-                raise EpisodeArgumentError("tools", tools, "leave it out with after=: the tools of that turn hold")
+                raise ArgumentError("tools", tools, "leave it out with after=: the tools of that turn hold")
         path = (*self.path, self._next_call(), 0)
         with self._running():
             try:
@@ -151,18 +151,18 @@ class EpisodeContext:
         derived from this environment's seed and the number of the call. A child that reaches `max_turns` or a limit of
         the episode is `truncated`.
 
-        Raises `EpisodeArgumentError`, and what the environment, the engine and the renderer raise; completed turns
+        Raises `ArgumentError`, and what the environment, the engine and the renderer raise; completed turns
         stay in the trajectory.
         """
         check_environment(environment)
         _check_agent(agent)
         turns = whole_number(max_turns)
         if turns is None or turns < 1:
-            raise EpisodeArgumentError("max_turns", max_turns, "pass an integer of at least 1")
+            raise ArgumentError("max_turns", max_turns, "pass an integer of at least 1")
         call = self._next_call()
         child_seed = derived_seed(self.seed, call) if seed is None else whole_number(seed)
         if child_seed is None:
-            raise EpisodeArgumentError("seed", seed, "pass an integer, or None for a derived one")
+            raise ArgumentError("seed", seed, "pass an integer, or None for a derived one")
         child = EpisodeContext(self.recorder, self._play, seed=child_seed, agent=agent, path=(*self.path, call))
         played = PlayedTurns()
         with self._running():
@@ -187,7 +187,7 @@ class EpisodeContext:
     def record_reward(self, turn: GeneratedTurn | int, reward: float, info: Mapping[str, Any] | None = None) -> None:
         """Set the reward and the info of a turn, in place of earlier ones.
 
-        Raises `EpisodeArgumentError` for a turn of another episode, and as `Trajectory.record_reward`.
+        Raises `ArgumentError` for a turn of another episode, and as `Trajectory.record_reward`.
         """
         if isinstance(turn, GeneratedTurn):
             self._check_own("turn", turn)
@@ -195,11 +195,11 @@ class EpisodeContext:
         self.recorder.trajectory.record_reward(reward, info or {}, turn=turn)
 
     def _check_own(self, name: str, turn: GeneratedTurn) -> None:
-        """Raises `EpisodeArgumentError` for a turn of another episode, or of another attempt of this one."""
+        """Raises `ArgumentError` for a turn of another episode, or of another attempt of this one."""
         if turn.recorder is not self.recorder:
             other = turn.recorder.trajectory.episode_id
             rule = f"it belongs to another episode, {other!r}; pass a turn that generate_turn returned in this episode"
-            raise EpisodeArgumentError(name, turn, rule)
+            raise ArgumentError(name, turn, rule)
 
     async def _prompt(self, messages: Sequence[Message], tools: Any, agent: str, after: GeneratedTurn | None) -> Prompt:
         origin = f"generate_turn of {agent!r}"
@@ -233,22 +233,22 @@ class EpisodeContext:
 
 
 def _check_messages(messages: object) -> None:
-    """Raises `EpisodeArgumentError` unless messages are a list of dicts; the renderer checks their contents."""
+    """Raises `ArgumentError` unless messages are a list of dicts; the renderer checks their contents."""
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
-        raise EpisodeArgumentError("messages", messages, "pass a list of messages, each a dict")
+        raise ArgumentError("messages", messages, "pass a list of messages, each a dict")
     if not messages:
-        raise EpisodeArgumentError("messages", messages, "pass at least one message for the model to answer")
+        raise ArgumentError("messages", messages, "pass at least one message for the model to answer")
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping):
-            raise EpisodeArgumentError(f"messages[{index}]", message, "pass a dict with a role and a content")
+            raise ArgumentError(f"messages[{index}]", message, "pass a dict with a role and a content")
 
 
 def _check_agent(agent: object) -> None:
     if not isinstance(agent, str) or not agent or not is_unicode(agent):
-        raise EpisodeArgumentError("agent", agent, "pass a name; the empty name is the one that plays the episode")
+        raise ArgumentError("agent", agent, "pass a name; the empty name is the one that plays the episode")
 
 
 def _checked_sampling(sampling: SamplingParams | None) -> SamplingParams | None:
     if sampling is not None and (not isinstance(sampling, SamplingParams) or sampling.n != 1):
-        raise EpisodeArgumentError("sampling", sampling, "pass SamplingParams with n=1, or None for the episode's")
+        raise ArgumentError("sampling", sampling, "pass SamplingParams with n=1, or None for the episode's")
     return sampling

@@ -21,12 +21,11 @@ from rollouts.calls import result_of
 from rollouts.episodes.errors import (
     EnvironmentFailedError,
     EnvironmentProtocolError,
-    EpisodeArgumentError,
     EpisodeLimitError,
     ends_task,
     wrap_exceptions,
 )
-from rollouts.errors import is_unicode, short_repr
+from rollouts.errors import ArgumentError, is_unicode, short_repr
 from transport import EncodeError
 from transport.wire.codec import check_encodable
 
@@ -176,11 +175,11 @@ _UNCHANGED = (EnvironmentProtocolError, EpisodeLimitError)
 
 
 def check_environment(environment: object) -> None:
-    """Raises `EpisodeArgumentError` for what is not an environment, a class of environments included."""
+    """Raises `ArgumentError` for what is not an environment, a class of environments included."""
     methods = (getattr(environment, name, None) for name in ("reset", "step"))
     if isinstance(environment, type) or not all(map(callable, methods)):
         rule = "pass an instance of a class that has reset and step"
-        raise EpisodeArgumentError("environment", environment, rule)
+        raise ArgumentError("environment", environment, rule)
 
 
 async def make_environment(factory: EnvironmentFactory) -> Environment:

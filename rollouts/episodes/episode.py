@@ -33,7 +33,6 @@ from rollouts.episodes.environment import (
 from rollouts.episodes.errors import (
     EnvironmentFailedError,
     EnvironmentProtocolError,
-    EpisodeArgumentError,
     EpisodeError,
     EpisodeLimitError,
     EpisodesError,
@@ -41,7 +40,14 @@ from rollouts.episodes.errors import (
     ends_task,
 )
 from rollouts.episodes.turns import EpisodeSettings, TurnRecorder, check_only_new
-from rollouts.errors import RolloutsError, describe_exception, exception_text, is_unicode, text_with_notes
+from rollouts.errors import (
+    ArgumentError,
+    RolloutsError,
+    describe_exception,
+    exception_text,
+    is_unicode,
+    text_with_notes,
+)
 from rollouts.trajectory.provenance import Provenance
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import call_error, whole_number
@@ -61,7 +67,7 @@ OnEnd = Callable[[Trajectory], object]
 class EpisodeSpec:
     """One episode of a run: the seeds of environment and sampler, and the group whose rewards it is compared with.
 
-    Seeds may be numpy integers. Raises `EpisodeArgumentError` for anything else.
+    Seeds may be numpy integers. Raises `ArgumentError` for anything else.
     """
 
     seed: int
@@ -76,12 +82,12 @@ class EpisodeSpec:
                 continue
             number = whole_number(value)
             if number is None:
-                raise EpisodeArgumentError(name, value, "pass an integer")
+                raise ArgumentError(name, value, "pass an integer")
             object.__setattr__(self, name, number)
         for name in ("group_id", "episode_id"):
             value = getattr(self, name)
             if (value is not None or name == "group_id") and not (isinstance(value, str) and is_unicode(value)):
-                raise EpisodeArgumentError(name, value, "pass text that UTF-8 can encode")
+                raise ArgumentError(name, value, "pass text that UTF-8 can encode")
 
     def new_trajectory(self) -> Trajectory:
         """An empty trajectory; an episode without an id has a random one."""
@@ -111,7 +117,7 @@ async def run_episode(
     `truncation_reason` says which.
 
     Raises `EpisodeError` with the completed turns, whatever engine, renderer or environment return or raise; and
-    `EpisodeArgumentError` for an invalid argument, before the episode begins. `on_end` is called once, with the
+    `ArgumentError` for an invalid argument, before the episode begins. `on_end` is called once, with the
     finished trajectory, also when the episode fails or is cancelled. A cancelled episode (`task.cancel()`,
     `asyncio.wait_for`) raises `CancelledError`, as every coroutine does; only `on_end` receives its turns.
     """
@@ -125,40 +131,40 @@ async def run_episode(
 
 
 def check_settings(engine: object, renderer: object, sampling: object, max_turns: object) -> None:
-    """Raises `EpisodeArgumentError`."""
+    """Raises `ArgumentError`."""
     check_engine(engine)
     check_renderer(renderer)
     check_sampling(sampling)
     if (whole_number(max_turns) or 0) < 1:
-        raise EpisodeArgumentError("max_turns", max_turns, "pass an integer of at least 1")
+        raise ArgumentError("max_turns", max_turns, "pass an integer of at least 1")
 
 
 def check_engine(engine: object) -> None:
-    """Raises `EpisodeArgumentError`."""
+    """Raises `ArgumentError`."""
     if isinstance(engine, type) or not callable(getattr(engine, "generate", None)):
-        raise EpisodeArgumentError("engine", engine, "pass an Engine, such as VLLMEngine(url)")
+        raise ArgumentError("engine", engine, "pass an Engine, such as VLLMEngine(url)")
 
 
 def check_renderer(renderer: object) -> None:
-    """Raises `EpisodeArgumentError`."""
+    """Raises `ArgumentError`."""
     if isinstance(renderer, type) or not callable(getattr(renderer, "get_stop_token_ids", None)):
-        raise EpisodeArgumentError("renderer", renderer, "pass a renderer, such as load_renderer(directory)")
+        raise ArgumentError("renderer", renderer, "pass a renderer, such as load_renderer(directory)")
 
 
 def check_sampling(sampling: object) -> None:
-    """Raises `EpisodeArgumentError`."""
+    """Raises `ArgumentError`."""
     if not isinstance(sampling, SamplingParams):
-        raise EpisodeArgumentError("sampling", sampling, "pass a SamplingParams")
+        raise ArgumentError("sampling", sampling, "pass a SamplingParams")
     if sampling.n != 1:
-        raise EpisodeArgumentError(
+        raise ArgumentError(
             "sampling.n", sampling.n, "an episode continues from one completion; pass n=1 and run it n times"
         )
 
 
 def check_on_end(on_end: OnEnd | None, name: str = "on_end") -> None:
-    """Raises `EpisodeArgumentError`."""
+    """Raises `ArgumentError`."""
     if on_end is not None and (not callable(on_end) or inspect.iscoroutinefunction(on_end)):
-        raise EpisodeArgumentError(name, on_end, "pass a function that is not async, or None")
+        raise ArgumentError(name, on_end, "pass a function that is not async, or None")
 
 
 async def record_episode(
@@ -375,7 +381,7 @@ async def run_episodes(
 
     `on_end` is called with each trajectory as soon as its episode has ended, also when it failed; an exception from
     `on_end` stops the run. A cancelled run raises `CancelledError`; `on_end` receives every episode that had begun,
-    the cancelled ones with their completed turns. Raises `EpisodeArgumentError` for an invalid argument, before any
+    the cancelled ones with their completed turns. Raises `ArgumentError` for an invalid argument, before any
     episode begins.
     """
     _check_arguments(make_environment, specs, concurrency, on_error)
@@ -419,17 +425,17 @@ def _check_arguments(
 ) -> None:
     if not callable(make_environment):
         rule = "pass a class or a function that returns a new environment for each episode"
-        raise EpisodeArgumentError("make_environment", make_environment, rule)
+        raise ArgumentError("make_environment", make_environment, rule)
     if (reason := call_error(make_environment, [])) is not None:
         rule = "pass a function without arguments; `Runner` is for environments of tasks"
-        raise EpisodeArgumentError("make_environment", make_environment, f"{reason}; {rule}")
+        raise ArgumentError("make_environment", make_environment, f"{reason}; {rule}")
     if not isinstance(specs, Sequence) or not all(isinstance(spec, EpisodeSpec) for spec in specs):
-        raise EpisodeArgumentError("specs", specs, "pass a list of EpisodeSpec")
+        raise ArgumentError("specs", specs, "pass a list of EpisodeSpec")
     ids = Counter(spec.episode_id for spec in specs if spec.episode_id is not None)
     if ids and (most := ids.most_common(1)[0])[1] > 1:
         rule = f"{most[1]} specs have it: give each its own, or None for a random one, and the same group_id to a group"
-        raise EpisodeArgumentError("episode_id", most[0], rule)
+        raise ArgumentError("episode_id", most[0], rule)
     if (whole_number(concurrency) or 0) < 1:
-        raise EpisodeArgumentError("concurrency", concurrency, "pass an integer of at least 1")
+        raise ArgumentError("concurrency", concurrency, "pass an integer of at least 1")
     if on_error not in ("return", "raise"):
-        raise EpisodeArgumentError("on_error", on_error, 'pass "return" or "raise"')
+        raise ArgumentError("on_error", on_error, 'pass "return" or "raise"')

@@ -11,7 +11,6 @@ from typing import Literal, NoReturn, TypeAlias
 from renderers import Message
 from renderers.errors import MediaError, MediaFetchError, MessageError
 from rollouts.errors import (
-    ArgumentError,
     EngineError,
     EngineFailedError,
     GenerationInterruptedError,
@@ -57,13 +56,6 @@ class EpisodesError(RolloutsError):
         self.trajectories = list(trajectories)
         more = f"; {len(errors) - 1} more failed" if len(errors) > 1 else ""
         super().__init__(f"{errors[0]}{more}; the other episodes were stopped. trajectories holds the completed turns")
-
-
-class EpisodeArgumentError(ArgumentError):
-    """An argument of `run_episode`, `run_episodes` or `EpisodeSpec` has a wrong value. `name` is the argument.
-
-    Cure: pass a value as the text says.
-    """
 
 
 class EpisodeLimitError(RolloutsError):

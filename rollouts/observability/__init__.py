@@ -3,7 +3,7 @@
 Importing this package loads none of prometheus_client, opentelemetry, tensorboardX and wandb.
 """
 
-from rollouts.errors import EndpointError, SinkStartError, TrainingLogError
+from rollouts.errors import TrainingLogError
 from rollouts.observability.engine_load import EngineMonitor, RendererStats
 from rollouts.observability.json_logs import (
     EpisodeLogContext,
@@ -23,7 +23,6 @@ from rollouts.observability.waiting import EpisodeWait, WaitWatcher, wait_report
 
 __all__ = [
     "METRICS",
-    "EndpointError",
     "EngineMonitor",
     "EpisodeLogContext",
     "EpisodeLogFilter",
@@ -40,7 +39,6 @@ __all__ = [
     "PrometheusEndpoint",
     "RendererStats",
     "RunMetrics",
-    "SinkStartError",
     "TensorBoardSink",
     "TrainingLog",
     "TrainingLogError",

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, Protocol, Self
 
-from rollouts.errors import ArgumentError, MissingExtraError, SinkStartError
+from rollouts.errors import ArgumentError, MissingExtraError, RolloutsError
 from rollouts.observability.engine_load import PeriodicThread
 from rollouts.observability.run_metrics import RunMetrics
 from rollouts.values import finite_number
@@ -224,7 +224,7 @@ class WandbSink:
     WANDB_API_KEY. `config` are the values that the run is listed with. Neither the code, the repository nor the output
     of the program is recorded.
 
-    Raises `MissingExtraError`, and `SinkStartError` if the run cannot be made.
+    Raises `MissingExtraError`, and `RolloutsError` if the run cannot be made.
     """
 
     def __init__(
@@ -256,7 +256,7 @@ class WandbSink:
             )
         except wandb.Error as error:
             cure = "run `wandb login`, or choose the mode offline"
-            raise SinkStartError("Weights & Biases", str(error), cure) from error
+            raise RolloutsError(f"Weights & Biases cannot be started: {error!s}; {cure}") from error
         for section in (RUNNER, TRAINING):
             self._run.define_metric(f"{section}/*", step_metric=f"{section}/step")
 

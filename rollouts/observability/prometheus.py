@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 from wsgiref.simple_server import WSGIServer
 
-from rollouts.errors import ArgumentError, EndpointError, MissingExtraError, describe_exception
+from rollouts.errors import ArgumentError, MissingExtraError, RolloutsError, describe_exception
 from rollouts.observability.run_metrics import RunMetrics
 from rollouts.values import whole_number
 
@@ -109,7 +109,7 @@ class PrometheusEndpoint:
     The names are those of `METRICS` with the prefix `mmrollouts_` and, for counters, the suffix `_total`; labels as in
     the table. The values are read when Prometheus asks for them; the endpoint costs an episode nothing. It has a
     registry of its own. `host` is the loopback address unless given; the endpoint has no password. Port 0 is any free
-    port. `__enter__` raises `EndpointError` if it cannot listen. Raises `MissingExtraError`, and `ArgumentError` for a
+    port. `__enter__` raises `RolloutsError` if it cannot listen. Raises `MissingExtraError`, and `ArgumentError` for a
     port that is no integer from 0 to 65535.
     """
 
@@ -134,7 +134,7 @@ class PrometheusEndpoint:
         return f"http://{host}:{self.port}/metrics"
 
     def start(self) -> None:
-        """Listen. Has no effect on an endpoint that listens. Raises `EndpointError`."""
+        """Listen. Has no effect on an endpoint that listens. Raises `RolloutsError`."""
         from prometheus_client import start_http_server
 
         if self._server is not None:
@@ -142,7 +142,11 @@ class PrometheusEndpoint:
         try:
             self._server, self._thread = start_http_server(self._port, addr=self._host, registry=self.registry)
         except OSError as error:
-            raise EndpointError(self._host, self._port, error.strerror or describe_exception(error)) from error
+            raise RolloutsError(
+                f"the metrics endpoint cannot listen on {self._host}:{self._port}: "
+                f"{error.strerror or describe_exception(error)}; pass another port, or port=0 for any that is "
+                "free"
+            ) from error
 
     def stop(self) -> None:
         """Close the port. Has no effect on an endpoint that does not listen."""

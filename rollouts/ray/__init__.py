@@ -7,28 +7,16 @@ try:
 except ImportError as error:
     raise MissingExtraError("rollouts.ray", "ray", "ray") from error
 
-from rollouts.ray.cluster import (
-    RayConnectionError,
-    RayJobError,
-    RayServerStartError,
-    RayWorkerStartError,
-    StoredEpisodesLostError,
-    connect,
-)
+from rollouts.ray.cluster import connect
 from rollouts.ray.objects import ObjectMedia, StoredEpisodes, store_episodes
 from rollouts.ray.servers import RayServers
 from rollouts.ray.workers import RayWorkers
 
 __all__ = [
     "ObjectMedia",
-    "RayConnectionError",
-    "RayJobError",
-    "RayServerStartError",
     "RayServers",
-    "RayWorkerStartError",
     "RayWorkers",
     "StoredEpisodes",
-    "StoredEpisodesLostError",
     "connect",
     "store_episodes",
 ]

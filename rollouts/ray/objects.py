@@ -14,8 +14,7 @@ from ray.exceptions import ObjectLostError
 
 from renderers import MediaSource
 from renderers.process.caches import ByteLRU
-from rollouts.errors import ArgumentError
-from rollouts.ray.cluster import StoredEpisodesLostError
+from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.trajectory.tree import Trajectory
 from transport import decode_frames, encode_frames
 from transport.wire.wire_format import Buffer
@@ -156,13 +155,16 @@ class StoredEpisodes:
     def load(self) -> list[Trajectory]:
         """The episodes. Blocks until this node has them.
 
-        Large arrays and all media are views of the node's object store. Raises `StoredEpisodesLostError` where the
+        Large arrays and all media are views of the node's object store. Raises `RolloutsError` where the
         process that stored them has ended, and `DecodeError`.
         """
         try:
             message, *values = ray.get([self.frames, *self.media.values()])
         except ObjectLostError as error:
-            raise StoredEpisodesLostError(self.num_episodes, type(error).__name__) from error
+            raise RolloutsError(
+                f"{self.num_episodes} stored episodes, or media of them, are no longer in the object store "
+                f"({type(error).__name__}); the process that stored them must run until they have been loaded"
+            ) from error
         found: dict[str, MediaSource] = {}
         for digest, value in zip(self.media, values, strict=True):
             found[digest] = MediaSource(digest, value.frames[0])

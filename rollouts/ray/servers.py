@@ -14,8 +14,8 @@ from ray.exceptions import RayError, RayTaskError
 
 from rollouts.calls import StartAndClose
 from rollouts.engines.lazy.server_process import ServerProcess
-from rollouts.errors import ArgumentError
-from rollouts.ray.cluster import RayServerStartError, require_connection
+from rollouts.errors import ArgumentError, RolloutsError
+from rollouts.ray.cluster import require_connection
 from rollouts.ray.workers import loss_reason
 from rollouts.values import whole_number
 
@@ -63,7 +63,7 @@ class RayServers(StartAndClose):
     async def start(self) -> None:
         """Start the servers, and return when all are ready.
 
-        Raises `RayConnectionError` where this process is not connected, `RayServerStartError` for the first server that
+        Raises `RolloutsError` where this process is not connected, and for the first server that
         does not start, and `ArgumentError` for a name that an actor has.
         """
         require_connection()
@@ -77,9 +77,9 @@ class RayServers(StartAndClose):
             try:
                 await actor.base_url.remote()
             except RayTaskError as error:
-                raise RayServerStartError(name, str(error.cause)) from error
+                raise RolloutsError(f"server {name:.80} did not start: {error.cause!s}") from error
             except RayError as error:
-                raise RayServerStartError(name, loss_reason(error)) from error
+                raise RolloutsError(f"server {name:.80} did not start: {loss_reason(error)}") from error
 
     async def close(self) -> None:
         """End the servers and their actors. A second call does nothing."""

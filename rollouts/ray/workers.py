@@ -17,8 +17,8 @@ from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 from renderers import MediaSource
 from rollouts.calls import StartAndClose
 from rollouts.engines.protocol import InFlight
-from rollouts.errors import ArgumentError, describe_exception
-from rollouts.ray.cluster import RayJobError, RayWorkerStartError, require_connection
+from rollouts.errors import ArgumentError, RolloutsError, describe_exception
+from rollouts.ray.cluster import require_connection
 from rollouts.ray.objects import ObjectFrames, ObjectMedia
 from rollouts.ray.worker_actor import (
     CallResult,
@@ -53,7 +53,7 @@ class ActorWorker:
         self._loss: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def run(self, job: EpisodeJob, observer: JobObserver) -> EpisodeOutcome:
-        """As `RemoteWorker.run`. Raises `RayJobError` for a job that the worker cannot run."""
+        """As `RemoteWorker.run`. Raises `RolloutsError` for a job that the worker cannot run."""
         call = next(self._calls)
         reader = self._readers[call] = ProgressReader(observer)
         try:
@@ -62,7 +62,7 @@ class ActorWorker:
             self._actor.cancel.remote(call)
             raise
         except RayTaskError as error:
-            raise RayJobError(self._name, str(error.cause)) from error
+            raise RolloutsError(f"worker {self._name:.80} could not run the episode: {error.cause!s}") from error
         except RayError as error:
             reason = loss_reason(error)
             if not self._loss.done():
@@ -115,11 +115,16 @@ class ActorWorker:
         if result.progress is not None:
             reader.read(result.progress)
         if result.outcome is None:
-            raise RayJobError(self._name, result.error or "it was cancelled there")
+            raise RolloutsError(
+                f"worker {self._name:.80} could not run the episode: {result.error or 'it was cancelled there'}"
+            )
         media = await self._media.receive(result.media, lambda digests: self._fetch(call, digests))
         outcome = decode_frames(result.outcome.frames, find_media=media.get)
         if not isinstance(outcome, EpisodeOutcome):
-            raise RayJobError(self._name, f"it returned a {type(outcome).__name__} in place of an EpisodeOutcome")
+            raise RolloutsError(
+                f"worker {self._name:.80} could not run the episode: it returned a {type(outcome).__name__} "
+                "in place of an EpisodeOutcome"
+            )
         return outcome
 
     def _fetch(self, call: int, digests: Sequence[str]) -> Sequence[Any]:
@@ -199,8 +204,8 @@ class RayWorkers(StartAndClose):
         self._keepers: dict[str, asyncio.Task[None]] = {}  # by the name of the worker that each keeps running
         self._places: dict[str, StartedActor] = {}
         self._ending: set[asyncio.Task[None]] = set()  # keepers of workers that are no longer wanted
-        self._last_failure: RayWorkerStartError | None = None  # of a worker that was given up
-        self._failure: RayWorkerStartError | None = None
+        self._last_failure: RolloutsError | None = None  # of a worker that was given up
+        self._failure: RolloutsError | None = None
         self._changed = asyncio.Event()  # a worker has started, or none can
         self._is_closed = False
 
@@ -209,7 +214,7 @@ class RayWorkers(StartAndClose):
     async def start(self) -> None:
         """Make the actors, and return when one of them has started; a second call only waits.
 
-        Raises `RayConnectionError` where this process is not connected, `RayWorkerStartError` where a worker cannot be
+        Raises `RolloutsError` where this process is not connected, and where a worker cannot be
         made or none has started after `start_seconds`, and `WorkersClosedError`.
         """
         if self._is_closed:
@@ -223,10 +228,10 @@ class RayWorkers(StartAndClose):
             if self._last_failure is not None:
                 raise self._last_failure from None
             free = {name: amount for name, amount in ray.available_resources().items() if ":" not in name}
-            raise RayWorkerStartError(
-                next(iter(self._keepers), "0"),
-                f"no worker has started after {self._start_seconds:g} s; the cluster has {free} free",
-                f"add nodes that have what actor_options ask for ({self._described_options()}), or ask for less",
+            raise RolloutsError(
+                f"worker {next(iter(self._keepers), '0'):.80} cannot be started: no worker has started after "
+                f"{self._start_seconds:g} s; the cluster has {free} free; add nodes that have what "
+                f"actor_options ask for ({self._described_options()}), or ask for less"
             ) from None
         if self._failure is not None:
             raise self._failure
@@ -267,7 +272,7 @@ class RayWorkers(StartAndClose):
         return self._pool.on_slots_changed(listener)
 
     async def run(self, job: EpisodeJob, observer: JobObserver) -> Trajectory:
-        """As `Workers.run`; also raises `RayWorkerStartError` where no worker can be started."""
+        """As `Workers.run`; also raises `RolloutsError` where no worker can be started."""
         try:
             return await self._pool.run(job, observer)
         except WorkersClosedError:
@@ -321,7 +326,7 @@ class RayWorkers(StartAndClose):
             return ray.remote(WorkerActor).options(**self._options).remote(self._parts, self._slots)
         except (TypeError, ValueError) as error:  # a function that cannot be pickled, an option that Ray does not have
             cure = "correct actor_options, or let the functions import and make in the actor what cannot be pickled"
-            raise RayWorkerStartError(name, str(error), cure) from error
+            raise RolloutsError(f"worker {name:.80} cannot be started: {error!s}; {cure}") from error
 
     async def _keep(self, name: str, actor: Any) -> None:
         """Run a worker until it is no longer wanted, or cannot be started."""
@@ -375,7 +380,7 @@ class RayWorkers(StartAndClose):
 
     def _give_up(self, name: str, reason: str) -> None:
         """A worker cannot be started: the others go on without it. Where it was the last one, no episode can run."""
-        error = self._last_failure = RayWorkerStartError(name, reason, _cure(reason))
+        error = self._last_failure = RolloutsError(f"worker {name:.80} cannot be started: {reason}; {_cure(reason)}")
         log.error("%s", error)
         self._keepers.pop(name, None)
         if not self._keepers:

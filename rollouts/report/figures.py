@@ -241,7 +241,7 @@ class Collected:
 def collect(files: RunFiles, deadline: float | None = None) -> Collected:
     """Read a directory. Reading episodes ends at `deadline` (`time.monotonic`), if there is one.
 
-    Raises `ReportDirectoryError` for a file that is none of a run.
+    Raises `RolloutsError` for a file that is none of a run.
     """
     collected = Collected(files.path.resolve().name, problems=files.problems, complete=files.is_complete())
     collected.training, collected.runner = files.training(), files.runner()

@@ -19,20 +19,6 @@ from rollouts.observability.training_log import (
 from rollouts.trajectory_files import Episode, episodes_of_record
 from transport import RecordReader, TransportError
 
-
-class ReportDirectoryError(RolloutsError):
-    """A path is no directory of a run, or a file of it cannot be read. `path` is the path.
-
-    Cure: name the output directory of `rollouts run` or `rollouts demo`; repair a damaged file with
-    `rollouts traj repair`.
-    """
-
-    def __init__(self, path: Path, reason: str) -> None:
-        self.path = path
-        self.reason = reason
-        super().__init__(f"{path}: {reason}")
-
-
 TRAJECTORIES_FILE: Final = "trajectories.mmr"
 GROUPS_FILE: Final = "metrics.jsonl"
 RUNNER_FILE: Final = "runner_metrics.jsonl"
@@ -149,19 +135,19 @@ class RunFiles:
             return RecordReader(path)
         except TransportError as error:
             cure = f"`rollouts traj repair {path} --out NEW_FILE` keeps its complete records"
-            raise ReportDirectoryError(path, f"it cannot be read: {error}; {cure}") from error
+            raise RolloutsError(f"{path}: it cannot be read: {error}; {cure}") from error
 
 
 def open_run(path: Path) -> RunFiles:
-    """The files of the directory of a run, a demonstration or a training log. Raises `ReportDirectoryError`."""
+    """The files of the directory of a run, a demonstration or a training log. Raises `RolloutsError`."""
     if not path.exists():
-        raise ReportDirectoryError(path, "there is no such directory; name the output directory of a run")
+        raise RolloutsError(f"{path}: there is no such directory; name the output directory of a run")
     if not path.is_dir():
-        raise ReportDirectoryError(path, f"it is a file; name the directory of the run: {path.parent}")
+        raise RolloutsError(f"{path}: it is a file; name the directory of the run: {path.parent}")
     if not any((path / name).exists() for name in _FILES):
         names = ", ".join(_FILES)
         cure = "name the output directory of `rollouts run` or `rollouts demo`"
-        raise ReportDirectoryError(path, f"it holds none of {names}; {cure}")
+        raise RolloutsError(f"{path}: it holds none of {names}; {cure}")
     return RunFiles(path)
 
 

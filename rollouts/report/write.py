@@ -109,7 +109,7 @@ def write_report(
     `rollouts.view.write_html`. `seconds` bounds the time for reading: a report that reached it covers the first
     episodes, and says so. Files of earlier reports are replaced.
 
-    Raises `ReportDirectoryError` for a path that is no such directory, and `OSError`.
+    Raises `RolloutsError` for a path that is no such directory, and `OSError`.
     """
     started = time.monotonic()
     files = open_run(Path(directory))

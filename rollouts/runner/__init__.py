@@ -1,23 +1,10 @@
 """Groups of episodes for the tasks of a run."""
 
 from rollouts.episodes.deadlines import EpisodeLimits
-from rollouts.runner.errors import (
-    GroupFailedError,
-    RunnerArgumentError,
-    RunnerBusyError,
-    RunnerClosedError,
-    TaskSourceError,
-)
+from rollouts.runner.errors import GroupFailedError, TaskSourceError
 from rollouts.runner.group import Group
 from rollouts.runner.group_run import RetryPolicy
-from rollouts.runner.journal import (
-    Journal,
-    JournalDamagedError,
-    JournalError,
-    JournalInUseError,
-    JournalOfAnotherRunError,
-    JournalWriteError,
-)
+from rollouts.runner.journal import Journal, JournalError, JournalInUseError, JournalOfAnotherRunError
 from rollouts.runner.modes import Asynchronous, OneStepOffPolicy, Synchronous
 from rollouts.runner.runner import GroupStream, Runner
 from rollouts.task import Task
@@ -29,17 +16,12 @@ __all__ = [
     "GroupFailedError",
     "GroupStream",
     "Journal",
-    "JournalDamagedError",
     "JournalError",
     "JournalInUseError",
     "JournalOfAnotherRunError",
-    "JournalWriteError",
     "OneStepOffPolicy",
     "RetryPolicy",
     "Runner",
-    "RunnerArgumentError",
-    "RunnerBusyError",
-    "RunnerClosedError",
     "Synchronous",
     "Task",
     "TaskSourceError",

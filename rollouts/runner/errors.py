@@ -6,38 +6,8 @@ import os
 import socket
 from collections.abc import Sequence
 
-from rollouts.errors import ArgumentError, RolloutsError, describe_exception
+from rollouts.errors import RolloutsError, describe_exception
 from rollouts.trajectory.tree import Trajectory
-
-
-class RunnerArgumentError(ArgumentError):
-    """An argument of `Runner` or of one of its methods has a wrong value. `name` is the argument.
-
-    Cure: pass a value as the text says.
-    """
-
-
-class RunnerBusyError(RolloutsError):
-    """Two consumers wait for the same groups.
-
-    Cure: await the other call first, or make a stream for each consumer with `runner.stream(tasks)`.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(
-            "another call waits for the next groups; await it first, or make a stream for each consumer: "
-            "`runner.stream(tasks)`"
-        )
-
-
-class RunnerClosedError(RolloutsError):
-    """The runner was closed.
-
-    Cure: make another `Runner`, with the same journal to continue the run.
-    """
-
-    def __init__(self) -> None:
-        super().__init__("this Runner is closed; make another one, with the same journal to continue the run")
 
 
 class TaskSourceError(RolloutsError):
@@ -69,7 +39,8 @@ class GroupFailedError(RolloutsError):
 class JournalError(RolloutsError):
     """A journal cannot be used. `path` is its directory.
 
-    Cure: that of the class that was raised.
+    Cure: correct the cause that the text names, such as a full disk, and start the run again with the same journal;
+    restore damaged files from a copy, or begin the run in another directory.
     """
 
     def __init__(self, path: str, reason: str) -> None:
@@ -109,27 +80,6 @@ class JournalOfAnotherRunError(JournalError):
             path,
             f"it belongs to a run with another configuration: {shown}{more}. Continue that run with its own values, or "
             "give this run a directory of its own",
-        )
-
-
-class JournalDamagedError(JournalError):
-    """Files of the journal are missing, damaged, or were not written by a journal.
-
-    Cure: restore the files of the journal from a copy, or begin the run in another directory.
-    """
-
-
-class JournalWriteError(JournalError):
-    """The system refused to write to the journal, as when the disk is full. Earlier entries are intact.
-
-    Cure: correct the cause, such as a full disk, and start the run again with the same journal.
-    """
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(
-            path,
-            f"it cannot be written: {reason}. What was recorded before is intact: correct the cause and start the run "
-            "again with this journal",
         )
 
 

@@ -14,9 +14,8 @@ from renderers import Renderer, RendererPool
 from rollouts.engines.protocol import Engine, InFlight, SamplingParams
 from rollouts.episodes.deadlines import EpisodeLimits
 from rollouts.episodes.episode import check_engine, check_renderer, check_sampling
-from rollouts.errors import ArgumentError
+from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.rewards import GroupReward, check_names
-from rollouts.runner.errors import RunnerArgumentError, RunnerClosedError
 from rollouts.runner.events import Listener, Reporter
 from rollouts.runner.group import Group
 from rollouts.runner.group_run import GroupRun, GroupSettings, RetryPolicy
@@ -34,10 +33,10 @@ from rollouts.workers.protocol import Workers, are_workers
 
 
 def check_counts(**counts: Any) -> None:
-    """Raises `RunnerArgumentError` for a value that is not an integer of at least 1."""
+    """Raises `ArgumentError` for a value that is not an integer of at least 1."""
     for name, value in counts.items():
         if (whole_number(value) or 0) < 1:
-            raise RunnerArgumentError(name, value, "pass an integer of at least 1")
+            raise ArgumentError(name, value, "pass an integer of at least 1")
 
 
 def check_place(make_environment: object, engine: object, renderer: object, workers: object) -> None:
@@ -48,10 +47,10 @@ def check_place(make_environment: object, engine: object, renderer: object, work
         check_renderer(renderer)
         return
     if not are_workers(workers):
-        raise RunnerArgumentError("workers", workers, "pass Workers, such as LinkWorkers(...), or None")
+        raise ArgumentError("workers", workers, "pass Workers, such as LinkWorkers(...), or None")
     for name, value in (("make_environment", make_environment), ("renderer", renderer)):
         if value is not None:
-            raise RunnerArgumentError(name, value, "pass None: with workers=... it is the workers that have one")
+            raise ArgumentError(name, value, "pass None: with workers=... it is the workers that have one")
     if engine is not None:
         check_engine(engine)
 
@@ -68,28 +67,28 @@ def check_options(
     journal: object,
     listeners: object,
 ) -> None:
-    """Raises `RunnerArgumentError` for a value of another type, `ArgumentError` for two rewards of one name."""
+    """Raises `ArgumentError`, also for two rewards of one name."""
     check_sampling(sampling)
     if whole_number(seed) is None:
-        raise RunnerArgumentError("seed", seed, "pass an integer")
+        raise ArgumentError("seed", seed, "pass an integer")
     if not isinstance(limits, EpisodeLimits):
-        raise RunnerArgumentError("limits", limits, "pass EpisodeLimits(...)")
+        raise ArgumentError("limits", limits, "pass EpisodeLimits(...)")
     if not isinstance(retry, RetryPolicy):
-        raise RunnerArgumentError("retry", retry, "pass RetryPolicy(...)")
+        raise ArgumentError("retry", retry, "pass RetryPolicy(...)")
     if not callable(getattr(mode, "max_undelivered", None)) or isinstance(mode, type):
-        raise RunnerArgumentError("mode", mode, "pass Synchronous(), OneStepOffPolicy() or Asynchronous(max_staleness)")
+        raise ArgumentError("mode", mode, "pass Synchronous(), OneStepOffPolicy() or Asynchronous(max_staleness)")
     if skip_group is not None and not callable(skip_group):
-        raise RunnerArgumentError("skip_group", skip_group, "pass a function of a Group, or None")
+        raise ArgumentError("skip_group", skip_group, "pass a function of a Group, or None")
     if iscoroutinefunction(skip_group) or iscoroutinefunction(getattr(skip_group, "__call__", None)):  # noqa: B004
         rule = "pass a function that is not async; compute what it has to wait for in a group reward"
-        raise RunnerArgumentError("skip_group", skip_group, rule)
+        raise ArgumentError("skip_group", skip_group, rule)
     if journal is not None and not isinstance(journal, Journal):
-        raise RunnerArgumentError("journal", journal, "pass Journal.open(directory), or None")
+        raise ArgumentError("journal", journal, "pass Journal.open(directory), or None")
     if not isinstance(group_rewards, Sequence) or not all(isinstance(one, GroupReward) for one in group_rewards):
-        raise RunnerArgumentError("group_rewards", group_rewards, "pass a list of GroupReward(name, weight, function)")
+        raise ArgumentError("group_rewards", group_rewards, "pass a list of GroupReward(name, weight, function)")
     check_names("group_rewards", group_rewards)
     if not isinstance(listeners, Iterable) or not all(callable(one) for one in listeners):
-        raise RunnerArgumentError("listeners", listeners, "pass a list of functions of an event")
+        raise ArgumentError("listeners", listeners, "pass a list of functions of an event")
 
 
 #: What the consumer of a stream wants: all groups, as they finish.
@@ -122,7 +121,7 @@ class Runner:
     One event loop uses a runner. `renderer` may be a `RendererPool`; for any other renderer one is made, whose threads
     do all rendering. The engine, a pool that was given and the workers are not closed; the journal is, also where the
     runner is refused. A runner that has begun groups and is garbage-collected without `close` gives a
-    `ResourceWarning`. Raises `RunnerArgumentError`.
+    `ResourceWarning`. Raises `ArgumentError`.
     """
 
     def __init__(
@@ -219,17 +218,17 @@ class Runner:
         the end of the runner, cancels them for good.
 
         Several streams share the capacity of the runner. Iterating raises `TaskSourceError`, after the groups of all
-        earlier tasks, if `tasks` raises or yields something else or an id twice; `GroupFailedError`; `RunnerBusyError`
-        while another call waits for the same stream; `RunnerClosedError`; `WorkersClosedError`, each time, once the
-        workers are closed and no finished group is left (`collect`: fewer than `count`). Raises `RunnerArgumentError`
-        where `tasks` is none of these or missing.
+        earlier tasks, if `tasks` raises or yields something else or an id twice; `GroupFailedError`; `RolloutsError`
+        while another call waits for the same stream, and once the runner is closed; `WorkersClosedError`, each time,
+        once the workers are closed and no finished group is left (`collect`: fewer than `count`). Raises
+        `ArgumentError` where `tasks` is none of these or missing.
         """
         self._check_open()
         if tasks is None:
             rule = (
                 "pass the tasks of this stream; groups of the tasks that the Runner was made with come from `collect`"
             )
-            raise RunnerArgumentError("tasks", tasks, rule)
+            raise ArgumentError("tasks", tasks, rule)
         return GroupStream(self, self._new_schedule(tasks))
 
     async def collect(self, count: int) -> list[Group]:
@@ -237,12 +236,12 @@ class Runner:
 
         The groups of the previous call count as delivered. A call that is cancelled cancels the running episodes; no
         group is lost, and the next call begins the episodes again. Raises as iterating over a `stream` does, and
-        `RunnerArgumentError` for a runner without `tasks`.
+        `ArgumentError` for a runner without `tasks`.
         """
         self._check_open()
         check_counts(count=count)
         if self._collected is None:
-            raise RunnerArgumentError("tasks", None, "make the Runner with tasks=... to collect their groups")
+            raise ArgumentError("tasks", None, "make the Runner with tasks=... to collect their groups")
         return await self._next_groups(self._collected, count, Demand(waiting=count, batch=count))
 
     async def acknowledge(self, group: Group) -> None:
@@ -351,7 +350,7 @@ class Runner:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise RunnerClosedError
+            raise RolloutsError("this Runner is closed; make another one, with the same journal to continue the run")
 
     def _new_schedule(self, tasks: Tasks) -> Schedule:
         journal = self._journal

@@ -12,8 +12,8 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from rollouts.engines.protocol import InFlight
-from rollouts.errors import short_repr
-from rollouts.runner.errors import GroupFailedError, RunnerBusyError, TaskSourceError
+from rollouts.errors import RolloutsError, short_repr
+from rollouts.runner.errors import GroupFailedError, TaskSourceError
 from rollouts.runner.events import GroupDelivered, GroupFinished, GroupSkipped, GroupStale
 from rollouts.runner.group import Group
 from rollouts.runner.group_run import GroupRun, GroupSettings
@@ -99,7 +99,10 @@ class Schedule:
         for delivery again.
         """
         if self._is_taking:
-            raise RunnerBusyError
+            raise RolloutsError(
+                "another call waits for the next groups; await it first, or make a stream for each consumer: "
+                "`runner.stream(tasks)`"
+            )
         self._is_taking = True
         try:
             for group in list(self._unacknowledged):

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from rollouts.episodes.environment import CLOSE_SECONDS
-from rollouts.errors import describe_exception
-from rollouts.runner.errors import RunnerArgumentError, TaskSourceError
+from rollouts.errors import ArgumentError, describe_exception
+from rollouts.runner.errors import TaskSourceError
 from rollouts.task import Task
 
 
@@ -93,7 +93,7 @@ class TaskSource:
         elif isinstance(tasks, Iterable) and not isinstance(tasks, str | bytes):
             self._blocking = iter(tasks)
         else:
-            raise RunnerArgumentError("tasks", tasks, "pass an iterable or async iterable of Task")
+            raise ArgumentError("tasks", tasks, "pass an iterable or async iterable of Task")
         self._position = 0
         self._ids = ids
         self._is_recorded = is_recorded

@@ -1,7 +1,7 @@
 """For tests of environments and trainers: small complete checkpoint directories, and engines without a model."""
 
-from rollouts.testing.scripted_engine import ScriptedCompletion, ScriptedEngine, ScriptError
+from rollouts.testing.scripted_engine import ScriptedCompletion, ScriptedEngine
 from rollouts.testing.simulated_engine import SimulatedEngine
 from rollouts.testing.tiny_model import CHAT_TEMPLATE, tiny_qwen3_vl
 
-__all__ = ["CHAT_TEMPLATE", "ScriptError", "ScriptedCompletion", "ScriptedEngine", "SimulatedEngine", "tiny_qwen3_vl"]
+__all__ = ["CHAT_TEMPLATE", "ScriptedCompletion", "ScriptedEngine", "SimulatedEngine", "tiny_qwen3_vl"]

@@ -22,13 +22,6 @@ from rollouts.engines.protocol import (
 from rollouts.errors import EngineClosedError, EngineError, short_repr
 
 
-class ScriptError(EngineError):
-    """A script has no entry for a request, or one that cannot become a completion.
-
-    Cure: give the script an entry for each request, or pass a function.
-    """
-
-
 @dataclass(frozen=True, slots=True)
 class ScriptedCompletion:
     """One completion of a script. `logprobs` is one number for all tokens, or one for each.
@@ -65,7 +58,7 @@ class ScriptedEngine:
     As with a real engine, a completion is cut off after `sampling.max_tokens` tokens; it ends with `FinishReason.STOP`
     where its last token is a stop token and with `LENGTH` elsewhere. Every log-probability is -0.5 unless the script
     gives another. `requests` holds the requests in order of arrival, `updates` the arguments of `update_weights`, and
-    `closed` whether `close` was called. Raises `ScriptError` when the script has no entry left.
+    `closed` whether `close` was called. Raises `EngineError` when the script has no entry left.
     """
 
     def __init__(
@@ -76,7 +69,7 @@ class ScriptedEngine:
         weight_version: str = "0",
     ) -> None:
         if isinstance(script, str):
-            raise ScriptError("script", f"a script is a list of entries, not the text {script!r:.40}; pass [text]")
+            raise EngineError("script", f"a script is a list of entries, not the text {script!r:.40}; pass [text]")
         self.requests: list[GenerateRequest] = []
         self.updates: list[tuple[Any, str, InFlight]] = []
         self.closed = False
@@ -87,7 +80,7 @@ class ScriptedEngine:
         self._weight_version = weight_version
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """Return the next completions of the script. Raises its exceptions, `ScriptError` and `EngineClosedError`."""
+        """Return the next completions of the script. Raises its exceptions, `EngineError` and `EngineClosedError`."""
         if self.closed:
             raise EngineClosedError(request.request_id, "the engine is closed")
         self.requests.append(request)
@@ -132,7 +125,7 @@ class ScriptedEngine:
         try:
             return next(self._script)
         except StopIteration:
-            raise ScriptError(
+            raise EngineError(
                 request.request_id,
                 f"the script has no entry left for request {len(self.requests)}; give it one more, or a function",
             ) from None
@@ -162,13 +155,13 @@ class ScriptedEngine:
             try:
                 return [int(token) for token in output]
             except (TypeError, ValueError) as error:
-                raise ScriptError(
+                raise EngineError(
                     request.request_id,
                     f"entry {number} of the script is {short_repr(output)} ({type(output).__name__}); pass text, token "
                     "ids, a ScriptedCompletion, a Completion, a GenerateResult, an exception or a function",
                 ) from error
         if self._renderer is None:
-            raise ScriptError(request.request_id, f"{output!r:.40} needs a tokenizer; pass renderer=, or token ids")
+            raise EngineError(request.request_id, f"{output!r:.40} needs a tokenizer; pass renderer=, or token ids")
         ids: list[int] = self._renderer.tokenizer.encode_scaffold(output)
         stops = self._stop_ids()
         cut_off = scripted.finish_reason not in (None, FinishReason.STOP)

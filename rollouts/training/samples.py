@@ -190,7 +190,7 @@ def samples_from_trajectory(
 
     `processors` (a renderer's, by modality) compute the pixels again from the sources; raises `PixelMismatchError` if
     they differ from the pixels that the sampler saw. Raises `ArgumentError` for another advantage, `shared` or
-    `agents`, and `MissingColumnError` for routed experts whose numbers of layers or dtypes differ along a path.
+    `agents`, and `TrajectoryError` for routed experts whose numbers of layers or dtypes differ along a path.
     """
     if isinstance(agents, str) or (agents is not None and not isinstance(agents, Collection)):
         raise ArgumentError("agents", agents, "pass a collection of names, or None for all agents")

@@ -158,7 +158,7 @@ def pack_episodes(
     """The episodes with their media in one form. The episodes themselves are not changed.
 
     The array forms need the sender's `processors`; their caches usually still hold the pixels. Raises `PixelFormError`,
-    `MissingProcessorError`, `PixelMismatchError` if `processors` compute other pixels than the sampler saw, and
+    `RolloutsError`, `PixelMismatchError` if `processors` compute other pixels than the sampler saw, and
     `ArgumentError` for anything but a sequence of trajectories.
     """
     if not isinstance(episodes, Sequence) or not all(isinstance(one, Trajectory) for one in episodes):

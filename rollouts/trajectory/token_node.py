@@ -17,14 +17,7 @@ from renderers.media.item import Modality
 from renderers.placement import placement_error
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import Completion, FinishReason, WeightSpan, token_ids_error, weight_span_error
-from rollouts.errors import (
-    ArgumentError,
-    InvalidNodeError,
-    InvalidTurnError,
-    MissingProcessorError,
-    PixelMismatchError,
-    short_repr,
-)
+from rollouts.errors import ArgumentError, InvalidTurnError, PixelMismatchError, RolloutsError, short_repr
 from transport import wire_type
 from transport.errors import quoted
 
@@ -113,7 +106,7 @@ class MediaReference:
         """Compute the pixels again from the source, with a renderer's `processors`.
 
         Raises `PixelMismatchError` unless they have the `mm_hash` of the pixels that the sampler saw, and
-        `MissingProcessorError`.
+        `RolloutsError`.
         """
         item = processor_for(processors, self.modality).process(self.source)
         if item.mm_hash != self.mm_hash:
@@ -122,11 +115,11 @@ class MediaReference:
 
 
 def processor_for(processors: Mapping[Modality, MediaProcessor] | None, modality: Modality) -> MediaProcessor:
-    """Raises `MissingProcessorError`, and `ArgumentError` where a renderer was passed for its processors."""
+    """Raises `RolloutsError`, and `ArgumentError` where a renderer was passed for its processors."""
     if not isinstance(processors, Mapping | NoneType):
         raise ArgumentError("processors", processors, "pass renderer.processors, a mapping from modality to processor")
     if processors is None or modality not in processors:
-        raise MissingProcessorError(modality)
+        raise RolloutsError(f"there is no processor for {modality}s. Pass processors=renderer.processors.")
     return processors[modality]
 
 
@@ -141,7 +134,7 @@ class TokenNode:
     this node, with `MediaSource`s for their media. `media` are in prompt order. `extras` are further arrays with one
     row per token, by name (`routed_experts`, `sampling_mask`, `advantages`).
 
-    Raises `InvalidNodeError` for values of another type, shape or length, also when decoded. `Trajectory` and its
+    Raises `InvalidTurnError` for values of another type, shape or length, also when decoded. `Trajectory` and its
     `add_turn` check that token ids and log-probabilities are in range.
     """
 
@@ -180,7 +173,7 @@ class TokenNode:
         if error is None and self.media is not _EMPTY:
             error = _media_error(self.media, len(ids))
         if error is not None:
-            raise InvalidNodeError(f"a node after node {quoted(self.parent)}: {error}")
+            raise InvalidTurnError(f"a node after node {quoted(self.parent)}: {error}")
 
     def __len__(self) -> int:
         return len(self.token_ids)

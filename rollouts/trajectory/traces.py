@@ -14,7 +14,7 @@ from renderers.media.reference import load_source
 from renderers.messages import media_parts, part_kind
 from renderers.rendered import MultiModalData
 from rollouts.engines.protocol import Completion, FinishReason
-from rollouts.errors import InvalidTraceError, InvalidTurnError, TrajectoryError, short_repr
+from rollouts.errors import InvalidTurnError, TrajectoryError, short_repr
 from rollouts.trajectory.packed_episodes import Processors
 from rollouts.trajectory.token_node import processor_for
 from rollouts.trajectory.tree import Trajectory
@@ -41,7 +41,7 @@ def trajectory_from_trace(trace: Any, *, processors: Processors | None = None, g
     and number of tokens again. Rewards, metrics and errors are read as `EngineClient.pop_trajectory` does. The versions
     of weights are not part of a trace.
 
-    Raises `InvalidTraceError`, which names the node and the field, `MissingProcessorError`, and the `MediaError` of an
+    Raises `TrajectoryError`, which names the node and the field, `RolloutsError`, and the `MediaError` of an
     image that cannot be read.
     """
     record = trace if isinstance(trace, Mapping) else trace.model_dump(mode="python")
@@ -50,7 +50,7 @@ def trajectory_from_trace(trace: Any, *, processors: Processors | None = None, g
         raise TrajectoryError("this is not a trace of verifiers, which has an id and a list of nodes")
     for index, node in enumerate(nodes):
         if not isinstance(node, Mapping) or not isinstance(node.get("message"), Mapping):
-            raise InvalidTraceError(record["id"], f"nodes[{index}]", "not a node with a message")
+            raise TrajectoryError(f"trace {record['id']:.80}: nodes[{index}]: not a node with a message")
     trajectory = Trajectory(record["id"], _task_index(record), group_id)
     reader = _TraceReader(record, processors)
     calls = {call["node"]: call for call in record.get("calls") or () if call.get("node") is not None}
@@ -58,8 +58,8 @@ def trajectory_from_trace(trace: Any, *, processors: Processors | None = None, g
         if node.get("sampled") and any(node.get("mask") or ()):
             reader.add_turn(trajectory, index, calls.get(index, {}))
     if not trajectory.turns and any(node.get("sampled") for node in nodes):
-        raise InvalidTraceError(
-            record["id"], "nodes", "no sampled token; a client that returns token ids must record the trace"
+        raise TrajectoryError(
+            f"trace {record['id']:.80}: nodes: no sampled token; a client that returns token ids must record the trace"
         )
     record_outcome(trajectory, record)
     return trajectory
@@ -222,8 +222,8 @@ class _TraceReader:
             return None
         return tuple(np.split(ids, np.cumsum(counts)[:-1]))
 
-    def _error(self, index: int, field: str, reason: str) -> InvalidTraceError:
-        return InvalidTraceError(self._trace, f"nodes[{index}].{field}", reason)
+    def _error(self, index: int, field: str, reason: str) -> TrajectoryError:
+        return TrajectoryError(f"trace {self._trace:.80}: nodes[{index}].{field}: {reason}")
 
 
 def _array(value: Any) -> np.ndarray | None:

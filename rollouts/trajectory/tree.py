@@ -27,7 +27,6 @@ from rollouts.engines.protocol import Completion, ending_error, logprobs_error, 
 from rollouts.errors import (
     InvalidTrajectoryError,
     InvalidTurnError,
-    MissingColumnError,
     NodeIndexError,
     TrajectoryError,
     TrajectoryFinishedError,
@@ -650,14 +649,17 @@ class Trajectory(_Growing):
     def extra(self, leaf: int, name: str) -> np.ndarray:
         """One extra, root to `leaf`, concatenated: one row per token.
 
-        Raises `MissingColumnError` where a node lacks it, or has rows of another shape or dtype than the root.
+        Raises `TrajectoryError` where a node lacks it, or has rows of another shape or dtype than the root.
         """
         columns: list[np.ndarray] = []
         for index in self.path(leaf):
             rows = self.nodes[index].extras.get(name)
             if rows is None or (columns and (rows.shape[1:], rows.dtype) != (columns[0].shape[1:], columns[0].dtype)):
-                root_rows = f"{columns[0].dtype} {columns[0].shape[1:]}" if columns else ""
-                raise MissingColumnError(self.episode_id, index, name, root_rows)
+                root = f" with rows of {columns[0].dtype} {columns[0].shape[1:]}, which the root has" if columns else ""
+                raise TrajectoryError(
+                    f"episode {self.episode_id}: node {index} has no extra {name!r}{root}. Have the engine report it "
+                    "in every turn, or take those of single nodes from nodes[i].extras"
+                )
             columns.append(rows)
         return np.concatenate(columns)
 
@@ -674,7 +676,7 @@ class Trajectory(_Growing):
     def multi_modal_data(self, leaf: int, processors: Mapping[Modality, MediaProcessor]) -> MultiModalData:
         """The media of `media(leaf)` with their pixels, computed again by a renderer's `processors`.
 
-        Raises `PixelMismatchError` if the result differs from the pixels that the sampler saw, `MissingProcessorError`.
+        Raises `PixelMismatchError` if the result differs from the pixels that the sampler saw, `RolloutsError`.
         """
         return MultiModalData.from_items(
             (reference.derive(processors), reference.placeholder) for reference in self.media(leaf)

@@ -26,32 +26,6 @@ if TYPE_CHECKING:
     from rollouts.training.mismatch.compared import ComparedTokens
 
 
-class ComparedNamesError(RolloutsError):
-    """Compared tokens belong to a sample that no shown episode has. `name` is that of the sample.
-
-    Cure: pass the episodes that the batch was made of.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        super().__init__(
-            f"the compared tokens are of the sample {name!r}, which is no branch of the given episodes; samples of "
-            "`samples_from_trajectory` are named EPISODE/LEAF. Pass the episodes that the batch was made of."
-        )
-
-
-class ViewPortError(RolloutsError):
-    """The viewer cannot listen on a port. `port` is its number.
-
-    Cure: pass another `--port`, or 0 for a free one.
-    """
-
-    def __init__(self, port: int, reason: str) -> None:
-        self.port = port
-        self.reason = reason
-        super().__init__(f"port {port} of 127.0.0.1 cannot be used: {reason}; pass another --port, or 0 for a free one")
-
-
 class EpisodeReadError(RolloutsError):
     """An episode or a medium of a served file cannot be read. `name` says which one.
 
@@ -162,7 +136,7 @@ def write_html(
     `trainer_logprobs`. Images are reduced to `image_side` pixels on their longer side. `problems` are lines that the
     page shows about the whole file. Memory holds one episode at a time, as far as `trajectories` does.
 
-    Raises `OSError`, and `ComparedNamesError` where `compared` has a sample that is no branch of these episodes, unless
+    Raises `OSError`, and `RolloutsError` where `compared` has a sample that is no branch of these episodes, unless
     `allow_unused`.
     """
     path = Path(path)
@@ -179,7 +153,11 @@ def write_html(
             with errors_name(path):
                 data.write(binary_block(f"episode-{number}", payload))
         if trainer is not None and trainer.unused and not allow_unused:
-            raise ComparedNamesError(min(trainer.unused))
+            raise RolloutsError(
+                f"the compared tokens are of the sample {min(trainer.unused)!r}, which is no branch of the "
+                "given episodes; samples of `samples_from_trajectory` are named EPISODE/LEAF. Pass the "
+                "episodes that the batch was made of."
+            )
         title = title or (rows[0]["id"] if len(rows) == 1 else f"{len(rows)} episodes")
         index = {"title": title, "episodes": rows, "problems": list(problems), "live": False}
         with errors_name(path):

@@ -12,10 +12,11 @@ from aiohttp import web
 
 from renderers import MediaSource, TemplateRenderer
 from renderers.media.item import Modality
+from rollouts.errors import RolloutsError
 from rollouts.trajectory.tree import Trajectory
 from rollouts.view.episode_data import encoded_json, episode_payload
 from rollouts.view.media_frames import DEFAULT_IMAGE_SIDE, display_medium
-from rollouts.view.page import PAGE_END, EpisodeReadError, ViewPortError, json_block, page_start, script_block
+from rollouts.view.page import PAGE_END, EpisodeReadError, json_block, page_start, script_block
 
 HOST: Final = "127.0.0.1"
 #: The most lines of the list in one response.
@@ -121,7 +122,7 @@ def viewer_app(
 
 
 async def serve_viewer(app: web.Application, secret: str, port: int, on_ready: Callable[[str], None]) -> None:
-    """Serve on 127.0.0.1 until cancelled. `on_ready` gets the address of the page. Raises `ViewPortError`."""
+    """Serve on 127.0.0.1 until cancelled. `on_ready` gets the address of the page. Raises `RolloutsError`."""
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
@@ -129,7 +130,10 @@ async def serve_viewer(app: web.Application, secret: str, port: int, on_ready: C
         try:
             await site.start()
         except (OSError, OverflowError) as error:
-            raise ViewPortError(port, getattr(error, "strerror", None) or str(error)) from error
+            raise RolloutsError(
+                f"port {port} of 127.0.0.1 cannot be used: {getattr(error, 'strerror', None) or str(error)}; "
+                "pass another --port, or 0 for a free one"
+            ) from error
         on_ready(f"http://{HOST}:{runner.addresses[0][1]}/{secret}/")
         await asyncio.Event().wait()
     finally:

@@ -12,7 +12,7 @@ to another one.
 """
 
 from rollouts.workers.episode_worker import EpisodeFailure, EpisodeJob, EpisodeOutcome, EpisodeWorker
-from rollouts.workers.protocol import JobObserver, WorkerGoneError, WorkerLostError, Workers, WorkersClosedError
+from rollouts.workers.protocol import JobObserver, WorkerGoneError, Workers, WorkersClosedError
 from rollouts.workers.worker_pool import JobTurn, JobWaiting, Progress, ProgressObserver, RemoteWorker, WorkerPool
 
 __all__ = [
@@ -27,7 +27,6 @@ __all__ = [
     "ProgressObserver",
     "RemoteWorker",
     "WorkerGoneError",
-    "WorkerLostError",
     "WorkerPool",
     "Workers",
     "WorkersClosedError",

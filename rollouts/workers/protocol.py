@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol, TypeGuard, runtime_checkable
 
 from rollouts.engines.protocol import InFlight
@@ -47,7 +47,7 @@ class Workers(Protocol):
 
         Waits while there is no free slot. Cancelling the call cancels the attempt on its worker, and its requests to
         the engine. Raises `EpisodeError` with the completed turns: its cause is a `RemoteFailureError`, or a
-        `WorkerLostError` where worker after worker was lost; and `WorkersClosedError`.
+        `RolloutsError` where worker after worker was lost; and `WorkersClosedError`.
         """
         ...
 
@@ -85,33 +85,6 @@ class WorkerGoneError(RolloutsError):
         self.worker = worker
         self.reason = reason
         super().__init__(f"worker {worker:.80}: {reason}")
-
-
-class WorkerLostError(RolloutsError):
-    """An episode was given up because each worker that ran it was lost. `losses` has a line for each of them.
-
-    Cure: read the logs of the workers; the environment may end its process, or use more memory than there is.
-    """
-
-    def __init__(self, episode_id: str, losses: Sequence[str]) -> None:
-        self.episode_id = episode_id
-        self.losses = tuple(losses)
-        super().__init__(
-            f"episode {episode_id:.80} lost {len(self.losses)} workers ({'; '.join(self.losses)}) and is not run "
-            "again; see the logs of the workers: its environment may end its process, or use more memory than there is"
-        )
-
-
-class UnreadableOutcomeError(RolloutsError):
-    """What a worker sent as the outcome of an episode cannot be decoded, or is the outcome of another episode.
-
-    Cure: install the same version of mmrollouts and of the environment on both sides.
-    """
-
-    def __init__(self, worker: str, reason: str) -> None:
-        self.worker = worker
-        self.reason = reason
-        super().__init__(f"worker {worker:.80} sent an outcome that cannot be used: {reason}")
 
 
 class WorkersClosedError(RolloutsError):

@@ -19,7 +19,7 @@ from rollouts.errors import ArgumentError, RolloutsError, describe_exception
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import finite_number, whole_number
 from rollouts.workers.episode_worker import EpisodeJob, EpisodeOutcome
-from rollouts.workers.protocol import JobObserver, WorkerGoneError, WorkerLostError, WorkersClosedError
+from rollouts.workers.protocol import JobObserver, WorkerGoneError, WorkersClosedError
 from transport import TransportError, wire_type
 
 # What an episode reports while it runs, as values that cross processes.
@@ -160,7 +160,7 @@ class WorkerPool:
     A job runs on the worker with the largest free share of its slots; jobs wait in the order in which they came. A job
     whose worker is removed is the first to run on another one. Jobs of one episode id, of two streams of the same tasks
     for example, run one after the other, because a worker runs one job of an episode id at a time. After
-    `max_losses` lost workers a job is given up with `WorkerLostError`, so that an environment that ends its process
+    `max_losses` lost workers a job is given up with `RolloutsError`, so that an environment that ends its process
     does not end all workers. Raises `ArgumentError`.
     """
 
@@ -254,7 +254,14 @@ class WorkerPool:
             if member.is_lost:
                 losses.append(f"{member.name}: {member.removed}")
             if len(losses) >= self._max_losses:
-                raise _failed(job, WorkerLostError(job.episode_id, losses))
+                raise _failed(
+                    job,
+                    RolloutsError(
+                        f"episode {job.episode_id:.80} lost {len(losses)} workers ({'; '.join(losses)}) and "
+                        "is not run again; see the logs of the workers: its environment may end its process, or use "
+                        "more memory than there is"
+                    ),
+                )
 
     def set_update(self, in_flight: InFlight | None) -> None:
         """As `Workers.set_update`, at all workers, also at those that come before it ends.

@@ -12,7 +12,7 @@ import pytest
 
 from renderers import load_renderer
 from rollouts import EpisodeSpec, SamplingParams, Trajectory, trajectory_from_trace
-from rollouts.episodes.errors import EpisodeArgumentError
+from rollouts.errors import ArgumentError
 from rollouts.testing import ScriptedEngine
 
 vf = pytest.importorskip("verifiers.v1")
@@ -344,7 +344,7 @@ def test_a_cancelled_run_passes_its_completed_turns_to_on_end(renderer):
 
 @pytest.mark.parametrize(("task", "concurrency", "named"), [(9, 1, "seed is 9"), (0, 0, "concurrency is 0")])
 def test_a_task_that_is_not_there_and_no_concurrency_are_named(renderer, task, concurrency, named):
-    with pytest.raises(EpisodeArgumentError, match=named):
+    with pytest.raises(ArgumentError, match=named):
         asyncio.run(
             run_verifiers_episodes(
                 load_env(),
@@ -428,5 +428,5 @@ def test_sampling_options_of_verifiers_replace_those_of_the_client(renderer):
     assert {(each.max_tokens, each.top_k, each.temperature) for each in params} == {(7, 0, 0.9)}
     assert params[0].extra == {"min_p": 0.1, "repetition_penalty": 1.1}
     assert len({each.seed for each in params}) == 3
-    with pytest.raises(EpisodeArgumentError, match=r"sampling\.n"):
+    with pytest.raises(ArgumentError, match=r"sampling\.n"):
         EngineClient(engine, renderer, sampling=SamplingParams(n=2))

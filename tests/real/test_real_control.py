@@ -18,7 +18,7 @@ from rollouts.engines.vllm.capabilities import probe
 from rollouts.engines.vllm.connection import ServerConnection
 from rollouts.engines.vllm.control import ServerControl
 from rollouts.engines.vllm.features import encode_features
-from rollouts.errors import ServerError, UnsafeControlError, WeightUpdateError
+from rollouts.errors import EngineError, ServerError, WeightUpdateError
 
 _made = itertools.count()
 GENERATE = "/inference/v1/generate"
@@ -196,9 +196,9 @@ async def test_a_prefix_cache_in_use_is_not_reset_and_that_is_an_error(connectio
     running = await in_flight(connection, tokens=3500)
     with pytest.raises(ServerError, match="requests hold blocks"):
         await control.reset_prefix_cache()
-    with pytest.raises(UnsafeControlError, match="pause first"):
+    with pytest.raises(EngineError, match="pause first"):
         await control.reset_encoder_cache()
-    with pytest.raises(UnsafeControlError, match="requests run"):
+    with pytest.raises(EngineError, match="requests run"):
         await control.reset_prefix_cache(preempt=True)
     assert len((await running)["token_ids"]) == 3500
     await control.reset_prefix_cache()
@@ -266,7 +266,7 @@ async def test_a_request_to_a_paused_server_waits(connection, control, vllm_serv
 async def test_a_sleeping_server_is_woken_and_not_resumed(connection, control, vllm_server):
     await control.sleep(1)
     assert await control.is_sleeping()
-    with pytest.raises(UnsafeControlError, match="level 1"):
+    with pytest.raises(EngineError, match="level 1"):
         await control.resume()
     waiting = asyncio.ensure_future(generated(connection))
     await vllm_server.generates_nothing(waiting)
@@ -279,7 +279,7 @@ async def test_another_process_sees_that_the_weights_were_dropped(connection, co
     await control.sleep(2)
     stranger = ServerControl(connection, control._routes.capabilities)
     try:
-        with pytest.raises(UnsafeControlError, match="weights were dropped"):
+        with pytest.raises(EngineError, match="weights were dropped"):
             await stranger.wake_up()
         await stranger.wake_up(["weights"])
         await stranger.reload_weights(vllm_server.model_dir)
@@ -404,7 +404,7 @@ async def test_partly_loaded_weights_leave_a_paused_server_and_would_have_killed
         await control.update_weights_from_directory(bad, "bad", check=False)
     assert await control.is_paused()
     assert await control.health()  # vLLM reports that it is healthy
-    with pytest.raises(UnsafeControlError, match="kill the server"):
+    with pytest.raises(EngineError, match="kill the server"):
         await control.resume()
     # What a bare /resume would have done:
     vllm_server.http.post("/resume")

@@ -37,7 +37,7 @@ from renderers import (
     load_tokenizer,
 )
 from renderers.configs import config_class
-from renderers.errors import ConfigError, UnsupportedModalityError
+from renderers.errors import ConfigError, MessageError
 from renderers.family_options import options_of, resolve_config
 from renderers.model_files import MODEL_RENDERER_MAP
 
@@ -265,7 +265,7 @@ def test_media_without_a_processor_have_the_marker_that_is_printed(tiny_model_di
     assert bridged[1] is not None
     assert bridged[0].token_ids == bridged[1].token_ids
     assert typed.try_bridge(prompt.token_ids, completion, QUESTION) is renderers.BridgeRefusal.MISSING_MEDIA
-    with pytest.raises(UnsupportedModalityError):
+    with pytest.raises(MessageError, match="reads only text"):
         typed.render(question)
-    with pytest.raises(UnsupportedModalityError):
+    with pytest.raises(MessageError, match="reads only text"):
         load_renderer(tmp_path).render(question, **options)

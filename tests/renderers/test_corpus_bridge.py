@@ -12,7 +12,7 @@ import pytest
 from grafted import grafted_tokenizer_dir
 
 from renderers import BridgeRefusal, RenderedTokens, RendererOptions, TemplateRenderer, load_renderer
-from renderers.errors import MissingTokenError, RendererError
+from renderers.errors import LoadError, RendererError
 
 # Its tokenizer lacks a token that the template prints: refused at load, which is what should happen.
 TEMPLATES = [name for name in corpus.templates() if name != "own/deepseek-vl2-small"]
@@ -212,7 +212,7 @@ def test_user_and_tool_messages_are_appended_in_the_context_that_each_needs() ->
 
 
 def test_a_tokenizer_without_a_token_that_the_template_prints_is_named_at_load() -> None:
-    with pytest.raises(MissingTokenError, match=r"<\|EOT\|>"):
+    with pytest.raises(LoadError, match=r"<\|EOT\|>"):
         load_renderer(
             corpus.model_dir("deepseek-vl2-small"), chat_template=corpus.templates()["own/deepseek-vl2-small"]
         )

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from renderers import MediaItem, MediaPolicy, MediaSource, MediaStore, load_renderer
-from renderers.errors import ConfigError, MediaError, MediaLimitError, UnsupportedModalityError
+from renderers.errors import ConfigError, MediaError, MediaLimitError, MessageError
 from renderers.media.decoding import decode_image
 from renderers.media.item import ExpansionPiece, Modality, TensorField
 from renderers.vision.processor import StoringProcessor
@@ -79,7 +79,7 @@ def test_a_processor_of_a_user_replaces_those_of_the_directory(tiny_model_dir: P
 def test_a_directory_of_a_model_that_reads_only_text_gets_a_processor(tiny_model_dir: Path, tmp_path: Path) -> None:
     files = ignore_patterns("*processor_config.json")
     directory = Path(copytree(tiny_model_dir, tmp_path / "text", ignore=files))
-    with pytest.raises(UnsupportedModalityError):
+    with pytest.raises(MessageError, match="reads only text"):
         load_renderer(directory).render(question(10))
     renderer = load_renderer(directory, processors={"image": MeanColour()})
     assert renderer.render(question(10)).multi_modal_data is not None
@@ -98,7 +98,7 @@ def test_an_expansion_of_several_pieces_is_placed(tiny_model_dir: Path) -> None:
 def test_media_without_a_processor_are_refused_with_the_cure(tiny_model_dir: Path) -> None:
     renderer = load_renderer(tiny_model_dir, processors={"image": MeanColour()})
     clip = {"type": "video", "video": np.zeros((2, 8, 8, 3), np.uint8)}
-    with pytest.raises(UnsupportedModalityError, match="processors= has none for it; pass one"):
+    with pytest.raises(MessageError, match="processors= has none for it; pass one"):
         renderer.render([{"role": "user", "content": [clip]}])
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from renderers import MediaPolicy, MediaSource
-from renderers.errors import MediaDecodeError, MediaError, MediaLimitError, MediaTypeError
+from renderers.errors import MediaDecodeError, MediaError, MediaLimitError
 from renderers.media.decoding import frames_to_raw
 from renderers.media.video_decoding import FramePlan, VideoInfo, decode_video, sample_video
 
@@ -267,7 +267,7 @@ def test_broken_files_raise_media_errors_and_nothing_else(
     ids=lambda data: data[:8].decode() or "empty",
 )
 def test_what_is_no_video_is_refused_by_its_first_bytes(data: bytes) -> None:
-    refused(data, POLICY, MediaTypeError, "neither an MP4")
+    refused(data, POLICY, MediaDecodeError, "neither an MP4")
 
 
 def test_a_playlist_under_the_name_of_a_video_opens_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +289,7 @@ def test_a_playlist_under_the_name_of_a_video_opens_nothing(monkeypatch: pytest.
 
 def test_a_codec_that_is_not_known_to_be_harmless_is_refused() -> None:
     data = video_file(moving_square(3), "avi", "zlib" if "zlib" in av.codecs_available else "flashsv", pix_fmt="bgr24")
-    refused(data, POLICY, MediaTypeError, "convert it to H.264")
+    refused(data, POLICY, MediaDecodeError, "convert it to H.264")
 
 
 def test_a_sound_file_in_a_video_container_is_refused() -> None:

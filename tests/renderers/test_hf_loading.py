@@ -16,13 +16,7 @@ from processor_outputs import BY_NAME, copy_with_config, load_processors
 from transformers import AutoProcessor
 
 from renderers import load_renderer
-from renderers.errors import (
-    InvalidFileError,
-    LoadError,
-    MissingExtraError,
-    MissingTokenError,
-    UnsupportedModalityError,
-)
+from renderers.errors import LoadError, MessageError, MissingExtraError
 
 TEMPLATE = (
     "{% for m in messages %}[INST]{{ m.content if m.content is string else '[IMG]' }}[/INST]{% endfor %}"
@@ -69,7 +63,7 @@ def test_code_of_a_directory_is_refused_and_not_run(
     path.write_text(json.dumps(config))
 
     monkeypatch.setattr("builtins.input", lambda *_: "y")  # who is asked might say yes
-    with pytest.raises(InvalidFileError, match=f"{filename}.*{name}.* is code of the repository.*-hf.*ServerRenderer"):
+    with pytest.raises(LoadError, match=f"{filename}.*{name}.* is code of the repository.*-hf.*ServerRenderer"):
         load_processors(directory)
     assert not witness.exists()
 
@@ -106,7 +100,7 @@ def test_an_audio_tokenizer_of_another_repository_is_refused(processor_directory
     def plant(config: dict[str, Any]) -> None:
         config["audio_tokenizer"] = {"audio_tokenizer_name_or_path": "someone/something"}
 
-    with pytest.raises(InvalidFileError, match=r"processor_config\.json: audio_tokenizer names another model"):
+    with pytest.raises(LoadError, match=r"processor_config\.json: audio_tokenizer names another model"):
         load_processors(copy_with_config(processor_directory("pixtral"), tmp_path / "model", plant))
 
 
@@ -134,7 +128,7 @@ def test_a_missing_package_that_one_processor_needs_is_named(tmp_path: Path, pro
 def test_a_processor_file_that_is_no_json_is_named(processor_directory: Any, tmp_path: Path) -> None:
     directory = copy_with_config(processor_directory("pixtral"), tmp_path / "model", lambda config: None)
     (directory / "processor_config.json").write_text("{")
-    with pytest.raises(InvalidFileError, match=r"processor_config\.json: not readable as JSON"):
+    with pytest.raises(LoadError, match=r"processor_config\.json: not readable as JSON"):
         load_processors(directory)
 
 
@@ -184,7 +178,7 @@ def test_a_processor_that_is_code_of_the_repository_is_refused_with_what_can_be_
     """The files as the models were published: none names code of a processor in `auto_map`."""
     directory = model_directory(files, processor_directory("pixtral"), tmp_path / "model")
     image = {"type": "image", "image": np.zeros((32, 32, 3), np.uint8)}
-    with pytest.raises(UnsupportedModalityError, match=f"{cause}.*which is never run here") as caught:
+    with pytest.raises(MessageError, match=f"{cause}.*which is never run here") as caught:
         load_renderer(directory, chat_template=TEMPLATE).render([{"role": "user", "content": [image]}])
     for cure in ("named -hf", "ServerRenderer, docs/vllm.md", r"processors=...) (docs/media.md)"):
         assert cure in str(caught.value)
@@ -240,7 +234,7 @@ def test_a_marker_that_is_no_control_token_is_refused(processor_directory: Any, 
     def plant(config: dict[str, Any]) -> None:
         config["image_token"] = "[IMAGE]"
 
-    with pytest.raises(MissingTokenError, match=r"\[IMAGE\].*PixtralProcessor"):
+    with pytest.raises(LoadError, match=r"\[IMAGE\].*PixtralProcessor"):
         load_processors(copy_with_config(processor_directory("pixtral"), tmp_path / "model", plant))
 
 

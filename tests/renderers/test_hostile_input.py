@@ -23,7 +23,7 @@ from renderers import (
     TemplateRenderer,
     load_renderer,
 )
-from renderers.errors import ConfigError, InvalidFileError, LoadError, MessageError, TemplateError, TemplateSyntaxError
+from renderers.errors import ConfigError, LoadError, MessageError, TemplateError, TemplateSyntaxError
 from renderers.process.caches import cache_key
 from renderers.template.chat_template import ChatTemplate
 
@@ -291,13 +291,13 @@ def model(tiny_model_dir: Path, tmp_path: Path) -> Path:
 def test_a_file_with_another_structure_is_named(model: Path, name: str, change: dict[str, Any]) -> None:
     content = json.loads((model / name).read_text(encoding="utf-8"))
     (model / name).write_text(json.dumps({**content, **change}), encoding="utf-8")
-    with pytest.raises(InvalidFileError, match=name):
+    with pytest.raises(LoadError, match=name):
         load_renderer(model)
 
 
 def test_a_template_that_is_not_utf8_is_named(model: Path) -> None:
     (model / "chat_template.jinja").write_bytes(b"\xff\xfe{{ 1 }}")
-    with pytest.raises(InvalidFileError, match=r"chat_template\.jinja"):
+    with pytest.raises(LoadError, match=r"chat_template\.jinja"):
         load_renderer(model)
 
 

@@ -13,19 +13,7 @@ import pytest
 from PIL import Image
 
 from renderers import Format, MediaPolicy, RendererError, TemplateRenderer, errors, is_multimodal, load_renderer
-from renderers.errors import (
-    InvalidFileError,
-    LoadError,
-    MediaLimitError,
-    MessageError,
-    MissingFileError,
-    MissingTokenError,
-    ModelNotFoundError,
-    TemplateSyntaxError,
-    UnknownPartError,
-    UnknownRoleError,
-    UnsupportedModalityError,
-)
+from renderers.errors import LoadError, MediaLimitError, MessageError, ModelNotFoundError, TemplateSyntaxError
 
 CHATML = """{% for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content }}<|im_end|>
@@ -71,9 +59,9 @@ def test_a_file_is_not_looked_up_at_the_hub(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_directory_without_a_tokenizer_is_named(model: Path) -> None:
     (model / "tokenizer.json").unlink()
-    with pytest.raises(MissingFileError, match=r"tokenizer\.json") as caught:
+    with pytest.raises(LoadError, match=r"tokenizer\.json") as caught:
         load_renderer(model)
-    assert (caught.value.directory, caught.value.filename) == (str(model), "tokenizer.json")
+    assert str(caught.value).startswith(f"{model} holds no tokenizer.json: ")
 
 
 @pytest.mark.parametrize(
@@ -84,13 +72,13 @@ def test_a_broken_json_file_is_named(model: Path, filename: str, content: str) -
     if filename == "chat_template.json":
         (model / "chat_template.jinja").unlink()
     (model / filename).write_text(content, encoding="utf-8", errors="surrogateescape")
-    with pytest.raises(InvalidFileError, match=filename.replace(".", r"\.")):
+    with pytest.raises(LoadError, match=filename.replace(".", r"\.")):
         load_renderer(model)
 
 
 def test_a_tokenizer_that_tokenizers_cannot_read_is_named(model: Path) -> None:
     (model / "tokenizer.json").write_text('{"model": {"type": "Unheard"}}')
-    with pytest.raises(InvalidFileError, match=r"tokenizer\.json"):
+    with pytest.raises(LoadError, match=r"tokenizer\.json"):
         load_renderer(model)
 
 
@@ -99,9 +87,9 @@ def test_a_tokenizer_that_tokenizers_cannot_read_is_named(model: Path) -> None:
 
 def test_an_error_for_a_directory_without_a_template_explains_how_to_pass_one(model: Path) -> None:
     (model / "chat_template.jinja").unlink()
-    with pytest.raises(MissingFileError, match="chat_template=") as caught:
+    with pytest.raises(LoadError, match="chat_template=") as caught:
         load_renderer(model)
-    assert caught.value.filename == "chat_template.jinja"
+    assert str(caught.value).startswith(f"{model} holds no chat_template.jinja: ")
 
 
 @pytest.mark.parametrize("place", ["tokenizer_config.json", "chat_template.json"])
@@ -125,7 +113,7 @@ def test_a_template_passed_as_text_or_path_overrides_that_of_the_directory(model
 
 def test_a_template_that_does_not_exist_is_named_with_those_that_do(model: Path) -> None:
     for given in ("nowhere.jinja", Path("nowhere.jinja"), "rag"):
-        with pytest.raises(MissingFileError, match="the name of one of the model's own templates") as caught:
+        with pytest.raises(LoadError, match="the name of one of the model's own templates") as caught:
             load_renderer(model, chat_template=given)
         assert str(caught.value).startswith(f"{model} holds no {given}: ")
         assert str(caught.value).endswith("which are 'default'")
@@ -162,12 +150,9 @@ def without_token(model: Path, token: str) -> None:
 @pytest.mark.parametrize("token", ["<|im_end|>", "<|im_start|>", "<|image_pad|>"])
 def test_a_tokenizer_without_a_needed_token_is_an_error_that_names_token_and_model(model: Path, token: str) -> None:
     without_token(model, token)
-    with pytest.raises(MissingTokenError) as caught:
+    with pytest.raises(LoadError) as caught:
         load_renderer(model)
-    assert caught.value.token == token
-    assert caught.value.model == str(model)
-    assert token in str(caught.value)
-    assert str(model) in str(caught.value)
+    assert f"the tokenizer of {model} has no token {token!r}" in str(caught.value)
 
 
 def reads_text_only(model: Path) -> None:
@@ -186,7 +171,7 @@ def test_a_format_given_by_hand_is_used_and_its_tokens_are_checked(model: Path) 
     renderer = load_renderer(model, format=given)
     assert renderer.format is given
     assert renderer.get_stop_token_ids() == [renderer.tokenizer.control_id("<|endoftext|>")]
-    with pytest.raises(MissingTokenError, match="<gone>"):
+    with pytest.raises(LoadError, match="<gone>"):
         load_renderer(model, format=Format(name="mine", stop_tokens=("<gone>",)))
 
 
@@ -217,7 +202,7 @@ def test_an_image_for_a_text_model_is_refused_with_its_position(model: Path) -> 
     assert not is_multimodal(renderer)
     assert renderer.render(QUESTION).multi_modal_data is None
     image = {"type": "image", "image": Image.new("RGB", (32, 32))}
-    with pytest.raises(UnsupportedModalityError, match=r"preprocessor_config\.json") as caught:
+    with pytest.raises(MessageError, match=r"preprocessor_config\.json") as caught:
         renderer.render([*QUESTION, {"role": "user", "content": [{"type": "text", "text": "x"}, image]}])
     assert (caught.value.message_index, caught.value.part_index) == (1, 1)
 
@@ -225,7 +210,7 @@ def test_an_image_for_a_text_model_is_refused_with_its_position(model: Path) -> 
 @pytest.mark.parametrize("kind", ["video", "video_url"])
 def test_a_video_given_to_a_model_of_images_is_refused(model: Path, kind: str) -> None:
     (model / "video_preprocessor_config.json").unlink()
-    with pytest.raises(UnsupportedModalityError, match=r"only images.*video_preprocessor_config\.json") as caught:
+    with pytest.raises(MessageError, match=r"only images.*video_preprocessor_config\.json") as caught:
         load_renderer(model).render([{"role": "user", "content": [{"type": kind, kind: b"x"}]}])
     assert (caught.value.message_index, caught.value.part_index) == (0, 0)
 
@@ -234,7 +219,7 @@ def test_a_tokenizer_without_a_token_for_videos_still_renders_images(model: Path
     without_token(model, "<|video_pad|>")
     renderer = load_renderer(model)
     assert list(renderer.processors) == ["image"]
-    with pytest.raises(UnsupportedModalityError, match="video_pad"):
+    with pytest.raises(MessageError, match="video_pad"):
         renderer.render([{"role": "user", "content": [{"type": "video", "video": b"x"}]}])
 
 
@@ -281,7 +266,7 @@ def test_a_processor_that_cannot_be_loaded_is_named_when_an_image_is_rendered(mo
     (model / "preprocessor_config.json").write_text(json.dumps(code))
     renderer = load_renderer(model)
     assert renderer.render_ids(QUESTION)
-    with pytest.raises(UnsupportedModalityError, match="auto_map"):
+    with pytest.raises(MessageError, match="auto_map"):
         renderer.render([{"role": "user", "content": [{"type": "image", "image": Image.new("RGB", (32, 32))}]}])
 
 
@@ -299,16 +284,16 @@ BAD: list[tuple[Any, type[MessageError], int | None, int | None, str]] = [
     ({"role": "user", "content": "x"}, MessageError, None, None, "dict"),
     (None, MessageError, None, None, "NoneType"),
     (["hello"], MessageError, 0, None, "str"),
-    ([{"role": "bot", "content": "x"}], UnknownRoleError, 0, None, "'bot'"),
-    ([{"content": "x"}], UnknownRoleError, 0, None, "None"),
-    ([*QUESTION, {"role": ["user"], "content": "x"}], UnknownRoleError, 1, None, "user"),
+    ([{"role": "bot", "content": "x"}], MessageError, 0, None, "'bot'"),
+    ([{"content": "x"}], MessageError, 0, None, "None"),
+    ([*QUESTION, {"role": ["user"], "content": "x"}], MessageError, 1, None, "user"),
     ([*QUESTION, {"role": "user"}], MessageError, 1, None, "no content"),
     ([*QUESTION, {"role": "user", "content": 3}], MessageError, 1, None, "int"),
     ([*QUESTION, {"role": "user", "content": b"x"}], MessageError, 1, None, "bytes"),
     ([{"role": "user", "content": [{"type": "text", "text": "x"}, 3]}], MessageError, 0, 1, "int"),
-    ([{"role": "user", "content": [{"type": "audio"}]}], UnknownPartError, 0, 0, "'audio'"),
-    ([{"role": "user", "content": [{"words": "x"}]}], UnknownPartError, 0, 0, "None"),
-    ([{"role": "user", "content": [{"text": "x", "image": "y"}]}], UnknownPartError, 0, 0, "None"),
+    ([{"role": "user", "content": [{"type": "audio"}]}], MessageError, 0, 0, "'audio'"),
+    ([{"role": "user", "content": [{"words": "x"}]}], MessageError, 0, 0, "None"),
+    ([{"role": "user", "content": [{"text": "x", "image": "y"}]}], MessageError, 0, 0, "None"),
     ([*QUESTION, {"role": "user", "content": [{"type": "text"}]}], MessageError, 1, 0, "needs a text"),
     ([{"role": "user", "content": [{"type": "text", "text": 3}]}], MessageError, 0, 0, "needs a text"),
     ([{"role": "assistant", "content": "x", "reasoning_content": 3}], MessageError, 0, None, "reasoning_content"),

@@ -33,14 +33,13 @@ from renderers import (
     load_renderer,
 )
 from renderers.errors import (
-    BlockingFetchError,
     MediaDecodeError,
     MediaDigestError,
     MediaError,
     MediaFetchError,
     MediaLimitError,
     MediaPolicyError,
-    UnsupportedModalityError,
+    MessageError,
 )
 from renderers.media.item import MediaItem
 
@@ -272,7 +271,7 @@ def test_a_url_behind_white_space_is_a_url(
     url = server.on("/g.png", one_after_the_other(png(30), png(31)))
 
     async def on_the_loop() -> None:
-        with pytest.raises(BlockingFetchError):
+        with pytest.raises(MediaFetchError, match="on the thread of a running event loop"):
             renderer.render(user(shape(url), png(32)))
 
     asyncio.run(on_the_loop())
@@ -286,7 +285,7 @@ def test_frames_that_are_urls_are_not_fetched_on_an_event_loop(tiny_model_dir: P
     video = [{"role": "user", "content": [{"type": "video", "video": [url, {"url": url}]}]}]
 
     async def on_the_loop() -> None:
-        with pytest.raises(BlockingFetchError):
+        with pytest.raises(MediaFetchError, match="on the thread of a running event loop"):
             renderer.render(video)
 
     asyncio.run(on_the_loop())
@@ -317,7 +316,7 @@ def test_a_url_is_never_fetched_on_an_event_loop(tiny_model_dir: Path, server: H
     url = server.on("/a.png", answer(png(10)))
 
     async def on_the_loop() -> None:
-        with pytest.raises(BlockingFetchError, match=r"message 0, part 0.*prefetch"):
+        with pytest.raises(MediaFetchError, match=r"message 0, part 0.*prefetch"):
             renderer.render(user(url))
         await asyncio.wrap_future(renderer.prefetch(user(url)))
         assert len(items(renderer.render(user(url)))) == 1  # fetched already
@@ -420,7 +419,7 @@ def test_a_video_for_a_model_that_sees_images_only_names_the_place(tiny_model_di
             (tmp_path / file.name).write_bytes(file.read_bytes())
     renderer = load_renderer(tmp_path)
     frames = np.zeros((4, 32, 32, 3), dtype=np.uint8)
-    with pytest.raises(UnsupportedModalityError, match=r"message 0, part 0.*only images"):
+    with pytest.raises(MessageError, match=r"message 0, part 0.*only images"):
         renderer.render([{"role": "user", "content": [{"type": "video", "video": frames}]}])
 
 

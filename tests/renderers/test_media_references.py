@@ -19,12 +19,7 @@ from media_parts import FRAMES, NOISE, PNG, POLICY, below, data_url, encoded, fr
 from PIL import Image
 
 from renderers import MediaPolicy, MediaSource, MediaStore
-from renderers.errors import (
-    MediaDecodeError,
-    MediaLimitError,
-    MediaPolicyError,
-    MediaTypeError,
-)
+from renderers.errors import MediaDecodeError, MediaLimitError, MediaPolicyError
 from renderers.media.decoding import array_to_raw, frames_to_raw, is_raw_video, raw_video_frames
 from renderers.media.reference import cached_source, load_source, source_of_part
 
@@ -223,13 +218,13 @@ def test_files_of_videos_and_animations_stay_as_they_are(tmp_path: Path) -> None
     ids=["PNG", "JPEG", "WEBP", "lossless", "BMP", "PIL", "raw", "data"],
 )
 def test_one_image_is_no_video(value: Any) -> None:
-    with pytest.raises(MediaTypeError, match="one image"):
+    with pytest.raises(MediaDecodeError, match="one image"):
         video(value)
 
 
 def test_a_video_is_no_image() -> None:
     for value in (MP4, data_url(MP4), video(FRAMES)):
-        with pytest.raises(MediaTypeError, match=r"not an image.*part of type") as caught:
+        with pytest.raises(MediaDecodeError, match=r"not an image.*part of type") as caught:
             image(value)
         assert caught.value.digest is not None
 
@@ -245,8 +240,8 @@ def test_frames_of_different_sizes_are_refused_by_number() -> None:
         ([], MediaDecodeError, "without frames"),
         ((), MediaDecodeError, "without frames"),
         ([FRAMES[0], b"\x89PNG\r\n\x1a\n"], MediaDecodeError, "^frame 1: "),
-        ([FRAMES[0], b"%PDF-1.7"], MediaTypeError, "^frame 1: this is application/pdf"),
-        ([FRAMES[0], MP4], MediaTypeError, "^frame 1: "),
+        ([FRAMES[0], b"%PDF-1.7"], MediaDecodeError, "^frame 1: this is application/pdf"),
+        ([FRAMES[0], MP4], MediaDecodeError, "^frame 1: "),
         ([FRAMES[0], "/etc/passwd"], MediaPolicyError, "^frame 1: "),
         ([FRAMES[0], FRAMES[0].astype(np.float32)], MediaDecodeError, "^frame 1: .*uint8"),
         ([None], MediaDecodeError, "^frame 0: "),
@@ -261,7 +256,7 @@ def test_frames_of_different_sizes_are_refused_by_number() -> None:
         ({"url": None}, MediaDecodeError, "a video is"),
         (7, MediaDecodeError, "a video is"),
         (b"", MediaDecodeError, "zero bytes"),
-        (b"<html>", MediaTypeError, "text/html.*not a video"),
+        (b"<html>", MediaDecodeError, "text/html.*not a video"),
     ],
 )
 def test_what_is_no_video_is_refused_and_says_why(value: Any, error: type[Exception], word: str) -> None:
@@ -336,14 +331,14 @@ def test_a_memoryview_with_gaps_is_no_source_and_a_contiguous_one_is() -> None:
 def test_an_image_that_was_loaded_before_is_no_video(value: Any, wrong: dict[str, Any]) -> None:
     store = MediaStore()
     load_source({"type": "image", "image": value}, POLICY, store)
-    with pytest.raises((MediaTypeError, MediaDecodeError), match=r"not a video|fps is the frame rate"):
+    with pytest.raises((MediaDecodeError, MediaDecodeError), match=r"not a video|fps is the frame rate"):
         load_source({**wrong, "video": value}, POLICY, store)
-    with pytest.raises((MediaTypeError, MediaDecodeError), match=r"not a video|fps is the frame rate"):
+    with pytest.raises((MediaDecodeError, MediaDecodeError), match=r"not a video|fps is the frame rate"):
         cached_source({**wrong, "video": value}, POLICY, store)
 
 
 def test_raw_frames_that_were_loaded_as_a_video_are_no_image() -> None:
     store, data = MediaStore(), frames_to_raw(FRAMES)
     load_source({"type": "video", "video": data}, POLICY, store)
-    with pytest.raises(MediaTypeError, match="raw video frames, not an image"):
+    with pytest.raises(MediaDecodeError, match="raw video frames, not an image"):
         load_source({"type": "image", "image": data}, POLICY, store)

@@ -10,10 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from media_parts import NOISE, data_url, encoded, image, pixels, video, video_file
 
-from renderers.errors import (
-    MediaDecodeError,
-    MediaTypeError,
-)
+from renderers.errors import MediaDecodeError
 from renderers.media.sniffing import sniff
 
 
@@ -84,7 +81,7 @@ def branded(brand: bytes, *others: bytes) -> bytes:
 def test_images_that_no_decoder_here_reads_are_named() -> None:
     assert sniff(branded(b"mif1", b"miaf", b"avif")) == "image/avif"
     for data, name in ((branded(b"heic", b"mif1", b"heic"), "heic"), (b"<svg>", "svg"), (b"\xff\x0a", "jxl")):
-        with pytest.raises(MediaTypeError, match=f"image/{name}.*convert it to PNG"):
+        with pytest.raises(MediaDecodeError, match=f"image/{name}.*convert it to PNG"):
             image(data)
 
 

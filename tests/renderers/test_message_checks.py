@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from renderers.errors import MessageError, UnknownPartError
+from renderers.errors import MessageError
 from renderers.messages import PART_TYPES, ROLES, check_messages
 from renderers.process.caches import cache_key
 
@@ -97,6 +97,6 @@ def test_a_value_that_holds_itself_has_no_cache_key() -> None:
 )
 def test_a_part_of_another_api_is_refused_with_what_to_send_instead(part: dict[str, Any], reason: str) -> None:
     text = {"type": "text", "text": "a"}
-    with pytest.raises(UnknownPartError, match=f"message 1, part 1: .*{reason}.*is one of text, image") as caught:
+    with pytest.raises(MessageError, match=f"message 1, part 1: .*{reason}.*is one of text, image") as caught:
         check_messages([{"role": "user", "content": "a"}, {"role": "user", "content": [text, part]}])
     assert (caught.value.message_index, caught.value.part_index) == (1, 1)

@@ -11,7 +11,7 @@ import pytest
 from qwen_vl_reference import BACKENDS, QWEN3_VL, check_equal, noise, processor, reference_processor, source
 from transformers import AutoImageProcessor
 
-from renderers.errors import InvalidFileError
+from renderers.errors import LoadError
 from renderers.media.decoding import decoder_versions
 from renderers.media.item import PixelScale
 from renderers.vision.processor import ImageBackend
@@ -130,14 +130,14 @@ def test_configurations_of_other_processors_are_not_recognised() -> None:
     ],
 )
 def test_the_error_for_an_unsupported_configuration_names_the_value(change: dict[str, Any], word: str) -> None:
-    with pytest.raises(InvalidFileError, match=rf"(?i)dir/preprocessor_config.json: .*{word}"):
+    with pytest.raises(LoadError, match=rf"(?i)dir/preprocessor_config.json: .*{word}"):
         QwenVLConfig.from_dict({**QWEN3_VL, **change}, path="dir/preprocessor_config.json")
 
 
 @pytest.mark.parametrize("key", ["patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std"])
 def test_a_missing_number_is_named(key: str) -> None:
     config = {name: value for name, value in QWEN3_VL.items() if name != key}
-    with pytest.raises(InvalidFileError, match=key):
+    with pytest.raises(LoadError, match=key):
         QwenVLConfig.from_dict(config, path="c")
 
 

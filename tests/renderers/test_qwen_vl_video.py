@@ -20,7 +20,7 @@ from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from transformers.video_utils import VideoMetadata
 
 from renderers import MediaPolicy, MediaSource, MediaStore
-from renderers.errors import InvalidFileError, MediaDecodeError, MediaLimitError
+from renderers.errors import LoadError, MediaDecodeError, MediaLimitError
 from renderers.media.decoding import frames_to_raw
 from renderers.media.item import MediaItem
 from renderers.media.video_decoding import video_decoder_versions
@@ -382,7 +382,7 @@ def test_qwen2_cannot_sample_by_time_where_nobody_knows_the_time() -> None:
     ],
 )
 def test_a_configuration_that_cannot_be_followed_names_what_is_wrong(change: dict[str, Any], word: str) -> None:
-    with pytest.raises(InvalidFileError, match=rf"(?i)^dir/c.json: .*{word}"):
+    with pytest.raises(LoadError, match=rf"(?i)^dir/c.json: .*{word}"):
         QwenVLVideoConfig.from_dict({**QWEN3_VL, **change}, path="dir/c.json")
 
 

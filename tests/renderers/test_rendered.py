@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from renderers import RenderedTokens, TemplateRenderer, TokenSpan
-from renderers.errors import UnknownRoleError
+from renderers.errors import MessageError
 from renderers.messages import ROLES, message_tool_names
 
 # system in two pieces with the user between them; message 2 prints nothing; tokens 9 and 10 belong to nobody.
@@ -120,7 +120,7 @@ def test_masks_of_no_role_and_of_an_absent_role_are_all_false() -> None:
 
 
 def test_an_unknown_role_is_an_error_and_not_an_empty_mask() -> None:
-    with pytest.raises(UnknownRoleError, match="'asistant'"):
+    with pytest.raises(MessageError, match="'asistant'"):
         SCATTERED.content_mask_for_roles({"asistant"})
 
 

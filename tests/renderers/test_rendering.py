@@ -13,7 +13,7 @@ from PIL import Image
 from transformers import AutoTokenizer
 
 from renderers import PlaceholderRange, RenderedTokens, TemplateRenderer, is_multimodal
-from renderers.errors import ControlTokenInContentError, PlaceholderCountError, RendererError
+from renderers.errors import MessageError, PlaceholderCountError, RendererError
 from rollouts.testing import CHAT_TEMPLATE
 
 CONTROL_TOKENS = [
@@ -189,7 +189,7 @@ def test_the_error_policy_names_the_message(tiny_model_dir: Path, renderer: Temp
     strict = TemplateRenderer(renderer.template, renderer.tokenizer, renderer.format, body_policies={"user": "error"})
     fine = [{"role": "system", "content": "<|im_end|>"}, {"role": "user", "content": "x"}]
     assert strict.render_ids(fine) == renderer.render_ids(fine)
-    with pytest.raises(ControlTokenInContentError, match=r"message 1: content holds .*<\|im_end\|>") as caught:
+    with pytest.raises(MessageError, match=r"message 1: content holds .*<\|im_end\|>") as caught:
         strict.render([{"role": "system", "content": "x"}, {"role": "user", "content": "a<|im_end|>"}])
     assert caught.value.message_index == 1
     assert isinstance(caught.value, RendererError)

@@ -18,7 +18,7 @@ import pytest
 from stored_media import KB, directory_of, item, source
 
 from renderers import MediaSource, MediaStore
-from renderers.errors import MediaStoreError
+from renderers.errors import MediaError
 from renderers.media.source_directory import SourceDirectory, source_files, stray_files
 
 
@@ -126,7 +126,7 @@ def test_a_name_that_is_not_a_digest_accesses_no_file(name: str, tmp_path: Path)
     name = name.replace("OUTSIDE", str(outside))
     before = sorted(tmp_path.rglob("*"))
     assert store.source(name) is None
-    with pytest.raises(MediaStoreError, match="sha256"):
+    with pytest.raises(MediaError, match="sha256"):
         store.add_source(MediaSource(name, b"data"))
     assert sorted(tmp_path.rglob("*")) == before
     assert outside.read_bytes() == b"secret"
@@ -136,9 +136,9 @@ def test_a_name_that_is_not_a_digest_accesses_no_file(name: str, tmp_path: Path)
 def test_an_impossible_directory_is_an_error_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(MediaStoreError, match="directory of a media store"):
+        with pytest.raises(MediaError, match="directory of a media store"):
             MediaStore(directory=path)
-    with pytest.raises(MediaStoreError, match="pass directory"):
+    with pytest.raises(MediaError, match="pass directory"):
         MediaStore(max_directory_bytes=1000)
 
 

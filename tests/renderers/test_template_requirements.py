@@ -20,7 +20,7 @@ from renderers import (
     create_renderer,
     load_renderer,
 )
-from renderers.errors import LoadError, MissingFileError, TemplateError, TemplateLimitError
+from renderers.errors import LoadError, TemplateError, TemplateLimitError
 from renderers.template.content_forms import ContentForms, smallest_conversation
 
 # Like the tool_use templates of Hermes 2 Pro and Hermes 3: the loop over the tools does not ask whether there are any.
@@ -189,7 +189,7 @@ def test_a_template_is_chosen_by_its_name_for_conversations_of_every_kind(tmp_pa
     expected = hugging_face(NAMED, ASKED, chat_template="rag", documents=[{"text": "a fact"}])
     assert load_renderer(directory, config=config).render(ASKED).token_ids == expected
     assert create_renderer(PreTrainedTokenizerFast.from_pretrained(directory), config).render_ids(ASKED) == expected
-    with pytest.raises(MissingFileError, match="or the name of one"):
+    with pytest.raises(LoadError, match="or the name of one"):
         load_renderer(directory, chat_template="tool_users")
 
 
@@ -204,5 +204,5 @@ def test_without_a_default_template_conversations_need_tools_as_in_transformers(
 
 
 def test_an_error_lists_the_templates_when_there_is_no_default(tmp_path: Path) -> None:
-    with pytest.raises(MissingFileError, match="other, rag"):
+    with pytest.raises(LoadError, match="other, rag"):
         load_renderer(model_with({"rag": RAG, "other": CHATML}, tmp_path))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from renderers.errors import InvalidFileError, MissingTokenError, TokenizerError
+from renderers.errors import LoadError, TokenizerError
 from renderers.template.chat_template import Printed, Segment
 from renderers.template.traced import Origin
 from renderers.tokens.encoding import encode_printed, find_controls
@@ -167,12 +167,12 @@ def test_tokens_of_the_tokenizer_config_are_added_to_those_of_the_tokenizer() ->
 
 def test_two_tokens_for_one_id_are_refused() -> None:
     definition = json.loads(byte_level(AddedToken("<a>", special=True, normalized=False)).to_str())
-    with pytest.raises(InvalidFileError, match=r"256 is '<b>', tokenizer.json that it is '<a>'"):
+    with pytest.raises(LoadError, match=r"256 is '<b>', tokenizer.json that it is '<a>'"):
         TemplateTokenizer(definition, model="m", more_added_tokens={256: {"content": "<b>"}})
 
 
 def test_an_error_names_the_missing_token_the_model_and_the_part_that_needs_it() -> None:
-    with pytest.raises(MissingTokenError, match=r"tokenizer of m has no token '<gone>', which the test needs"):
+    with pytest.raises(LoadError, match=r"tokenizer of m has no token '<gone>', which the test needs"):
         ours(byte_level()).require_control_id("<gone>", "the test")
 
 

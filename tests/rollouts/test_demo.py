@@ -16,7 +16,8 @@ from rich.console import Console
 from rollouts.demo.recipe import QUICK
 from rollouts.demo.run import Demo, Progress, plot_curves, print_results
 from rollouts.demo.task import Learn
-from rollouts.demo.trainer import Trainer, TrainerDiedError, TrainerProcess
+from rollouts.demo.trainer import Trainer, TrainerProcess
+from rollouts.errors import RolloutsError
 from transport import RecordReader, decode, encode, read_records
 
 SHORT = replace(
@@ -130,7 +131,10 @@ def test_a_training_process_that_dies_is_noticed(first_run):
     out, _ = first_run
     import asyncio
 
-    with TrainerProcess(out / "no-such-model", SHORT, 0) as trainer, pytest.raises(TrainerDiedError):
+    with (
+        TrainerProcess(out / "no-such-model", SHORT, 0) as trainer,
+        pytest.raises(RolloutsError, match="no-such-model"),
+    ):
         asyncio.run(trainer.request(Learn([], 0.0)))
 
 

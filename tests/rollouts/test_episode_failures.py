@@ -12,8 +12,8 @@ from misbehaviour import ASKED, GOOD, Talkative, named
 
 from renderers.errors import MediaError
 from rollouts import GenerateResult, SamplingParams, StepResult, ThreadedEnvironment, run_episode
-from rollouts.episodes.errors import EnvironmentFailedError, EpisodeArgumentError, EpisodeError
-from rollouts.errors import RolloutsError
+from rollouts.episodes.errors import EnvironmentFailedError, EpisodeError
+from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.testing import ScriptedEngine
 from rollouts.trajectory.packed_episodes import pack_episodes
 from transport import decode, encode
@@ -281,7 +281,7 @@ def test_a_renderer_that_raises_something_of_its_own(renderer, monkeypatch, meth
 def test_arguments_that_no_episode_can_be_played_with(renderer, options, words):
     engine = scripted(renderer)
     arguments = {"environment": Talkative(), "engine": engine, "renderer": renderer, "max_turns": 4}
-    with pytest.raises(EpisodeArgumentError, match=f"^{words}"):
+    with pytest.raises(ArgumentError, match=f"^{words}"):
         asyncio.run(run_episode(**{**arguments, "sampling": SamplingParams(), **options}))
     assert engine.requests == []
 

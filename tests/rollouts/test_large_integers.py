@@ -25,7 +25,7 @@ from rollouts import (
     WeightSpan,
 )
 from rollouts.engines.protocol import EngineLimits, check_result
-from rollouts.errors import InvalidNodeError, InvalidRequestError, InvalidStepError, MalformedResultError
+from rollouts.errors import InvalidRequestError, InvalidStepError, InvalidTurnError, MalformedResultError
 from rollouts.trajectory.step_lists import trajectory_from_steps
 from transport import DecodeLimits, MalformedError, decode, encode
 
@@ -65,13 +65,13 @@ def check_limits(**sampling: int) -> None:
 @pytest.mark.parametrize(
     ("make", "error"),
     [
-        (lambda: node(LARGE), InvalidNodeError),
-        (lambda: node(weight_spans=(WeightSpan("v", 0, LARGE),)), InvalidNodeError),
-        (lambda: node(weight_spans=(WeightSpan("v", -LARGE, 1),)), InvalidNodeError),
-        (lambda: with_placeholder(LARGE, 1), InvalidNodeError),
-        (lambda: with_placeholder(0, LARGE), InvalidNodeError),
-        (lambda: with_placeholder(0, -LARGE), InvalidNodeError),
-        (lambda: with_placeholder(0, 2, ((LARGE, 1),)), InvalidNodeError),
+        (lambda: node(LARGE), InvalidTurnError),
+        (lambda: node(weight_spans=(WeightSpan("v", 0, LARGE),)), InvalidTurnError),
+        (lambda: node(weight_spans=(WeightSpan("v", -LARGE, 1),)), InvalidTurnError),
+        (lambda: with_placeholder(LARGE, 1), InvalidTurnError),
+        (lambda: with_placeholder(0, LARGE), InvalidTurnError),
+        (lambda: with_placeholder(0, -LARGE), InvalidTurnError),
+        (lambda: with_placeholder(0, 2, ((LARGE, 1),)), InvalidTurnError),
         (lambda: check_limits(max_tokens=LARGE), InvalidRequestError),
         (lambda: check_limits(n=LARGE), InvalidRequestError),
         (lambda: SamplingParams(n=-LARGE), InvalidRequestError),

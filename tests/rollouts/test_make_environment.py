@@ -6,7 +6,6 @@ from functools import partial
 import pytest
 
 from rollouts import SamplingParams, StepResult, run_episodes
-from rollouts.episodes.errors import EpisodeArgumentError
 from rollouts.errors import ArgumentError
 from rollouts.runner import Runner, Task
 from rollouts.testing import ScriptedEngine
@@ -63,5 +62,5 @@ def test_a_class_whose_signature_is_unknown_is_called(place):
 def test_run_episodes_refuses_a_function_of_a_task(renderer):
     engine = ScriptedEngine(lambda request: "yes", renderer=renderer)
     settings = {"engine": engine, "renderer": renderer, "sampling": SamplingParams(), "max_turns": 1}
-    with pytest.raises(EpisodeArgumentError, match=r"^make_environment is .*\(\), but takes \(task\): .* `Runner` is"):
+    with pytest.raises(ArgumentError, match=r"^make_environment is .*\(\), but takes \(task\): .* `Runner` is"):
         asyncio.run(run_episodes(lambda task: Plain(), [], **settings))

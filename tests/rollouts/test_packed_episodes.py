@@ -18,7 +18,7 @@ from renderers.media.item import TensorField
 from renderers.vision.patches import normalise, normalised
 from rollouts import MediaReference, TokenNode, Trajectory, Turn
 from rollouts.engines.protocol import FinishReason
-from rollouts.errors import MissingProcessorError, PixelFormError, PixelMismatchError
+from rollouts.errors import PixelFormError, PixelMismatchError, RolloutsError
 from rollouts.models.qwen3_vl import float_pixels
 from rollouts.training import samples_from_trajectory
 from rollouts.trajectory.packed_episodes import AbsentSource, PackedEpisodes, PixelForm, pack_episodes
@@ -263,9 +263,9 @@ def test_floats_of_a_models_own_processor_travel_as_they_are_or_rounded_as_torch
 def test_what_is_no_form_and_what_lacks_processors_is_refused(episode: Trajectory) -> None:
     with pytest.raises(PixelFormError, match="is no form"):
         pack_episodes([episode], pixels="jpeg")  # type: ignore[arg-type]
-    with pytest.raises(MissingProcessorError, match="no processor for images"):
+    with pytest.raises(RolloutsError, match="no processor for images"):
         pack_episodes([episode], pixels="uint8")
-    with pytest.raises(MissingProcessorError, match="no processor for images"):
+    with pytest.raises(RolloutsError, match="no processor for images"):
         pack_episodes([episode]).processors()
 
 

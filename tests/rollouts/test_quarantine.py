@@ -4,7 +4,7 @@ import pytest
 from training_samples import sample, samples_of
 
 from renderers.errors import MediaDecodeError
-from rollouts.errors import BatchError, MissingProcessorError, PixelMismatchError, SampleError
+from rollouts.errors import BatchError, PixelMismatchError, RolloutsError, SampleError
 from rollouts.training import Quarantine
 
 
@@ -46,7 +46,14 @@ def test_a_batch_without_any_row_is_an_error():
     assert Quarantine().collect([], make) == []
 
 
-@pytest.mark.parametrize("error", [MissingProcessorError("image"), KeyError("x"), ZeroDivisionError()])
+@pytest.mark.parametrize(
+    "error",
+    [
+        RolloutsError("there is no processor for images. Pass processors=renderer.processors."),
+        KeyError("x"),
+        ZeroDivisionError(),
+    ],
+)
 def test_an_error_that_concerns_every_row_is_raised(error):
     with pytest.raises(type(error)):
         Quarantine().collect([sample(2), error], make)

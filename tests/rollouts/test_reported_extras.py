@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from renderers import RenderedTokens
 from rollouts import Completion, FinishReason, Trajectory
-from rollouts.errors import InvalidTurnError, MissingColumnError
+from rollouts.errors import InvalidTurnError, TrajectoryError
 from transport import decode, encode
 
 SAID = {"role": "assistant", "content": ""}
@@ -116,8 +116,8 @@ def test_a_node_without_the_extra_or_with_one_of_another_shape_is_named():
     trajectory = Trajectory("e")
     add(trajectory, [1], [2])
     without = add(trajectory, [1, 2, 3], [4], routed_experts=None)
-    with pytest.raises(MissingColumnError, match=r"node 2 has no extra 'routed_experts'"):
+    with pytest.raises(TrajectoryError, match=r"node 2 has no extra 'routed_experts'"):
         trajectory.extra(without, "routed_experts")
     other = add(trajectory, [1, 2, 9], [4], routed_experts=np.zeros((3, 5, 1), np.uint8))
-    with pytest.raises(MissingColumnError, match=r"with rows of int32 \(2, 1\)"):
+    with pytest.raises(TrajectoryError, match=r"with rows of int32 \(2, 1\)"):
         trajectory.extra(other, "routed_experts")

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from renderers import RenderedTokens
 from rollouts import Completion, FinishReason, Trajectory
-from rollouts.errors import ArgumentError, MissingColumnError, SampleError, UnsupportedModelError
+from rollouts.errors import ArgumentError, SampleError, TrajectoryError, UnsupportedModelError
 from rollouts.models.architecture import architecture
 from rollouts.models.expert_routing import num_experts, replayed_experts
 from rollouts.training import (
@@ -245,7 +245,7 @@ def test_a_sample_has_the_experts_of_its_path_and_none_where_a_turn_lacks_them()
     (sample,) = samples_of(episode())
     assert sample.routed_experts[1:, 0, 0].tolist() == [0, 1, 2, 9, 9, 9]
     assert [each.routed_experts for each in samples_of(episode(second=False))] == [None]
-    with pytest.raises(MissingColumnError, match="routed_experts"):
+    with pytest.raises(TrajectoryError, match="routed_experts"):
         samples_of(episode(layers=3))
 
 

@@ -10,7 +10,8 @@ from renderers import RendererPool
 from rollouts import SamplingParams
 from rollouts.episodes import calls as renderer_calls
 from rollouts.episodes.episode import EpisodeSpec, run_episodes
-from rollouts.episodes.errors import EnvironmentFailedError, EpisodeArgumentError, EpisodeError, EpisodesError
+from rollouts.episodes.errors import EnvironmentFailedError, EpisodeError, EpisodesError
+from rollouts.errors import ArgumentError
 from rollouts.testing import ScriptedEngine
 from rollouts.trajectory.packed_episodes import pack_episodes
 from transport import decode, encode
@@ -140,7 +141,7 @@ def test_an_environment_that_cannot_be_made_is_a_failed_episode(renderer):
 def test_an_argument_that_cannot_be_is_an_error_before_anything_is_played(renderer, bad):
     arguments = options(renderer)
     name = next(iter(bad))
-    with pytest.raises(EpisodeArgumentError, match=f"^{name}"):
+    with pytest.raises(ArgumentError, match=f"^{name}"):
         asyncio.run(
             asyncio.wait_for(run_episodes(specs=specs(3), **{"make_environment": Talkative, **arguments, **bad}), 60)
         )
@@ -148,7 +149,7 @@ def test_an_argument_that_cannot_be_is_an_error_before_anything_is_played(render
 
 
 def test_two_specs_with_one_id_are_an_error(renderer):
-    with pytest.raises(EpisodeArgumentError, match=r"^episode_id is 'e1'; 2 specs have it: give each its own"):
+    with pytest.raises(ArgumentError, match=r"^episode_id is 'e1'; 2 specs have it: give each its own"):
         asyncio.run(run_episodes(Talkative, [*specs(3), EpisodeSpec(5, episode_id="e1")], **options(renderer)))
 
 
@@ -156,13 +157,13 @@ def test_an_async_on_end_is_refused_for_nobody_would_await_it(renderer):
     async def on_end(trajectory):
         raise AssertionError
 
-    with pytest.raises(EpisodeArgumentError, match="not async"):
+    with pytest.raises(ArgumentError, match="not async"):
         play(renderer, count=1, on_end=on_end)
 
 
 @pytest.mark.parametrize("bad", [None, 5, [5], ["e1"], [EpisodeSpec], {"e1": EpisodeSpec(1)}])
 def test_specs_that_are_none_are_an_error(renderer, bad):
-    with pytest.raises(EpisodeArgumentError, match="specs"):
+    with pytest.raises(ArgumentError, match="specs"):
         asyncio.run(run_episodes(Talkative, bad, **options(renderer)))
 
 
@@ -183,7 +184,7 @@ def test_specs_that_are_none_are_an_error(renderer, bad):
     ],
 )
 def test_a_spec_of_other_types_is_refused_where_it_is_written(bad):
-    with pytest.raises(EpisodeArgumentError, match=f"^{next(iter(bad))} is "):
+    with pytest.raises(ArgumentError, match=f"^{next(iter(bad))} is "):
         EpisodeSpec(**{"seed": 1, **bad})
 
 
@@ -257,4 +258,4 @@ def test_a_closed_pool_is_a_failure_that_says_so(renderer):
     pool = RendererPool(renderer)
     pool.close()
     trajectories = play(pool, count=2)
-    assert ["PoolClosedError" in t.error for t in trajectories] == [True, True]
+    assert ["this RendererPool is closed" in t.error for t in trajectories] == [True, True]

@@ -8,8 +8,8 @@ import pytest
 from renderers import RendererPool
 from rollouts import Completion, Engine, FinishReason, GenerateRequest, GenerateResult, SamplingParams
 from rollouts.engines.protocol import check_result
-from rollouts.errors import EngineClosedError
-from rollouts.testing import ScriptedCompletion, ScriptedEngine, ScriptError
+from rollouts.errors import EngineClosedError, EngineError
+from rollouts.testing import ScriptedCompletion, ScriptedEngine
 
 
 def completions_of(engine, **sampling):
@@ -110,12 +110,12 @@ def test_a_result_is_returned_unchanged_even_if_it_is_invalid():
 def test_the_error_of_a_script_that_is_too_short_names_the_request():
     engine = ScriptedEngine([[1]])
     completions_of(engine)
-    with pytest.raises(ScriptError, match="no entry left for request 2"):
+    with pytest.raises(EngineError, match="no entry left for request 2"):
         completions_of(engine)
 
 
 def test_the_error_of_text_without_a_renderer_names_the_cure():
-    with pytest.raises(ScriptError, match="pass renderer="):
+    with pytest.raises(EngineError, match="pass renderer="):
         completions_of(ScriptedEngine(["five"]))
 
 
@@ -130,5 +130,5 @@ def test_requests_are_kept_and_a_closed_engine_refuses():
 
 
 def test_a_text_in_place_of_a_script_is_refused():
-    with pytest.raises(ScriptError, match=r"pass \[text\]"):
+    with pytest.raises(EngineError, match=r"pass \[text\]"):
         ScriptedEngine("five")

@@ -18,8 +18,8 @@ from rollouts.engines.protocol import (
     is_streaming,
     is_updatable,
 )
+from rollouts.errors import ArgumentError
 from rollouts.runner import Runner
-from rollouts.runner.errors import RunnerArgumentError
 from rollouts.testing import ScriptedEngine
 from rollouts.values import members
 from rollouts.workers.protocol import Workers, are_workers
@@ -72,5 +72,5 @@ async def test_a_runner_refuses_workers_that_miss_a_member():
     class Partial:
         num_slots = 1
 
-    with pytest.raises(RunnerArgumentError, match="pass Workers"):
+    with pytest.raises(ArgumentError, match="pass Workers"):
         Runner(None, None, None, sampling=SAMPLING, workers=Wrapper(Partial()))

@@ -9,14 +9,14 @@ from sub_agents import Delegating, Echo, RecordingEngine, last_user_text, play, 
 
 from rollouts import SamplingParams, run_episode
 from rollouts.environments import ToolEnvironment
-from rollouts.episodes.errors import (
-    EnvironmentFailedError,
-    EpisodeArgumentError,
-    EpisodeError,
-    EpisodeLimitError,
-    error_kind,
+from rollouts.episodes.errors import EnvironmentFailedError, EpisodeError, EpisodeLimitError, error_kind
+from rollouts.errors import (
+    ArgumentError,
+    InvalidRequestError,
+    OverlongPromptError,
+    ServerUnreachableError,
+    TrajectoryFinishedError,
 )
-from rollouts.errors import InvalidRequestError, OverlongPromptError, ServerUnreachableError, TrajectoryFinishedError
 from rollouts.runner import EpisodeLimits, Runner, Task
 
 IMAGE = np.arange(32 * 32 * 3, dtype=np.uint8).reshape(32, 32, 3)
@@ -214,7 +214,7 @@ def test_a_generated_turn_beyond_the_limit_ends_the_episode_truncated(renderer, 
 )
 def test_wrong_arguments_are_refused_by_name_before_anything_is_sampled(renderer, engine, call, argument):
     async def work(context, assistant):
-        with pytest.raises(EpisodeArgumentError) as caught:
+        with pytest.raises(ArgumentError) as caught:
             await call(context)
         return caught.value.name
 
@@ -242,7 +242,7 @@ def test_a_turn_of_another_episode_is_refused(renderer, engine, call, argument):
 
     async def work(context, assistant):
         await context.generate_turn([user("own")], agent="c")
-        with pytest.raises(EpisodeArgumentError, match="it belongs to another episode, 'first'; pass a turn") as caught:
+        with pytest.raises(ArgumentError, match="it belongs to another episode, 'first'; pass a turn") as caught:
             await call(context, environment.result)
         return caught.value.name
 

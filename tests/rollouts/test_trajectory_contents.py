@@ -21,9 +21,9 @@ from rollouts.episodes.errors import EpisodeError
 from rollouts.errors import (
     InvalidTrajectoryError,
     InvalidTurnError,
-    MissingProcessorError,
     NodeIndexError,
     PixelMismatchError,
+    RolloutsError,
     TrajectoryError,
     TrajectoryFinishedError,
 )
@@ -449,7 +449,7 @@ def test_pixels_without_a_processor_are_refused(renderer):
     messages = [{"role": "user", "content": [image(1)]}]
     trajectory = Trajectory("e")
     trajectory.add_turn(renderer.render(messages, add_generation_prompt=True), completion(5), say("a"))
-    with pytest.raises(MissingProcessorError, match="processor for images"):
+    with pytest.raises(RolloutsError, match="processor for images"):
         trajectory.multi_modal_data(1, {})
 
 

@@ -10,9 +10,8 @@ import torch
 from renderers import RenderedTokens
 from rollouts import Completion, FinishReason, GenerateRequest, SamplingParams, Trajectory, pack_episodes
 from rollouts.engines.local import LocalEngine
-from rollouts.errors import ArgumentError, InvalidRequestError, InvalidTurnError
+from rollouts.errors import ArgumentError, EngineError, InvalidRequestError, InvalidTurnError
 from rollouts.testing import ScriptedEngine
-from rollouts.testing.scripted_engine import ScriptError
 from rollouts.training import (
     TrainingBatch,
     TrainingSample,
@@ -134,7 +133,7 @@ def test_an_entry_of_a_script_is_named_by_its_number():
     engine = ScriptedEngine([[1], None])
     request = GenerateRequest([1], SamplingParams())
     asyncio.run(engine.generate(request))
-    with pytest.raises(ScriptError, match=r"entry 1 of the script is None \(NoneType\); pass text, token ids"):
+    with pytest.raises(EngineError, match=r"entry 1 of the script is None \(NoneType\); pass text, token ids"):
         asyncio.run(engine.generate(request))
 
 

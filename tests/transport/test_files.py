@@ -19,9 +19,9 @@ from transport import (
     MalformedError,
     RecordReader,
     RecordWriter,
-    VersionError,
     read_records,
 )
+from transport.errors import DecodeError
 from transport.records.layout import FileBytes, Index, scan
 from transport.records.rewriting import repair_record_file
 
@@ -327,7 +327,7 @@ def test_other_files_are_refused_and_left_alone(path: Path) -> None:
 def test_a_file_of_a_newer_format_is_refused(path: Path) -> None:
     write(path, 1)
     flip(path, 9)
-    with pytest.raises(VersionError):
+    with pytest.raises(DecodeError, match="record file has version 4097"):
         RecordReader(path)
 
 
@@ -340,7 +340,9 @@ def test_any_flipped_byte_gives_the_right_record_or_a_checksum_error(path: Path)
         flip(path, offset)
         try:
             reader = RecordReader(path)
-        except (MalformedError, VersionError):
+        except DecodeError as error:
+            if not isinstance(error, MalformedError) and "this installation reads up to" not in str(error):
+                raise
             assert offset < 64
             continue
         with reader:
@@ -372,7 +374,9 @@ def test_no_flipped_bit_of_the_file_header_lets_a_writer_or_a_repair_cut_off_rec
             for attempt in (lambda: write(path, "more"), lambda: repair_record_file(path)):
                 try:
                     attempt()
-                except (MalformedError, VersionError):
+                except DecodeError as error:
+                    if not isinstance(error, MalformedError) and "this installation reads up to" not in str(error):
+                        raise
                     assert path.read_bytes() == data
                 assert path.read_bytes()[64 : len(sound)] == sound[64:]
 

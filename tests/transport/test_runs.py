@@ -22,7 +22,6 @@ from transport import (
     EncodeError,
     LimitError,
     MalformedError,
-    MissingFieldError,
     TransportError,
     decode,
     decode_frames,
@@ -30,6 +29,7 @@ from transport import (
     encode_frames,
     wire_type,
 )
+from transport.errors import DecodeError
 from transport.wire import wire_format
 
 
@@ -260,7 +260,7 @@ def test_a_run_made_by_hand_is_read() -> None:
 def test_fields_of_a_run_go_by_name_whatever_the_peer_knows() -> None:
     newer = run([[9, 9], [4, 5], ["new", "new"], [1, 2]], fields=["scale", "high", "colour", "low"])
     assert decode_frames(newer) == Strict(1, 4, "px", 9)
-    with pytest.raises(MissingFieldError, match="high"):
+    with pytest.raises(DecodeError, match="high"):
         decode_frames(run([[1, 2]] * 3, fields=["low", "unit", "scale"]))
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
-from transport.errors import MalformedError, VersionError
+from transport.errors import DecodeError, MalformedError
 from transport.link.limits import LinkLimits, Window
 from transport.wire.unpacking import as_bytes
 from transport.wire.wire_format import Buffer
@@ -96,7 +96,10 @@ def from_frames(frames: Sequence[Buffer], limits: LinkLimits) -> tuple[LinkMessa
     if len(start) < len(_PREFIX) or start[:-1] != _MAGIC:
         raise MalformedError(f"link header starts with {start!r}, not {_PREFIX!r}")
     if start[-1] != LINK_VERSION:
-        raise VersionError("link protocol", start[-1], LINK_VERSION)
+        raise DecodeError(
+            f"link protocol has version {start[-1]} and this installation reads up to {LINK_VERSION}. "
+            "Update mmrollouts here."
+        )
     try:
         message = _DECODER.decode(header[len(_PREFIX) :])
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

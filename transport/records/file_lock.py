@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from typing import Final, Literal
 
-from transport.errors import FileLockedError, LockingUnavailableError
+from transport.errors import FileLockedError, TransportError
 from transport.records.layout import open_regular, read_holder
 
 if sys.platform == "win32":
@@ -60,7 +60,7 @@ else:
 def open_locked(path: str, mode: Literal["a+", "r+", "r"]) -> io.FileIO:
     """The file at `path`, locked; `unlock` it before closing it.
 
-    Raises `FileLockedError` if the file is locked, `LockingUnavailableError`, `MalformedError` if it is not a regular
+    Raises `FileLockedError` if the file is locked, `TransportError`, `MalformedError` if it is not a regular
     file, `OSError`.
     """
     while True:
@@ -112,7 +112,10 @@ def _acquire(file: io.FileIO, path: str) -> None:
             holder = None  # a writer that was killed
         raise FileLockedError(path, *(holder or ())) from error
     except OSError as error:
-        raise LockingUnavailableError(path, error.strerror or str(error)) from error
+        raise TransportError(
+            f"{path} cannot be locked: {error.strerror or str(error)}. Write to a file system with flock "
+            "(Lustre has it as a mount option) and move the file when it is complete."
+        ) from error
 
 
 def _is_at(file: io.FileIO, path: str) -> bool:

@@ -27,7 +27,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from transport.errors import ChecksumError, MalformedError, MemoryLimitError, MissingExtraError, VersionError
+from transport.errors import ChecksumError, DecodeError, MalformedError, MissingExtraError
 from transport.wire.container import ALIGNMENT, aligned
 from transport.wire.limits import DecodeLimits
 from transport.wire.wire_format import Buffer
@@ -59,8 +59,8 @@ class Decompression:
         """The decompressed bytes, read-only. They count against the limit until the last view on them is freed.
 
         The size that `data` announces is checked against the limit before memory is allocated. Raises `MalformedError`
-        for anything but one whole zstd frame of the announced size, `LimitError`, `MemoryLimitError`,
-        `MissingExtraError`.
+        for anything but one whole zstd frame of the announced size, `LimitError`, `MissingExtraError`, and
+        `DecodeError` where there is no memory for it.
         """
         zstd = _import_zstd()
         try:
@@ -77,7 +77,10 @@ class Decompression:
         except zstd.ZstdError as error:
             raise MalformedError(f"compressed record is not a zstd frame: {error}") from error
         except MemoryError as error:
-            raise MemoryLimitError(size) from error
+            raise DecodeError(
+                f"decompression needs {size} bytes of memory, which the system refused. Read the file on a "
+                "larger machine, or pass DecodeLimits(max_total_bytes=...) to refuse such records."
+            ) from error
         if not whole:
             return memoryview(b"")
         # Every view on this array keeps it alive, so that a finalizer runs when the last view is freed; `bytes` has
@@ -252,7 +255,7 @@ def frame_record(payload: Buffer, objects_before: int, digest: str = "", *, comp
 
 
 def scan(source: FileBytes) -> Index:
-    """The index of a file. Raises `MalformedError` if it is no record file, `VersionError` if its version is newer."""
+    """The index of a file. Raises `MalformedError` if it is no record file, `DecodeError` if its version is newer."""
     index = Index()
     add_records(index, find_appended(source, index))
     return index
@@ -321,7 +324,10 @@ def _read_file_header(source: FileBytes) -> int:
     if version == 0:
         raise MalformedError("record file has format version 0, which does not exist", "Restore it from another copy.")
     if version > COMPRESSED_VERSION:
-        raise VersionError("record file", version, COMPRESSED_VERSION)
+        raise DecodeError(
+            f"record file has version {version} and this installation reads up to {COMPRESSED_VERSION}. "
+            "Update mmrollouts here."
+        )
     return version
 
 

@@ -47,7 +47,7 @@ def repair_record_file(path: str | os.PathLike[str], *, limits: DecodeLimits = D
 
     Raises `FileLockedError` if a writer has it open, `FileChangedError` if another program wrote to it,
     `MalformedError` if it is not a record file, `OSError`, and the errors of a record that is not damaged but cannot be
-    read here: `LimitError`, `VersionError`, `MissingExtraError`, `MemoryLimitError`.
+    read here: `LimitError`, `MissingExtraError`, `DecodeError`.
     """
     path = Path(path).resolve()
     dropped = []

@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 from renderers.media.item import MediaSource
 from renderers.process.fork_reset import register_fork_reset
-from transport.errors import FileChangedError, FileDeletedError, WriterBusyError, WriterClosedError
+from transport.errors import FileChangedError, FileDeletedError, TransportError
 from transport.records.file_lock import open_locked, unlock
 from transport.records.layout import (
     COMPRESSED_VERSION,
@@ -40,7 +40,7 @@ class RecordWriter:
     With `compression="zstd"` (the extra `zstd`, or Python 3.14) each record is compressed if that makes it smaller. The
     file then has version 2, which older readers refuse. Arrays of such a record are copies, not views on the file.
 
-    Raises `FileLockedError`, which names the process that has the file open; `LockingUnavailableError` on a file system
+    Raises `FileLockedError`, which names the process that has the file open; `TransportError` on a file system
     without locks; `MalformedError` if `path` is another kind of file, which is not changed; `MissingExtraError`.
     """
 
@@ -94,13 +94,16 @@ class RecordWriter:
 
         Media sources that the file already has are not stored again. The operating system has the whole record when
         this returns. If this raises, KeyboardInterrupt included, the file has the complete record or nothing of it,
-        and the next `append` continues there. Raises `EncodeError`, `OSError`, `WriterClosedError`, `FileDeletedError`,
+        and the next `append` continues there. Raises `EncodeError`, `OSError`, `TransportError`, `FileDeletedError`,
         `FileChangedError` if another program wrote to the file.
         """
         with self._lock:
             self._check_open()
             if self._appending:
-                raise WriterBusyError(self._path)
+                raise TransportError(
+                    f"the writer of {self._path} is appending already. Set a flag in the signal handler, and "
+                    "append after the interrupted call."
+                )
             self._appending = True
             try:
                 return self._append(obj)
@@ -152,7 +155,10 @@ class RecordWriter:
 
     def _check_open(self) -> None:
         if self._file.closed:
-            raise WriterClosedError(self._path, "is closed, or belongs to the process that this one was forked from")
+            raise TransportError(
+                f"the writer of {self._path} is closed, or belongs to the process that this one was forked "
+                "from. Open a writer on a file of its own."
+            )
 
     def _has_media(self, digest: str) -> bool:
         """Whether the file has this media source; one that was stored before this writer is checked first."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
-from transport.errors import MalformedError, NotEncodableError, RegistrationError
+from transport.errors import MalformedError, NotEncodableError, TransportError
 from transport.wire.wire_format import MODEL_REST
 
 if TYPE_CHECKING:
@@ -55,16 +55,17 @@ def is_model(cls: type) -> TypeGuard[type[pydantic.BaseModel]]:
 
 
 def describe_model(cls: type[pydantic.BaseModel], name: str) -> ModelShape:
-    """The shape of a model class. Raises `RegistrationError` for one whose instances could not be decoded."""
+    """The shape of a model class. Raises `TransportError` for one whose instances could not be decoded."""
     from pydantic import RootModel
 
     if issubclass(cls, RootModel):
-        raise RegistrationError(name, f"{cls.__qualname__} is a RootModel", "Send its root.")
+        raise TransportError(f"wire type {name!r}: {cls.__qualname__} is a RootModel. Send its root.")
     sent = {field: info for field, info in cls.model_fields.items() if not info.exclude}
     unsent = [field for field, info in cls.model_fields.items() if info.exclude and info.is_required()]
     if unsent:
-        raise RegistrationError(
-            name, f"{cls.__qualname__}.{unsent[0]} is excluded and has no default", "Give the field a default."
+        raise TransportError(
+            f"wire type {name!r}: {cls.__qualname__}.{unsent[0]} is excluded and has no default. Give the "
+            "field a default."
         )
     required = tuple(field for field, info in sent.items() if info.is_required())
     input_keys = {field: _input_key(cls, field, info, name) for field, info in sent.items()}
@@ -82,8 +83,9 @@ def _input_key(cls: type[pydantic.BaseModel], field: str, info: pydantic.fields.
     for choice in choices:
         if isinstance(choice, str):
             return choice
-    raise RegistrationError(
-        name, f"{cls.__qualname__}.{field} is read from a path", "Set populate_by_name=True in its model_config."
+    raise TransportError(
+        f"wire type {name!r}: {cls.__qualname__}.{field} is read from a path. Set "
+        "populate_by_name=True in its model_config."
     )
 
 

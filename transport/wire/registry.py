@@ -23,15 +23,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
-from transport.errors import (
-    MalformedError,
-    MissingFieldError,
-    NotEncodableError,
-    RegistrationError,
-    UnknownTypeError,
-    VersionError,
-    quoted,
-)
+from transport.errors import DecodeError, MalformedError, NotEncodableError, TransportError, UnknownTypeError, quoted
 from transport.wire import wire_format
 from transport.wire.pydantic_models import ModelShape, describe_model, is_model
 from transport.wire.wire_format import MIN_RUN_FIELDS, MODEL_REST
@@ -157,7 +149,10 @@ class WireType:
     def as_sent(self, version: int, names: list[Any]) -> SentType:
         """This type as a peer sends it that has `version` of it with the fields `names`."""
         if version > self.version:
-            raise VersionError(f"wire type {self.name!r}", version, self.version)
+            raise DecodeError(
+                f"wire type {self.name!r} has version {version} and this installation reads up to "
+                f"{self.version}. Update mmrollouts here."
+            )
         if tuple(names) == self.fields and self.positional:
             return SentType(self, len(names), None)
         if any(type(name) is not str for name in names) or len(set(names)) < len(names):
@@ -165,7 +160,10 @@ class WireType:
         columns = {name: column for column, name in enumerate(names)}
         for field in self.required:
             if field not in columns:
-                raise MissingFieldError(self.name, field)
+                raise DecodeError(
+                    f"{self.name} was sent without its field {field!r}, which has no default. Give the field a "
+                    "default, or bring both sides to one version."
+                )
         # A pydantic model receives unknown fields, too: its configuration says what happens to them.
         used = names if self.model is not None else [field for field in self.fields if field in columns]
         return SentType(self, len(names), [(field, columns[field]) for field in used])
@@ -239,7 +237,7 @@ def wire_type(name: str, version: int = 1) -> Callable[[C], C]:
 
     A dataclass or named tuple is decoded by field name: fields this process does not know are dropped, fields the peer
     left out take their default, fields with `init=False` are not sent. Raise `version` when an older reader would
-    misunderstand what is sent; it then refuses with `VersionError`. Field types are not checked: `__post_init__` runs
+    misunderstand what is sent; it then refuses with `DecodeError`. Field types are not checked: `__post_init__` runs
     on decoded values, and its `ValueError` or `TypeError` becomes a `MalformedError`. An enum is sent as the name of
     its member.
 
@@ -248,7 +246,7 @@ def wire_type(name: str, version: int = 1) -> Callable[[C], C]:
     know are dropped, kept or refused. Extra values and the set of fields that were set are restored; private attributes
     and fields with `exclude=True` are not sent.
 
-    Raises `RegistrationError` if the name or the class is registered already, or the class is not a
+    Raises `TransportError` if the name or the class is registered already, or the class is not a
     dataclass, named tuple, pydantic model or enum (`enum.Flag` excluded).
     """
 
@@ -258,9 +256,9 @@ def wire_type(name: str, version: int = 1) -> Callable[[C], C]:
         if existing is not None and existing != entry:
             if existing.cls is not cls:
                 owner = f"{existing.cls.__module__}.{existing.cls.__qualname__} version {existing.version}"
-                raise RegistrationError(name, f"the name is taken by {owner}", "Choose another name.")
+                raise TransportError(f"wire type {name!r}: the name is taken by {owner}. Choose another name.")
             registered = f"{cls.__qualname__} is registered as {existing.name!r} version {existing.version}"
-            raise RegistrationError(name, registered, "Register each class once.")
+            raise TransportError(f"wire type {name!r}: {registered}. Register each class once.")
         _by_name[name] = _by_class[cls] = entry
         return cls
 
@@ -305,7 +303,9 @@ def _register_class_of_renderers(name: str) -> WireType:
 
 def _describe(cls: type, name: str, version: int) -> WireType:
     if not name or version < 1:
-        raise RegistrationError(name, f"version {version}", "Use a name that is not empty and a version from 1 up.")
+        raise TransportError(
+            f"wire type {name!r}: version {version}. Use a name that is not empty and a version from 1 up."
+        )
     module = "" if name in DECLARED_IN else cls.__module__
     # A combination of flags has no member name.
     if issubclass(cls, enum.Enum) and not issubclass(cls, enum.Flag):
@@ -322,10 +322,9 @@ def _describe(cls: type, name: str, version: int) -> WireType:
         missing = dataclasses.MISSING
         required = tuple(f.name for f in sent if f.default is missing and f.default_factory is missing)
     else:
-        raise RegistrationError(
-            name,
-            f"{cls.__qualname__} is neither a dataclass nor a named tuple nor a plain enum nor a pydantic model",
-            "Put @wire_type above @dataclass, and send flags as an int.",
+        raise TransportError(
+            f"wire type {name!r}: {cls.__qualname__} is neither a dataclass nor a named tuple nor a plain "
+            "enum nor a pydantic model. Put @wire_type above @dataclass, and send flags as an int."
         )
     readers = tuple(operator.attrgetter(field) for field in fields)
     return WireType(name, version, cls, module, fields, required, _is_positional(cls, fields), readers)

@@ -15,7 +15,7 @@ import msgpack
 
 from renderers.errors import MediaDigestError
 from renderers.media.item import MediaSource
-from transport.errors import ChecksumError, MalformedError, MissingMediaError, TruncatedError, VersionError, quoted
+from transport.errors import ChecksumError, DecodeError, MalformedError, MissingMediaError, TruncatedError, quoted
 from transport.wire import registry, wire_format
 from transport.wire.arrays import build_array, build_scalar, build_tensor, build_vector
 from transport.wire.limits import DecodeLimits, require_limits
@@ -77,9 +77,12 @@ def as_bytes(buffer: wire_format.Buffer) -> memoryview:
 
 
 def check_version(what: str, version: int) -> None:
-    """Raise `VersionError` for a format newer than this one."""
+    """Raise `DecodeError` for a format newer than this one."""
     if version > wire_format.FORMAT_VERSION:
-        raise VersionError(what, version, wire_format.FORMAT_VERSION)
+        raise DecodeError(
+            f"{what} has version {version} and this installation reads up to {wire_format.FORMAT_VERSION}. "
+            "Update mmrollouts here."
+        )
 
 
 def _read_prelude(header: memoryview) -> tuple[int, memoryview]:

@@ -12,9 +12,9 @@ from rich.text import Text
 from renderers import RenderedTokens, RendererPool, TemplateRenderer
 from rollouts.cli.render import By, View, legend, print_counts, token_cells, token_lines
 from rollouts.cli.run.execution import RunParts
-from rollouts.cli.run.output import DryRunError
 from rollouts.engines.protocol import GenerateRequest, GenerateResult
 from rollouts.episodes.errors import EpisodeLimitError
+from rollouts.errors import RolloutsError
 from rollouts.run_config.tasks import first_tasks
 from rollouts.runner.group import Group
 from rollouts.runner.group_run import RetryPolicy
@@ -35,7 +35,7 @@ class FirstPrompt:
 def print_first_prompt(parts: RunParts, console: Console) -> None:
     """Run the first task up to its first request, and print the tokens of the prompt.
 
-    Raises `DryRunError` if the episode does not come to a request.
+    Raises `RolloutsError` if the episode does not come to a request.
     """
     prompt = asyncio.run(_first_prompt(parts))
     _print(parts.renderer, prompt, console)
@@ -80,7 +80,7 @@ async def _first_prompt(parts: RunParts) -> FirstPrompt:
     episode, request = group.episodes[0], engine.request
     if request is None:
         reason = episode.error or episode.truncation_reason or "the episode ended without a request"
-        raise DryRunError(group.task.task_id, reason)
+        raise RolloutsError(f"task {group.task.task_id:.80} has no first prompt: {reason}")
     # An environment may request several completions at once; their prompts are rendered in any order.
     rendered, tools = next(one for one in pool.rendered if one[0].token_ids == list(request.prompt_ids))
     return FirstPrompt(group.task.task_id, episode.seed, rendered, tools)

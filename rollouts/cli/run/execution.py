@@ -383,7 +383,7 @@ class ConfiguredParts:
 def ray_workers_of_run(file: ConfigFile) -> MakeWorkers:
     """Connect to Ray, and return what makes the workers of a configuration.
 
-    Raises `RayConnectionError` and `MissingExtraError`.
+    Raises `RolloutsError` and `MissingExtraError`.
     """
     from rollouts.ray import RayWorkers, connect
 

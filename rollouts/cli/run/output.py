@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 from rich.console import Console
 
-from rollouts.errors import CommandFileError, RolloutsError, short_repr
+from rollouts.errors import CommandFileError, short_repr
 from rollouts.files import replaced_file
 from rollouts.run_config.config_file import ConfigFile
 from rollouts.runner.group import Group
@@ -27,18 +27,6 @@ from rollouts.terminal.table import Column, print_table, printable_line, shorten
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import mean_and_spread
 from transport import DecodeError, FileDeletedError, MalformedError, RecordReader, RecordWriter
-
-
-class DryRunError(RolloutsError):
-    """The first episode of a dry run has no prompt. `task_id` is its task, `reason` how it ended.
-
-    Cure: correct the environment or the task; the reason is that of the episode.
-    """
-
-    def __init__(self, task_id: str, reason: str) -> None:
-        self.task_id = task_id
-        self.reason = reason
-        super().__init__(f"task {task_id:.80} has no first prompt: {reason}")
 
 
 @dataclass(frozen=True, slots=True)

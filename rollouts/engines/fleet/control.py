@@ -21,7 +21,6 @@ from rollouts.errors import (
     ServerTimeoutError,
     ServerUnreachableError,
     UnknownAdapterError,
-    UnsafeControlError,
     WeightUpdateError,
 )
 
@@ -107,11 +106,11 @@ class FleetControl:
         A member that fails is ejected, and the others serve `version`. It is admitted again once it serves `version`
         too; where `weights` is a directory the fleet loads them itself into a member that comes back with others.
         Raises `WeightUpdateError` if all fail: then nobody is ejected, and the error says which weights each serves;
-        `UnsafeControlError` while another update runs.
+        `EngineError` while another update runs.
         """
         check_update_arguments(version, in_flight)
         if self._updating:
-            raise UnsafeControlError("update_weights", "another update runs; wait for it")
+            raise EngineError("update_weights", "another update runs; wait for it")
         with self._only_update():
             members = self._serving("update_weights")
             outcomes = await self._outcomes(
@@ -137,11 +136,11 @@ class FleetControl:
 
         A member that fails is ejected as by `update_weights`, and the next one follows. If the first one fails, nothing
         else is touched: that one is ejected until it serves the old weights again, and `WeightUpdateError` is raised.
-        With one member this is an update that waits for its requests. Raises `UnsafeControlError` while another runs.
+        With one member this is an update that waits for its requests. Raises `EngineError` while another runs.
         """
         check_update_arguments(version, "wait")
         if self._updating:
-            raise UnsafeControlError("rolling_update", "another update runs; wait for it")
+            raise EngineError("rolling_update", "another update runs; wait for it")
         with self._only_update():
             outcomes: dict[str, Exception | None] = {}
             directory = weights if isinstance(weights, str | os.PathLike) else None

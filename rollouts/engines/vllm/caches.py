@@ -34,7 +34,7 @@ from rollouts.engines.vllm.capabilities import ServerCapabilities, json_object
 from rollouts.engines.vllm.connection import ServerConnection
 from rollouts.engines.vllm.exchange import name_errors_after_methods
 from rollouts.engines.vllm.server_state import ControlRoutes, ServerState, required_field
-from rollouts.errors import InvalidRequestError, MalformedResultError, ServerError, UnsafeControlError
+from rollouts.errors import EngineError, InvalidRequestError, MalformedResultError, ServerError
 
 PauseMode = Literal["abort", "wait", "keep"]
 
@@ -73,13 +73,13 @@ class CacheControl:
         `clear_cache` empties the caches; by default "abort" and "wait" do and "keep" does not. On a server that takes
         media no request may be left while that happens: "wait" then ends the requests in the server's queue as "abort"
         does (a `VLLMEngine` continues them after `resume`), and "keep" with `clear_cache=True` raises
-        `UnsafeControlError`. On a server of text alone, requests frozen by "keep" are computed again after `resume`.
+        `EngineError`. On a server of text alone, requests frozen by "keep" are computed again after `resume`.
         """
         check_pause_mode("pause", mode)
         clears = mode != "keep" if clear_cache is None else clear_cache
         requests_remain = clears and mode != "abort" and await self._routes.takes_media()
         if requests_remain and mode == "keep":
-            raise UnsafeControlError(
+            raise EngineError(
                 "pause",
                 'mode "keep" with clear_cache=True: after `resume` a frozen request with an image would have to encode '
                 "it again, of which vLLM dies. Leave clear_cache out (the caches still belong to these weights), or "
@@ -96,7 +96,7 @@ class CacheControl:
         self._state.refuse_during_update("resume")
         await self._state.refuse_with_unusable_weights("resume")
         if (level := await self._state.sleep_level()) > 0:
-            raise UnsafeControlError(
+            raise EngineError(
                 "resume", f"the server sleeps (level {level}): it would run without its memory. Use wake_up"
             )
         await self._send_resume()
@@ -115,7 +115,7 @@ class CacheControl:
 
         While running requests hold blocks of it vLLM resets nothing: `ServerError`. `preempt` puts them back into the
         queue; they are computed again with the weights of that time. On a server that takes media that could kill it,
-        and raises `UnsafeControlError` where any request runs.
+        and raises `EngineError` where any request runs.
         """
         preempts = preempt and not await self._routes.takes_media()
         response = await self._routes.call(
@@ -126,7 +126,7 @@ class CacheControl:
         else:  # up to vLLM 0.31, where running requests prevent the reset without an error
             done = preempts or (await self._routes.metrics()).running == 0
         if not done and preempt:
-            raise UnsafeControlError(
+            raise EngineError(
                 "reset_prefix_cache",
                 "requests run, and one with an image, put back into the queue, has to encode the image again, of which "
                 'vLLM dies. Use pause("abort"), which empties the caches too; every VLLMEngine continues its '
@@ -150,7 +150,7 @@ class CacheControl:
         need an entry, and the server's count of running requests lags behind.
         """
         if not await self.is_paused():
-            raise UnsafeControlError(
+            raise EngineError(
                 "reset_encoder_cache", "running requests may need entries of the encoder cache; pause first"
             )
         await self._routes.call("POST", "/reset_encoder_cache", "resetting the encoder cache")

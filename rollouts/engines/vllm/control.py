@@ -12,11 +12,11 @@ from rollouts.engines.vllm.server_state import ServerMetrics, required_field
 from rollouts.engines.vllm.weight_updates import TransferControl
 from rollouts.errors import (
     CapabilityError,
+    EngineError,
     InvalidRequestError,
     ServerError,
     ServerTimeoutError,
     ServerUnreachableError,
-    UnsafeControlError,
 )
 
 MemoryTag = Literal["weights", "kv_cache"]
@@ -33,7 +33,7 @@ class ServerControl(TransferControl):
 
     `forget_media` is called before and after every call that makes the server drop pixels; `on_weight_version` is
     called with each new label. All calls raise `CapabilityError` where the server has no such route, `ServerError`
-    where it refuses, `UnsafeControlError` where the call would do damage and was not sent, and the errors of
+    where it refuses, `EngineError` where the call would do damage and was not sent, and the errors of
     `ServerConnection.request`.
     """
 
@@ -49,7 +49,7 @@ class ServerControl(TransferControl):
             raise InvalidRequestError("sleep", f"level is {level!r}, not 0, 1 or 2")
         self._state.refuse_during_update("sleep")
         if (current := await self._state.sleep_level()) > 0:
-            raise UnsafeControlError("sleep", f"the server sleeps already (level {current}); wake it up first")
+            raise EngineError("sleep", f"the server sleeps already (level {current}); wake it up first")
         with self._media_forgotten(level > 0):
             await self._routes.call("POST", "/sleep", "putting it to sleep", params={"level": level})
         self._state.record_sleep(level)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
 import numpy as np
 
 from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange, RenderedTokens
-from renderers.errors import ControlTokenInContentError, MediaError, MessageError, UnsupportedModalityError
+from renderers.errors import MediaError, MessageError
 from renderers.media.fetching import on_event_loop
 from renderers.media.item import Modality, PixelScale
 from renderers.media.policy import MediaPolicy
@@ -546,7 +546,7 @@ class ServerRenderer:
 
     async def _render_part(self, message_index: int, part_index: int, part: Mapping[str, Any]) -> RenderedImage:
         if part["type"] in VIDEO_PART_TYPES:
-            raise UnsupportedModalityError(
+            raise MessageError(
                 "a server renders only images here: /render does not say which tokens of a video stand for frames. "
                 "Load a renderer from the model's directory",
                 message_index=message_index,
@@ -598,7 +598,7 @@ def _check_texts(messages: Sequence[Mapping[str, Any]], server: ServerIdentity) 
         texts = [content] if isinstance(content, str) else [part["text"] for part in content if part["type"] == "text"]
         for token in server.control_texts:
             if any(token in text for text in texts):
-                raise ControlTokenInContentError(
+                raise MessageError(
                     f"the text contains {token!r}, which the server would tokenize as a control token. Load a renderer "
                     "from the model's directory, which tokenizes it as text, or escape it",
                     message_index=index,

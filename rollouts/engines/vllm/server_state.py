@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from rollouts.engines.vllm.capabilities import ServerCapabilities, json_object
 from rollouts.engines.vllm.connection import ServerConnection
 from rollouts.engines.vllm.exchange import HttpResponse, excerpt, redacted, response_error
-from rollouts.errors import CapabilityError, MalformedResultError, UnsafeControlError
+from rollouts.errors import CapabilityError, EngineError, MalformedResultError
 
 _CALL_NAME = "metrics"
 
@@ -247,7 +247,7 @@ class ServerState:
             self._forget()
         self._process_start_time = started
 
-    # Calls that are refused. All raise `UnsafeControlError`.
+    # Calls that are refused. All raise `EngineError`.
 
     @contextmanager
     def exclusive_update(self, name: str) -> Iterator[None]:
@@ -263,13 +263,13 @@ class ServerState:
 
     def refuse_during_update(self, name: str) -> None:
         if self._running_update is not None:
-            raise UnsafeControlError(name, f"{self._running_update} is under way on this server; wait for it")
+            raise EngineError(name, f"{self._running_update} is under way on this server; wait for it")
 
     async def refuse_with_unusable_weights(self, name: str) -> None:
         if self.unusable_weights is not None:
             await self.forget_if_restarted()
         if self.unusable_weights is not None:
-            raise UnsafeControlError(
+            raise EngineError(
                 name,
                 f"{self.unusable_weights}: the next request would kill the server or get garbage. Reload a checkpoint "
                 "that is known to be good, or restart the server",
@@ -277,13 +277,13 @@ class ServerState:
 
     async def refuse_while_weights_sleep(self, name: str) -> None:
         if not self._weights_have_memory and (level := await self.sleep_level()) > 0:
-            raise UnsafeControlError(
+            raise EngineError(
                 name, f'the server sleeps (level {level}), its weights have no memory. wake_up(["weights"]) first'
             )
 
     async def refuse_with_dropped_weights(self, name: str) -> None:
         if not self._weights_loaded and await self.sleep_level() == 2:
-            raise UnsafeControlError(
+            raise EngineError(
                 name,
                 "the weights were dropped (level 2), the server would generate with whatever is in their memory. Use "
                 'wake_up(["weights"]), then reload_weights(directory), then wake_up()',

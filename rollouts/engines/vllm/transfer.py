@@ -18,7 +18,7 @@ from typing import IO, Any, Protocol, Self
 from rollouts.engines.protocol import GenerateRequest, GenerateResult, InFlight, check_update_arguments
 from rollouts.engines.vllm.control import ServerControl
 from rollouts.engines.vllm.weight_updates import HEAD, Transfer, checkpoint_shapes, ties_embeddings
-from rollouts.errors import ArgumentError, EngineError, UnsafeControlError, WeightUpdateError, describe_exception
+from rollouts.errors import ArgumentError, EngineError, WeightUpdateError, describe_exception
 from rollouts.values import whole_number
 
 __all__ = ["FileSender", "IPCSender", "NCCLSender", "TensorInfo", "TransferEngine", "WeightSender"]
@@ -370,13 +370,13 @@ class TransferEngine:
 
         The names are those of the checkpoint files, and every tensor of the checkpoint must come, in its shape; of
         another dtype the servers cast it. Raises `ArgumentError`, `WeightUpdateError`, and `EngineError` where a server
-        cannot be reached before the transfer; `UnsafeControlError` while another update runs.
+        cannot be reached before the transfer; `EngineError` while another update runs.
         """
         check_update_arguments(version, in_flight)
         if isinstance(weights, str) or not isinstance(weights, Mapping | Iterable):
             raise ArgumentError("weights", weights, "pass a mapping from names to tensors, or pairs of name and tensor")
         if self._updating:
-            raise UnsafeControlError("update_weights", "another update runs; wait for it")
+            raise EngineError("update_weights", "another update runs; wait for it")
         updating = getattr(self._engine, "updating_weights", nullcontext)
         self._updating = True
         try:

@@ -26,7 +26,6 @@ from rollouts.errors import (
     MalformedResultError,
     ServerError,
     ServerUnreachableError,
-    UnsafeControlError,
     WeightUpdateError,
 )
 from rollouts.files import replaced_file
@@ -190,13 +189,13 @@ class WeightControl(CacheControl):
         file system here; without it (the server is elsewhere, or loads another format) a wrong directory leaves a
         server that has to be restarted. Where the server takes media, requests that a pause has left in it ("keep") end
         first, as by "abort"; a `VLLMEngine` continues them after `resume`. Raises `WeightUpdateError`: nothing was
-        changed, or the text says what was; `UnsafeControlError` if the server is not paused, or sleeps and its weights
+        changed, or the text says what was; `EngineError` if the server is not paused, or sleeps and its weights
         have no memory.
         """
         with self._state.exclusive_update("reload_weights"):
             path = await self._path_to_load(directory, check)
             if not await self.is_paused():
-                raise UnsafeControlError(
+                raise EngineError(
                     "reload_weights", "requests would continue with mixed weights and a stale cache; pause first"
                 )
             await self._state.refuse_while_weights_sleep("reload_weights")

@@ -3,7 +3,6 @@
 from rollouts.environments.tools.tool import (
     Tool,
     ToolArgumentsError,
-    ToolDefinitionError,
     ToolFailedError,
     ToolResultError,
     ToolUnavailableError,
@@ -13,7 +12,6 @@ from rollouts.environments.tools.tool_environment import ToolEnvironment
 __all__ = [
     "Tool",
     "ToolArgumentsError",
-    "ToolDefinitionError",
     "ToolEnvironment",
     "ToolFailedError",
     "ToolResultError",

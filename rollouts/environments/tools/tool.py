@@ -23,18 +23,6 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 
-class ToolDefinitionError(RolloutsError):
-    """A function cannot be a tool. `tool` is its name.
-
-    Cure: give each parameter of the function a name and a type, and each tool a name of its own.
-    """
-
-    def __init__(self, tool: str, reason: str) -> None:
-        self.tool = tool
-        self.reason = reason
-        super().__init__(f"tool {tool!r}: {reason}")
-
-
 class ToolArgumentsError(RolloutsError):
     """The arguments of a call do not fit the tool. The model gets the text. `problems`: one for each wrong argument.
 
@@ -61,7 +49,8 @@ class ToolFailedError(RolloutsError):
 class ToolUnavailableError(RolloutsError):
     """A tool cannot be called at all, whatever the arguments: its server has ended, for example. The episode fails.
 
-    Cure: start what the tool needs again; the episode can be repeated.
+    Cure: start what the tool needs again (of an MCP server: check its command or URL, and read its log); the episode
+    can be repeated.
     """
 
 
@@ -87,7 +76,7 @@ _CACHE: WeakKeyDictionary[Any, dict[tuple[str, bool], FunctionParameters]] = Wea
 
 
 def function_parameters(tool: str, function: Callable[..., Any]) -> FunctionParameters:
-    """The parameters of a function or method, which are found once. Raises `ToolDefinitionError`."""
+    """The parameters of a function or method, which are found once. Raises `RolloutsError`."""
     is_method = inspect.ismethod(function)
     found = _CACHE.setdefault(getattr(function, "__func__", function), {})
     key = (tool, is_method)
@@ -101,7 +90,7 @@ class FunctionParameters:
 
     Every parameter needs an annotation that pydantic knows, and a name (no `*args`, `**kwargs` or positional-only
     ones). Text in `Annotated[int, "the number of days"]` is a parameter's description; a `Field` there has constraints
-    and descriptions too. Raises `ToolDefinitionError`.
+    and descriptions too. Raises `RolloutsError`.
     """
 
     def __init__(self, tool: str, function: Callable[..., Any]) -> None:
@@ -170,19 +159,20 @@ def _parameter_names(tool: str, function: Callable[..., Any]) -> list[str]:
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             kind = "positional-only" if parameter.kind is parameter.POSITIONAL_ONLY else "variable"
-            raise ToolDefinitionError(
-                tool, f"parameter {name!r} is {kind}; a model passes arguments by name, so give each its own parameter"
+            raise RolloutsError(
+                f"tool {tool!r}: parameter {name!r} is {kind}; a model passes arguments by name, so give each "
+                "its own parameter"
             )
         if parameter.annotation is parameter.empty:
-            raise ToolDefinitionError(
-                tool, f"parameter {name!r} has no annotation; write its type, such as {name}: str"
+            raise RolloutsError(
+                f"tool {tool!r}: parameter {name!r} has no annotation; write its type, such as {name}: str"
             )
         if isinstance(parameter.default, FieldInfo):
             value = "" if parameter.default.is_required() else f" = {short_repr(parameter.default.get_default())}"
-            raise ToolDefinitionError(
-                tool,
-                f"the default of parameter {name!r} is a pydantic Field, which the function would get where a call "
-                f"leaves {name} out; write it into the annotation, {name}: Annotated[the type, Field(...)]{value}",
+            raise RolloutsError(
+                f"tool {tool!r}: the default of parameter {name!r} is a pydantic Field, which the function "
+                f"would get where a call leaves {name} out; write it into the annotation, {name}: "
+                f"Annotated[the type, Field(...)]{value}"
             )
         names.append(name)
     return names
@@ -195,7 +185,7 @@ def _arguments_model(tool: str, function: Callable[..., Any], names: list[str]) 
     try:
         hints = typing.get_type_hints(function, include_extras=True)
     except (NameError, TypeError) as error:
-        raise ToolDefinitionError(tool, f"its annotations cannot be read: {describe_exception(error)}") from error
+        raise RolloutsError(f"tool {tool!r}: its annotations cannot be read: {describe_exception(error)}") from error
     parameters = inspect.signature(function).parameters
     fields: dict[str, Any] = {}
     for index, name in enumerate(names):
@@ -208,7 +198,7 @@ def _arguments_model(tool: str, function: Callable[..., Any], names: list[str]) 
         )
     except (PydanticUserError, TypeError) as error:
         reason = f"pydantic cannot read an annotation: {describe_exception(error).splitlines()[0]}"
-        raise ToolDefinitionError(tool, reason) from error
+        raise RolloutsError(f"tool {tool!r}: {reason}") from error
     for index, name in enumerate(names):
         _check_field(tool, parameters[name], model.model_fields.get(_field(index)))
     return model
@@ -222,10 +212,10 @@ def _check_field(tool: str, parameter: inspect.Parameter, field: FieldInfo | Non
         reason = (
             f"parameter {name!r} is annotated {annotation}, which is not a type of an argument; write the type alone"
         )
-        raise ToolDefinitionError(tool, reason)
+        raise RolloutsError(f"tool {tool!r}: {reason}")
     if parameter.default is parameter.empty and not field.is_required():
         reason = f"the Field of parameter {name!r} has a default, and the function has none; write it in the function,"
-        raise ToolDefinitionError(tool, f"{reason} {name}: Annotated[the type, Field(...)] = the default")
+        raise RolloutsError(f"tool {tool!r}: {reason} {name}: Annotated[the type, Field(...)] = the default")
 
 
 def _described(annotation: Any) -> Any:
@@ -259,7 +249,7 @@ def _schema(tool: str, model: type[BaseModel]) -> dict[str, Any]:
         schema = model.model_json_schema(by_alias=True, schema_generator=Untitled)
     except PydanticUserError as error:
         reason = f"an annotation has no JSON schema: {describe_exception(error).splitlines()[0]}"
-        raise ToolDefinitionError(tool, reason) from error
+        raise RolloutsError(f"tool {tool!r}: {reason}") from error
     definitions = schema.pop("$defs", {})
     for definition in (schema, *definitions.values()):
         definition.pop("title", None)
@@ -267,14 +257,13 @@ def _schema(tool: str, model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _refuse_plain_members(tool: str, literals: Sequence[Any]) -> None:
-    """Refuse what pydantic describes by its value and accepts from Python alone. Raises `ToolDefinitionError`."""
+    """Refuse what pydantic describes by its value and accepts from Python alone. Raises `RolloutsError`."""
     for each in literals:
         if isinstance(each, Enum) and not isinstance(each, str | int):
             kind = type(each).__name__
-            raise ToolDefinitionError(
-                tool,
-                f"a Literal has the member {each!r}, which JSON cannot hold; write Literal[{each.value!r}], the whole "
-                f"enum {kind}, or make {kind} a StrEnum or IntEnum",
+            raise RolloutsError(
+                f"tool {tool!r}: a Literal has the member {each!r}, which JSON cannot hold; write "
+                f"Literal[{each.value!r}], the whole enum {kind}, or make {kind} a StrEnum or IntEnum"
             )
 
 
@@ -294,8 +283,8 @@ def _inlined(tool: str, schema: Any, definitions: Mapping[str, Any], within: tup
         return rest
     name = reference.removeprefix("#/$defs/")
     if name in within:
-        raise ToolDefinitionError(
-            tool, f"the type {name} contains itself; chat templates cannot print such a schema, so pass text"
+        raise RolloutsError(
+            f"tool {tool!r}: the type {name} contains itself; chat templates cannot print such a schema, so pass text"
         )
     return {**_inlined(tool, definitions[name], definitions, (*within, name)), **rest}
 
@@ -371,14 +360,14 @@ class Tool:
         event loop, any other on one of 256 threads. The time of a call begins when the function does: waiting for a
         thread does not count. A call on a thread that timed out runs to its end.
 
-        Raises `ToolDefinitionError` for a function that cannot be called with named, typed arguments.
+        Raises `RolloutsError` for a function that cannot be called with named, typed arguments.
         """
         if not (inspect.isfunction(function) or inspect.ismethod(function)):
             rule = "is not a function or method; write `def`, or make a Tool of its name, schema and call"
-            raise ToolDefinitionError(name or short_repr(function), rule)
+            raise RolloutsError(f"tool {name or short_repr(function)!r}: {rule}")
         name = name or function.__name__
         if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
-            raise ToolDefinitionError(name, "is a generator; return a list of the results instead of yielding them")
+            raise RolloutsError(f"tool {name!r}: is a generator; return a list of the results instead of yielding them")
         schema = function_parameters(name, function).schema
         text = description if description is not None else inspect.getdoc(function) or ""
         return cls(name, text, schema, FunctionCall(name, function), timeout_seconds)

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from renderers import Message, ParsedResponse, ToolSpec
-from rollouts.environments.tools.tool import Tool, ToolDefinitionError
+from rollouts.environments.tools.tool import Tool
 from rollouts.environments.tools.tool_calls import (
     CallLimits,
     RequestedCall,
@@ -15,7 +15,7 @@ from rollouts.environments.tools.tool_calls import (
     calls_of_turn,
 )
 from rollouts.episodes.environment import StepResult, resolve
-from rollouts.errors import ArgumentError
+from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.rewards import Reward, rewards_of, score_episode
 from rollouts.values import finite_number, whole_number
 
@@ -36,7 +36,7 @@ class ToolEnvironment:
     name and outcome of each call under `tool_calls`. A tool that returns what no message can hold fails the episode
     (`ToolResultError`).
 
-    Raises `ArgumentError`, and `ToolDefinitionError` for functions that cannot be tools and for two tools of one name.
+    Raises `ArgumentError`, and `RolloutsError` for functions that cannot be tools and for two tools of one name.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ToolEnvironment:
         return list(self._conversation)
 
     async def step(self, assistant: Message) -> StepResult:
-        """Answer the calls of a message, or score the conversation. Raises `RewardError` and `ToolResultError`."""
+        """Answer the calls of a message, or score the conversation. Raises `RolloutsError` and `ToolResultError`."""
         return await self._step(assistant, calls_of_message(assistant))
 
     async def step_parsed(self, assistant: Message, parsed: ParsedResponse) -> StepResult:
@@ -105,6 +105,8 @@ def _by_name(tools: Sequence[Tool | Callable[..., Any]]) -> dict[str, Tool]:
     for tool in tools:
         made = tool if isinstance(tool, Tool) else Tool.from_function(tool)
         if made.name in by_name:
-            raise ToolDefinitionError(made.name, "two tools have this name; give one another with Tool.from_function")
+            raise RolloutsError(
+                f"tool {made.name!r}: two tools have this name; give one another with Tool.from_function"
+            )
         by_name[made.name] = made
     return by_name

@@ -27,9 +27,8 @@ from verifiers.v1.types import AssistantMessage, Response, SamplingConfig, Sampl
 from renderers import Message, MultiModalData, RenderedTokens, Renderer, RendererError, RendererPool, is_multimodal
 from rollouts.engines.protocol import Completion, Engine, FinishReason, GenerateRequest, SamplingParams
 from rollouts.episodes.calls import RendererCalls, renderer_pool
-from rollouts.episodes.errors import EpisodeArgumentError
 from rollouts.episodes.turns import derived_seed, expecting_request, generate_completion, known_vocab_size
-from rollouts.errors import InvalidRequestError, RolloutsError
+from rollouts.errors import ArgumentError, InvalidRequestError, RolloutsError
 from rollouts.trajectory.provenance import Provenance
 from rollouts.trajectory.traces import record_outcome
 from rollouts.trajectory.tree import Trajectory
@@ -65,7 +64,7 @@ class EngineClient(Client):  # type: ignore[misc]
     seed, derived from verifiers' `seed` if there is one.
 
     The trajectory of a rollout is kept until `pop_trajectory` takes it. The end of the block leaves the engine open.
-    Raises `EpisodeArgumentError` for `sampling.n` other than 1.
+    Raises `ArgumentError` for `sampling.n` other than 1.
     """
 
     _open: ClassVar[WeakValueDictionary[str, EngineClient]] = WeakValueDictionary()
@@ -76,7 +75,7 @@ class EngineClient(Client):  # type: ignore[misc]
         self.engine = engine
         self.sampling = SamplingParams() if sampling is None else sampling
         if self.sampling.n != 1:
-            raise EpisodeArgumentError("sampling.n", self.sampling.n, "verifiers takes one completion for each call")
+            raise ArgumentError("sampling.n", self.sampling.n, "verifiers takes one completion for each call")
         self.config = EngineClientConfig(engine_client=uuid.uuid4().hex)
         self._rollouts: dict[str, _Rollout] = {}
         self._given_renderer = renderer

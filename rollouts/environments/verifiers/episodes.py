@@ -16,8 +16,7 @@ from renderers import Renderer, RendererPool
 from rollouts.engines.protocol import Engine, SamplingParams
 from rollouts.environments.verifiers.client import EngineClient, EngineClientConfig
 from rollouts.episodes.episode import EpisodeSpec, OnEnd, check_on_end
-from rollouts.episodes.errors import EpisodeArgumentError
-from rollouts.errors import describe_exception
+from rollouts.errors import ArgumentError, describe_exception
 from rollouts.trajectory.traces import record_outcome
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import whole_number
@@ -43,11 +42,11 @@ async def run_verifiers_episodes(
     agents.
 
     A failed episode has `error` and its completed turns. `on_end` is called with each trajectory as soon as its episode
-    has ended, also when it is cancelled. Raises `EpisodeArgumentError` for an invalid argument.
+    has ended, also when it is cancelled. Raises `ArgumentError` for an invalid argument.
     """
     check_on_end(on_end)
     if (whole_number(concurrency) or 0) < 1:
-        raise EpisodeArgumentError("concurrency", concurrency, "pass an integer of at least 1")
+        raise ArgumentError("concurrency", concurrency, "pass an integer of at least 1")
     tasks = _tasks(env, specs)
     semaphore = asyncio.Semaphore(concurrency)
     ended: list[list[Trajectory]] = [[] for _ in specs]
@@ -93,7 +92,7 @@ async def run_verifiers_episodes(
 
 
 def _tasks(env: Env, specs: Sequence[EpisodeSpec]) -> dict[int, Task]:
-    """The tasks of the specs by index. Raises `EpisodeArgumentError`."""
+    """The tasks of the specs by index. Raises `ArgumentError`."""
     missing = {spec.seed for spec in specs}
     tasks: dict[int, Task] = {}
     for index, task in enumerate(env.taskset if missing else ()):
@@ -103,7 +102,7 @@ def _tasks(env: Env, specs: Sequence[EpisodeSpec]) -> dict[int, Task]:
         if not missing or index >= max(missing):
             break
     if missing:
-        raise EpisodeArgumentError("seed", min(missing), "pass the index of a task of the environment's taskset")
+        raise ArgumentError("seed", min(missing), "pass the index of a task of the environment's taskset")
     return tasks
 
 

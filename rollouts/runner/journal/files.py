@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from rollouts.errors import ArgumentError, short_repr
-from rollouts.runner.errors import JournalDamagedError, JournalError, JournalInUseError, JournalWriteError
+from rollouts.runner.errors import JournalError, JournalInUseError
 from rollouts.task import Task
 from rollouts.trajectory.tree import Trajectory
 from transport import (
@@ -210,8 +210,7 @@ EPISODES: Final = "episodes.mmr"
 class JournalFiles:
     """The files of the journal in `directory`, which is made if it does not exist, open for this process alone.
 
-    Raises `JournalInUseError`, `JournalDamagedError`, `JournalWriteError`, and `JournalError` where the directory
-    cannot be made.
+    Raises `JournalInUseError`, and `JournalError` for files that cannot be read or made.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -223,7 +222,7 @@ class JournalFiles:
             raise JournalError(self._path, reason) from error
         self._directory = directory
         if (directory / EPISODES).exists() and not (directory / ENTRIES).exists():
-            raise JournalDamagedError(
+            raise JournalError(
                 self._path, f"there is {EPISODES} and no {ENTRIES}; restore it, or name a directory without them"
             )
         with contextlib.ExitStack() as opened:
@@ -235,7 +234,7 @@ class JournalFiles:
     def append_entry(self, entry: Entry) -> None:
         """Append an entry. The operating system has it when this returns.
 
-        Raises `JournalWriteError`, and `JournalDamagedError` where another program has changed or deleted the file.
+        Raises `JournalError`, also where another program has changed or deleted the file.
         """
         with self._name_errors():
             self.entries.append(entry)
@@ -267,17 +266,17 @@ class JournalFiles:
                     os.close(descriptor)
 
     def read_entries(self) -> Iterator[Entry]:
-        """The entries in order. Raises `JournalDamagedError`."""
+        """The entries in order. Raises `JournalError`."""
         cure = f"call transport.repair_record_file on {ENTRIES}, which drops what is damaged, and continue the run"
         with RecordReader(self._directory / ENTRIES) as reader:
             for index in range(len(reader)):
                 try:
                     entry = reader[index]
                 except DecodeError as error:
-                    raise JournalDamagedError(self._path, f"entry {index} cannot be read: {error}; {cure}") from error
+                    raise JournalError(self._path, f"entry {index} cannot be read: {error}; {cure}") from error
                 if not isinstance(entry, Entry):
                     reason = f"entry {index} of {ENTRIES} is a {type(entry).__name__}; restore the file of the journal"
-                    raise JournalDamagedError(self._path, reason)
+                    raise JournalError(self._path, reason)
                 yield entry
 
     def read_task(self, record: int, task_id: str) -> Task | None:
@@ -320,16 +319,20 @@ class JournalFiles:
         except FileLockedError as error:
             raise JournalInUseError(self._path, error.pid, error.host) from error
         except TransportError as error:
-            raise JournalDamagedError(self._path, f"{name}: {error}") from error
+            raise JournalError(self._path, f"{name}: {error}") from error
         except OSError as error:
-            raise JournalWriteError(self._path, f"{name}: {error.strerror or error}") from error
+            raise self._not_written(f"{name}: {error.strerror or error}") from error
+
+    def _not_written(self, reason: str) -> JournalError:
+        intact = "What was recorded before is intact: correct the cause and start the run again with this journal"
+        return JournalError(self._path, f"it cannot be written: {reason}. {intact}")
 
     @contextlib.contextmanager
     def _name_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise JournalWriteError(self._path, error.strerror or str(error)) from error
+            raise self._not_written(error.strerror or str(error)) from error
         except (FileDeletedError, FileChangedError) as error:
             reason = f"another program has deleted or changed its files during the run: {error}"
-            raise JournalDamagedError(self._path, f"{reason} Restore them, or begin a new run") from error
+            raise JournalError(self._path, f"{reason} Restore them, or begin a new run") from error

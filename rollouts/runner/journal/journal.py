@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Any, Final, ParamSpec, Self, TypeVar
 
 from rollouts.errors import ArgumentError
-from rollouts.runner.errors import JournalClosedError, JournalDamagedError, JournalError, JournalOfAnotherRunError
+from rollouts.runner.errors import JournalClosedError, JournalError, JournalOfAnotherRunError
 from rollouts.runner.group import Group
 from rollouts.runner.journal.files import (
     ENTRIES,
@@ -226,9 +226,7 @@ class Recorder:
             return Group(task=task, episodes=episodes, **entry.values)
         except (TypeError, ArgumentError) as error:
             reason = f"the entry of the group of task {entry.task_id!r:.80} does not fit this installation: {error}"
-            raise JournalDamagedError(
-                self.path, f"{reason}. Continue the run with the version that began it"
-            ) from error
+            raise JournalError(self.path, f"{reason}. Continue the run with the version that began it") from error
 
     def _is_readable(self, entry: JournalAttempted) -> bool:
         return self._files.read_episode(entry.record, entry.episode_id) is not None
@@ -240,15 +238,15 @@ class Recorder:
         state = "its group is finished" if task_id in self.history else "it was not started; call started(task) first"
         raise JournalError(self.path, f"task {task_id!r:.80} is not open: {state}")
 
-    def _unreadable(self, what: str) -> JournalDamagedError:
-        return JournalDamagedError(
+    def _unreadable(self, what: str) -> JournalError:
+        return JournalError(
             self.path, f"{what} can no longer be read. Start the run again: what cannot be read is then run again"
         )
 
     def _check_begun(self) -> None:
-        """Raise `JournalDamagedError` unless there is nothing in the files before the first entry."""
+        """Raise `JournalError` unless there is nothing in the files before the first entry."""
         if len(self.history) or self._files.episodes.next_index:
-            raise JournalDamagedError(
+            raise JournalError(
                 self.path,
                 f"{ENTRIES} has lost its first entry; restore the file, or name a directory without a journal",
             )
@@ -306,8 +304,8 @@ class Journal:
 
     `task_id in journal` says whether a task was started. The coroutine methods may be called at any time after
     `resume`, in any order and concurrently; they write on a thread of the journal, in the order of the calls. A call
-    that is cancelled is carried out nevertheless. They raise `JournalWriteError`,
-    and `JournalDamagedError` where another program has changed or deleted the files.
+    that is cancelled is carried out nevertheless. They raise `JournalError`,
+    also where another program has changed or deleted the files.
     """
 
     def __init__(self, recorder: Recorder, configuration: Mapping[str, Any]) -> None:
@@ -331,8 +329,8 @@ class Journal:
         and of the file of tasks; `resume` compares them. With `fsync`, finished groups and deliveries are on the disk
         when they count as such.
 
-        Raises `JournalInUseError` if another process has the journal open, `JournalDamagedError`, `JournalWriteError`,
-        `JournalError` where the directory cannot be made, and `ArgumentError`.
+        Raises `JournalInUseError` if another process has the journal open, `JournalError` for files that cannot be read
+        or made, and `ArgumentError`.
         """
         plain = plain_configuration("configuration", configuration)
         if not isinstance(path, str | os.PathLike):
@@ -368,7 +366,7 @@ class Journal:
         `configuration` is the runner's part of the configuration: group size, seed and so on. An unreadable episode,
         which only a power cut or a damaged disk can leave, is logged and counts as not recorded.
 
-        Raises `JournalOfAnotherRunError` where the journal was begun with other values, `JournalDamagedError`,
+        Raises `JournalOfAnotherRunError` where the journal was begun with other values, `JournalError`,
         `ArgumentError`, and `JournalError` on a second call.
         """
         given = {**plain_configuration("configuration", configuration), "configuration": self._configuration}

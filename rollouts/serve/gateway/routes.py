@@ -80,7 +80,7 @@ class Gateway:
     `MediaPolicy` decides about them; otherwise images are data URLs. `on_session_end` is called with the trajectory of
     every session that ends, is deleted or is evicted. Where it raises, the session is kept, and it is called again when
     the session is ended or deleted once more, would be evicted, and by `close`. One event loop serves a gateway. Raises
-    `EpisodeArgumentError`.
+    `ArgumentError`.
     """
 
     def __init__(

@@ -14,16 +14,6 @@ from rollouts.files import errors_name, made_directory
 from transport.link import ClientKeys, ServerKeys, generate_keypair
 
 
-class WorkersNotStartedError(RolloutsError):
-    """`LinkWorkers` are used outside of their `async with` block, in which they receive.
-
-    Cure: use the workers inside `async with LinkWorkers(...)`.
-    """
-
-    def __init__(self) -> None:
-        super().__init__("these LinkWorkers receive nothing yet; write `async with LinkWorkers(...) as workers:`")
-
-
 class OrchestratorLostError(RolloutsError):
     """A worker could not reach its orchestrator for as long as it may wait. `seconds` is how long it has tried.
 

@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Final, Self
 
 from rollouts.engines.protocol import InFlight
+from rollouts.errors import RolloutsError
 from rollouts.workers.episode_worker import EpisodeJob, EpisodeOutcome
-from rollouts.workers.link.keys import WorkersNotStartedError
 from rollouts.workers.link.messages import (
     Announced,
     CancelJob,
@@ -24,7 +24,7 @@ from rollouts.workers.link.messages import (
     WorkerLeaves,
     own_version,
 )
-from rollouts.workers.protocol import JobObserver, UnreadableOutcomeError, WorkerGoneError
+from rollouts.workers.protocol import JobObserver, WorkerGoneError
 from rollouts.workers.worker_pool import JobTurn, JobWaiting, WorkerPool
 from transport import EncodeError
 from transport.link import (
@@ -164,9 +164,11 @@ class LinkWorkers(WorkerPool):
         await self._close(run_ended=error is None)
 
     def on_slots_changed(self, listener: Callable[[], object]) -> Callable[[], None]:
-        """As `Workers.on_slots_changed`. Raises `WorkersNotStartedError` outside of the `async with` block."""
+        """As `Workers.on_slots_changed`. Raises `RolloutsError` outside of the `async with` block."""
         if self._receiving is None:
-            raise WorkersNotStartedError
+            raise RolloutsError(
+                "these LinkWorkers receive nothing yet; write `async with LinkWorkers(...) as workers:`"
+            )
         return super().on_slots_changed(listener)
 
     async def close(self) -> None:
@@ -227,7 +229,9 @@ class LinkWorkers(WorkerPool):
         if number is None:
             self._refuse(worker.name, f"{error}; install one version of mmrollouts on both sides")
         else:
-            worker.fail(number, UnreadableOutcomeError(worker.name, str(error)))
+            worker.fail(
+                number, RolloutsError(f"worker {worker.name:.80} sent an outcome that cannot be used: {error!s}")
+            )
 
     def _delivered(self, worker: _LinkedWorker, message: object) -> None:
         number, worker.announced = worker.announced, None
@@ -319,7 +323,7 @@ class _LinkedWorker:
             sent.outcome.set_result(outcome)
         else:
             reason = f"it is of episode {outcome.episode.episode_id:.80}, not of {sent.job.episode_id:.80}"
-            self.fail(number, UnreadableOutcomeError(self.name, reason))
+            self.fail(number, RolloutsError(f"worker {self.name:.80} sent an outcome that cannot be used: {reason}"))
 
     def end_without_outcome(self, message: JobFailed) -> None:
         """A job could not be decoded at the worker, or its outcome could not be sent."""

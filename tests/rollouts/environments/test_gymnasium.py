@@ -14,9 +14,8 @@ from renderers.media.decoding import array_to_raw
 from renderers.media.item import MediaSource
 from rollouts import EpisodeSpec, SamplingParams, run_episodes
 from rollouts.environments import GymnasiumEnvironment
-from rollouts.environments.gymnasium import GymnasiumError
 from rollouts.episodes.errors import EpisodeError
-from rollouts.errors import ArgumentError, MissingExtraError
+from rollouts.errors import ArgumentError, MissingExtraError, RolloutsError
 from rollouts.testing import ScriptedEngine
 
 DIRECTIONS = ["left", "down", "right", "up"]
@@ -241,7 +240,7 @@ def test_an_object_can_run_another_episode_after_it_was_closed(renderer):
 
 
 def test_a_step_before_a_reset_is_refused():
-    with pytest.raises(GymnasiumError, match="call reset before step"):
+    with pytest.raises(RolloutsError, match="call reset before step"):
         asyncio.run(GymnasiumEnvironment(Counted).step({"role": "assistant", "content": "0, 0"}))
 
 
@@ -429,7 +428,7 @@ def test_text_and_frame_can_be_shown_together(renderer):
 def test_an_environment_that_cannot_be_shown_is_refused_with_the_reason(renderer, make, message):
     with pytest.raises(EpisodeError, match=message) as caught:
         play(GymnasiumEnvironment(make), ["0"], renderer)
-    assert isinstance(caught.value.__cause__.__cause__, GymnasiumError)
+    assert isinstance(caught.value.__cause__.__cause__, RolloutsError)
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,8 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollouts.environments.gymnasium import (
-    GymnasiumError,
-    InvalidActionError,
-    describe_actions,
-    in_dtype_of,
-    parse_action,
-)
+from rollouts.environments.gymnasium import InvalidActionError, describe_actions, in_dtype_of, parse_action
+from rollouts.errors import RolloutsError
 
 FOUR = spaces.Discrete(4)
 NAMES = ["left", "down", "right", "up"]
@@ -128,9 +123,9 @@ def test_a_space_is_described_with_what_an_answer_must_be(space, names, text):
     "space", [spaces.MultiDiscrete([2, 3]), spaces.Text(5), spaces.Tuple([FOUR, FOUR])], ids=lambda s: type(s).__name__
 )
 def test_other_spaces_are_neither_described_nor_read(space):
-    with pytest.raises(GymnasiumError, match="neither Discrete nor Box"):
+    with pytest.raises(RolloutsError, match="neither Discrete nor Box"):
         describe_actions(space)
-    with pytest.raises(GymnasiumError, match="neither Discrete nor Box"):
+    with pytest.raises(RolloutsError, match="neither Discrete nor Box"):
         parse_action("0", space)
 
 
@@ -147,7 +142,7 @@ def test_a_name_beside_a_longer_name_that_has_it_is_a_second_action():
 
 
 def test_a_name_that_is_the_number_of_another_action_is_refused_before_the_first_turn():
-    with pytest.raises(GymnasiumError, match="has action 0 with the name '1', the number of another action"):
+    with pytest.raises(RolloutsError, match="has action 0 with the name '1', the number of another action"):
         describe_actions(spaces.Discrete(2), ["1", "0"])
     describe_actions(spaces.Discrete(2, start=1), ["1", "2"])
     assert parse_action("2", spaces.Discrete(2, start=1), ["1", "2"]) == 2
@@ -168,7 +163,7 @@ def test_a_refused_number_is_shortened():
 def test_the_minus_sign_of_texts_is_a_minus_sign():
     assert parse_action("I push with \u22120.5.", spaces.Box(-1, 1, (1,))).tolist() == [-0.5]
     assert parse_action("\u22121", spaces.Discrete(3, start=-1)) == -1
-    with pytest.raises(GymnasiumError, match="the number of another action"):
+    with pytest.raises(RolloutsError, match="the number of another action"):
         describe_actions(spaces.Discrete(2, start=-1), ["0", "\u22121"])
 
 

@@ -20,9 +20,9 @@ from renderers.process.threads import DaemonThreads
 from rollouts import SamplingParams, run_episode
 from rollouts import calls as thread_calls
 from rollouts.environments import Tool, ToolEnvironment
-from rollouts.environments.tools import ToolDefinitionError, ToolFailedError, ToolResultError
+from rollouts.environments.tools import ToolFailedError, ToolResultError
 from rollouts.episodes.errors import EpisodeError
-from rollouts.errors import ArgumentError
+from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.rewards import Reward
 from rollouts.testing import ScriptedEngine
 
@@ -521,5 +521,5 @@ def test_a_wrong_argument_is_refused_with_its_name(options, message):
 
 
 def test_two_tools_of_one_name_are_refused():
-    with pytest.raises(ToolDefinitionError, match="'add': two tools have this name"):
+    with pytest.raises(RolloutsError, match="'add': two tools have this name"):
         environment(add, Tool.from_function(picture, name="add"))

@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from renderers.messages import check_tools
 from rollouts.environments import Tool
-from rollouts.environments.tools import ToolArgumentsError, ToolDefinitionError
-from rollouts.errors import ArgumentError
+from rollouts.environments.tools import ToolArgumentsError
+from rollouts.errors import ArgumentError, RolloutsError
 
 
 class Colour(enum.Enum):
@@ -319,7 +319,7 @@ def recursive(tree: Tree) -> None: ...
     ids=lambda value: getattr(value, "__name__", None) or type(value).__name__,
 )
 def test_a_function_that_cannot_be_a_tool_is_refused_with_the_reason(function, message):
-    with pytest.raises(ToolDefinitionError, match=message):
+    with pytest.raises(RolloutsError, match=message):
         Tool.from_function(function)
 
 

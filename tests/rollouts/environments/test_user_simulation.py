@@ -10,7 +10,7 @@ from renderers import RendererPool
 from renderers.errors import MessageError
 from rollouts import SamplingParams
 from rollouts.environments import UserSimulation
-from rollouts.episodes.errors import EpisodeArgumentError, EpisodeError
+from rollouts.episodes.errors import EpisodeError
 from rollouts.errors import ArgumentError, OverlongPromptError
 from rollouts.rewards import Reward
 from rollouts.testing import ScriptedEngine
@@ -227,13 +227,13 @@ def test_a_shared_pool_is_left_open(renderer):
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"instructions": ""}, EpisodeArgumentError),
-        ({"engine": None}, EpisodeArgumentError),
-        ({"renderer": None}, EpisodeArgumentError),
-        ({"max_user_turns": 0}, EpisodeArgumentError),
-        ({"stop_phrase": ""}, EpisodeArgumentError),
+        ({"instructions": ""}, ArgumentError),
+        ({"engine": None}, ArgumentError),
+        ({"renderer": None}, ArgumentError),
+        ({"max_user_turns": 0}, ArgumentError),
+        ({"stop_phrase": ""}, ArgumentError),
         ({"score": 3}, ArgumentError),
-        ({"opening": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, EpisodeArgumentError),
+        ({"opening": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, ArgumentError),
         ({"opening": [{"role": "nobody", "content": "x"}]}, MessageError),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,

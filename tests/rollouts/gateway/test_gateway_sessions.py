@@ -11,7 +11,7 @@ import pytest
 from gateway_server import CALL, TOOLS, served, user
 from starlette.applications import Starlette
 
-from rollouts.episodes.errors import EpisodeArgumentError
+from rollouts.errors import ArgumentError
 from rollouts.serve.errors import EvictedSessionError, SessionNotDeliveredError
 from rollouts.serve.gateway.chat_request import GatewayLimits
 from rollouts.serve.gateway.routes import Gateway
@@ -583,7 +583,7 @@ def test_a_function_that_nobody_would_await_cannot_receive_sessions(renderer):
     async def deliver(trajectory):
         raise AssertionError
 
-    with pytest.raises(EpisodeArgumentError, match="on_session_end"):
+    with pytest.raises(ArgumentError, match="on_session_end"):
         Gateway(echo(renderer), renderer, on_session_end=deliver)
 
 

@@ -13,8 +13,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from run_events import FakeClock, replay
 
-from rollouts.errors import ArgumentError, MissingExtraError
-from rollouts.observability import METRICS, EndpointError, PrometheusEndpoint, RunMetrics, prometheus_registry
+from rollouts.errors import ArgumentError, MissingExtraError, RolloutsError
+from rollouts.observability import METRICS, PrometheusEndpoint, RunMetrics, prometheus_registry
 from rollouts.runner.events import EpisodeStarted, EpisodeWaiting, GroupFinished
 
 
@@ -97,15 +97,14 @@ def test_a_port_in_use_is_an_error_with_the_address_and_the_cure():
         other.listen()
         port = other.getsockname()[1]
         endpoint = PrometheusEndpoint(RunMetrics(), port=port)
-        with pytest.raises(EndpointError, match=rf"127\.0\.0\.1:{port}: .*in use; pass another port") as raised:
+        with pytest.raises(RolloutsError, match=rf"127\.0\.0\.1:{port}: .*in use; pass another port"):
             endpoint.start()
-        assert (raised.value.host, raised.value.port) == ("127.0.0.1", port)
     with endpoint:  # once the port is free
         assert "mmrollouts_turns_total" in scrape(endpoint)
 
 
 def test_an_address_of_another_machine_is_an_error():
-    with pytest.raises(EndpointError, match=r"192\.0\.2\.1:0"):
+    with pytest.raises(RolloutsError, match=r"192\.0\.2\.1:0"):
         PrometheusEndpoint(RunMetrics(), port=0, host="192.0.2.1").start()
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from renderers import MediaSource
 from renderers.errors import MediaDigestError
-from rollouts.errors import ArgumentError
-from rollouts.ray import ObjectMedia, RayConnectionError, RayWorkers
+from rollouts.errors import ArgumentError, RolloutsError
+from rollouts.ray import ObjectMedia, RayWorkers
 from rollouts.ray.objects import ObjectFrames
 from rollouts.ray.worker_actor import ProgressBatch, ProgressLog, ProgressReader
 from rollouts.workers import JobWaiting
@@ -150,5 +150,5 @@ def test_without_a_connection_to_ray_no_cluster_is_started():
         async with RayWorkers(int, int, int, num_workers=1):
             pass
 
-    with pytest.raises(RayConnectionError, match=r"rollouts.ray.connect\(\)"):
+    with pytest.raises(RolloutsError, match=r"rollouts.ray.connect\(\)"):
         asyncio.run(main())

@@ -10,8 +10,8 @@ import pytest
 from ray_world import image, runner_of, tasks, workers_of
 
 from rollouts import Trajectory
-from rollouts.errors import ArgumentError
-from rollouts.ray import ObjectMedia, StoredEpisodes, StoredEpisodesLostError, store_episodes
+from rollouts.errors import ArgumentError, RolloutsError
+from rollouts.ray import ObjectMedia, StoredEpisodes, store_episodes
 
 GROUP_SIZE = 4
 NUM_TASKS = 6
@@ -140,7 +140,7 @@ def test_episodes_of_a_process_that_has_ended_are_an_error_that_says_so(cluster)
     writer = ray.remote(Reader).remote()
     stored = ray.get(writer.store.remote())
     ray.kill(writer)
-    with pytest.raises(StoredEpisodesLostError, match="must run until they have been loaded"):
+    with pytest.raises(RolloutsError, match="must run until they have been loaded"):
         stored.load()
 
 

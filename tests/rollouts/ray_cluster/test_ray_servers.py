@@ -14,8 +14,8 @@ import pytest
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.fleet import EngineFleet
 from rollouts.engines.fleet.servers import RayServerNames
-from rollouts.errors import ArgumentError, ServerActorError
-from rollouts.ray import RayServers, RayServerStartError
+from rollouts.errors import ArgumentError, RolloutsError, ServerActorError
+from rollouts.ray import RayServers
 
 PROGRAM = Path(__file__).parent.parent / "vllm" / "fake_vllm_serve.py"
 COMMAND = [sys.executable, str(PROGRAM), "{port}"]
@@ -69,7 +69,7 @@ def test_a_server_that_does_not_start_is_an_error_with_the_end_of_its_log(cluste
         async with RayServers([*COMMAND, "3"], num_servers=1, name="broken"):
             pass
 
-    with pytest.raises(RayServerStartError, match="out of memory"):
+    with pytest.raises(RolloutsError, match="out of memory"):
         run(main())
 
 

@@ -21,7 +21,8 @@ from ray_world import (
 )
 
 from rollouts import Group, Runner
-from rollouts.ray import RayWorkers, RayWorkerStartError
+from rollouts.errors import RolloutsError
+from rollouts.ray import RayWorkers
 from rollouts.workers import WorkersClosedError
 
 
@@ -115,7 +116,7 @@ def test_an_episode_that_kills_its_workers_is_given_up(cluster, tiny_model_dir):
             return await groups_of(runner, tasks(1))
 
     [group] = run(main())
-    assert "WorkerLostError" in group.episodes[0].error
+    assert "lost 2 workers" in group.episodes[0].error
 
 
 def test_the_failure_of_an_environment_arrives_with_its_turns_and_its_cause(cluster, tiny_model_dir):
@@ -137,7 +138,7 @@ def test_workers_whose_engine_cannot_be_made_are_an_error_with_the_reason(cluste
         async with RayWorkers(Failing, broken, make_renderer, num_workers=1):
             pass
 
-    with pytest.raises(RayWorkerStartError, match="FileNotFoundError: no model here"):
+    with pytest.raises(RolloutsError, match="FileNotFoundError: no model here"):
         run(main())
 
 

@@ -19,13 +19,13 @@ from typer.testing import CliRunner, Result
 
 from rollouts import Trajectory
 from rollouts.cli.main import app
-from rollouts.errors import ServerTimeoutError
+from rollouts.errors import RolloutsError, ServerTimeoutError
 from rollouts.observability.training_log import StepMismatch
 from rollouts.report import write_report
 from rollouts.report.charts import Chart, Figures, Line, escaped
 from rollouts.report.curves import episode_charts, throughput_charts
 from rollouts.report.figures import collect, of_training
-from rollouts.report.run_files import ReportDirectoryError, open_run
+from rollouts.report.run_files import open_run
 from rollouts.report.viewer_page import MAX_EPISODES, choose_episodes
 from transport import RecordWriter
 
@@ -196,7 +196,7 @@ def test_a_path_that_is_no_directory_of_a_run_is_one_line_with_the_cure(tmp_path
     result = run(tmp_path / "run")
     assert result.exit_code == 2
     assert reason in result.output
-    with pytest.raises(ReportDirectoryError, match=reason):
+    with pytest.raises(RolloutsError, match=reason):
         write_report(tmp_path / "run")
 
 
@@ -204,7 +204,7 @@ def test_a_file_of_another_kind_in_place_of_the_episodes_is_named(tmp_path: Path
     directory = tmp_path / "run"
     directory.mkdir()
     (directory / "trajectories.mmr").write_bytes(b"hello " * 100)
-    with pytest.raises(ReportDirectoryError, match="rollouts traj repair"):
+    with pytest.raises(RolloutsError, match="rollouts traj repair"):
         write_report(directory)
     assert not (directory / "report.html").exists()
 

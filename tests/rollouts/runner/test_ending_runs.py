@@ -8,7 +8,7 @@ import pytest
 from runner_world import Counting, HeldEngine, advance_clock, assert_no_task_is_left, groups_of, make_runner, tasks
 
 from rollouts import EpisodeLimits
-from rollouts.runner import RunnerArgumentError, RunnerClosedError
+from rollouts.errors import ArgumentError, RolloutsError
 
 
 def test_closing_a_runner_ends_the_wait_of_its_consumer_and_starts_no_episode(renderer):
@@ -25,7 +25,7 @@ def test_closing_a_runner_ends_the_wait_of_its_consumer_and_starts_no_episode(re
         consumer = asyncio.create_task(groups_of(runner, tasks(3)))
         await engine.wait_for_in_flight(3)
         await runner.close()
-        with pytest.raises(RunnerClosedError):
+        with pytest.raises(RolloutsError, match="this Runner is closed"):
             await asyncio.wait_for(consumer, 5)
         assert_no_task_is_left()
 
@@ -177,7 +177,7 @@ def test_a_runner_that_is_closed_or_has_begun_nothing_or_is_refused_does_not_war
         async with make_runner(renderer, tasks=tasks(3)) as runner:
             await runner.collect(1)
         make_runner(renderer).stream(tasks(3))
-        with pytest.raises(RunnerArgumentError):
+        with pytest.raises(ArgumentError, match="group_size is 0"):
             make_runner(renderer, group_size=0)
 
     asyncio.run(world())

@@ -20,11 +20,9 @@ from rollouts.errors import ArgumentError
 from rollouts.runner.journal import (
     Journal,
     JournalClosedError,
-    JournalDamagedError,
     JournalError,
     JournalInUseError,
     JournalOfAnotherRunError,
-    JournalWriteError,
 )
 from rollouts.runner.journal.files import ENTRIES, EPISODES
 from rollouts.task import Task
@@ -142,12 +140,12 @@ def test_a_path_that_is_a_file_or_cannot_be_made_is_refused(tmp_path: Path) -> N
 def test_files_that_no_journal_wrote_are_refused_and_not_changed(tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / ENTRIES).write_text("some notes of mine, which are longer than a header of a record file is")
-    with pytest.raises(JournalDamagedError, match=f"{ENTRIES}: file does not start with the header"):
+    with pytest.raises(JournalError, match=f"{ENTRIES}: file does not start with the header"):
         Journal.open(tmp_path / "text")
     (tmp_path / "half").mkdir()
     with RecordWriter(tmp_path / "half" / EPISODES) as out:
         out.append(episode(0, 0))
-    with pytest.raises(JournalDamagedError, match=f"there is {EPISODES} and no {ENTRIES}"):
+    with pytest.raises(JournalError, match=f"there is {EPISODES} and no {ENTRIES}"):
         Journal.open(tmp_path / "half")
     assert os.listdir(tmp_path / "half") == [EPISODES]
 
@@ -157,7 +155,7 @@ async def test_records_of_another_program_are_named(tmp_path: Path) -> None:
     with RecordWriter(tmp_path / "j" / ENTRIES) as out:
         number = out.append({"not": "an entry"})
     error = await resumed_error(tmp_path / "j", CONFIGURATION)
-    assert isinstance(error, JournalDamagedError)
+    assert isinstance(error, JournalError)
     assert f"entry {number} of {ENTRIES} is a dict" in str(error)
 
 
@@ -237,7 +235,7 @@ async def test_a_damaged_entry_is_an_error_and_after_its_repair_its_task_alone_i
         kinds = [type(entry).__name__ for entry in reader]
     damage(path, kinds.index("JournalFinished"))
     error = await resumed_error(tmp_path / "j", CONFIGURATION)
-    assert isinstance(error, JournalDamagedError)
+    assert isinstance(error, JournalError)
     assert "repair_record_file" in str(error)
     repair_record_file(path)
     journal = Journal.open(tmp_path / "j")
@@ -296,7 +294,7 @@ async def test_a_full_disk_is_named_and_what_was_recorded_before_is_kept(
 
     with monkeypatch.context() as patch:
         patch.setattr(RecordWriter, "_write", fail)
-        with pytest.raises(JournalWriteError, match=r"No space left on device. What was recorded before is intact"):
+        with pytest.raises(JournalError, match=r"No space left on device. What was recorded before is intact"):
             await journal.started(task(1))
     assert "task-1" not in journal
     await journal.started(task(2))
@@ -356,6 +354,6 @@ async def test_files_that_are_deleted_while_a_run_has_them_open_are_an_error_of_
     await record(journal, range(1))
     shutil.rmtree(tmp_path / "j")
     for call in (journal.started(task(1)), journal.close()):
-        with pytest.raises(JournalDamagedError, match="deleted or changed its files during the run"):
+        with pytest.raises(JournalError, match="deleted or changed its files during the run"):
             await call
     await journal.close()

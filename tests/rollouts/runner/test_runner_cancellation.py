@@ -7,8 +7,9 @@ import threading
 import pytest
 from runner_world import Counting, HeldEngine, assert_no_task_is_left, groups_of, make_runner, outcomes, tasks
 
+from rollouts.errors import RolloutsError
 from rollouts.rewards import GroupReward
-from rollouts.runner import RetryPolicy, RunnerBusyError, RunnerClosedError, Task
+from rollouts.runner import RetryPolicy, Task
 from rollouts.runner.events import EpisodeEnded
 from rollouts.testing import ScriptedEngine
 
@@ -241,9 +242,9 @@ def test_a_closed_runner_refuses_further_use_and_may_be_closed_again(renderer):
             await anext(stream)
         await runner.close()
         for call in (lambda: runner.collect(1), lambda: anext(stream), runner.__aenter__):
-            with pytest.raises(RunnerClosedError):
+            with pytest.raises(RolloutsError, match="this Runner is closed"):
                 await call()
-        with pytest.raises(RunnerClosedError):
+        with pytest.raises(RolloutsError, match="this Runner is closed"):
             runner.stream(tasks(1))
         await stream.aclose()
 
@@ -256,7 +257,7 @@ def test_a_second_wait_for_the_same_groups_is_an_error_and_another_stream_is_not
         async with make_runner(renderer, engine=engine, tasks=tasks(2)) as runner:
             collecting = asyncio.create_task(runner.collect(2))
             await engine.wait_for_in_flight(1)
-            with pytest.raises(RunnerBusyError):
+            with pytest.raises(RolloutsError, match="another call waits for the next groups"):
                 await runner.collect(1)
             streaming = asyncio.create_task(groups_of(runner, tasks(2)))
             engine.release.set()

@@ -9,7 +9,7 @@ import pytest
 from runner_world import Counting, HeldEngine, groups_of, make_runner, outcomes, run_groups, tasks
 
 from rollouts import SamplingParams, StepResult
-from rollouts.errors import RolloutsError
+from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.rewards import GroupReward, rank_by
 from rollouts.runner import (
     Asynchronous,
@@ -18,7 +18,6 @@ from rollouts.runner import (
     OneStepOffPolicy,
     RetryPolicy,
     Runner,
-    RunnerArgumentError,
     Synchronous,
     Task,
     TaskSourceError,
@@ -432,15 +431,15 @@ def test_an_argument_that_cannot_be_is_an_error_that_names_it(renderer, name, ba
 def test_tasks_without_a_source_and_counts_below_one_are_errors(renderer):
     async def run():
         async with make_runner(renderer) as runner:
-            with pytest.raises(RunnerArgumentError, match="tasks"):
+            with pytest.raises(ArgumentError, match="tasks"):
                 await runner.collect(1)
-            with pytest.raises(RunnerArgumentError, match="tasks"):
+            with pytest.raises(ArgumentError, match="tasks"):
                 runner.stream("t0")
-            with pytest.raises(RunnerArgumentError, match=r"pass the tasks of this stream; .* come from `collect`"):
+            with pytest.raises(ArgumentError, match=r"pass the tasks of this stream; .* come from `collect`"):
                 runner.stream()
         async with make_runner(renderer, tasks=tasks(1)) as runner:
             for count in (0, -1, 1.5, None):
-                with pytest.raises(RunnerArgumentError, match="count"):
+                with pytest.raises(ArgumentError, match="count"):
                     await runner.collect(count)
 
     asyncio.run(run())

@@ -7,8 +7,8 @@ import pytest
 from simulated_runs import LoopRenderer, TaskLog
 
 from rollouts import SamplingParams, StepResult
-from rollouts.errors import ArgumentError, WeightUpdateError
-from rollouts.runner import Asynchronous, Journal, OneStepOffPolicy, Runner, RunnerClosedError, Synchronous
+from rollouts.errors import ArgumentError, RolloutsError, WeightUpdateError
+from rollouts.runner import Asynchronous, Journal, OneStepOffPolicy, Runner, Synchronous
 from rollouts.runner.events import GroupDelivered, GroupStale
 from rollouts.task import Task
 from rollouts.testing import SimulatedEngine
@@ -342,5 +342,5 @@ async def test_updates_of_a_closed_runner_and_with_wrong_arguments_are_refused()
     with pytest.raises(ArgumentError, match=r"version is .* that UTF-8 can encode"):
         await runner.update_weights(None, "a\ud800")
     await runner.close()
-    with pytest.raises(RunnerClosedError):
+    with pytest.raises(RolloutsError, match="this Runner is closed"):
         await runner.update_weights(None, "1")

@@ -16,7 +16,7 @@ from rollouts import SamplingParams
 from rollouts.engines.local import LocalEngine
 from rollouts.engines.protocol import FinishReason
 from rollouts.engines.vllm import VLLMEngine
-from rollouts.errors import UnsafeControlError, WeightUpdateError
+from rollouts.errors import EngineError, WeightUpdateError
 from rollouts.testing import tiny_qwen3_vl
 
 LENGTH = 200
@@ -134,7 +134,7 @@ async def test_a_server_that_sleeps_generates_after_it_is_woken_up(server, check
         before = (await engine.generate(request)).completions[0]
         await engine.control.sleep(level)
         assert await engine.control.is_sleeping()
-        with pytest.raises(UnsafeControlError):
+        with pytest.raises(EngineError, match="the server sleeps"):
             await engine.control.resume()
         task = asyncio.ensure_future(engine.generate(replace(request, request_id="asleep")))
         await engine.control.wake_up(["weights"])

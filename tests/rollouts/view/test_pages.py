@@ -20,10 +20,10 @@ from viewer_episodes import (
 )
 
 from rollouts import MediaReference, Trajectory
+from rollouts.errors import RolloutsError
 from rollouts.training.mismatch import ComparedTokens
 from rollouts.view import write_html
 from rollouts.view.episode_data import episode_payload
-from rollouts.view.page import ComparedNamesError
 
 
 def test_a_page_has_the_tokens_masks_and_log_probabilities_of_each_node(renderer, tmp_path):
@@ -87,7 +87,7 @@ def test_compared_tokens_of_a_batch_give_the_mismatch_of_the_tokens_they_are_of(
 
 def test_compared_tokens_of_other_episodes_are_refused_and_no_page_is_written(renderer, tmp_path):
     trajectory = two_turns(renderer)
-    with pytest.raises(ComparedNamesError, match="'other/5'"):
+    with pytest.raises(RolloutsError, match="'other/5'"):
         write_html([trajectory], tmp_path / "page.html", compared=compared(trajectory, 5, 40, -1.0, "other/5"))
     assert not list(tmp_path.iterdir())
 

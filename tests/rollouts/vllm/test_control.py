@@ -14,10 +14,10 @@ from rollouts.engines.vllm.connection import HttpLimits, ServerConnection
 from rollouts.engines.vllm.control import ServerControl
 from rollouts.errors import (
     CapabilityError,
+    EngineError,
     InvalidRequestError,
     MalformedResultError,
     ServerError,
-    UnsafeControlError,
     WeightUpdateError,
 )
 
@@ -139,14 +139,14 @@ async def test_a_paused_server_is_not_asleep(server, control):
 
 async def test_a_sleeping_server_is_not_resumed_because_it_would_run_without_its_memory(server, control):
     await control.sleep(1)
-    with pytest.raises(UnsafeControlError, match="level 1"):
+    with pytest.raises(EngineError, match="level 1"):
         await control.resume()
     assert "/resume" not in server.events
 
 
 async def test_a_server_that_another_client_put_to_sleep_is_not_resumed(server, control):
     server.level = 2
-    with pytest.raises(UnsafeControlError, match="level 2"):
+    with pytest.raises(EngineError, match="level 2"):
         await control.resume()
 
 
@@ -154,25 +154,25 @@ async def test_without_a_reported_sleep_level_the_level_of_the_last_call_counts(
     server.script["/metrics"] += [answer(body=b"up 1\n")] * 3
     await control.sleep(1)
     assert await control.is_sleeping()
-    with pytest.raises(UnsafeControlError):
+    with pytest.raises(EngineError, match="the server sleeps"):
         await control.resume()
 
 
 async def test_a_sleeping_server_is_not_put_to_a_deeper_sleep(server, control):
     await control.sleep(1)
-    with pytest.raises(UnsafeControlError, match="sleeps already"):
+    with pytest.raises(EngineError, match="sleeps already"):
         await control.sleep(2)
 
 
 async def test_dropped_weights_are_loaded_before_a_server_is_awake(server, control, other):
     await control.sleep(2)
     for tags in (None, ["kv_cache"], ["weights", "kv_cache"]):
-        with pytest.raises(UnsafeControlError, match="weights were dropped"):
+        with pytest.raises(EngineError, match="weights were dropped"):
             await control.wake_up(tags)
-    with pytest.raises(UnsafeControlError, match="have no memory"):
+    with pytest.raises(EngineError, match="have no memory"):
         await control.reload_weights(other)
     await control.wake_up(["weights"])
-    with pytest.raises(UnsafeControlError, match="weights were dropped"):
+    with pytest.raises(EngineError, match="weights were dropped"):
         await control.wake_up()
     await control.reload_weights(other)
     await control.wake_up()
@@ -183,7 +183,7 @@ async def test_dropped_weights_are_loaded_before_a_server_is_awake(server, contr
 async def test_sleeping_weights_get_their_memory_back_before_others_are_loaded(server, control, other):
     await control.sleep(1)
     for call in (control.reload_weights(other), control.update_weights_from_directory(other, "v1")):
-        with pytest.raises(UnsafeControlError, match=r"wake_up\(\[\"weights\"\]\)"):
+        with pytest.raises(EngineError, match=r"wake_up\(\[\"weights\"\]\)"):
             await call
     assert RELOAD not in server.events
     assert "/pause" not in server.events
@@ -223,7 +223,7 @@ async def test_resetting_the_cache_of_media_forgets_media_in_the_client(server, 
 
 
 async def test_the_encoder_cache_is_reset_only_while_the_server_is_paused(server, control):
-    with pytest.raises(UnsafeControlError, match="pause first"):
+    with pytest.raises(EngineError, match="pause first"):
         await control.reset_encoder_cache()
     assert ENCODER not in server.events
     await control.pause("keep")
@@ -318,7 +318,7 @@ async def test_a_server_without_usable_weights_stays_paused_until_it_has_some(se
         await control.update_weights_from_directory(other, "v1")
     assert server.paused
     for call in (control.resume(), control.wake_up()):
-        with pytest.raises(UnsafeControlError, match="garbage"):
+        with pytest.raises(EngineError, match="garbage"):
             await call
     assert server.paused
     server.bad.clear()
@@ -363,7 +363,7 @@ async def test_a_reload_with_an_unexpected_result_of_a_worker_is_a_failure(serve
 
 
 async def test_weights_are_not_reloaded_under_running_requests(server, control, other):
-    with pytest.raises(UnsafeControlError, match="pause first"):
+    with pytest.raises(EngineError, match="pause first"):
         await control.reload_weights(other)
     await control.pause("keep", clear_cache=False)
     server.events.clear()
@@ -387,7 +387,7 @@ async def test_nothing_resumes_a_server_in_the_middle_of_an_update(server, contr
         control.update_weights_from_directory(other, "v2"),
     ]
     for call in calls:
-        with pytest.raises(UnsafeControlError, match="is under way"):
+        with pytest.raises(EngineError, match="is under way"):
             await call
     release.set()
     await updating

@@ -22,13 +22,7 @@ from rendering_server import (
 )
 
 from renderers import MediaPolicy
-from renderers.errors import (
-    ControlTokenInContentError,
-    MediaDecodeError,
-    MediaPolicyError,
-    UnknownPartError,
-    UnsupportedModalityError,
-)
+from renderers.errors import MediaDecodeError, MediaPolicyError, MessageError
 from rollouts.engines.vllm.server_renderer import ImageChunk, ImagePointer, ServerRenderer
 from rollouts.errors import (
     CapabilityError,
@@ -209,12 +203,12 @@ async def test_parts_that_a_server_would_fetch_by_itself_are_refused(renderer):
         {"type": "audio_url", "audio_url": {"url": "http://x/y"}},
         {"type": "input_image", "image_url": "http://x/y"},
     ):
-        with pytest.raises(UnknownPartError):
+        with pytest.raises(MessageError, match=f"a part of type '{part['type']}': "):
             await renderer.render(user(part))
 
 
 async def test_a_video_is_refused_with_its_place(renderer):
-    with pytest.raises(UnsupportedModalityError) as caught:
+    with pytest.raises(MessageError) as caught:
         await renderer.render(user(text("a"), {"type": "video", "video": b"x"}))
     assert caught.value.part_index == 1
 
@@ -258,7 +252,7 @@ async def test_a_plain_file_is_sent_byte_for_byte(renderer, server):
 @pytest.mark.parametrize("role", ["user", "system", "tool"])
 async def test_text_with_a_control_token_of_the_template_is_refused(renderer, server, role):
     messages = [{"role": "user", "content": "a"}, {"role": role, "content": "see <|image_pad|> here"}]
-    with pytest.raises(ControlTokenInContentError, match="image_pad") as caught:
+    with pytest.raises(MessageError, match="image_pad") as caught:
         await renderer.render(messages)
     assert caught.value.message_index == 1
 

@@ -17,7 +17,7 @@ from rollouts.engines.fleet import EngineFleet, FleetLimits
 from rollouts.engines.protocol import UpdatableEngine
 from rollouts.engines.vllm import VLLMEngine
 from rollouts.engines.vllm.transfer import ExpectedTensors, NCCLSender, TensorInfo, TransferEngine, buckets, update_info
-from rollouts.errors import ArgumentError, CapabilityError, UnsafeControlError, WeightUpdateError
+from rollouts.errors import ArgumentError, CapabilityError, EngineError, WeightUpdateError
 
 INIT, START, UPDATE, FINISH = (
     "/init_weight_transfer_engine",
@@ -205,7 +205,7 @@ async def test_without_a_directory_of_the_weights_of_before_a_failure_leaves_the
         with pytest.raises(WeightUpdateError, match="left paused, with parameters that have no storage"):
             await transfer.update_weights(tensors, "v2")
         assert await engine.control.is_paused()
-        with pytest.raises(UnsafeControlError):
+        with pytest.raises(EngineError, match="a transfer of weights was begun and not seen to end"):
             await engine.control.resume()
         await engine.control.reload_weights(checkpoint)
         await engine.control.resume()

@@ -17,13 +17,13 @@ from test_runner_on_workers import content, finish
 
 import rollouts.workers.link.link_worker as link_worker
 from rollouts import SamplingParams, StepResult, Task
+from rollouts.errors import RolloutsError
 from rollouts.runner import Runner
 from rollouts.testing import ScriptedEngine
 from rollouts.workers import EpisodeWorker
 from rollouts.workers.link import (
     LinkWorkers,
     OrchestratorLostError,
-    WorkersNotStartedError,
     read_orchestrator_keys,
     read_worker_keys,
     run_link_worker,
@@ -317,7 +317,7 @@ def test_a_worker_that_waits_for_less_than_the_link_does_ends_after_its_own_time
 def test_workers_outside_of_their_block_name_the_cure(renderer):
     async def run():
         workers = LinkWorkers(**TIMES)
-        with pytest.raises(WorkersNotStartedError, match="async with LinkWorkers"):
+        with pytest.raises(RolloutsError, match="async with LinkWorkers"):
             new_runner(workers)
         await workers.close()
 

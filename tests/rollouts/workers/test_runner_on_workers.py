@@ -17,7 +17,7 @@ from test_runner_invariants import Run, rounds
 from rollouts import EpisodeLimits, SamplingParams
 from rollouts.errors import ArgumentError, ServerUnreachableError
 from rollouts.observability import METRICS
-from rollouts.runner import Journal, RetryPolicy, Runner, RunnerArgumentError
+from rollouts.runner import Journal, RetryPolicy, Runner
 from rollouts.runner.events import EpisodeWaiting
 from rollouts.testing import ScriptedEngine
 from rollouts.workers import EpisodeWorker, WorkerPool
@@ -220,7 +220,6 @@ def test_an_environment_that_ends_its_worker_again_and_again_is_given_up(rendere
         async with runner:
             groups = {group.task.task_id: group.episodes[0] for group in await groups_of(runner, tasks(4))}
         assert {name for name, episode in groups.items() if episode.done} == {"t0", "t2", "t3"}
-        assert groups["t1"].error.startswith("WorkerLostError: ")
         assert "lost 3 workers" in groups["t1"].error
         assert runner.metrics()["workers_lost"] == runner.metrics()["worker_jobs_moved"] == 3
         assert outcomes(runner) == {"done": 3, "failed": 1}
@@ -355,4 +354,3 @@ def test_updating_weights_without_an_engine_names_the_argument():
                 await runner.update_weights(None, "1")
 
     asyncio.run(run())
-    assert issubclass(RunnerArgumentError, ArgumentError)
