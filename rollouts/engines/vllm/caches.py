@@ -76,6 +76,7 @@ class CacheControl:
         `EngineError`. On a server of text alone, requests frozen by "keep" are computed again after `resume`.
         """
         check_pause_mode("pause", mode)
+        self._state.paused_by_update = False
         clears = mode != "keep" if clear_cache is None else clear_cache
         requests_remain = clears and mode != "abort" and await self._routes.takes_media()
         if requests_remain and mode == "keep":
@@ -168,6 +169,7 @@ class CacheControl:
     async def _send_resume(self) -> None:
         """Resume, whatever state the server is in."""
         await self._routes.call("POST", "/resume", "resuming")
+        self._state.paused_by_update = False
 
     @contextmanager
     def _media_forgotten(self, clears: bool = True) -> Iterator[None]:

@@ -190,8 +190,8 @@ class ServerState:
     """The state of one server as the calls of this process left it. Forgotten when the server is another process.
 
     `loaded_directory` holds the weights that were loaded last, unless a trainer has sent others since
-    (`was_transferred`); `unusable_weights` is the reason why the server must not
-    run with the weights that it has, None where it may.
+    (`was_transferred`); `unusable_weights` is the reason why the server must not run with the weights that it has, None
+    where it may. `paused_by_update`: an update has paused the server, and the next one that succeeds resumes it.
     """
 
     def __init__(self, routes: ControlRoutes) -> None:
@@ -205,6 +205,7 @@ class ServerState:
         self.loaded_directory: str | None = None
         self.was_transferred = False
         self.unusable_weights: str | None = None
+        self.paused_by_update = False
         self.record_sleep(0)
 
     def record_sleep(self, level: int) -> None:

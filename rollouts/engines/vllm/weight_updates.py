@@ -259,7 +259,7 @@ class WeightControl(CacheControl):
         with self._state.exclusive_update(name):
             path = await self._path_to_load(directory, check)
             await self._state.refuse_while_weights_sleep(name)
-            stays_paused = await self.is_paused()
+            stays_paused = await self._stays_paused()
             if in_flight == "keep" and await self._routes.takes_media():
                 log.info("%s takes media: requests in flight are ended and continued, not kept", self.base_url)
                 in_flight = "abort"
@@ -283,9 +283,14 @@ class WeightControl(CacheControl):
             if not stays_paused:
                 await self._send_resume()
 
+    async def _stays_paused(self) -> bool:
+        """Whether the server is paused by somebody else than an update that failed, and so stays paused."""
+        return await self.is_paused() and not self._state.paused_by_update
+
     async def _pause_or_resume(self, mode: PauseMode, stays_paused: bool) -> None:
         try:
             await self.pause(mode, clear_cache=True)
+            self._state.paused_by_update = not stays_paused
         except ServerUnreachableError:
             raise
         except EngineError:
@@ -421,7 +426,7 @@ class TransferControl(WeightControl):
             stack.enter_context(self._state.exclusive_update("begin_transfer"))
             await self._state.forget_if_restarted()
             await self._state.refuse_while_weights_sleep("begin_transfer")
-            stays_paused = await self.is_paused()
+            stays_paused = await self._stays_paused()
             if in_flight == "keep" and await self._routes.takes_media():
                 log.info("%s takes media: requests in flight are ended and continued, not kept", self.base_url)
                 in_flight = "abort"
@@ -474,11 +479,23 @@ class TransferControl(WeightControl):
     async def _recover(self, begun: Transfer, cause: Exception) -> None:
         failure = WeightUpdateError(
             f"a transfer of weights to {self.base_url} failed: {cause}. The server is left paused, with parameters "
-            "that have no storage; load a checkpoint (reload_weights), or restart it"
+            "that have no storage; repeat the update, or load a checkpoint (reload_weights), or restart it"
         )
         failure.__cause__ = cause
         try:  # else the next transfer is refused, because this one is active
             await self._routes.call("POST", "/finish_weight_update", "ending a transfer")
         except EngineError as error:
             log.debug("the failed transfer at %s could not be ended: %s", self.base_url, error)
+        unreached = isinstance(cause, ServerUnreachableError)
+        if begun.previous is None and not unreached and (await self._routes.capabilities()).is_rollouts_serve:
+            await self._keep(begun, cause)
         await self._restore(begun.previous, failure, begun.stays_paused)
+
+    async def _keep(self, begun: Transfer, cause: Exception) -> NoReturn:
+        """Let `rollouts serve` go on: it has the weights of before, for it replaces them when all tensors are there."""
+        self._state.unusable_weights = None
+        if not begun.stays_paused:
+            await self._send_resume()
+        raise WeightUpdateError(
+            f"a transfer of weights to {self.base_url} failed: {cause}. The server has the weights of before"
+        ) from cause

@@ -253,6 +253,24 @@ async def test_an_adapter_of_requests_that_a_pause_holds_is_not_unloaded(engine,
 # Tensors.
 
 
+async def test_a_transfer_that_fails_leaves_a_server_that_samples_and_takes_the_next_one(
+    engine, request_for, checkpoints
+):
+    transfer = TransferEngine(engine, FileSender())
+    old, new = (tensors_of(checkpoint) for checkpoint in checkpoints)
+    await transfer.update_weights(old, "first")
+    with pytest.raises(WeightUpdateError, match="The server has the weights of before"):
+        await transfer.update_weights(dict(list(new.items())[3:]), "partial")
+    (completion,) = (await asyncio.wait_for(engine.generate(request_for()), SECONDS)).completions
+    assert versions(completion) == ["first"]
+    assert difference(checkpoints[0], None, request_for(), completion) < 1e-5
+    await transfer.update_weights(new, "second")
+    (completion,) = (await asyncio.wait_for(engine.generate(request_for()), SECONDS)).completions
+    assert versions(completion) == ["second"]
+    assert difference(checkpoints[1], None, request_for(), completion) < 1e-5
+    await transfer.close()
+
+
 @pytest.mark.parametrize("head", ["left out", "sent too"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 async def test_the_output_layer_is_tied_again_whether_it_is_sent_or_not(
