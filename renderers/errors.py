@@ -129,12 +129,16 @@ class MissingNameError(RendererError, ImportError):
     def __init__(self, module: str, name: str, importer: str) -> None:
         self.module = module
         self.importer = importer
-        super().__init__(
-            f"{importer} imports {name!r} from {module}, which mmrollouts does not have: it has the names of PyPI's "
-            "renderers 0.1.12 that verifiers 0.3.1, verifiers 0.4.0 and prime-rl use. Install a release of the program "
-            "that needs no other name, or use it with PyPI's renderers in an environment without mmrollouts "
-            "(docs/migrating-from-renderers.md)"
-        )
+        imports = f"{importer} imports {name!r} from {module}"
+        if isinstance(globals().get(name), type):
+            super().__init__(f"{imports}; it is in renderers.errors, with all errors of the package")
+        else:
+            super().__init__(
+                f"{imports}, which mmrollouts does not have: it has the names of PyPI's renderers 0.1.12 that "
+                "verifiers 0.3.1, verifiers 0.4.0 and prime-rl use. Install a release of the program that needs no "
+                "other name, or use it with PyPI's renderers in an environment without mmrollouts "
+                "(docs/migrating-from-renderers.md)"
+            )
         self.name = name
 
 

@@ -137,6 +137,15 @@ def test_an_import_of_a_name_that_is_not_there_says_who_needs_it_and_what_to_do(
     assert "docs/migrating-from-renderers.md" in line
 
 
+def test_an_import_of_an_error_from_the_package_says_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "consumer.py").write_text("from renderers import LoadError\n")
+    (line,) = run("import consumer", tmp_path).stderr.splitlines()[-1:]
+    assert line.endswith(
+        "consumer imports 'LoadError' from renderers; it is in renderers.errors, with all errors of the package"
+    )
+    assert run("from renderers.errors import LoadError", tmp_path).stderr == ""
+
+
 @pytest.mark.parametrize("module", ["renderers", "renderers.base", "renderers.client", "renderers.configs"])
 def test_a_name_that_is_not_there_is_an_attribute_error_outside_of_imports(module: str) -> None:
     imported = importlib.import_module(module)
