@@ -95,10 +95,17 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def renderer(tiny_model_dir: Path) -> TemplateRenderer:
+def renderer(tiny_model_dir: Path) -> Generator[TemplateRenderer]:
+    """One for all tests. Methods are replaced by `monkeypatch.setitem(vars(renderer), name, ...)`.
+
+    After `setattr`, older releases of pytest leave the method of before in the object, where it hides what a later test
+    replaces in the class.
+    """
     from renderers import load_renderer
 
-    return load_renderer(tiny_model_dir)
+    shared = load_renderer(tiny_model_dir)
+    yield shared
+    assert [name for name in vars(shared) if callable(getattr(type(shared), name, None))] == []
 
 
 @pytest.fixture(scope="session")

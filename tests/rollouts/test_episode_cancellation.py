@@ -73,7 +73,7 @@ def world(stop, renderer, monkeypatch):
             stop.on_thread(_name if _name == "render" else f"{_name} {turn}")
             return _real(*args, **kwargs)
 
-        monkeypatch.setattr(renderer, method, waiting)
+        monkeypatch.setitem(vars(renderer), method, waiting)
     return environment, engine
 
 

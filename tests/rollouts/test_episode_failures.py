@@ -252,7 +252,7 @@ def test_a_renderer_that_raises_something_of_its_own(renderer, monkeypatch, meth
     engine = scripted(renderer)
     engine._renderer = None
     engine._script = iter([[40], [41], [42]])
-    monkeypatch.setattr(renderer, method, fail)
+    monkeypatch.setitem(vars(renderer), method, fail)
     error = failure_of(Talkative(), engine, renderer)
     assert f"TemplateRenderer.{method} raised" in str(error)
     assert error.trajectory.num_turns == (method == "bridge_to_next_turn")

@@ -39,7 +39,7 @@ def test_rendering_bridging_and_parsing_that_take_long_stay_off_the_event_loop(r
                 pass
             return _real(*args, **kwargs)
 
-        monkeypatch.setattr(renderer, method, noting)
+        monkeypatch.setitem(vars(renderer), method, noting)
     given = RendererPool(renderer) if pooled else renderer
     trajectory = play(Talkative(), ScriptedEngine(["a", "b", "c"], renderer=renderer), given)
     assert trajectory.done
