@@ -102,15 +102,15 @@ async def test_a_live_stream_ends_at_its_stop_string_and_so_does_the_server(vllm
     renderer = load_renderer(vllm_server.model_dir)
     async with CountingEngine(vllm_server.base_url) as engine:
         gateway = Gateway(engine, renderer)
-        options = {"model": "policy", "messages": [{"role": "user", "content": "Which?"}], "max_tokens": 1000}
+        options = {"model": "policy", "messages": [{"role": "user", "content": "Which?"}], "max_tokens": 3500}
         async with served(gateway) as client:
-            for seed in range(100):  # until a completion is long enough to be cut
+            for seed in range(100):  # until a completion takes far longer than ending it
                 pieces, session = [], {"X-Session-ID": f"s{seed}"}
                 sent = {**options, "seed": seed, "extra_headers": session, "stream": True}
                 async for chunk in await client.chat.completions.create(**sent):
                     pieces += [choice.delta.content for choice in chunk.choices if choice.delta.content]
                 text = "".join(pieces)
-                if engine.sampled[-1] > 450 and len(text) > 10:
+                if engine.sampled[-1] > 1500 and len(text) > 10:
                     break
             stopped = []
             stop = text[8:10]
