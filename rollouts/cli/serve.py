@@ -91,7 +91,6 @@ def serve(
     every request needs the key of --api-key-file.
     """
     from renderers import load_renderer
-    from rollouts.engines.vllm.exchange import redacted
     from rollouts.serve.app import create_app
     from rollouts.serve.errors import SessionNotDeliveredError
     from rollouts.serve.gateway.chat_request import GatewayLimits

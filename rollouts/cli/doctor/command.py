@@ -19,13 +19,13 @@ from renderers import RendererError, load_renderer
 from rollouts.cli.doctor import generation_checks, server_checks
 from rollouts.cli.doctor.image_rendering_checks import hidden_normalisation, image_rendering
 from rollouts.cli.doctor.mismatch_check import mismatch
-from rollouts.cli.doctor.target import Finding, Outcome, Target, failed, skipped, weights_dtype
+from rollouts.cli.doctor.target import Finding, Outcome, Target, failed, print_findings, skipped, summary, weights_dtype
 from rollouts.cli.doctor.token_checks import text_tokens
 from rollouts.cli.serve import api_key_advice, api_key_from_environment
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe
 from rollouts.engines.vllm.connection import HttpLimits, ServerConnection
 from rollouts.engines.vllm.engine import VLLMEngine
-from rollouts.errors import ApiKeyError, CapabilityError, EngineError, OverlongPromptError
+from rollouts.errors import ApiKeyError, CapabilityError, EngineError, OverlongPromptError, RolloutsError
 from rollouts.terminal.table import exit_with_error, print_line
 
 # Run all checks of a server, one after the other. No check leaves the server changed.
@@ -198,10 +198,6 @@ def doctor(
     Exits with 0 if nothing failed, 1 if something did, 2 if the checks could not run. Without --control it only sends
     requests like any other client; it never resets a cache.
     """
-    from renderers import RendererError
-    from rollouts.cli.doctor.target import Outcome, print_findings, summary
-    from rollouts.errors import ApiKeyError, RolloutsError
-
     logging.getLogger("rollouts").addHandler(logging.NullHandler())  # the error at the end reports retries
     options = Options(name, api_key_from_environment(api_key_env), control, reference_gb)
     try:

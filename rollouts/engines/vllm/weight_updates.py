@@ -476,26 +476,26 @@ class TransferControl(WeightControl):
         with begun.held:
             await self._recover(begun, cause)
 
-    async def _recover(self, begun: Transfer, cause: Exception) -> None:
-        failure = WeightUpdateError(
-            f"a transfer of weights to {self.base_url} failed: {cause}. The server is left paused, with parameters "
-            "that have no storage; repeat the update, or load a checkpoint (reload_weights), or restart it"
-        )
-        failure.__cause__ = cause
+    async def _recover(self, begun: Transfer, cause: Exception) -> NoReturn:
+        failed = f"a transfer of weights to {self.base_url} failed: {cause}. The server "
+        keeps_weights = (await self._routes.capabilities()).is_rollouts_serve
         try:  # else the next transfer is refused, because this one is active
-            await self._routes.call("POST", "/finish_weight_update", "ending a transfer")
+            if keeps_weights:
+                # Not the end, which would load what has come: a trainer that joins begins anew.
+                await self.init_weight_transfer({})
+            else:
+                await self._routes.call("POST", "/finish_weight_update", "ending a transfer")
         except EngineError as error:
             log.debug("the failed transfer at %s could not be ended: %s", self.base_url, error)
-        unreached = isinstance(cause, ServerUnreachableError)
-        if begun.previous is None and not unreached and (await self._routes.capabilities()).is_rollouts_serve:
-            await self._keep(begun, cause)
+            keeps_weights = False
+        if keeps_weights and begun.previous is None and not isinstance(cause, ServerUnreachableError):
+            self._state.unusable_weights = None
+            if not begun.stays_paused:
+                await self._send_resume()
+            raise WeightUpdateError(f"{failed}has the weights of before") from cause
+        failure = WeightUpdateError(
+            f"{failed}is left paused, with parameters that have no storage; repeat the update, or load a checkpoint "
+            "(reload_weights), or restart it"
+        )
+        failure.__cause__ = cause
         await self._restore(begun.previous, failure, begun.stays_paused)
-
-    async def _keep(self, begun: Transfer, cause: Exception) -> NoReturn:
-        """Let `rollouts serve` go on: it has the weights of before, for it replaces them when all tensors are there."""
-        self._state.unusable_weights = None
-        if not begun.stays_paused:
-            await self._send_resume()
-        raise WeightUpdateError(
-            f"a transfer of weights to {self.base_url} failed: {cause}. The server has the weights of before"
-        ) from cause

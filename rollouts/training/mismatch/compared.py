@@ -21,10 +21,6 @@ from transport.wire.arrays import is_tensor
 if TYPE_CHECKING:
     import torch
 
-    from rollouts.training.batch import TrainingBatch
-    from rollouts.training.samples import TrainingSample
-
-
 Entry = TypeVar("Entry", bound=Hashable)
 
 

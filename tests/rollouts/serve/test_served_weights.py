@@ -24,7 +24,7 @@ from test_served_engine import TEXT, image_messages, request_of
 from rollouts import SamplingParams
 from rollouts.engines.lora import LoRAEngine
 from rollouts.engines.vllm import VLLMEngine
-from rollouts.engines.vllm.transfer import FileSender, IPCSender, NCCLSender, TransferEngine
+from rollouts.engines.vllm.transfer import FileSender, IPCSender, NCCLSender, TransferEngine, update_info
 from rollouts.errors import CapabilityError, ServerError, UnknownAdapterError, WeightUpdateError
 from rollouts.runner import Asynchronous, EpisodeLimits, Runner, Task
 from rollouts.serve.app import create_app
@@ -355,6 +355,22 @@ async def test_a_bucket_that_cannot_be_read_leaves_the_weights_of_before(engine,
     await transfer.update_weights(tensors_of(checkpoints[1]), "new")
     (completion,) = (await engine.generate(request_for())).completions
     assert difference(checkpoints[1], None, request_for(), completion) < 1e-5
+
+
+async def test_a_transfer_given_up_when_all_tensors_have_come_leaves_the_weights_of_before(
+    engine, request_for, checkpoints
+):
+    """As where another server of the fleet fails at the last bucket."""
+    await TransferEngine(engine, FileSender()).update_weights(tensors_of(checkpoints[0]), "old")
+    control, sender, bucket = engine.control, FileSender(), list(tensors_of(checkpoints[1]).items())
+    await control.init_weight_transfer(sender.init_info(0, 1))
+    begun = await control.begin_transfer("abort")
+    await control.receive_weights(update_info(bucket) | dict(sender.update_info(bucket)))
+    with pytest.raises(WeightUpdateError, match="The server has the weights of before"):
+        await control.abandon_transfer(begun, ConnectionError("another server"))
+    (completion,) = (await engine.generate(request_for())).completions
+    assert versions(completion) == ["old"]
+    assert difference(checkpoints[0], None, request_for(), completion) < 1e-5
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
