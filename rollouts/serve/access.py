@@ -9,10 +9,10 @@ from ipaddress import ip_address
 from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rollouts.serve.errors import RequestError, error_response, is_openai_path, openai_error_response
+from rollouts.serve.errors import RequestError, error_response, is_openai_path
 
 #: Paths that need no key: a load balancer asks for them.
 _OPEN_PATHS = ("/health", "/ping")
@@ -33,10 +33,9 @@ class ApiKeyMiddleware:
         if scope["type"] == "http" and scope["path"] not in _OPEN_PATHS:
             received = Headers(scope=scope).get("authorization", "").encode("latin-1")
             if not hmac.compare_digest(received, self._expected):
-                if is_openai_path(scope["path"]):
-                    response = openai_error_response(401, _NO_KEY, "invalid_api_key")
-                else:
-                    response = JSONResponse({"error": "Unauthorized"}, 401)
+                response: Response = JSONResponse({"error": "Unauthorized"}, 401)  # vLLM's
+                if is_openai_path(scope):
+                    response = error_response(scope, RequestError(401, _NO_KEY, code="invalid_api_key"))
                 response.headers["WWW-Authenticate"] = "Bearer"
                 await response(scope, receive, send)
                 return
@@ -64,8 +63,7 @@ class BrowserMiddleware:
             elif origin is not None and _split(origin).netloc != host:
                 reason = f"requests of web pages of {origin[:100]!r} are not answered"
             if reason is not None:
-                response = _refusal(scope, 403, reason, "PermissionDeniedError", "foreign_origin")
-                await response(scope, receive, send)
+                await error_response(scope, RequestError(403, reason, code="foreign_origin"))(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -76,14 +74,18 @@ class BrowserMiddleware:
 class BodyLimitMiddleware:
     """Refuses bodies of more than `max_bytes` bytes with status 413, unread where they tell their size.
 
-    One that has not arrived `seconds` after it was first asked for is refused with status 408.
+    `option` raises the bound. A body that has not arrived `seconds` after it was first asked for is refused with status
+    408.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int, seconds: float = 300.0) -> None:
+    def __init__(
+        self, app: ASGIApp, max_bytes: int, seconds: float = 300.0, option: str = "--max-body-mb of the server"
+    ) -> None:
         self._app = app
         self._max_bytes = max_bytes
         self._seconds = seconds
-        self._reason = f"the body is larger than {max_bytes} bytes; start the server with a larger --max-body-mb"
+        message = f"the body is larger than {max_bytes} bytes; send less, or smaller images, or raise {option}"
+        self._too_large = RequestError(413, message, code="body_too_large")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -91,7 +93,7 @@ class BodyLimitMiddleware:
             return
         length = Headers(scope=scope).get("content-length", "")
         if length.isdecimal() and int(length[:20]) > self._max_bytes:
-            response = _refusal(scope, 413, self._reason, "RequestEntityTooLargeError", "body_too_large")
+            response = error_response(scope, self._too_large)
             response.headers["connection"] = "close"  # the body is not read
             await response(scope, receive, send)
             return
@@ -107,21 +109,14 @@ class BodyLimitMiddleware:
                     message = await receive()
             except TimeoutError:
                 reason = f"the body did not arrive within {self._seconds:g} s; send it without pauses"
-                raise RequestError(408, reason, "RequestTimeoutError") from None
+                raise RequestError(408, reason, code="body_timeout") from None
             has_all = not message.get("more_body", False)
             received += len(message.get("body", b""))
             if received > self._max_bytes:
-                raise RequestError(413, self._reason, "RequestEntityTooLargeError")
+                raise self._too_large
             return message
 
         await self._app(scope, limited_receive, send)
-
-
-def _refusal(scope: Scope, status: int, message: str, kind: str, code: str) -> JSONResponse:
-    """An error in OpenAI's form, which has the `code`, for paths of its API; else in vLLM's, which has the `kind`."""
-    if is_openai_path(scope["path"]):
-        return openai_error_response(status, message, code)
-    return error_response(status, message, kind)
 
 
 def _split(url: str) -> SplitResult:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from renderers import RendererError, TemplateRenderer
-from rollouts.errors import MissingExtraError, RolloutsError
+from renderers import TemplateRenderer
+from rollouts.errors import MissingExtraError
 
 try:
     from starlette.applications import Starlette
@@ -17,7 +17,7 @@ except ImportError as error:
     raise MissingExtraError("rollouts serve", "serve", "starlette") from error
 
 from rollouts.serve.access import ApiKeyMiddleware, BodyLimitMiddleware, BrowserMiddleware
-from rollouts.serve.errors import on_error, on_unrouted
+from rollouts.serve.errors import ANSWERED, on_error, on_unrouted
 from rollouts.serve.pausable_engine import PausableEngine
 from rollouts.serve.routes.control import ControlRoutes
 from rollouts.serve.routes.generation import GenerationRoutes
@@ -72,7 +72,7 @@ def create_app(
         routes=[*served, *routes],
         middleware=middleware,
         exception_handlers={
-            **dict.fromkeys((RolloutsError, RendererError, Exception), on_error),
+            **dict.fromkeys((*ANSWERED, Exception), on_error),
             HTTPException: on_unrouted,
         },
         lifespan=lifespan,

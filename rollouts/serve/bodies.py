@@ -1,17 +1,18 @@
-"""Bodies of requests: read with a bound, parsed off the loop, a client that goes away."""
+"""Bodies of requests and events of responses: bounded, parsed off the loop; a client that goes away."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from rollouts.serve.errors import RequestError
+from rollouts.errors import short_repr
+from rollouts.serve.errors import RequestError, is_openai_path
 
 #: More values than messages, schemas and options of a request have.
 MAX_JSON_VALUES: Final = 2**22
@@ -44,47 +45,66 @@ T = TypeVar("T")
 Body = TypeVar("Body", bound=BaseModel)
 
 
-async def read_body(request: Request, kind: type[Body], max_values: int = MAX_JSON_VALUES) -> Body:
+async def read_body(request: Request, read: Callable[[bytes], T], *, only_json: bool = True) -> T:
+    """What `read` makes of the body of a request; of a large one, on a thread.
+
+    `only_json` refuses bodies that are not declared as JSON: browsers send other content types to foreign servers
+    without asking. Raises `RequestError`, and what `read` raises.
+    """
+    content_type = request.headers.get("content-type", "")
+    if only_json and content_type.partition(";")[0].strip().lower() != "application/json":
+        status = 415 if is_openai_path(request.scope) else 400  # vLLM's
+        message = f"Unsupported Media Type {content_type[:100]!r}: Only 'application/json' is allowed"
+        raise RequestError(status, message, kind="Bad Request", code="unsupported_media_type")
+    data = await request.body()
+    return await asyncio.to_thread(read, data) if len(data) > _LARGE_BODY else read(data)
+
+
+async def read_model(request: Request, kind: type[Body], max_values: int = MAX_JSON_VALUES) -> Body:
     """The JSON body of a request as an object of `kind`. Raises `RequestError` (400).
 
     A body with more than `max_values` commas is refused before it is parsed.
     """
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
-        raise RequestError(400, _listed(["Unsupported Media Type: Only 'application/json' is allowed"]), "Bad Request")
-    return await _by_size(await request.body(), partial(_parse, kind=kind, max_values=max_values))
+    return await read_body(request, partial(_validated, kind=kind, max_values=max_values))
 
 
-async def read_object(request: Request) -> dict[str, Any]:
-    """The JSON object in the body of a request of any media type. Raises `RequestError` (400)."""
-    content = await _by_size(await request.body(), partial(_loads, max_values=MAX_JSON_VALUES))
-    if not isinstance(content, dict):
-        raise RequestError(400, "Request body must be a JSON object", "Bad Request")
-    return content
+async def read_object(request: Request, *, only_json: bool = False) -> dict[str, Any]:
+    """The JSON object in the body of a request. Raises `RequestError` (400)."""
+    return await read_body(request, json_object, only_json=only_json)
 
 
-async def _by_size(data: bytes, read: Callable[[bytes], T]) -> T:
-    return await asyncio.to_thread(read, data) if len(data) > _LARGE_BODY else read(data)
+def json_object(data: bytes) -> dict[str, Any]:
+    """The JSON object in a body. Raises `RequestError` (400)."""
+    value = _loads(data, MAX_JSON_VALUES)
+    if not isinstance(value, dict):
+        raise RequestError(400, "the body is not a JSON object", kind="Bad Request")
+    return value
 
 
-def _parse(data: bytes, kind: type[Body], max_values: int) -> Body:
+def _validated(data: bytes, kind: type[Body], max_values: int) -> Body:
     try:
         return kind.model_validate(_loads(data, max_values))
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)
         places = [".".join(["body", *map(str, each["loc"])]) for each in found]
         lines = [str({**each, "loc": place})[:_MAX_ERROR_CHARACTERS] for each, place in zip(found, places, strict=True)]
-        raise RequestError(400, _listed(lines), "Bad Request", places[0]) from error
+        raise RequestError(400, _listed(lines), places[0], kind="Bad Request") from error
 
 
 def _loads(data: bytes, max_values: int) -> Any:
     if has_more_values(data, max_values):
-        raise RequestError(400, f"The body has more than {max_values} commas, more than any request needs. Shorten it.")
+        raise RequestError(400, f"the body has more than {max_values} commas, more than any request needs; shorten it")
     try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        lines = [str({"type": "json_invalid", "loc": "body", "msg": f"JSON decode error: {error}"})]
-        raise RequestError(400, _listed(lines), "Bad Request", "body") from error
+        return json.loads(data, parse_constant=_no_constant)
+    except RecursionError:
+        reason = "it is nested too deep"
+    except ValueError as error:  # also of bytes that are no UTF-8, and of integers with thousands of digits
+        reason = short_repr(str(error), 200)[1:-1]
+    raise RequestError(400, f"the body is not JSON: {reason}", "body", kind="Bad Request")
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _listed(lines: list[str]) -> str:
@@ -102,7 +122,7 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) ->
     The body of the request must have been read.
     """
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(request))
+    gone = asyncio.ensure_future(disconnected(request))
     try:
         await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -114,6 +134,15 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) ->
         await asyncio.wait([task, gone])
 
 
-async def _disconnected(request: Request) -> None:
+async def disconnected(request: Request) -> None:
+    """Return when the client has closed the connection. The body must have been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def event(content: Mapping[str, Any]) -> bytes:
+    """One event of a streamed response."""
+    return b"data: " + json.dumps(content, separators=(",", ":")).encode() + b"\n\n"
+
+
+END_OF_STREAM: Final = b"data: [DONE]\n\n"

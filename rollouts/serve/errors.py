@@ -1,16 +1,20 @@
-"""Errors of a server as responses: OpenAI's form, a row an error."""
+"""Errors of a server and their responses: one table says how each is answered.
+
+Clients of OpenAI's API read its form on its paths, clients of vLLM theirs on the others.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import wraps
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Scope
 
 from renderers import RendererError
 from renderers.errors import MediaError, MessageError, PlaceholderCountError, TemplateError, TokenizerError
@@ -31,12 +35,13 @@ from rollouts.errors import (
     TrajectoryError,
     TrajectoryFinishedError,
     UnknownAdapterError,
-    WeightUpdateError,
     as_unicode,
     describe_exception,
 )
 
-# Errors of `rollouts serve`: of starting the server, and of requests that it refuses.
+log = logging.getLogger("rollouts.serve")
+
+# Errors of starting the server.
 
 
 class ServeError(RolloutsError):
@@ -83,43 +88,123 @@ class ApiKeyFileError(ServeError):
         super().__init__(f"--api-key-file {path}: {reason}")
 
 
+# Errors of requests.
+
+#: vLLM's names of errors, by status.
+_KINDS: Final = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    403: "PermissionDeniedError",
+    404: "NotFoundError",
+    408: "RequestTimeoutError",
+    413: "RequestEntityTooLargeError",
+    501: "NotImplementedError",
+    502: "UpstreamError",
+    503: "ServiceUnavailableError",
+    504: "TimeoutError",
+}
+
+
 class RequestError(ServeError):
-    """The response to a request is an error. `status` is that of HTTP; `kind` and `param` as in vLLM's errors.
+    """The response to a request is an error. `status` is that of HTTP, and `param` names the field that is the reason.
+
+    `kind` is vLLM's name of the error (the default is that of its status), `code` OpenAI's name of the reason.
 
     Cure: correct the field of the request that the response names.
     """
 
-    def __init__(self, status: int, message: str, kind: str = "BadRequestError", param: str | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, param: str | None = None, *, kind: str | None = None, code: str | None = None
+    ) -> None:
         self.status = status
         self.message = message
-        self.kind = kind
         self.param = param
-        super().__init__(f"HTTP {status} {kind}: {message}")
+        self.kind = kind or _KINDS.get(status, "InternalServerError")
+        self.code = code
+        super().__init__(message)
 
 
-log = logging.getLogger("rollouts.serve")
+def invalid_field(message: str, param: str | None = None) -> RequestError:
+    """A field of a request has a wrong type or value, or is unknown."""
+    return RequestError(400, message, param)
 
-#: Paths of OpenAI's API, whose clients read errors in its form.
-_OPENAI_PATHS = ("/v1/", "/sessions/")
+
+def unsupported_field(message: str, param: str) -> RequestError:
+    """A field of a request has a value that this server cannot honour."""
+    return RequestError(400, message, param, code="unsupported_parameter")
+
+
+def invalid_message(message: str, param: str) -> RequestError:
+    """A message of a request, or an image in it, cannot be rendered."""
+    return RequestError(400, message, param, code="invalid_message")
+
+
+class UnknownSessionError(RequestError):
+    """There is no session of this id.
+
+    Cure: send a chat completion with this id first, or correct the id.
+    """
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+        message = f"there is no session {session_id!r}; a chat completion with this id begins it"
+        super().__init__(404, message, code="session_not_found")
+
+
+class EvictedSessionError(RequestError):
+    """The session was removed. `reason` says why.
+
+    Cure: begin another session, with another id; fetch trajectories before they are evicted, or raise the limits of the
+    gateway.
+    """
+
+    def __init__(self, session_id: str, reason: str) -> None:
+        self.session_id = session_id
+        self.reason = reason
+        message = f"the session {session_id!r} is gone: {reason}. Begin another one, with another id"
+        super().__init__(410, message, code="session_gone")
+
+
+class SessionNotDeliveredError(RequestError):
+    """`on_session_end` did not accept the trajectories of the sessions `session_ids`, which are kept.
+
+    Cure: remove the cause that the text names, and end the sessions again.
+    """
+
+    def __init__(self, session_ids: Sequence[str], error: BaseException) -> None:
+        self.session_ids = tuple(session_ids)
+        self.reason = describe_exception(error)
+        shown = ", ".join(self.session_ids[:5]) + (" and others" if len(self.session_ids) > 5 else "")
+        count = f"the trajectories of {len(self.session_ids)} sessions" if len(self.session_ids) > 1 else "a trajectory"
+        message = (
+            f"{count} ({shown}) could not be handed over: {self.reason}. Nothing of it is lost yet: "
+            "remove the cause, and end the session again"
+        )
+        super().__init__(500, message, code="session_not_delivered")
+
 
 #: What vLLM tells a client about an error of its own; the reason is only in the log.
 INTERNAL_ERROR = "Internal server error"
 
-
-def error_response(status: int, message: str, kind: str, param: str | None = None) -> JSONResponse:
-    """vLLM's form of an error."""
-    return JSONResponse({"error": {"message": message, "type": kind, "param": param, "code": status}}, status)
-
-
-def is_openai_path(path: str) -> bool:
-    """Whether clients of OpenAI's API request this path."""
-    return f"{path}/".startswith(_OPENAI_PATHS)
-
-
-def openai_error_response(status: int, message: str, code: str) -> JSONResponse:
-    """OpenAI's form of an error that is due to the request."""
-    fields = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
-    return JSONResponse({"error": fields}, status)
+#: How errors of engines and renderers are answered: the first row that has the class of an error.
+_ROWS: Final[tuple[tuple[tuple[type[Exception], ...], int, str | None], ...]] = (
+    (OVERLONG_ERRORS, 400, "context_length_exceeded"),
+    ((ApiKeyError,), 502, "engine_error"),  # of the server behind this one
+    ((InvalidRequestError, CapabilityError), 400, None),
+    ((MissingExtraError,), 501, "missing_extra"),
+    ((MessageError, MediaError, TemplateError, PlaceholderCountError, TokenizerError), 400, "invalid_message"),
+    ((TrajectoryFinishedError,), 409, "session_ended"),
+    ((TrajectoryError,), 400, None),
+    ((ServerTimeoutError,), 504, "timeout"),
+    (
+        (ServerUnreachableError, EngineClosedError, EngineStartError, GenerationInterruptedError),
+        503,
+        "engine_unavailable",
+    ),
+    ((EngineError,), 502, "engine_error"),
+    ((RolloutsError, RendererError), 500, "internal_error"),
+    ((ClientDisconnect,), 499, "client_disconnected"),  # nginx's status; nobody receives it
+)
 
 
 def request_error(error: Exception) -> RequestError:
@@ -128,320 +213,66 @@ def request_error(error: Exception) -> RequestError:
         case RequestError():
             return error
         case ServerError(status=status, reason=reason):  # of the server behind this one
-            return RequestError(status if 400 <= status < 600 else 502, reason, "UpstreamError")
-        case ApiKeyError():
-            return RequestError(502, error.reason, "UpstreamError")
+            status = status if 400 <= status < 600 else 502
+            return RequestError(status, reason, kind="UpstreamError", code="engine_error")
         case UnknownAdapterError():
-            return RequestError(404, f"The model `{error.adapter[:200]}` does not exist.", "NotFoundError", "model")
-        case MissingExtraError():
-            return RequestError(501, str(error), "NotImplementedError")
-        case InvalidRequestError() | CapabilityError():
-            return RequestError(400, error.reason)
-        case EngineClosedError() | ServerUnreachableError():
-            return RequestError(503, error.reason, "ServiceUnavailableError")
-        case ServerTimeoutError():
-            return RequestError(504, error.reason, "TimeoutError")
-        case RendererError():
-            return RequestError(400, str(error))
-        case WeightUpdateError():
-            return RequestError(500, str(error), "InternalServerError")
-        case EngineError():
-            return RequestError(500, error.reason, "InternalServerError")
-        case _:
-            return RequestError(500, INTERNAL_ERROR, "InternalServerError")
+            message = f"The model `{error.adapter[:200]}` does not exist. {error.reason}"
+            return RequestError(404, message, "model", code="model_not_found")
+    message = error.reason if isinstance(error, EngineError) else str(error)
+    row = next((row for row in _ROWS if isinstance(error, row[0])), None)
+    return RequestError(500, INTERNAL_ERROR) if row is None else RequestError(row[1], message, code=row[2])
+
+
+def is_openai_path(scope: Scope) -> bool:
+    """Whether clients of OpenAI's API request this path of the application. vLLM's adapter routes are beside them."""
+    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+    return f"{path}/".startswith(("/v1/", "/sessions/")) and not path.endswith("_lora_adapter")
+
+
+def error_fields(error: RequestError, *, openai: bool) -> dict[str, Any]:
+    """`{"error": {message, type, param, code}}` as clients of OpenAI's API read it, or clients of vLLM."""
+    fields: dict[str, Any] = {"message": as_unicode(error.message), "type": error.kind, "code": error.status}
+    if openai:
+        kind = "invalid_request_error" if error.status < 500 else "server_error"
+        fields |= {"type": kind, "code": error.code}
+    return {"error": {**fields, "param": error.param and as_unicode(error.param)}}
+
+
+def error_response(scope: Scope, error: RequestError) -> JSONResponse:
+    """The response of an error, in the form that clients of the path read."""
+    headers = {"Retry-After": "1"} if error.status == 503 else None
+    return JSONResponse(error_fields(error, openai=is_openai_path(scope)), error.status, headers)
 
 
 async def on_error(request: Request, error: Exception) -> Response:
     """Starlette's handler of the exceptions of routes."""
     refusal = request_error(error)
-    if refusal.status >= 500 and not isinstance(error, RequestError):
-        log.error("%s %s: %s", request.method, request.url.path, error, exc_info=error)
-    return error_response(refusal.status, refusal.message, refusal.kind, refusal.param)
+    if refusal.status >= 500:
+        trace = error if refusal.status == 500 else None
+        log.error("%s %s: HTTP %d: %s", request.method, request.url.path, refusal.status, error, exc_info=trace)
+    return error_response(request.scope, refusal)
 
 
-class GatewayError(RolloutsError):
-    """A request is refused. `param` names the field of the request that is the reason; None where there is none.
-
-    Cure: correct the request; `param` names the field.
-    """
-
-    status: ClassVar[int] = 400
-    type: ClassVar[str] = "invalid_request_error"
-    code: ClassVar[str | None] = None
-
-    def __init__(self, message: str, param: str | None = None) -> None:
-        self.param = param
-        super().__init__(message)
-
-
-class InvalidChatRequestError(GatewayError):
-    """A field of a request has a wrong type or value, or is unknown.
-
-    Cure: correct the field that the text names.
-    """
-
-
-class UnsupportedFieldError(GatewayError):
-    """A field of a request has a value that this server cannot honour.
-
-    Cure: leave the field out, or give it the value that the text names.
-    """
-
-    code = "unsupported_parameter"
-
-
-class InvalidMessageError(GatewayError):
-    """A message of a request, or an image in it, cannot be rendered.
-
-    Cure: correct the message or the image at the place that the text names.
-    """
-
-    code = "invalid_message"
-
-
-class UnknownModelError(GatewayError):
-    """A request names a model that is not served. `models` are the names of the model that is.
-
-    Cure: request one of the listed models, or start the server with `--any-model`.
-    """
-
-    status = 404
-    code = "model_not_found"
-
-    def __init__(self, model: str, models: tuple[str, ...]) -> None:
-        self.models = models
-        super().__init__(f"the model {model[:200]!r} does not exist; this server has {', '.join(models)}", "model")
-
-
-class UnknownSessionError(GatewayError):
-    """There is no session of this id.
-
-    Cure: send a chat completion with this id first, or correct the id.
-    """
-
-    status = 404
-    code = "session_not_found"
-
-    def __init__(self, session_id: str) -> None:
-        self.session_id = session_id
-        super().__init__(f"there is no session {session_id!r}; a chat completion with this id begins it")
-
-
-class EvictedSessionError(GatewayError):
-    """The session was removed. `reason` says why.
-
-    Cure: begin another session, with another id; fetch trajectories before they are evicted, or raise the limits of the
-    gateway.
-    """
-
-    status = 410
-    code = "session_gone"
-
-    def __init__(self, session_id: str, reason: str) -> None:
-        self.session_id = session_id
-        self.reason = reason
-        super().__init__(f"the session {session_id!r} is gone: {reason}. Begin another one, with another id")
-
-
-class EndedSessionError(GatewayError):
-    """The session has ended: its trajectory can be read, and does not change any more.
-
-    Cure: begin another session, with another id.
-    """
-
-    status = 409
-    code = "session_ended"
-
-    def __init__(self, session_id: str) -> None:
-        self.session_id = session_id
-        super().__init__(f"the session {session_id!r} has ended; begin another one, with another id")
-
-
-class ExistingSessionError(GatewayError):
-    """A session of this id exists.
-
-    Cure: use another id.
-    """
-
-    status = 409
-    code = "session_exists"
-
-    def __init__(self, session_id: str) -> None:
-        self.session_id = session_id
-        super().__init__(f"there is a session {session_id!r} already; use another id")
-
-
-class SessionNotDeliveredError(GatewayError):
-    """`on_session_end` did not accept the trajectories of the sessions `session_ids`, which are kept.
-
-    Cure: remove the cause that the text names, and end the sessions again.
-    """
-
-    status = 500
-    type = "server_error"
-    code = "session_not_delivered"
-
-    def __init__(self, session_ids: Sequence[str], error: BaseException) -> None:
-        self.session_ids = tuple(session_ids)
-        self.reason = describe_exception(error)
-        shown = ", ".join(self.session_ids[:5]) + (" and others" if len(self.session_ids) > 5 else "")
-        count = f"the trajectories of {len(self.session_ids)} sessions" if len(self.session_ids) > 1 else "a trajectory"
-        super().__init__(
-            f"{count} ({shown}) could not be handed over: {self.reason}. Nothing of it is lost yet: "
-            "remove the cause, and end the session again"
-        )
-
-
-class GatewayFullError(GatewayError):
-    """The sessions have reached a limit of the gateway.
-
-    Cure: fetch and delete sessions that have ended, or raise `max_sessions` and `max_bytes`.
-    """
-
-    status = 503
-    type = "server_error"
-    code = "gateway_full"
-
-
-class BodyTooLargeError(GatewayError):
-    """The body of a request is longer than `limit` bytes.
-
-    Cure: send less or smaller images, or raise `max_body_bytes` of the gateway.
-    """
-
-    status = 413
-    code = "body_too_large"
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        super().__init__(f"the body of the request is longer than max_body_bytes={limit}; send less, or smaller images")
-
-
-class BodyTimeoutError(GatewayError):
-    """The body of a request did not arrive in time.
-
-    Cure: send the body without pauses, or over a faster connection.
-    """
-
-    status = 408
-    code = "body_timeout"
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        super().__init__(f"the body of the request did not arrive within {seconds:g} s")
-
-
-class ContentTypeError(GatewayError):
-    """The body of a request is not declared as JSON.
-
-    Cure: send `Content-Type: application/json`.
-    """
-
-    status = 415
-    code = "unsupported_media_type"
-
-    def __init__(self, content_type: str) -> None:
-        self.content_type = content_type
-        super().__init__(f"the content type is {content_type[:100]!r}; send application/json")
-
-
-class GenerationTimeoutError(GatewayError):
-    """The engine did not finish a completion in time.
-
-    Cure: raise `request_seconds`, lower `max_tokens`, or send fewer requests at once.
-    """
-
-    status = 504
-    type = "server_error"
-    code = "timeout"
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        super().__init__(f"no completion within request_seconds={seconds:g}; nothing of it is recorded")
-
-
-class ClientDisconnectedError(GatewayError):
-    """The client closed the connection before its completion was finished.
-
-    Cure: none is needed: the request was aborted. A client that gives up too early needs a longer timeout.
-    """
-
-    status = 499
-    code = "client_disconnected"
-
-    def __init__(self, session_id: str) -> None:
-        self.session_id = session_id
-        super().__init__(f"the client of session {session_id!r} closed the connection; the request was aborted")
-
-
-_log = logging.getLogger("rollouts")
+#: The exceptions that `on_error` answers.
+ANSWERED: Final = (RolloutsError, RendererError, ClientDisconnect)
 
 Handler = Callable[[Any, Request], Awaitable[Response]]
 
 
-class _Answer(NamedTuple):
-    status: int
-    type: str
-    code: str | None
-
-
-_INVALID: Final = "invalid_request_error"
-_SERVER: Final = "server_error"
-
-#: The first row that has the class of an error says how it is answered.
-_ANSWERS: Final[tuple[tuple[tuple[type[Exception], ...], _Answer], ...]] = (
-    (OVERLONG_ERRORS, _Answer(400, _INVALID, "context_length_exceeded")),
-    ((UnknownAdapterError,), _Answer(404, _INVALID, "model_not_found")),
-    ((InvalidRequestError,), _Answer(400, _INVALID, None)),
-    (
-        (MessageError, MediaError, TemplateError, PlaceholderCountError, TokenizerError),
-        _Answer(400, _INVALID, "invalid_message"),
-    ),
-    ((TrajectoryFinishedError,), _Answer(409, _INVALID, "session_ended")),
-    ((TrajectoryError,), _Answer(400, _INVALID, None)),
-    ((ServerTimeoutError,), _Answer(504, _SERVER, "timeout")),
-    (
-        (ServerUnreachableError, EngineClosedError, EngineStartError, GenerationInterruptedError),
-        _Answer(503, _SERVER, "engine_unavailable"),
-    ),
-    ((EngineError,), _Answer(502, _SERVER, "engine_error")),
-    ((RolloutsError, RendererError), _Answer(500, _SERVER, "internal_error")),
-)
-
-
-def gateway_error_response(error: GatewayError | RolloutsError | RendererError) -> JSONResponse:
-    """The response for an error: `{"error": {"message", "type", "param", "code"}}` with its HTTP status."""
-    if isinstance(error, GatewayError):
-        answer, param = _Answer(error.status, error.type, error.code), error.param
-    elif isinstance(error, RequestError):  # of a middleware of the application
-        answer, param = _Answer(error.status, _INVALID if error.status < 500 else _SERVER, None), error.param
-    else:
-        answer, param = next(answer for kinds, answer in _ANSWERS if isinstance(error, kinds)), None
-    if answer.status >= 500:
-        _log.error("the gateway answers HTTP %d: %s", answer.status, error, exc_info=answer.status == 500)
-    texts = {"message": as_unicode(str(error)), "param": param and as_unicode(param)}
-    body = {**texts, "type": answer.type, "code": answer.code}
-    headers = {"Retry-After": "1"} if answer.status == 503 else None
-    return JSONResponse({"error": body}, answer.status, headers)
-
-
 def answering_errors(handler: Handler) -> Handler:
-    """A handler whose known errors become responses."""
+    """A handler that answers its errors itself, for routes in an application that has no `on_error`."""
 
     @wraps(handler)
     async def answering(owner: Any, request: Request) -> Response:
         try:
             return await handler(owner, request)
-        except (RolloutsError, RendererError) as error:
-            return gateway_error_response(error)
+        except ANSWERED as error:
+            return await on_error(request, error)
 
     return answering
 
 
 # Responses for requests that no route takes: HTTP 404 for another path, 405 for another method.
-
-
-_NOT_ALLOWED = 405
 
 
 async def on_unrouted(request: Request, error: Exception) -> Response:
@@ -450,16 +281,16 @@ async def on_unrouted(request: Request, error: Exception) -> Response:
     The response has OpenAI's form for paths of its API, and names the routes or methods that there are; else vLLM's.
     """
     assert isinstance(error, HTTPException)  # the only one that it is registered for
-    methods = _methods(request) if error.status_code == _NOT_ALLOWED else []
-    if not is_openai_path(request.url.path):
+    methods = _methods(request) if error.status_code == 405 else []
+    if not is_openai_path(request.scope):
         response = JSONResponse({"detail": error.detail}, error.status_code)
     elif methods:
         message = f"{_quoted(request)}: this path takes {' and '.join(methods)}"
-        response = openai_error_response(error.status_code, message, "method_not_supported")
+        response = error_response(request.scope, RequestError(error.status_code, message, code="method_not_supported"))
     else:
         routes = ", ".join(_openai_routes(request.app.routes))
         message = f"{_quoted(request)}: there is no such route. The routes of OpenAI's API are {routes}"
-        response = openai_error_response(error.status_code, message, "unknown_url")
+        response = error_response(request.scope, RequestError(error.status_code, message, code="unknown_url"))
     if methods:
         response.headers["Allow"] = ", ".join(methods)
     return response

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-import json
 import math
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -220,13 +219,11 @@ def _check_stops(stop_ids: Sequence[int], vocab_size: int | None) -> None:
 
 
 def _refusal(name: str, message: str) -> RequestError:
-    return RequestError(400, message, "BadRequestError", name)
+    return RequestError(400, message, name)
 
 
 #: What stands for a log-probability that JSON cannot represent.
 _NO_LOGPROB = -9999.0
-
-END_OF_STREAM = b"data: [DONE]\n\n"
 
 
 def whole_response(
@@ -310,11 +307,6 @@ def delta(index: int, token_ids: np.ndarray, logprobs: np.ndarray, *, with_logpr
         "weight_versions": None,
         "logprobs": {"content": _content(token_ids, logprobs)} if with_logprobs else None,
     }
-
-
-def event(content: Mapping[str, Any]) -> bytes:
-    """One event of a streamed response."""
-    return b"data: " + json.dumps(content, separators=(",", ":")).encode() + b"\n\n"
 
 
 def npy(array: np.ndarray) -> str:

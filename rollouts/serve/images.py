@@ -76,7 +76,7 @@ def _item(name: str, encoded: str | None, place: PlaceholderRange, images: Image
     cached = cache.get(name)
     if encoded is None:
         if cached is None:
-            raise RequestError(500, INTERNAL_ERROR, "InternalServerError")
+            raise RequestError(500, INTERNAL_ERROR)
         _check_length(name, cached, place, images)
         return replace(cached, num_tokens=place.length)
     try:

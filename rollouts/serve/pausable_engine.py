@@ -119,7 +119,7 @@ class PausableEngine:
         while users := [each for each in self._requests if each.adapter == adapter]:
             if self.is_paused:
                 reason = f"{len(users)} requests that the pause holds use the adapter {adapter[:200]!r}; resume first"
-                raise RequestError(400, reason, "InvalidUserInput")
+                raise RequestError(400, reason, kind="InvalidUserInput")
             await users[0].ended.wait()
 
     async def close(self) -> None:

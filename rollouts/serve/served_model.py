@@ -150,7 +150,7 @@ def _is_uint8(item: MediaItem) -> bool:
 def unknown_model(name: str, model: ServedModel) -> RequestError:
     """The error (404) for another model than the one that is served and its adapters."""
     message = f"The model `{name[:200]}` does not exist. Valid aliases: {model.name}."
-    return RequestError(404, message, "NotFoundError", "model")
+    return RequestError(404, message, "model")
 
 
 def check_tokens(token_ids: Sequence[int], vocab_size: int | None) -> None:

@@ -136,4 +136,4 @@ def _read_file(path: str, limit: int) -> bytes:
 
 
 def _refusal(message: str) -> RequestError:
-    return RequestError(500, message, "InternalServerError")
+    return RequestError(500, message)

@@ -15,7 +15,7 @@ from renderers.parsing.format import Format
 from renderers.parsing.literals import InvalidJsonError, parse_json
 from renderers.rendered import UnprintedField
 from rollouts.errors import is_unicode, short_repr
-from rollouts.serve.errors import InvalidMessageError, UnsupportedFieldError
+from rollouts.serve.errors import invalid_message, unsupported_field
 
 #: Keys without effect on the tokens, whatever they hold: clients copy them from responses, or write them for others.
 _WITHOUT_EFFECT: Final = frozenset({"cache_control", "id", "index", "provider_specific_fields", "status"})
@@ -44,7 +44,7 @@ def developer_role(renderer: Any) -> str:
 
 
 def check_is_printed(messages: Sequence[Mapping[str, Any]], unprinted: Iterable[UnprintedField], start: int) -> None:
-    """Refuse messages of which the template prints nothing. Raises `InvalidMessageError`.
+    """Refuse messages of which the template prints nothing. Raises `RequestError`.
 
     `unprinted` counts from message `start` of the request, and `messages` begin there. Content beside tool calls that
     are printed may be missing: the model may have written it, and the client could not change that.
@@ -54,21 +54,21 @@ def check_is_printed(messages: Sequence[Mapping[str, Any]], unprinted: Iterable[
         if field.startswith("content") and message["role"] == "assistant" and message.get("tool_calls"):
             continue
         place = f"messages[{start + index}].{field}"
-        raise InvalidMessageError(f"{place} of the role {message['role']}: {reason}", place)
+        raise invalid_message(f"{place} of the role {message['role']}: {reason}", place)
 
 
 def read_message(raw: Any, index: int, *, allow_urls: bool, developer_role: str = "developer") -> dict[str, Any]:
     """Message `index` of a request as a new dict: role, and content, name, tool calls, tool call id, reasoning.
 
     Images and videos stay data URLs; http(s) URLs need `allow_urls`. The role developer becomes `developer_role`.
-    Raises `InvalidMessageError` and `UnsupportedFieldError`.
+    Raises `RequestError`.
     """
     place = f"messages[{index}]"
     if not isinstance(raw, dict):
-        raise InvalidMessageError(f"{place} is {short_repr(raw)}, not an object with role and content", place)
+        raise invalid_message(f"{place} is {short_repr(raw)}, not an object with role and content", place)
     role = raw.get("role")
     if role not in ROLES:
-        raise InvalidMessageError(
+        raise invalid_message(
             f"{place} has the role {short_repr(role)}; a role is one of {', '.join(ROLES)}", f"{place}.role"
         )
     if role == "developer":
@@ -88,7 +88,7 @@ def read_message(raw: Any, index: int, *, allow_urls: bool, developer_role: str 
     elif role == "assistant":
         message["content"] = ""
     else:
-        raise InvalidMessageError(f"{place} has no content; send text or a list of parts", f"{place}.content")
+        raise invalid_message(f"{place} has no content; send text or a list of parts", f"{place}.content")
     for key in ("name", "tool_call_id"):
         if raw.get(key) is not None:
             message[key] = _text(raw[key], f"{place}.{key}")
@@ -101,7 +101,7 @@ def read_message(raw: Any, index: int, *, allow_urls: bool, developer_role: str 
 
 
 def check_tool_results(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Check that each message of the role tool answers a call of an earlier message. Raises `InvalidMessageError`.
+    """Check that each message of the role tool answers a call of an earlier message. Raises `RequestError`.
 
     OpenAI refuses more: results that do not follow the message with their call, and calls without a result. Templates
     render those. A result without an id is taken as vLLM takes it, and so is any id after a call that has none.
@@ -116,13 +116,13 @@ def check_tool_results(messages: Sequence[Mapping[str, Any]]) -> None:
         if message["role"] == "tool":
             sent = message.get("tool_call_id") or None
             if not has_calls:
-                raise InvalidMessageError(
+                raise invalid_message(
                     f"messages[{index}] has the role tool, and no assistant message before it has tool_calls; send the "
                     "assistant message with the call before its result",
                     f"messages[{index}].role",
                 )
             if sent is not None and sent not in known_ids and not has_calls_without_id:
-                raise InvalidMessageError(
+                raise invalid_message(
                     f"messages[{index}].tool_call_id {short_repr(sent)} is the id of no call in the tool_calls of the "
                     "messages before it; send the id of the call that the result answers",
                     f"messages[{index}].tool_call_id",
@@ -134,7 +134,7 @@ def as_the_model_writes(messages: Sequence[Mapping[str, Any]], format: Format) -
 
     Clients send arguments as text: a template that prints them as JSON would print a JSON string, and one that loops
     over them fails. Templates of Kimi print the id of a call in place of its name; ids without the name become ids of
-    that form, numbered through the conversation. Raises `InvalidMessageError` for text that is not a JSON object, which
+    that form, numbered through the conversation. Raises `RequestError` for text that is not a JSON object, which
     only templates that join texts can print.
     """
     new_ids: dict[str, str] = {}
@@ -165,9 +165,9 @@ def _arguments(arguments: dict[str, Any] | str, format: Format, place: str) -> d
     try:
         value = parse_json(arguments)
     except InvalidJsonError as error:
-        raise InvalidMessageError(f"{place} is not the text of a JSON object: {error}", place) from None
+        raise invalid_message(f"{place} is not the text of a JSON object: {error}", place) from None
     if not isinstance(value, dict):
-        raise InvalidMessageError(f"{place} is {short_repr(arguments)}, not the text of a JSON object", place)
+        raise invalid_message(f"{place} is {short_repr(arguments)}, not the text of a JSON object", place)
     return value
 
 
@@ -176,18 +176,18 @@ def _check_keys(raw: Mapping[str, Any], place: str) -> None:
         if key in _KEYS or key in _WITHOUT_EFFECT or not value:
             continue
         reason = "is not supported" if key in _EMPTY_ONLY else "is not a field of a message"
-        raise UnsupportedFieldError(f"{place}.{short_repr(key)[1:-1]} {reason}; leave it out", f"{place}.{key[:80]}")
+        raise unsupported_field(f"{place}.{short_repr(key)[1:-1]} {reason}; leave it out", f"{place}.{key[:80]}")
 
 
 def _part(part: Any, place: str, allow_urls: bool) -> dict[str, Any]:
     if not isinstance(part, dict):
-        raise InvalidMessageError(f"{place} is {short_repr(part)}, not an object with a type", place)
+        raise invalid_message(f"{place} is {short_repr(part)}, not an object with a type", place)
     kind = part.get("type")
     if not isinstance(kind, str) or (keys := _PART_KEYS.get(kind)) is None:
-        raise InvalidMessageError(f"{place}: {unknown_part_reason(part, _PART_KEYS)}", f"{place}.type")
+        raise invalid_message(f"{place}: {unknown_part_reason(part, _PART_KEYS)}", f"{place}.type")
     for key, value in part.items():
         if key != "type" and key not in keys and key not in _WITHOUT_EFFECT and value is not None:
-            raise UnsupportedFieldError(f"{place} has an unknown key {short_repr(key)}; leave it out", place)
+            raise unsupported_field(f"{place} has an unknown key {short_repr(key)}; leave it out", place)
     if kind == "text":
         return {"type": "text", "text": _text(part.get("text"), f"{place}.text")}
     return _media_part(part, kind.removesuffix("_url"), place, allow_urls)
@@ -196,18 +196,18 @@ def _part(part: Any, place: str, allow_urls: bool) -> dict[str, Any]:
 def _media_part(part: Mapping[str, Any], modality: str, place: str, allow_urls: bool) -> dict[str, Any]:
     for value in part.values():
         if isinstance(value, dict) and (unknown := value.keys() - _URL_KEYS):
-            raise UnsupportedFieldError(f"{place} has an unknown key {short_repr(min(unknown, key=str))}", place)
+            raise unsupported_field(f"{place} has an unknown key {short_repr(min(unknown, key=str))}", place)
     url = media_value(part)
     if not isinstance(url, str):
-        raise InvalidMessageError(f"{place} has no {modality}; send a data URL, data:{modality}/...;base64,...", place)
+        raise invalid_message(f"{place} has no {modality}; send a data URL, data:{modality}/...;base64,...", place)
     scheme = url[:8].lstrip().lower()
     if scheme.startswith("data:"):
         return {"type": modality, modality: url}
     # Anything else that is no URL would be read as a path of this machine.
     if not scheme.startswith(("http:", "https:")):
-        raise InvalidMessageError(f"{place} is neither a data URL nor an http(s) URL: {short_repr(url)}", place)
+        raise invalid_message(f"{place} is neither a data URL nor an http(s) URL: {short_repr(url)}", place)
     if not allow_urls:
-        raise UnsupportedFieldError(
+        raise unsupported_field(
             f"{place} has a URL, and this server fetches none; send the {modality} as a data URL, "
             f"data:{modality}/...;base64,...",
             place,
@@ -218,19 +218,19 @@ def _media_part(part: Mapping[str, Any], modality: str, place: str, allow_urls: 
 def _tool_calls(calls: Any, role: str, place: str) -> list[dict[str, Any]]:
     place = f"{place}.tool_calls"
     if role != "assistant" or not isinstance(calls, list):
-        raise InvalidMessageError(f"{place}: only an assistant message has tool calls, in a list", place)
+        raise invalid_message(f"{place}: only an assistant message has tool calls, in a list", place)
     return [_tool_call(call, f"{place}[{index}]") for index, call in enumerate(calls)]
 
 
 def _tool_call(call: Any, place: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or call.get("type", "function") != "function":
-        raise InvalidMessageError(f'{place} is not {{"type": "function", "function": {{...}}}}', place)
+        raise invalid_message(f'{place} is not {{"type": "function", "function": {{...}}}}', place)
     name, arguments = function.get("name"), function.get("arguments")
     if not isinstance(name, str) or not name:
-        raise InvalidMessageError(f"{place} has no name of a function", f"{place}.function.name")
+        raise invalid_message(f"{place} has no name of a function", f"{place}.function.name")
     if not isinstance(arguments, str | dict | None):
-        raise InvalidMessageError(f"{place}: arguments are the text of a JSON object", f"{place}.function.arguments")
+        raise invalid_message(f"{place}: arguments are the text of a JSON object", f"{place}.function.arguments")
     if isinstance(arguments, str):
         arguments = _text(arguments, f"{place}.function.arguments")
         if arguments.strip() in ("", "null"):  # how some clients write a call without arguments
@@ -245,7 +245,7 @@ def _tool_call(call: Any, place: str) -> dict[str, Any]:
 
 def _text(value: Any, place: str) -> str:
     if not isinstance(value, str):
-        raise InvalidMessageError(f"{place} is {short_repr(value)}, not text", place)
+        raise invalid_message(f"{place} is {short_repr(value)}, not text", place)
     if not is_unicode(value):
-        raise InvalidMessageError(f"{place} holds half of a surrogate pair, which UTF-8 cannot encode", place)
+        raise invalid_message(f"{place} holds half of a surrogate pair, which UTF-8 cannot encode", place)
     return value

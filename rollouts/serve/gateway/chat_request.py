@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, Final, NamedTuple, TypeVar
-
-from starlette.requests import ClientDisconnect, Request
+from typing import Any, Final, NamedTuple
 
 from rollouts.engines.protocol import SamplingParams
 from rollouts.errors import ArgumentError, is_unicode, short_repr
-from rollouts.serve.bodies import MAX_JSON_VALUES, has_more_values
-from rollouts.serve.errors import (
-    BodyTimeoutError,
-    BodyTooLargeError,
-    ClientDisconnectedError,
-    ContentTypeError,
-    InvalidChatRequestError,
-    UnsupportedFieldError,
-)
+from rollouts.serve.bodies import json_object
+from rollouts.serve.errors import RequestError, invalid_field, unsupported_field
 from rollouts.serve.gateway.chat_messages import check_tool_results, read_message
 from rollouts.values import finite_number, whole_number
 
@@ -79,60 +69,6 @@ def kept_bytes(*values: object) -> int:
         elif isinstance(value, list | tuple):
             remaining += value
     return total
-
-
-T = TypeVar("T")
-
-
-async def read_body(request: Request, limits: GatewayLimits) -> bytes:
-    """The body of a JSON request. Raises a `GatewayError`.
-
-    Browsers send other content types to foreign servers without asking, JSON only where the server allows it.
-    """
-    content_type = request.headers.get("content-type", "")
-    if content_type.partition(";")[0].strip().lower() != "application/json":
-        raise ContentTypeError(content_type)
-    length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length[:20]) > limits.max_body_bytes:
-        raise BodyTooLargeError(limits.max_body_bytes)
-    chunks: list[bytes] = []
-    size = 0
-    try:
-        async with asyncio.timeout(limits.body_seconds):
-            async for chunk in request.stream():
-                size += len(chunk)
-                if size > limits.max_body_bytes:
-                    raise BodyTooLargeError(limits.max_body_bytes)
-                chunks.append(chunk)
-    except TimeoutError:
-        raise BodyTimeoutError(limits.body_seconds) from None
-    except ClientDisconnect:
-        raise ClientDisconnectedError("") from None
-    return b"".join(chunks)
-
-
-async def until_disconnect(request: Request, work: Coroutine[Any, Any, T], session_id: str) -> T:
-    """The result of `work`, which is cancelled if the client closes the connection. The body must have been read.
-
-    Raises `ClientDisconnectedError`, and what `work` raises.
-    """
-    working = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(disconnected(request))
-    try:
-        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnectedError(session_id)
-        return working.result()
-    finally:
-        for task in (working, gone):
-            task.cancel()
-        await asyncio.gather(working, gone, return_exceptions=True)
-
-
-async def disconnected(request: Request) -> None:
-    """Return when the client has closed the connection. The body must have been read."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 # When messages of a request are those of a recorded conversation: equality by a digest of each prefix.
@@ -352,9 +288,9 @@ def read_chat_request(
 
     Messages of the role developer get `developer_role`.
 
-    Raises `GatewayError`; `InvalidRequestError` for sampling options out of range.
+    Raises `RequestError`; `InvalidRequestError` for sampling options out of range.
     """
-    fields = {name: value for name, value in read_json_object(body).items() if value is not None}
+    fields = {name: value for name, value in json_object(body).items() if value is not None}
     _check_fields(fields)
     choice = fields.get("tool_choice", "auto")
     tools = _tools(fields.get("tools"))
@@ -367,7 +303,7 @@ def read_chat_request(
         _typed(stream_options, name, bool, "true or false", within="stream_options.")
     if stream_options.get("continuous_usage_stats"):
         reason = "the number of tokens is in the last chunk alone; send false, and include_usage"
-        raise UnsupportedFieldError(f"stream_options.continuous_usage_stats true: {reason}", "stream_options")
+        raise unsupported_field(f"stream_options.continuous_usage_stats true: {reason}", "stream_options")
     return ChatRequest(
         model=_model(fields),
         history=History(_messages(fields, allow_urls, max_parts, developer_role), prompt_tools),
@@ -382,25 +318,6 @@ def read_chat_request(
     )
 
 
-def read_json_object(body: bytes) -> dict[str, Any]:
-    """The JSON object in a body. Raises `InvalidChatRequestError`."""
-    if has_more_values(body, MAX_JSON_VALUES):
-        raise InvalidChatRequestError(f"the body has more than {MAX_JSON_VALUES} commas; shorten it")
-    try:
-        value = json.loads(body, parse_constant=_no_constant)
-    except RecursionError:
-        raise InvalidChatRequestError("the body is nested too deep") from None
-    except ValueError as error:  # also of bytes that are no UTF-8, and of integers with thousands of digits
-        raise InvalidChatRequestError(f"the body is not JSON: {short_repr(str(error), 200)[1:-1]}") from None
-    if not isinstance(value, dict):
-        raise InvalidChatRequestError("the body is not a JSON object")
-    return value
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
-
-
 def _check_fields(fields: Mapping[str, Any]) -> None:
     for name, value in fields.items():
         if name in _READ or name in _WITHOUT_EFFECT or name in _ENGINE_OPTIONS:
@@ -412,35 +329,35 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
         if not any(value == allowed and type(value) is type(allowed) for allowed in constraint.allowed):
             allowed = " or ".join(map(json.dumps, constraint.allowed))
             cure = f"send {allowed}, or leave it out" if allowed else "leave it out"
-            raise UnsupportedFieldError(f"{name} {short_repr(value)}: {constraint.reason}; {cure}", name)
+            raise unsupported_field(f"{name} {short_repr(value)}: {constraint.reason}; {cure}", name)
 
 
-def _unknown(name: str) -> InvalidChatRequestError:
-    return InvalidChatRequestError(f"unknown field {short_repr(name)[1:-1]}; leave it out", name[:80])
+def _unknown(name: str) -> RequestError:
+    return invalid_field(f"unknown field {short_repr(name)[1:-1]}; leave it out", name[:80])
 
 
 def _typed(fields: Mapping[str, Any], name: str, kind: type, expected: str, *, within: str = "") -> Any:
     value = fields.get(name)
     if value is not None and not isinstance(value, kind):
-        raise InvalidChatRequestError(f"{within}{name} is {short_repr(value)}, not {expected}", f"{within}{name}")
+        raise invalid_field(f"{within}{name} is {short_repr(value)}, not {expected}", f"{within}{name}")
     return value
 
 
 def _model(fields: Mapping[str, Any]) -> str | None:
     model: str | None = _typed(fields, "model", str, "the name of a model")
     if model is not None and not is_unicode(model):
-        raise InvalidChatRequestError("model holds half of a surrogate pair", "model")
+        raise invalid_field("model holds half of a surrogate pair", "model")
     return model
 
 
 def _messages(fields: Mapping[str, Any], allow_urls: bool, max_parts: int, developer_role: str) -> list[dict[str, Any]]:
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise InvalidChatRequestError("messages is a list of at least one message", "messages")
+        raise invalid_field("messages is a list of at least one message", "messages")
     lists = [message.get(key) for message in messages if isinstance(message, dict) for key in ("content", "tool_calls")]
     count = len(messages) + sum(len(each) for each in (*lists, fields.get("tools")) if isinstance(each, list))
     if count > max_parts:
-        raise InvalidChatRequestError(
+        raise invalid_field(
             f"the request has {count} messages, parts of contents, tool calls and tools; this server takes at most "
             f"{max_parts}",
             "messages",
@@ -457,20 +374,20 @@ def _tools(tools: Any) -> list[dict[str, Any]] | None:
     if tools is None:
         return None
     if not isinstance(tools, list):
-        raise InvalidChatRequestError(f"tools is {short_repr(tools)}, not a list", "tools")
+        raise invalid_field(f"tools is {short_repr(tools)}, not a list", "tools")
     for index, tool in enumerate(tools):
         place = f"tools[{index}]"
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or tool.get("type", "function") != "function":
-            raise InvalidChatRequestError(f'{place} is not {{"type": "function", "function": {{...}}}}', place)
+            raise invalid_field(f'{place} is not {{"type": "function", "function": {{...}}}}', place)
         if not isinstance(function.get("name"), str) or not function["name"]:
-            raise InvalidChatRequestError(f"{place} has no name", f"{place}.function.name")
+            raise invalid_field(f"{place} has no name", f"{place}.function.name")
         if _deeper_than(tool, _MAX_TOOL_DEPTH):
-            raise InvalidChatRequestError(f"{place} is nested deeper than {_MAX_TOOL_DEPTH} levels", place)
+            raise invalid_field(f"{place} is nested deeper than {_MAX_TOOL_DEPTH} levels", place)
     try:
         json.dumps(tools, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise InvalidChatRequestError("tools hold half of a surrogate pair", "tools") from None
+        raise invalid_field("tools hold half of a surrogate pair", "tools") from None
     return tools or None
 
 
@@ -493,22 +410,20 @@ def _sampling(fields: Mapping[str, Any], defaults: SamplingParams, max_choices: 
     }
     sampling = replace(defaults, **given, extra={**defaults.extra, **extra})
     if sampling.n > max_choices:
-        raise UnsupportedFieldError(f"n is {sampling.n}; this server takes at most {max_choices}", "n")
+        raise unsupported_field(f"n is {sampling.n}; this server takes at most {max_choices}", "n")
     return sampling
 
 
 def _stop(stop: Any) -> tuple[str, ...]:
     strings = [stop] if isinstance(stop, str) else stop or []
     if not isinstance(strings, list) or not all(isinstance(one, str) and one for one in strings):
-        raise InvalidChatRequestError(
-            f"stop is {short_repr(stop)}, not a text or a list of texts that are not empty", "stop"
-        )
+        raise invalid_field(f"stop is {short_repr(stop)}, not a text or a list of texts that are not empty", "stop")
     if not all(map(is_unicode, strings)):
-        raise InvalidChatRequestError("stop holds half of a surrogate pair, which no text of the model has", "stop")
+        raise invalid_field("stop holds half of a surrogate pair, which no text of the model has", "stop")
     if len(strings) > _MAX_STOPS:
-        raise InvalidChatRequestError(f"stop has {len(strings)} strings; at most {_MAX_STOPS} are taken", "stop")
+        raise invalid_field(f"stop has {len(strings)} strings; at most {_MAX_STOPS} are taken", "stop")
     if (longest := max(map(len, strings), default=0)) > _MAX_STOP_CHARACTERS:
-        raise InvalidChatRequestError(
+        raise invalid_field(
             f"stop has a string of {longest} characters; at most {_MAX_STOP_CHARACTERS} are taken", "stop"
         )
     return tuple(strings)

@@ -13,10 +13,10 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from renderers import ParsedResponse, RendererError
+from renderers import ParsedResponse
 from renderers.errors import MediaError, MessageError
 from renderers.parsing.format import Format
 from renderers.parsing.response import ContentDelta, ReasoningDelta
@@ -31,16 +31,18 @@ from rollouts.engines.protocol import (
     is_abortable,
 )
 from rollouts.episodes.turns import Prompt, SampledTurn, check_uninterrupted, generate_completions, generated
-from rollouts.errors import EngineError, RolloutsError
+from rollouts.errors import EngineError
+from rollouts.serve.bodies import END_OF_STREAM, disconnected, event
 from rollouts.serve.errors import (
-    ClientDisconnectedError,
-    GenerationTimeoutError,
-    InvalidMessageError,
-    UnsupportedFieldError,
-    gateway_error_response,
+    ANSWERED,
+    RequestError,
+    error_fields,
+    invalid_message,
+    request_error,
+    unsupported_field,
 )
 from rollouts.serve.gateway.chat_messages import as_the_model_writes, check_is_printed
-from rollouts.serve.gateway.chat_request import ChatRequest, disconnected
+from rollouts.serve.gateway.chat_request import ChatRequest
 from rollouts.serve.gateway.session import Match, Session
 from rollouts.serve.gateway.session_store import SessionStore
 from rollouts.serve.pausable_engine import ContinuingEngine, PausableEngine
@@ -230,7 +232,7 @@ async def complete_chat(
 
     `adapter` names the LoRA adapter of the engine to sample with. `make_listener` is called with the prompt; an engine
     that streams reports tokens to what it returns. A cancelled call aborts the request of the engine, and records
-    nothing. Raises `GatewayError`, and what renderer and engine raise.
+    nothing. Raises `RequestError`, and what renderer and engine raise.
     """
     recorder = session.recorder
     prompt, match = await _prompt(session, chat)
@@ -249,7 +251,8 @@ async def complete_chat(
             listen = None if make_listener is None else make_listener(prompt)
             completions = await _sampled(session, chat, request, listen)
     except TimeoutError:
-        raise GenerationTimeoutError(request_seconds) from None
+        message = f"no completion within request_seconds={request_seconds:g}; nothing of it is recorded"
+        raise RequestError(504, message, code="timeout") from None
     seconds = time.perf_counter() - began
     choices = []
     for index, (completion, stop) in enumerate(completions):
@@ -304,14 +307,14 @@ async def _prompt(session: Session, chat: ChatRequest) -> tuple[Prompt, Match | 
     return prompt, match
 
 
-def _placed(error: MediaError | MessageError, start: int) -> InvalidMessageError:
+def _placed(error: MediaError | MessageError, start: int) -> RequestError:
     """The error of a message of the request. `error` counts messages from message `start`."""
     if error.message_index is None:
-        return InvalidMessageError(str(error), "messages")
+        return invalid_message(str(error), "messages")
     place = f"messages[{start + error.message_index}]"
     if error.part_index is not None:
         place += f".content[{error.part_index}]"
-    return InvalidMessageError(f"{place}: {error.reason}", place)
+    return invalid_message(f"{place}: {error.reason}", place)
 
 
 async def _record(
@@ -347,10 +350,10 @@ async def _record(
 
 
 def decoder(renderer: Any) -> Decode:
-    """What makes text of token ids. Raises `UnsupportedFieldError` for a renderer without a tokenizer."""
+    """What makes text of token ids. Raises `RequestError` for a renderer without a tokenizer."""
     decode: Decode | None = getattr(getattr(renderer, "tokenizer", None), "decode", None)
     if decode is None:
-        raise UnsupportedFieldError("this renderer has no tokenizer, so that stop strings cannot be found", "stop")
+        raise unsupported_field("this renderer has no tokenizer, so that stop strings cannot be found", "stop")
     return decode
 
 
@@ -448,11 +451,11 @@ class SentText:
     content: str = ""
 
 
-def text_event(completion: ChatCompletion, chat: ChatRequest, index: int, delta: dict[str, Any]) -> str:
+def text_event(completion: ChatCompletion, chat: ChatRequest, index: int, delta: dict[str, Any]) -> bytes:
     """The event of text of choice `index` of a completion that is not finished."""
     usage = {"usage": None} if chat.include_usage else {}
     entry = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-    return _event({**_head(completion, "chat.completion.chunk"), "choices": [entry], **usage})
+    return event({**_head(completion, "chat.completion.chunk"), "choices": [entry], **usage})
 
 
 def completion_events(
@@ -460,7 +463,7 @@ def completion_events(
     chat: ChatRequest,
     texts: TokenTexts | None,
     sent: Mapping[int, SentText] = MappingProxyType({}),
-) -> Iterator[str]:
+) -> Iterator[bytes]:
     """The `chat.completion.chunk` objects as server-sent events, without the text that was `sent`, by choice.
 
     Each part of a message is one chunk: role, reasoning, content, and the name and the arguments of each tool call.
@@ -472,7 +475,7 @@ def completion_events(
     for choice in completion.choices:
         for delta in _deltas(choice.message, sent.get(choice.index)):
             entry = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
-            yield _event({**head, "choices": [entry], **usage, **first})
+            yield event({**head, "choices": [entry], **usage, **first})
             first = {}
         last = {
             "index": choice.index,
@@ -482,15 +485,11 @@ def completion_events(
             "turn": choice.turn,
             **({"token_ids": choice.token_ids} if chat.return_token_ids else {}),
         }
-        yield _event({**head, "choices": [last], **usage, **first})
+        yield event({**head, "choices": [last], **usage, **first})
         first = {}
     if chat.include_usage:
-        yield _event({**head, "choices": [], "usage": _usage(completion)})
-    yield "data: [DONE]\n\n"
-
-
-def _event(chunk: dict[str, Any]) -> str:
-    return f"data: {json.dumps(chunk, separators=(',', ':'))}\n\n"
+        yield event({**head, "choices": [], "usage": _usage(completion)})
+    yield END_OF_STREAM
 
 
 def _head(completion: ChatCompletion, kind: str) -> dict[str, Any]:
@@ -561,26 +560,26 @@ class TokenStream:
         self._sent: dict[int, SentText] = {}
         self._parsers: dict[int, Any] = {}
         self._held: dict[int, ReasoningDelta | ContentDelta] = {}  # text with which a stop string may begin
-        self._events: asyncio.Queue[str | None] = asyncio.Queue()
+        self._events: asyncio.Queue[bytes | None] = asyncio.Queue()
 
-    async def events(self, request: Request) -> AsyncIterator[str]:
+    async def events(self, request: Request) -> AsyncIterator[bytes]:
         """The events. An error before the first one is raised; a later one is the last event, in OpenAI's form."""
         completing = asyncio.ensure_future(self._complete(self._listener))
         completing.add_done_callback(lambda _: self._events.put_nowait(None))
         gone = asyncio.ensure_future(disconnected(request))
         gone.add_done_callback(lambda _: completing.cancel())
         try:
-            while (event := await self._events.get()) is not None:
-                yield event
+            while (sent := await self._events.get()) is not None:
+                yield sent
             if completing.cancelled():
-                raise ClientDisconnectedError(self._head.session_id)
+                raise ClientDisconnect
             completion = replace(completing.result(), id=self._head.id, created=self._head.created)
-            for event in completion_events(completion, self._chat, self._texts, self._sent):
-                yield event
-        except (RolloutsError, RendererError) as error:
+            for last in completion_events(completion, self._chat, self._texts, self._sent):
+                yield last
+        except ANSWERED as error:
             if not self._sent:
                 raise
-            yield f"data: {json.dumps(json.loads(bytes(gateway_error_response(error).body)))}\n\n"
+            yield event(error_fields(request_error(error), openai=True))
         finally:
             for task in (completing, gone):
                 task.cancel()
@@ -633,9 +632,9 @@ async def streamed_response(request: Request, stream: TokenStream, headers: dict
     events = stream.events(request)
     first = await anext(events)
 
-    async def all_events() -> AsyncIterator[str]:
+    async def all_events() -> AsyncIterator[bytes]:
         yield first
-        async for event in events:
-            yield event
+        async for following in events:
+            yield following
 
     return StreamingResponse(all_events(), media_type="text/event-stream", headers=headers)

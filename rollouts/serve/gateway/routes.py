@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
@@ -18,21 +19,15 @@ from rollouts.episodes.deadlines import EpisodeLimits
 from rollouts.episodes.episode import check_on_end, check_settings
 from rollouts.episodes.turns import EpisodeSettings
 from rollouts.errors import is_unicode
-from rollouts.serve.errors import (
-    InvalidChatRequestError,
-    UnknownModelError,
-    UnsupportedFieldError,
-    answering_errors,
-)
+from rollouts.serve.access import BodyLimitMiddleware
+from rollouts.serve.bodies import read_body, read_object, unless_disconnected
+from rollouts.serve.errors import RequestError, answering_errors, invalid_field, unsupported_field
 from rollouts.serve.gateway.chat_messages import developer_role
 from rollouts.serve.gateway.chat_request import (
     ChatRequest,
     GatewayLimits,
     kept_bytes,
-    read_body,
     read_chat_request,
-    read_json_object,
-    until_disconnect,
 )
 from rollouts.serve.gateway.completions import (
     ChatCompletion,
@@ -57,11 +52,6 @@ from rollouts.serve.gateway.session_store import (
 from rollouts.serve.served_model import ServedAdapters
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import finite_number
-
-T = TypeVar("T")
-
-#: Larger bodies are read on a thread: they hold images, and hashing those releases the interpreter's lock.
-_LARGE_BODY: Final = 256 * 1024
 
 _SESSION_HEADER: Final = "X-Session-ID"
 _FORMATS: Final = ("records", "json")
@@ -113,17 +103,25 @@ class Gateway:
     def routes(self) -> list[BaseRoute]:
         """The routes for an application of Starlette."""
         session = "/sessions/{session_id}"
+        limits = self._limits
+        bound = Middleware(
+            BodyLimitMiddleware,
+            max_bytes=limits.max_body_bytes,
+            seconds=limits.body_seconds,
+            option=f"max_body_bytes={limits.max_body_bytes} of the gateway",
+        )
+        post = partial(Route, methods=["POST"], middleware=[bound])
         return [
-            Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            post("/v1/chat/completions", self._chat),
             Route("/sessions", self._list_sessions, methods=["GET"]),
-            Route("/sessions", self._begin_session, methods=["POST"]),
+            post("/sessions", self._begin_session),
             Route(session, self._get_session, methods=["GET"]),
             Route(session, self._delete_session, methods=["DELETE"]),
-            Route(f"{session}/v1/chat/completions", self._chat, methods=["POST"]),
+            post(f"{session}/v1/chat/completions", self._chat),
             Route(f"{session}/v1/models", self._models, methods=["GET"]),
             Route(f"{session}/trajectory", self._trajectory, methods=["GET"]),
-            Route(f"{session}/reward", self._reward, methods=["POST"]),
-            Route(f"{session}/end", self._end_session, methods=["POST"]),
+            post(f"{session}/reward", self._reward),
+            post(f"{session}/end", self._end_session),
         ]
 
     def models_route(self) -> BaseRoute:
@@ -151,9 +149,8 @@ class Gateway:
     @answering_errors
     async def _chat(self, request: Request) -> Response:
         session_id = _session_id(request)
-        body = await read_body(request, self._limits)
-        chat = await _by_size(
-            body,
+        chat = await read_body(
+            request,
             partial(
                 read_chat_request,
                 defaults=self._sampling,
@@ -163,7 +160,6 @@ class Gateway:
                 developer_role=self._developer_role,
             ),
         )
-        del body
         model, adapter = await self._checked_model(chat)
         session = self._sessions.for_request(session_id, chat.history)
         headers = {_SESSION_HEADER: session.id}
@@ -173,7 +169,7 @@ class Gateway:
                 complete, chat, session.recorder.renderer.renderer, self._token_texts, model, session.id
             )
             return await streamed_response(request, stream, headers)
-        completion = await until_disconnect(request, complete(None), session.id)
+        completion = await unless_disconnected(request, complete(None))
         if chat.stream:
             events = completion_events(completion, chat, self._token_texts)
             return StreamingResponse(events, media_type="text/event-stream", headers=headers)
@@ -207,7 +203,7 @@ class Gateway:
     async def _checked_model(self, chat: ChatRequest) -> tuple[str, str | None]:
         """The name of the model that the client receives, and the adapter to sample with."""
         if chat.logprobs and self._token_texts is None:
-            raise UnsupportedFieldError("this renderer has no tokenizer for logprobs; use return_token_ids", "logprobs")
+            raise unsupported_field("this renderer has no tokenizer for logprobs; use return_token_ids", "logprobs")
         if chat.stop:
             decoder(self._settings.renderer.renderer)
         name = chat.model
@@ -217,7 +213,9 @@ class Gateway:
             return name, name
         if self._model is None:
             return name, None
-        raise UnknownModelError(name, (self._model, *await self._adapters.names()))
+        served = ", ".join((self._model, *await self._adapters.names()))
+        message = f"the model {name[:200]!r} does not exist; this server has {served}"
+        raise RequestError(404, message, "model", code="model_not_found")
 
     @answering_errors
     async def _models(self, request: Request) -> Response:
@@ -265,7 +263,7 @@ class Gateway:
         session = self._session(request)
         fields = await self._fields(request, {"reward": (int, float), "turn": int, "info": dict})
         if "reward" not in fields:
-            raise InvalidChatRequestError("reward is missing; send a number", "reward")
+            raise invalid_field("reward is missing; send a number", "reward")
         if fields.get("info"):
             self._sessions.check_room()
         session.record_reward(fields["reward"], fields.get("info", {}), fields.get("turn"))
@@ -276,7 +274,7 @@ class Gateway:
         session = self._session(request)
         form = request.query_params.get("format", _FORMATS[0])
         if form not in _FORMATS:
-            raise InvalidChatRequestError(f"format is {form[:80]!r}; it is one of {', '.join(_FORMATS)}", "format")
+            raise invalid_field(f"format is {form[:80]!r}; it is one of {', '.join(_FORMATS)}", "format")
         trajectory = snapshot(session.trajectory)
         if form == "json":
             return await asyncio.to_thread(lambda: JSONResponse(trajectory_object(trajectory)))
@@ -290,20 +288,18 @@ class Gateway:
         return JSONResponse(session_object(session, time.monotonic()), status, {_SESSION_HEADER: session.id})
 
     async def _fields(self, request: Request, types: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of a request about a session. A body may be left out. Raises a `GatewayError`."""
+        """The fields of a request about a session. A body may be left out. Raises `RequestError`."""
         if request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers:
             return {}
-        body = await read_body(request, self._limits)
-        fields = {name: value for name, value in read_json_object(body).items() if value is not None}
+        body = await read_object(request, only_json=True)
+        fields = {name: value for name, value in body.items() if value is not None}
         for name, value in fields.items():
             if name not in types:
-                raise InvalidChatRequestError(
-                    f"unknown field {name[:80]!r}; it is one of {', '.join(types)}", name[:80]
-                )
+                raise invalid_field(f"unknown field {name[:80]!r}; it is one of {', '.join(types)}", name[:80])
             if not isinstance(value, types[name]) or (isinstance(value, bool) and types[name] is not bool):
-                raise InvalidChatRequestError(f"{name} has a value of another type: {value!r:.80}", name)
+                raise invalid_field(f"{name} has a value of another type: {value!r:.80}", name)
             if name != "session_id" and kept_bytes(value) > self._limits.max_field_bytes:
-                raise InvalidChatRequestError(
+                raise invalid_field(
                     f"{name} takes {kept_bytes(value)} bytes in memory; this server keeps at most max_field_bytes="
                     f"{self._limits.max_field_bytes}. Keep what is longer elsewhere, under a short name",
                     name,
@@ -317,30 +313,24 @@ def gateway_routes(engine: Engine, renderer: Renderer | RendererPool, **options:
 
 
 def _session_id(request: Request) -> str | None:
-    """The session of a request, from its path or from its header. Raises `InvalidChatRequestError`."""
+    """The session of a request, from its path or from its header. Raises `RequestError`."""
     from_path: str | None = request.path_params.get("session_id")
     from_headers = {value for value in request.headers.getlist(_SESSION_HEADER) if value}
     if len(from_headers) > 1:
-        raise InvalidChatRequestError(
+        raise invalid_field(
             f"the request has {len(from_headers)} headers {_SESSION_HEADER} with different ids; send one",
             _SESSION_HEADER,
         )
     from_header = next(iter(from_headers), None)
     if from_path is not None and from_header not in (None, from_path):
-        raise InvalidChatRequestError(
-            f"the header {_SESSION_HEADER} names another session than the path", _SESSION_HEADER
-        )
+        raise invalid_field(f"the header {_SESSION_HEADER} names another session than the path", _SESSION_HEADER)
     return from_path or from_header or None
-
-
-async def _by_size(body: bytes, read: Callable[[bytes], T]) -> T:
-    return read(body) if len(body) < _LARGE_BODY else await asyncio.to_thread(read, body)
 
 
 def _metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
     for name, value in metrics.items():
         if not is_unicode(name):
-            raise InvalidChatRequestError(f"metrics has the name {name[:80]!r}, half of a surrogate pair", "metrics")
+            raise invalid_field(f"metrics has the name {name[:80]!r}, half of a surrogate pair", "metrics")
         if isinstance(value, bool) or finite_number(value) is None:
-            raise InvalidChatRequestError(f"metrics[{name[:80]!r}] is not a finite number", "metrics")
+            raise invalid_field(f"metrics[{name[:80]!r}] is not a finite number", "metrics")
     return dict(metrics)

@@ -19,13 +19,11 @@ from rollouts.episodes.deadlines import EpisodeActivity
 from rollouts.episodes.turns import EpisodeSettings, TurnRecorder
 from rollouts.errors import short_repr
 from rollouts.serve.errors import (
-    EndedSessionError,
     EvictedSessionError,
-    ExistingSessionError,
-    GatewayFullError,
-    InvalidChatRequestError,
+    RequestError,
     SessionNotDeliveredError,
     UnknownSessionError,
+    invalid_field,
 )
 from rollouts.serve.gateway.chat_request import GatewayLimits, History
 from rollouts.serve.gateway.session import Session
@@ -141,7 +139,7 @@ class SessionStore:
         Without an id it is the session that recorded the conversation that the request continues; a request that
         continues none begins a session. So each conversation of a client that knows only a base URL is a session.
 
-        Raises `EvictedSessionError`, `EndedSessionError`, `GatewayFullError`.
+        Raises `EvictedSessionError`, `RequestError`.
         """
         if session_id is not None:
             try:
@@ -155,35 +153,41 @@ class SessionStore:
                 return self.begin(None)
             session = found
         if session.trajectory.finished:
-            raise EndedSessionError(session.id)
+            message = f"the session {session.id!r} has ended; begin another one, with another id"
+            raise RequestError(409, message, code="session_ended")
         self.check_room()
         return session
 
     def check_room(self) -> None:
-        """Raises `GatewayFullError` where the sessions take more than `max_bytes`."""
+        """Raises `RequestError` where the sessions take more than `max_bytes`."""
         if self._nbytes > self._limits.max_bytes:
-            raise GatewayFullError(
+            raise RequestError(
+                503,
                 f"the sessions take about {self._nbytes} bytes, more than max_bytes={self._limits.max_bytes}; "
-                "fetch and delete sessions that have ended"
+                "fetch and delete sessions that have ended",
+                code="gateway_full",
             )
 
     def begin(self, session_id: str | None, *, group_id: str = "", seed: int = 0) -> Session:
         """A new session; without an id it is anonymous, and has a random one.
 
-        Raises `ExistingSessionError`, `EvictedSessionError`, `GatewayFullError`, `InvalidTrajectoryError`.
+        Raises `EvictedSessionError`, `RequestError`, `InvalidTrajectoryError`.
         """
         if session_id is not None:
             check_session_id(session_id)
             if session_id in self._sessions:
-                raise ExistingSessionError(session_id)
+                message = f"there is a session {session_id!r} already; use another id"
+                raise RequestError(409, message, code="session_exists")
             if session_id in self._gone:
                 raise EvictedSessionError(session_id, self._gone[session_id])
         self._evict_idle()
         if len(self._sessions) >= self._limits.max_sessions or self._nbytes > self._limits.max_bytes:
-            raise GatewayFullError(
+            raise RequestError(
+                503,
                 f"{len(self._sessions)} sessions of about {self._nbytes} bytes are open; this server holds "
                 f"max_sessions={self._limits.max_sessions} and max_bytes={self._limits.max_bytes}. Fetch and delete "
-                "sessions that have ended"
+                "sessions that have ended",
+                code="gateway_full",
             )
         trajectory = Trajectory(session_id or uuid.uuid4().hex, seed=seed, group_id=group_id)
         trajectory.started_at = time.time()
@@ -357,9 +361,9 @@ def _log_undelivered(session: Session, error: SessionNotDeliveredError) -> None:
 
 
 def check_session_id(session_id: str) -> None:
-    """Raises `InvalidChatRequestError`."""
+    """Raises `RequestError`."""
     if not _SESSION_ID.fullmatch(session_id):
-        raise InvalidChatRequestError(
+        raise invalid_field(
             f"the session id {short_repr(session_id)} is not 1 to 128 of A-Z a-z 0-9 . _ : @ -, or is . or ..",
             "session_id",
         )

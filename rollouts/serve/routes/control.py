@@ -48,7 +48,7 @@ class ControlRoutes:
         mode = request.query_params.get("mode", "abort")
         if mode not in get_args(PauseMode):
             modes = ", ".join(get_args(PauseMode))
-            raise RequestError(400, f"mode is {mode[:100]!r}, not one of {modes}", "Bad Request", "query.mode")
+            raise RequestError(400, f"mode is {mode[:100]!r}, not one of {modes}", "query.mode", kind="Bad Request")
         clears = _flag(request, "clear_cache", default=True)
         await self._state.engine.pause(cast(PauseMode, mode))
         if clears and mode != "keep":
@@ -72,13 +72,13 @@ class ControlRoutes:
             count = len(request_ids)
             await self._state.engine.abort(map(str, request_ids))
         else:
-            raise RequestError(400, "request_ids must be a list of texts", "Bad Request", "body.request_ids")
+            raise RequestError(400, "request_ids must be a list of texts", "body.request_ids", kind="Bad Request")
         return JSONResponse({"status": "aborted", "aborted": count})
 
     async def _sleep(self, request: Request) -> Response:
         level = request.query_params.get("level", "1")
         if level not in ("0", "1", "2"):
-            raise RequestError(400, f"level is {level[:100]!r}, not 0, 1 or 2", "Bad Request", "query.level")
+            raise RequestError(400, f"level is {level[:100]!r}, not 0, 1 or 2", "query.level", kind="Bad Request")
         await self._state.engine.pause("abort")
         if level != "0":
             self._state.sleep_level = int(level)
@@ -89,7 +89,7 @@ class ControlRoutes:
     async def _wake_up(self, request: Request) -> Response:
         tags = request.query_params.getlist("tags") or None
         if unknown := [tag for tag in tags or () if tag not in _MEMORY]:
-            raise RequestError(400, f"tag {unknown[0][:100]!r} is not one of {', '.join(_MEMORY)}", "Bad Request")
+            raise RequestError(400, f"tag {unknown[0][:100]!r} is not one of {', '.join(_MEMORY)}", kind="Bad Request")
         self._state.asleep -= set(tags or _MEMORY)
         if not self._state.asleep:
             self._state.sleep_level = 0

@@ -8,21 +8,19 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from renderers import MultiModalData
 from rollouts.engines.protocol import GenerateRequest, GenerateResult
-from rollouts.serve.bodies import read_body, read_object, unless_disconnected
-from rollouts.serve.errors import RequestError, request_error
+from rollouts.serve.bodies import END_OF_STREAM, event, read_model, read_object, unless_disconnected
+from rollouts.serve.errors import RequestError, error_fields, request_error
 from rollouts.serve.generate_body import (
-    END_OF_STREAM,
     GenerateBody,
     TokenStream,
     choice,
     delta,
-    event,
     model_stops,
     prompt_fields,
     sampling_of,
@@ -38,9 +36,6 @@ REQUEST_ID_PREFIX = "generate-tokens-"
 
 #: Values of a request beside its prompt: a bias for each token of a large vocabulary, allowed tokens, placeholders.
 _OPTION_VALUES = 2**20
-
-# nginx's status for a client that has gone; nobody receives it.
-_CLIENT_GONE = 499
 
 
 class _Prompt(NamedTuple):
@@ -62,17 +57,14 @@ class GenerationRoutes:
         ]
 
     async def _generate(self, request: Request) -> Response:
-        body = await read_body(request, GenerateBody, self._state.model.max_model_len + _OPTION_VALUES)
+        body = await read_model(request, GenerateBody, self._state.model.max_model_len + _OPTION_VALUES)
         adapter = await self._state.adapter_of(body.model)
         request_id = request.headers.get("x-request-id") or body.request_id or uuid.uuid4().hex
         session_id = request.headers.get("x-session-id")
         prompt = await asyncio.to_thread(self._prompt, body, f"{REQUEST_ID_PREFIX}{request_id}", session_id, adapter)
         if body.stream:
             return await self._streamed(request, body, prompt)
-        try:
-            result = await unless_disconnected(request, self._state.engine.generate(prompt.request))
-        except ClientDisconnect:
-            return Response(status_code=_CLIENT_GONE)
+        result = await unless_disconnected(request, self._state.engine.generate(prompt.request))
         content = whole_response(
             self._with_base_labels(result, adapter),
             prompt.request.prompt_ids,
@@ -87,7 +79,7 @@ class GenerationRoutes:
     async def _abort(self, request: Request) -> Response:
         request_ids = (await read_object(request)).get("request_ids")
         if not isinstance(request_ids, list):
-            raise RequestError(400, "Missing 'request_ids' in request body", "Bad Request")
+            raise RequestError(400, "Missing 'request_ids' in request body", kind="Bad Request")
         await self._state.engine.abort(map(str, request_ids))
         return Response()
 
@@ -131,9 +123,6 @@ class GenerationRoutes:
         stream = TokenStream(self._state.engine, prompt.request)
         try:
             await unless_disconnected(request, stream.begin())
-        except ClientDisconnect:
-            stream.cancel()
-            return Response(status_code=_CLIENT_GONE)
         except BaseException:
             stream.cancel()
             raise
@@ -164,9 +153,7 @@ class GenerationRoutes:
                 count = sum(len(each.token_ids) for each in result.completions)
                 yield chunk([], usage=usage(len(prompt.request.prompt_ids), count))
         except Exception as error:  # noqa: BLE001 - the status was sent; the client gets the error as an event
-            refusal = request_error(error)
-            fields = {"message": refusal.message, "type": refusal.kind, "param": None, "code": refusal.status}
-            yield event({"error": fields})
+            yield event(error_fields(request_error(error), openai=False))
         finally:
             stream.cancel()
         yield END_OF_STREAM

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from renderers import MultiModalData, RenderedTokens
 from rollouts.engines.vllm.features import encode_features
-from rollouts.serve.bodies import read_body, read_object
+from rollouts.serve.bodies import read_model, read_object
 from rollouts.serve.errors import RequestError
 from rollouts.serve.generate_body import places
 from rollouts.serve.images import named_sources
@@ -67,7 +67,7 @@ class RenderingRoutes:
         ]
 
     async def _render(self, request: Request) -> Response:
-        body = await read_body(request, RenderBody)
+        body = await read_model(request, RenderBody)
         await self._state.adapter_of(body.model)
         content = await asyncio.to_thread(self._render_response, body)
         return Response(content, media_type="application/json")
@@ -102,9 +102,9 @@ class RenderingRoutes:
     async def _tokenize(self, request: Request) -> Response:
         body: TokenizeChatBody | TokenizeTextBody
         if "messages" in await read_object(request):
-            body = await read_body(request, TokenizeChatBody)
+            body = await read_model(request, TokenizeChatBody)
         else:
-            body = await read_body(request, TokenizeTextBody)
+            body = await read_model(request, TokenizeTextBody)
         await self._state.adapter_of(body.model)
         content = await asyncio.to_thread(self._tokenize_response, body)
         return Response(content, media_type="application/json")
@@ -125,7 +125,7 @@ class RenderingRoutes:
         return self._state.tokenizer.encode(body.prompt, add_special_tokens=False)
 
     async def _detokenize(self, request: Request) -> Response:
-        body = await read_body(request, DetokenizeBody)
+        body = await read_model(request, DetokenizeBody)
         await self._state.adapter_of(body.model)
         return JSONResponse({"prompt": await asyncio.to_thread(self._state.renderer.tokenizer.decode, body.tokens)})
 

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from rollouts.engines.protocol import is_relabelled, is_updatable
 from rollouts.errors import ArgumentError, UnknownAdapterError
-from rollouts.serve.bodies import read_body, read_object
+from rollouts.serve.bodies import read_model, read_object
 from rollouts.serve.errors import RequestError
 from rollouts.serve.server_state import ServerState
 from rollouts.serve.weight_receiver import WeightReceiver
@@ -72,17 +72,17 @@ class WeightRoutes:
         body = await read_object(request)
         method, options = body.get("method"), body.get("kwargs") or {}
         if method is None:
-            raise RequestError(400, "Missing 'method' in request body", "Bad Request")
+            raise RequestError(400, "Missing 'method' in request body", kind="Bad Request")
         if method != "reload_weights" or not isinstance(options, dict) or options.keys() - {"weights_path"}:
             message = "this server has no workers; of their methods it has reload_weights, with weights_path"
-            raise RequestError(501, message, "NotImplementedError")
+            raise RequestError(501, message)
         path = options.get("weights_path", str(self._state.model.directory))
         engine = self._state.engine.engine
         if not is_updatable(engine):
-            raise RequestError(501, f"{type(engine).__name__} cannot replace its weights", "NotImplementedError")
+            raise RequestError(501, f"{type(engine).__name__} cannot replace its weights")
         # Only a directory of this machine: any other text would be looked up in a hub.
         if not isinstance(path, str) or not await asyncio.to_thread(os.path.isdir, path):
-            raise RequestError(500, f"{str(path)[:200]} is no directory of this machine", "InternalServerError")
+            raise RequestError(500, f"{str(path)[:200]} is no directory of this machine")
         # The label stays, as in vLLM: /update_weight_version sets it.
         await engine.update_weights(path, engine.weight_version)
         return JSONResponse({"results": [None]})
@@ -90,10 +90,10 @@ class WeightRoutes:
     async def _update_weight_version(self, request: Request) -> Response:
         version = (await read_object(request)).get("new_version")
         if not isinstance(version, str) or not version:
-            raise RequestError(400, "new_version must be a text", "Bad Request", "body.new_version")
+            raise RequestError(400, "new_version must be a text", "body.new_version", kind="Bad Request")
         engine = self._state.engine.engine
         if not is_relabelled(engine):
-            raise RequestError(501, f"{type(engine).__name__} has no label of its weights", "NotImplementedError")
+            raise RequestError(501, f"{type(engine).__name__} has no label of its weights")
         await engine.update_weight_version(version)
         return JSONResponse({"success": True, "new_version": version})
 
@@ -108,7 +108,7 @@ class WeightRoutes:
 
     async def _init_transfer(self, request: Request) -> Response:
         self._engine_for_tensors()
-        body = await read_body(request, _InitBody)
+        body = await read_model(request, _InitBody)
         async with self._transfer:
             self._receiver.join(body.init_info)
         return JSONResponse({"message": "Weight transfer initialized"})
@@ -120,13 +120,13 @@ class WeightRoutes:
         return JSONResponse({"message": "Weight update started"})
 
     async def _receive_weights(self, request: Request) -> Response:
-        body = await read_body(request, _UpdateBody)
+        body = await read_model(request, _UpdateBody)
         async with self._transfer:
             await asyncio.to_thread(self._receiver.receive, body.update_info)
         return JSONResponse({"message": "Weights updated"})
 
     async def _finish_transfer(self, request: Request) -> Response:
-        version = (await read_body(request, _FinishBody)).weight_version if await request.body() else None
+        version = (await read_model(request, _FinishBody)).weight_version if await request.body() else None
         engine = self._engine_for_tensors()
         async with self._transfer:
             await engine.update_weights(self._receiver.finish(), version or engine.weight_version)
@@ -141,13 +141,13 @@ class WeightRoutes:
         engine = self._state.engine.engine
         if not getattr(engine, "takes_tensors", False):
             message = f"Weight transfer not configured; {type(engine).__name__} takes no tensors"
-            raise RequestError(500, message, "InternalServerError")
+            raise RequestError(500, message)
         return engine
 
     # Adapters.
 
     async def _load_adapter(self, request: Request) -> Response:
-        body = await read_body(request, _LoadAdapterBody)
+        body = await read_model(request, _LoadAdapterBody)
         name, path = body.lora_name, Path(body.lora_path)
         if not name or not body.lora_path:
             raise _invalid("Both 'lora_name' and 'lora_path' must be provided.")
@@ -162,7 +162,7 @@ class WeightRoutes:
         if not await asyncio.to_thread(os.path.isfile, path / "adapter_config.json"):
             place = "<path>" if path.is_absolute() else body.lora_path[:200]
             message = f"Loading lora {name[:200]} failed: No adapter found for {place}"
-            raise RequestError(404, message, "NotFoundError")
+            raise RequestError(404, message)
         try:
             await engine.load_adapter(name, path)
         except ArgumentError as error:  # the name
@@ -171,7 +171,7 @@ class WeightRoutes:
         return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
     async def _unload_adapter(self, request: Request) -> Response:
-        name = (await read_body(request, _UnloadAdapterBody)).lora_name
+        name = (await read_model(request, _UnloadAdapterBody)).lora_name
         if not name:
             raise _invalid("'lora_name' needs to be provided to unload a LoRA adapter.")
         engine = self._engine_with_adapters()
@@ -180,16 +180,16 @@ class WeightRoutes:
             await engine.unload_adapter(name)
         except UnknownAdapterError as error:
             message = f"The lora adapter '{name[:200]}' cannot be found."
-            raise RequestError(404, message, "NotFoundError") from error
+            raise RequestError(404, message) from error
         await self._state.adapters.names()
         return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
 
     def _engine_with_adapters(self) -> Any:
         engine = self._state.engine.engine
         if not hasattr(engine, "load_adapter"):
-            raise RequestError(501, f"{type(engine).__name__} has no adapters", "NotImplementedError")
+            raise RequestError(501, f"{type(engine).__name__} has no adapters")
         return engine
 
 
 def _invalid(message: str) -> RequestError:
-    return RequestError(400, message, "InvalidUserInput")
+    return RequestError(400, message, kind="InvalidUserInput")
