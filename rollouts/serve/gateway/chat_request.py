@@ -8,10 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from rollouts.engines.protocol import SamplingParams
-from rollouts.errors import ArgumentError, is_unicode, short_repr
+from rollouts.errors import ArgumentError, short_repr
 from rollouts.serve.bodies import json_object
 from rollouts.serve.errors import RequestError, invalid_field, unsupported_field
 from rollouts.serve.gateway.chat_messages import check_tool_results, read_message
@@ -231,30 +233,59 @@ _CONSTRAINED: Final[Mapping[str, _Only]] = {
     "web_search_options": _Only((), "the server fetches nothing"),
 }
 
-_READ: Final = frozenset(
-    {
-        "logprobs",
-        "max_completion_tokens",
-        "max_tokens",
-        "messages",
-        "model",
-        "n",
-        "return_token_ids",
-        "seed",
-        "stop",
-        "stop_token_ids",
-        "stream",
-        "stream_options",
-        "temperature",
-        "tools",
-        "top_k",
-        "top_p",
-    }
-)
 
-_MAX_STOPS: Final = 64
-#: Of one stop string: the text before its end is searched with each token.
-_MAX_STOP_CHARACTERS: Final = 1024
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+class _StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+    continuous_usage_stats: bool = False
+
+
+class _Function(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    name: str = Field(min_length=1)
+
+
+class _Tool(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: Literal["function"] = "function"
+    function: _Function
+
+
+# The text before the end of a stop string is searched with each token.
+_StopString = Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+class _ChatBody(BaseModel):
+    """The fields that are read. Messages are read by `read_message`, sampling options by `SamplingParams`."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    model: str | None = None
+    messages: list[Any] = Field(min_length=1)
+    tools: list[_Tool] = []
+    stop: Annotated[list[_StopString], Field(max_length=64), BeforeValidator(_as_list)] = []
+    stop_token_ids: list[Any] = []
+    max_completion_tokens: Any = None
+    max_tokens: Any = None
+    n: Any = None
+    seed: Any = None
+    temperature: Any = None
+    top_k: Any = None
+    top_p: Any = None
+    logprobs: bool = False
+    return_token_ids: bool = False
+    stream: bool = False
+    stream_options: _StreamOptions = _StreamOptions()
+
+
 #: Deepest nesting of the schemas of tools. Templates walk through them recursively.
 _MAX_TOOL_DEPTH: Final = 64
 
@@ -291,36 +322,44 @@ def read_chat_request(
     Raises `RequestError`; `InvalidRequestError` for sampling options out of range.
     """
     fields = {name: value for name, value in json_object(body).items() if value is not None}
-    _check_fields(fields)
-    choice = fields.get("tool_choice", "auto")
-    tools = _tools(fields.get("tools"))
-    # Without the tools in the prompt the model does not know of them.
-    prompt_tools = tools if choice == "auto" else None
-    stream_options = _typed(fields, "stream_options", dict, "an object") or {}
-    if unknown := stream_options.keys() - {"include_usage", "include_obfuscation", "continuous_usage_stats"}:
-        raise _unknown(f"stream_options.{min(unknown)}")
-    for name in stream_options:
-        _typed(stream_options, name, bool, "true or false", within="stream_options.")
-    if stream_options.get("continuous_usage_stats"):
+    try:
+        read = _ChatBody.model_validate(fields)
+    except ValidationError as error:
+        raise _refused(error) from None
+    _check_fields(read.model_extra or {})
+    if read.stream_options.continuous_usage_stats:
         reason = "the number of tokens is in the last chunk alone; send false, and include_usage"
         raise unsupported_field(f"stream_options.continuous_usage_stats true: {reason}", "stream_options")
+    calls_tools = fields.get("tool_choice", "auto") == "auto"
+    # Without the tools in the prompt the model does not know of them.
+    tools = (_tools(fields.get("tools", [])) or None) if calls_tools else None
     return ChatRequest(
-        model=_model(fields),
-        history=History(_messages(fields, allow_urls, max_parts, developer_role), prompt_tools),
-        tools=prompt_tools,
+        model=read.model,
+        history=History(_messages(fields, allow_urls, max_parts, developer_role), tools),
+        tools=tools,
         sampling=_sampling(fields, defaults, max_choices),
-        stop=_stop(fields.get("stop")),
-        calls_tools=choice == "auto",
-        logprobs=bool(_typed(fields, "logprobs", bool, "true or false")),
-        return_token_ids=bool(_typed(fields, "return_token_ids", bool, "true or false")),
-        stream=bool(_typed(fields, "stream", bool, "true or false")),
-        include_usage=bool(stream_options.get("include_usage")),
+        stop=tuple(read.stop),
+        calls_tools=calls_tools,
+        logprobs=read.logprobs,
+        return_token_ids=read.return_token_ids,
+        stream=read.stream,
+        include_usage=read.stream_options.include_usage,
     )
+
+
+def _refused(error: ValidationError) -> RequestError:
+    """The first error that pydantic found, with its place and value."""
+    first = error.errors(include_url=False)[0]
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])[1:]
+    if first["type"] == "extra_forbidden":
+        return _unknown(place)
+    value = "missing" if first["type"] == "missing" else short_repr(first["input"])
+    return invalid_field(f"{place} is {value}: {first['msg']}", place)
 
 
 def _check_fields(fields: Mapping[str, Any]) -> None:
     for name, value in fields.items():
-        if name in _READ or name in _WITHOUT_EFFECT or name in _ENGINE_OPTIONS:
+        if name in _WITHOUT_EFFECT or name in _ENGINE_OPTIONS:
             continue
         constraint = _CONSTRAINED.get(name)
         if constraint is None:
@@ -336,24 +375,8 @@ def _unknown(name: str) -> RequestError:
     return invalid_field(f"unknown field {short_repr(name)[1:-1]}; leave it out", name[:80])
 
 
-def _typed(fields: Mapping[str, Any], name: str, kind: type, expected: str, *, within: str = "") -> Any:
-    value = fields.get(name)
-    if value is not None and not isinstance(value, kind):
-        raise invalid_field(f"{within}{name} is {short_repr(value)}, not {expected}", f"{within}{name}")
-    return value
-
-
-def _model(fields: Mapping[str, Any]) -> str | None:
-    model: str | None = _typed(fields, "model", str, "the name of a model")
-    if model is not None and not is_unicode(model):
-        raise invalid_field("model holds half of a surrogate pair", "model")
-    return model
-
-
 def _messages(fields: Mapping[str, Any], allow_urls: bool, max_parts: int, developer_role: str) -> list[dict[str, Any]]:
-    messages = fields.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise invalid_field("messages is a list of at least one message", "messages")
+    messages = fields["messages"]
     lists = [message.get(key) for message in messages if isinstance(message, dict) for key in ("content", "tool_calls")]
     count = len(messages) + sum(len(each) for each in (*lists, fields.get("tools")) if isinstance(each, list))
     if count > max_parts:
@@ -370,25 +393,15 @@ def _messages(fields: Mapping[str, Any], allow_urls: bool, max_parts: int, devel
     return read
 
 
-def _tools(tools: Any) -> list[dict[str, Any]] | None:
-    if tools is None:
-        return None
-    if not isinstance(tools, list):
-        raise invalid_field(f"tools is {short_repr(tools)}, not a list", "tools")
+def _tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for index, tool in enumerate(tools):
-        place = f"tools[{index}]"
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or tool.get("type", "function") != "function":
-            raise invalid_field(f'{place} is not {{"type": "function", "function": {{...}}}}', place)
-        if not isinstance(function.get("name"), str) or not function["name"]:
-            raise invalid_field(f"{place} has no name", f"{place}.function.name")
         if _deeper_than(tool, _MAX_TOOL_DEPTH):
-            raise invalid_field(f"{place} is nested deeper than {_MAX_TOOL_DEPTH} levels", place)
+            raise invalid_field(f"tools[{index}] is nested deeper than {_MAX_TOOL_DEPTH} levels", f"tools[{index}]")
     try:
         json.dumps(tools, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise invalid_field("tools hold half of a surrogate pair", "tools") from None
-    return tools or None
+    return tools
 
 
 def _deeper_than(value: Any, depth: int) -> bool:
@@ -404,7 +417,7 @@ def _sampling(fields: Mapping[str, Any], defaults: SamplingParams, max_choices: 
     if limits:
         given["max_tokens"] = limits[0]
     if "stop_token_ids" in fields:
-        given["stop_token_ids"] = tuple(_typed(fields, "stop_token_ids", list, "a list of token ids"))
+        given["stop_token_ids"] = tuple(fields["stop_token_ids"])
     extra = {
         name: fields[name] for name, neutral in _ENGINE_OPTIONS.items() if name in fields and fields[name] != neutral
     }
@@ -412,18 +425,3 @@ def _sampling(fields: Mapping[str, Any], defaults: SamplingParams, max_choices: 
     if sampling.n > max_choices:
         raise unsupported_field(f"n is {sampling.n}; this server takes at most {max_choices}", "n")
     return sampling
-
-
-def _stop(stop: Any) -> tuple[str, ...]:
-    strings = [stop] if isinstance(stop, str) else stop or []
-    if not isinstance(strings, list) or not all(isinstance(one, str) and one for one in strings):
-        raise invalid_field(f"stop is {short_repr(stop)}, not a text or a list of texts that are not empty", "stop")
-    if not all(map(is_unicode, strings)):
-        raise invalid_field("stop holds half of a surrogate pair, which no text of the model has", "stop")
-    if len(strings) > _MAX_STOPS:
-        raise invalid_field(f"stop has {len(strings)} strings; at most {_MAX_STOPS} are taken", "stop")
-    if (longest := max(map(len, strings), default=0)) > _MAX_STOP_CHARACTERS:
-        raise invalid_field(
-            f"stop has a string of {longest} characters; at most {_MAX_STOP_CHARACTERS} are taken", "stop"
-        )
-    return tuple(strings)
