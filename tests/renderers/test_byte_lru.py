@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,22 +38,6 @@ def test_the_least_recently_used_entries_are_evicted_until_the_rest_fits(steps: 
         assert cache.nbytes == sum(model.values()) <= 10
         assert len(cache) == len(model)
         assert all((key in cache) == (key in model) for key in range(6))
-
-
-class _Value:
-    pass
-
-
-def test_a_removed_value_is_freed_at_once_even_if_its_entry_was_queued_for_eviction() -> None:
-    cache = ByteLRU[int, _Value](10)
-    for key in range(3):
-        cache.put(key, _Value(), 1)
-    cache.evict_to(2)  # queues all entries
-    value = weakref.ref(cache.get(1) or _Value())
-    assert value() is not None
-    cache.pop(1)
-    assert value() is None
-    assert [key for key, _ in cache.evict_to(0)] == [2]
 
 
 def test_a_value_that_is_replaced_can_be_read_all_the_time() -> None:
