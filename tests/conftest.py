@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import os
@@ -14,6 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import typer.testing
 from hypothesis import settings
 from quick import QUICK_MODULES
 
@@ -35,9 +37,15 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
+# The programs that tests start import the packages: compiled once, not again by each of some hundred processes.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # A shell starts its background jobs with Ctrl-C ignored, and what tests start to interrupt it would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Its `CliRunner` would build the whole command for each call, in 20 ms.
+typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 # Tokenizers and templates live as long as the process; to go through them often is a tenth of a run's time.
 gc.set_threshold(50_000, 20, 50)
@@ -57,11 +65,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if other and config.option.markexpr == "quick" else None
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What a plain run leaves out, a quick one does too."""
     left_out = {"slow", "real", "ray", "browser", "gpu"}
     for item in items:
-        listed = item.path.relative_to(config.rootpath).as_posix() in QUICK_MODULES
+        listed = item.nodeid.partition("::")[0] in QUICK_MODULES
         if listed and left_out.isdisjoint(mark.name for mark in item.iter_markers()):
             item.add_marker("quick")
 

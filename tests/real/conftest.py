@@ -35,11 +35,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Mark the tests of this folder, and sort them by mode after pytest has sorted them by other parameters."""
     for item in items:
-        if _HERE in item.path.parents:
+        if _is_here(item):
             item.add_marker("real")
     yield
-    by_mode = iter(sorted((item for item in items if _HERE in item.path.parents), key=_order))
-    items[:] = [next(by_mode) if _HERE in item.path.parents else item for item in items]
+    by_mode = iter(sorted(filter(_is_here, items), key=_order))
+    items[:] = [next(by_mode) if _is_here(item) else item for item in items]
+
+
+def _is_here(item: pytest.Item) -> bool:
+    return str(item.path).startswith(f"{_HERE}{os.sep}")  # a tenth of the time of comparing paths, 12,000 times
 
 
 def _order(item: pytest.Item) -> int:

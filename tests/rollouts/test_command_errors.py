@@ -7,9 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from trajectory_files import file_of, forked, png, short
 
 from renderers import MediaSource, MediaStore
 from rollouts.terminal.table import printable
-from transport import RecordReader
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="pipes and devices of POSIX")
 MOST_SECONDS = 90
@@ -25,11 +23,12 @@ MOST_SECONDS = 90
 # Runs many commands and prints the result of each, in a process of its own: one that hangs can be killed.
 DRIVER = """
 import json, sys
-from typer.testing import CliRunner
+from click.testing import CliRunner
+from typer.main import get_command
 from rollouts.cli.main import app
-runner = CliRunner()
+command, runner = get_command(app), CliRunner()
 for arguments in json.load(open(sys.argv[1])):
-    result = runner.invoke(app, arguments)
+    result = runner.invoke(command, arguments)
     kind = None if result.exception is None else type(result.exception).__name__
     print(json.dumps([result.exit_code, result.stdout, result.stderr, kind]), flush=True)
 """
@@ -148,31 +147,44 @@ def check(command: list[str], result: list[Any], path: str) -> None:
     assert named, f"{command}: {error}"
 
 
-def test_every_command_refuses_every_kind_of_bad_input_with_a_line_that_names_it(
-    tmp_path: Path, places: dict[str, str]
-) -> None:
-    inputs = bad_inputs(tmp_path)
-    cases = []
-    for number, (kind, path) in enumerate(inputs.items()):
-        for command in COMMANDS.values():
-            out = str(tmp_path / f"out{number}")
-            os.makedirs(out, exist_ok=True)
-            cases.append((kind, path, arguments_of(command, places | {"BAD": path, "OUT": out})))
-    for (_, path, command), result in zip(cases, invoke(tmp_path, [case[2] for case in cases]), strict=True):
-        check(command, result, path)
+class Case(NamedTuple):
+    """A command, and the path that it must name."""
+
+    command: list[str]
+    path: str
 
 
-def test_every_command_refuses_every_place_that_it_cannot_write_to(tmp_path: Path, places: dict[str, str]) -> None:
-    cases = []
-    for number, path in enumerate(bad_targets(tmp_path / "targets").values()):
-        for name, command in TARGETS.items():
-            if name == "media export --contact-sheet" and os.path.isfile(path):
-                continue  # drawn anew
-            out = str(tmp_path / f"out{number}")
-            cases.append((path, arguments_of(command, places | {"BAD": path, "OUT": out})))
-    for (path, command), result in zip(cases, invoke(tmp_path, [case[1] for case in cases]), strict=True):
-        check(command, result, path)
-    assert (tmp_path / "targets" / "file").read_text() == "precious"
+@pytest.fixture(scope="module")
+def results(
+    tmp_path_factory: pytest.TempPathFactory, places: dict[str, str]
+) -> dict[str, list[tuple[Case, list[Any]]]]:
+    """What the commands print for bad input ("inputs") and for places to which they cannot write ("targets")."""
+    directory = tmp_path_factory.mktemp("bad")
+    cases: dict[str, list[Case]] = {"inputs": [], "targets": []}
+    for kind, commands, paths in (
+        ("inputs", COMMANDS, bad_inputs(directory)),
+        ("targets", TARGETS, bad_targets(directory / "targets")),
+    ):
+        for number, path in enumerate(paths.values()):
+            out = directory / f"{kind}{number}"
+            out.mkdir()
+            for name, command in commands.items():
+                if name == "media export --contact-sheet" and os.path.isfile(path):
+                    continue  # drawn anew
+                cases[kind].append(Case(arguments_of(command, places | {"BAD": path, "OUT": str(out)}), path))
+    found = iter(invoke(directory, [case.command for kind in cases.values() for case in kind]))
+    assert (directory / "targets" / "file").read_text() == "precious"
+    return {kind: [(case, next(found)) for case in those] for kind, those in cases.items()}
+
+
+def test_every_command_refuses_every_kind_of_bad_input_with_a_line_that_names_it(results: dict[str, Any]) -> None:
+    for case, result in results["inputs"]:
+        check(case.command, result, case.path)
+
+
+def test_every_command_refuses_every_place_that_it_cannot_write_to(results: dict[str, Any]) -> None:
+    for case, result in results["targets"]:
+        check(case.command, result, case.path)
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")
@@ -207,73 +219,101 @@ def run_in_shell(command: list[str], redirection: str) -> subprocess.CompletedPr
     return subprocess.run(arguments, check=False, capture_output=True, text=True, timeout=MOST_SECONDS)
 
 
-# Runs each command in a forked process, with both outputs as files of these names: the imports are done once.
+# Runs each command that comes as a line in a forked process, with its outputs where the line names: the imports are
+# done once. An output is a file, "closed", or "unread": a pipe whose reader is gone before the command begins.
 FORKING = """
 import json, os, sys
+import rollouts.cli.media, rollouts.cli.render, rollouts.cli.traj
 from rollouts.cli.main import main
-for arguments, output, error in json.loads(sys.stdin.read()):
+
+def place(descriptor, output):
+    if output == "closed":  # as Python finds it at its start
+        os.close(descriptor)
+        setattr(sys, {1: "stdout", 2: "stderr"}[descriptor], None)
+        return
+    if output == "unread":
+        unread, opened = os.pipe()
+        os.close(unread)
+    else:
+        opened = os.open(output, os.O_WRONLY | os.O_CREAT)
+    os.dup2(opened, descriptor)
+
+for line in sys.stdin:
+    arguments, output, error = json.loads(line)
     child = os.fork()
     if child == 0:
-        os.dup2(int(output) if output.isdigit() else os.open(output, os.O_WRONLY), 1)
-        os.dup2(os.open(error, os.O_WRONLY | os.O_CREAT), 2)
+        place(1, output)
+        place(2, error)
         sys.argv[1:] = arguments
         main()
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
+#: (commands, output, error), each a case of the tests below.
+FORKED = {
+    "full": (list(PRINTING), "/dev/full", None),
+    "both full": (["help", "traj ls", "render --json"], "/dev/full", "/dev/full"),
+    "closed": (["help", "traj ls", "render --json"], "closed", None),
+    "error closed": (["help", "traj ls", "render --json"], "/dev/full", "closed"),
+    "unread": (["traj ls", "traj ls --json", "render", "render --json"], "unread", None),
+}
 
-def run_forked(directory: Path, commands: list[list[str]], output: str | int, error: str = "") -> list[tuple[int, str]]:
-    """The exit code of each command, and what it prints as errors unless those go to the file `error`."""
-    files = [directory / f"errors{number}" for number in range(len(commands))]
-    runs = [(command, str(output), error or str(file)) for command, file in zip(commands, files, strict=True)]
+
+@pytest.fixture(scope="module")
+def forked_results(
+    tmp_path_factory: pytest.TempPathFactory, places: dict[str, str]
+) -> dict[str, dict[str, tuple[int, str]]]:
+    """By case and name: the exit code of a command, and what it prints as errors, unless `error` says where they go."""
+    directory = tmp_path_factory.mktemp("forked")
+    names = [(case, name) for case, (commands, _, _) in FORKED.items() for name in commands]
+    lines = []
+    for number, (case, name) in enumerate(names):
+        _, output, error = FORKED[case]
+        out = places | {"OUT": str(directory / f"out{number}")}
+        lines.append(json.dumps([arguments_of(PRINTING[name], out), output, error or str(directory / str(number))]))
     done = subprocess.run(
         [sys.executable, "-c", FORKING],
-        input=json.dumps(runs),
+        input="\n".join(lines),
         capture_output=True,
         text=True,
         timeout=MOST_SECONDS,
-        pass_fds=[output] if isinstance(output, int) else [],
     )
     assert done.returncode == 0, done.stderr
-    texts = [file.read_text() if file.exists() else "" for file in files]
-    return list(zip(map(int, done.stdout.split()), texts, strict=True))
+    results: dict[str, dict[str, tuple[int, str]]] = {case: {} for case in FORKED}
+    for number, ((case, name), code) in enumerate(zip(names, done.stdout.split(), strict=True)):
+        errors = directory / str(number)
+        results[case][name] = (int(code), errors.read_text() if errors.exists() else "")
+    return results
 
 
-def test_a_full_disk_behind_standard_output_is_named(tmp_path: Path, places: dict[str, str]) -> None:
-    commands = [arguments_of(command, places | {"OUT": str(tmp_path)}) for command in PRINTING.values()]
-    for name, result in zip(PRINTING, run_forked(tmp_path, commands, "/dev/full"), strict=True):
+def test_a_full_disk_behind_standard_output_is_named(forked_results: dict[str, Any]) -> None:
+    for name, result in forked_results["full"].items():
         assert result == (2, "error: standard output: No space left on device\n"), name
 
 
-@pytest.mark.parametrize("name", ["help", "traj ls", "render --json"])
-def test_a_closed_standard_output_is_named(tmp_path: Path, places: dict[str, str], name: str) -> None:
-    done = run_in_shell(arguments_of(PRINTING[name], places), ">&-")
+def test_a_closed_standard_output_is_named(forked_results: dict[str, Any]) -> None:
+    for name, (code, error) in forked_results["closed"].items():
+        assert code == 2, name
+        assert error.startswith("error: standard output is closed"), name
+        assert "Traceback" not in error
+
+
+def test_a_closed_standard_output_is_named_by_a_process_of_its_own(places: dict[str, str]) -> None:
+    done = run_in_shell(arguments_of(PRINTING["traj ls"], places), ">&-")
     assert done.returncode == 2
     assert done.stderr.startswith("error: standard output is closed")
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("name", ["help", "traj ls", "render --json"])
-def test_an_error_has_its_exit_code_if_standard_error_is_closed(places: dict[str, str], name: str) -> None:
-    done = run_in_shell(arguments_of(PRINTING[name], places), "2>&- > /dev/full")
-    assert done.returncode == 2
+@pytest.mark.parametrize("case", ["error closed", "both full"])
+def test_an_error_has_its_exit_code_if_standard_error_is_closed_or_cannot_be_written(
+    forked_results: dict[str, Any], case: str
+) -> None:
+    assert list(forked_results[case].values()) == [(2, "")] * 3
 
 
-def test_an_error_has_its_exit_code_if_standard_error_cannot_be_written(tmp_path: Path, places: dict[str, str]) -> None:
-    commands = [arguments_of(PRINTING[name], places) for name in ("help", "traj ls", "render --json")]
-    assert run_forked(tmp_path, commands, "/dev/full", "/dev/full") == [(2, "")] * 3
-
-
-def test_a_pipe_closed_by_its_reader_is_an_exit_code_without_a_message(tmp_path: Path, places: dict[str, str]) -> None:
-    commands = [
-        arguments_of(PRINTING[name], places) for name in ("traj ls", "traj ls --json", "render", "render --json")
-    ]
-    read_end, write_end = os.pipe()
-    os.close(read_end)  # before the command begins: nobody reads what it prints
-    try:
-        assert run_forked(tmp_path, commands, write_end) == [(1, "")] * 4
-    finally:
-        os.close(write_end)
+def test_a_pipe_closed_by_its_reader_is_an_exit_code_without_a_message(forked_results: dict[str, Any]) -> None:
+    assert list(forked_results["unread"].values()) == [(1, "")] * 4
 
 
 def test_a_conversation_may_come_through_a_pipe(places: dict[str, str]) -> None:
@@ -303,23 +343,21 @@ def test_a_store_that_holds_a_named_pipe_is_listed_without_waiting(tmp_path: Pat
         assert "Traceback" not in output + error
 
 
-@pytest.mark.parametrize("seconds", [0.0, pytest.param(1.0, marks=pytest.mark.slow), 3.0])
-def test_ctrl_c_before_the_first_episode_of_a_demo_prints_one_line_and_names_no_file(
-    tmp_path: Path, seconds: float
-) -> None:
+def test_ctrl_c_before_the_first_episode_of_a_demo_prints_one_line_and_names_no_file(tmp_path: Path) -> None:
+    """While the training process starts: the signal goes to both, as from a terminal."""
     pytest.importorskip("sklearn")
     out = tmp_path / "out"
     out.mkdir()
     earlier = file_of(out / "trajectories.mmr", short("of an earlier run"))
     os.utime(earlier, (1, 1))
-    marker = tmp_path / "made"
+    reading, writing = os.pipe()
     code = (
-        "import rollouts.demo.run as output, pathlib, sys\n"
-        "prepare = output.prepare_output\n"
-        "def prepare_and_touch_marker(out):\n"
-        "    prepare(out)\n"
-        f"    pathlib.Path({str(marker)!r}).touch()\n"
-        "output.prepare_output = prepare_and_touch_marker\n"
+        "import os, rollouts.demo.trainer as trainer\n"
+        "class Announced(trainer.TrainerProcess):\n"
+        "    def __enter__(self):\n"
+        f"        os.write({writing}, b'started')\n"
+        "        return super().__enter__()\n"
+        "trainer.TrainerProcess = Announced\n"
         "from rollouts.cli.main import main\n"
         "if __name__ == '__main__':\n"
         "    main()\n"
@@ -330,22 +368,18 @@ def test_ctrl_c_before_the_first_episode_of_a_demo_prints_one_line_and_names_no_
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        pass_fds=[writing],
     )
+    os.close(writing)
     try:
-        deadline = time.monotonic() + MOST_SECONDS
-        while not marker.exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(seconds)  # the moment does not matter: a person may press Ctrl-C at any time
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the child too
+        with os.fdopen(reading, "rb") as started:
+            assert started.read(7) == b"started"  # the end of the file, if the process ends before
+        os.killpg(process.pid, signal.SIGINT)
         output, _ = process.communicate(timeout=MOST_SECONDS)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 130, output
     assert "Traceback" not in output
-    assert "interrupted" in output
-    has_episodes = False  # of this run, which makes the file before its first episode
-    if earlier.exists() and earlier.stat().st_mtime > 1:
-        with RecordReader(earlier) as reader:
-            has_episodes = len(reader) > 0
-    assert ("trajectories.mmr" in output) == has_episodes
+    assert "interrupted before the first episode" in output
+    assert "trajectories.mmr" not in output
