@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, get_args
 
 import numpy as np
 
@@ -53,11 +53,6 @@ def finite_number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-#: Numbers whose squares have no float are scaled by a power of two before the squares are summed.
-_SMALL, _LARGE = 1e-140, 1e140
-_SCALE: Final = 2.0**600
-
-
 class MeanAndSpread(NamedTuple):
     """The mean and the standard deviation of `used` finite numbers among `given` ones; NaN where `used` is 0."""
 
@@ -72,18 +67,14 @@ class MeanAndSpread(NamedTuple):
 
 
 def mean_and_spread(values: Iterable[float]) -> MeanAndSpread:
-    """The mean and the standard deviation of the finite numbers among `values`.
-
-    The result is finite for every list with a finite number: sums and squares of numbers up to 1.8e308 do not overflow.
-    """
+    """The mean and the standard deviation of the finite numbers among `values`: finite too, up to 1.8e308."""
     array = np.fromiter(values, np.float64)
     finite = array[np.isfinite(array)]
     if not len(finite):
         return MeanAndSpread(math.nan, math.nan, 0, len(array))
-    largest = np.abs(finite).max()
-    scale = 1 / _SCALE if largest > _LARGE else _SCALE if largest < _SMALL else 1.0
-    scaled = finite * scale
-    return MeanAndSpread(float(scaled.mean()) / scale, float(scaled.std()) / scale, len(finite), len(array))
+    scale = 2.0 ** (math.frexp(np.abs(finite).max())[1] - 1)  # sums and squares of smaller numbers do not overflow
+    scaled = finite / scale
+    return MeanAndSpread(float(scaled.mean()) * scale, float(scaled.std()) * scale, len(finite), len(array))
 
 
 def whole_number(value: Any) -> int | None:
@@ -93,6 +84,28 @@ def whole_number(value: Any) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         return None
     return operator.index(value)
+
+
+def check_integer(name: str, value: Any, *, least: int = 1, rule: str = "") -> int:
+    """The argument `name` as an int. Raises `ArgumentError`, by default with the bound as the rule, below `least`."""
+    number = whole_number(value)
+    if number is None or number < least:
+        raise ArgumentError(name, value, rule or f"pass an integer of at least {least}")
+    return number
+
+
+def check_positive(name: str, value: Any, rule: str = "pass a finite number above 0") -> float:
+    """The argument `name` as a float. Raises `ArgumentError` unless it is a finite number above 0."""
+    number = finite_number(value)
+    if number is None or number <= 0:
+        raise ArgumentError(name, value, rule)
+    return number
+
+
+def check_choice(name: str, value: object, choices: Any) -> None:
+    """Raise `ArgumentError` unless the argument `name` is one of the texts of the `Literal` `choices`."""
+    if value not in get_args(choices):
+        raise ArgumentError(name, value, f"pass one of {', '.join(get_args(choices))}")
 
 
 @wire_type("rollouts.Bfloat16Array")

@@ -19,7 +19,7 @@ from typing import Any, Self
 from rollouts.calls import StartAndClose
 from rollouts.environments.tools import Tool, ToolArgumentsError, ToolFailedError, ToolUnavailableError
 from rollouts.errors import ArgumentError, MissingExtraError, RolloutsError, UnsupportedVersionError, describe_exception
-from rollouts.values import finite_number
+from rollouts.values import check_positive
 
 __all__ = ["HttpServer", "McpTools", "StdioServer"]
 
@@ -366,8 +366,7 @@ class McpTools(StartAndClose):
             if not isinstance(name, str) or not name or not isinstance(server, StdioServer | HttpServer):
                 raise ArgumentError(f"servers[{name!r}]", server, "pass a StdioServer or a HttpServer under a name")
         for argument, seconds in (("call_seconds", call_seconds), ("open_seconds", open_seconds)):
-            if (finite_number(seconds) or 0) <= 0:
-                raise ArgumentError(argument, seconds, "pass a number of seconds above 0")
+            check_positive(argument, seconds, "pass a number of seconds above 0")
         self._servers = {name: _SharedServer(name, server, open_seconds) for name, server in servers.items()}
         self._prefix_names = prefix_names
         self._call_seconds = call_seconds

@@ -19,7 +19,7 @@ from rollouts.episodes.turns import EpisodeSettings, SampledTurn, TurnRecorder, 
 from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.rewards import Reward, rewards_of, score_episode
 from rollouts.trajectory.tree import Trajectory
-from rollouts.values import whole_number
+from rollouts.values import check_integer
 
 
 class UserSimulation:
@@ -230,7 +230,6 @@ def _check_arguments(
         raise ArgumentError("instructions", instructions, "pass text: what the simulated user is to do")
     if (engine is None) != (renderer is None):
         raise ArgumentError("renderer", renderer, "pass engine and renderer of the user's model, or neither")
-    if (whole_number(max_user_turns) or 0) < 1:
-        raise ArgumentError("max_user_turns", max_user_turns, "pass an integer of at least 1")
+    check_integer("max_user_turns", max_user_turns)
     if stop_phrase is not None and (not isinstance(stop_phrase, str) or not stop_phrase):
         raise ArgumentError("stop_phrase", stop_phrase, "pass text that is not empty, or None")

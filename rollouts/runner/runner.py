@@ -27,7 +27,7 @@ from rollouts.runner.task_source import Capacity, Tasks, TaskSource
 from rollouts.runner.weight_updates import WeightUpdates
 from rollouts.task import MakeEnvironment, Task, check_make_environment
 from rollouts.trajectory.tree import Trajectory
-from rollouts.values import whole_number
+from rollouts.values import check_integer, whole_number
 from rollouts.workers.episode_worker import EpisodeWorker
 from rollouts.workers.protocol import Workers, are_workers
 
@@ -35,8 +35,7 @@ from rollouts.workers.protocol import Workers, are_workers
 def check_counts(**counts: Any) -> None:
     """Raises `ArgumentError` for a value that is not an integer of at least 1."""
     for name, value in counts.items():
-        if (whole_number(value) or 0) < 1:
-            raise ArgumentError(name, value, "pass an integer of at least 1")
+        check_integer(name, value)
 
 
 def check_place(make_environment: object, engine: object, renderer: object, workers: object) -> None:

@@ -33,13 +33,12 @@ from rollouts.training.samples import TrainingSample
 from rollouts.training.tensor_list import (
     RowIndex,
     TensorList,
-    check_times,
     chunk_bounds,
     equal_tensors,
     own_storage,
     row_numbers,
 )
-from rollouts.values import finite_number, whole_number
+from rollouts.values import check_integer, finite_number
 from transport import RecordReader, RecordWriter, wire_type
 
 #: The columns of a batch that hold values of its samples: the name of each in a sample, and its dtype in the batch.
@@ -113,11 +112,8 @@ def check_trained(
     )
 
 
-def check_pad_id(pad_id: object) -> int:
-    """`pad_id` as an int. Raises `ArgumentError` unless it is a token id."""
-    if (number := whole_number(pad_id)) is None or number < 0:
-        raise ArgumentError("pad_id", pad_id, "pass a token id, for example 0: padding is masked")
-    return number
+#: What a `pad_id` must be.
+_PAD_RULE = "pass a token id, for example 0: padding is masked"
 
 
 def check_media_dtype(name: object) -> None:
@@ -341,7 +337,7 @@ class TrainingBatch:
 
     def __post_init__(self) -> None:
         check_layout(self.layout, self.side, self.multiple_of)
-        check_pad_id(self.pad_id)
+        check_integer("pad_id", self.pad_id, least=0, rule=_PAD_RULE)
         check_media_dtype(self.media_dtype)
         check_columns({name: getattr(self, name) for name in COLUMNS}, len(self.samples))
         rows, columns = self._shape
@@ -397,7 +393,7 @@ class TrainingBatch:
         for index, sample in enumerate(samples):
             if not isinstance(sample, TrainingSample):
                 raise SampleError(str(index), f"{short_repr(sample)} is not a TrainingSample")
-        pad_id = check_pad_id(pad_id)
+        pad_id = check_integer("pad_id", pad_id, least=0, rule=_PAD_RULE)
         check_layout(layout, side, multiple_of)
         lengths = np.array([len(sample) for sample in samples], dtype=np.int64)
         placement = place_samples(lengths, layout, side, multiple_of)
@@ -480,9 +476,7 @@ class TrainingBatch:
 
     def split(self, rows: int) -> Iterator[TrainingBatch]:
         """Batches of at most `rows` samples, in order, each padded to its own width."""
-        size = whole_number(rows) or 0
-        if size < 1:
-            raise ArgumentError("rows", rows, "pass an integer of at least 1")
+        size = check_integer("rows", rows)
         return (self[start : start + size] for start in range(0, len(self), size))
 
     def chunk(self, count: int) -> list[TrainingBatch]:
@@ -491,11 +485,11 @@ class TrainingBatch:
 
     def repeat(self, times: int) -> TrainingBatch:
         """All samples `times` times: (a, b) becomes (a, b, a, b). Images are shared, not copied."""
-        return self[np.tile(np.arange(len(self)), check_times(times))]
+        return self[np.tile(np.arange(len(self)), check_integer("times", times, least=0))]
 
     def repeat_interleave(self, times: int) -> TrainingBatch:
         """Each sample `times` times: (a, b) becomes (a, a, b, b). Images are shared, not copied."""
-        return self[np.repeat(np.arange(len(self)), check_times(times))]
+        return self[np.repeat(np.arange(len(self)), check_integer("times", times, least=0))]
 
     @classmethod
     def concat(cls, batches: Sequence[TrainingBatch]) -> TrainingBatch:
@@ -515,9 +509,7 @@ class TrainingBatch:
         A neutral sample has one token, `pad_id`, no trained token and no media; its extras with one row for each token
         are zeros, its other extras None. For ranks that need equal numbers of samples.
         """
-        if (number := whole_number(multiple)) is None or number < 1:
-            raise ArgumentError("multiple", multiple, "pass an integer of at least 1")
-        missing = -len(self) % number
+        missing = -len(self) % check_integer("multiple", multiple)
         if not missing:
             return self
         neutral = TrainingBatch.from_samples(
@@ -663,8 +655,7 @@ def micro_batches(
     A sample more than `stretch` times as long as the first of its batch starts a new batch: with samples sorted by
     length this limits the padding. Raises `ArgumentError` for `rows` or `stretch` below 1.
     """
-    if (whole_number(rows) or 0) < 1:
-        raise ArgumentError("rows", rows, "pass an integer of at least 1")
+    check_integer("rows", rows)
     if stretch != math.inf and (finite_number(stretch) or 0) < 1:
         raise ArgumentError("stretch", stretch, "pass a number of at least 1, or leave it out")
     return _micro_batches(samples, rows, pad_id, stretch)

@@ -17,12 +17,12 @@ direction.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 
 from rollouts.errors import ArgumentError
-from rollouts.values import finite_number
+from rollouts.values import check_choice, check_positive, finite_number
 
 MeanOver = Literal["tokens", "sequences"]
 KLEstimator = Literal["k1", "k2", "k3"]
@@ -105,7 +105,7 @@ def truncated_ratio_loss(
     "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training" (TIS). The arguments are those of
     `policy_gradient_loss`. For a clipped surrogate with truncated weights, use `truncated_ratios`.
     """
-    limit = _positive("cap", cap)
+    limit = check_positive("cap", cap)
     mask = _checked_mask(logprobs, mask, old_logprobs=old_logprobs, advantages=advantages)
     ratio, score = _weighted_score(logprobs, old_logprobs, advantages, mask, 0.0, limit)
     return _policy_loss(-_mean(score, mask, mean_over, sequence_ids, normaliser), ratio, 0.0, limit)
@@ -178,8 +178,7 @@ def kl_loss(
     with the gradient that it has at 20, which moves the policy towards the reference. The other arguments are those of
     `sft_loss`.
     """
-    if estimator not in get_args(KLEstimator):
-        raise ArgumentError("estimator", estimator, f"pass one of {', '.join(get_args(KLEstimator))}")
+    check_choice("estimator", estimator, KLEstimator)
     mask = _checked_mask(logprobs, mask, reference_logprobs=reference_logprobs)
     negative = _log_ratio(logprobs, reference_logprobs, mask)
     if estimator == "k1":
@@ -202,7 +201,7 @@ def truncated_ratios(
     log-probabilities before its first step, and the loss is `policy_gradient_loss(logprobs, old, advantages *
     truncated_ratios(old, sampler_logprobs, mask), mask)`.
     """
-    limit = _positive("cap", cap)
+    limit = check_positive("cap", cap)
     mask = _checked_mask(logprobs, mask, sampler_logprobs=sampler_logprobs)
     ratio = _limited_exp(_log_ratio(logprobs.detach(), sampler_logprobs, mask)).clamp(max=limit)
     return torch.zeros_like(logprobs, dtype=ratio.dtype, requires_grad=False).masked_scatter(mask, ratio)
@@ -280,12 +279,9 @@ def _mean(
     normaliser: float | None,
 ) -> torch.Tensor:
     """The terms (n,) of the masked tokens as one number, see the module's docstring; 0 without a masked token."""
-    number = None if normaliser is None else finite_number(normaliser)
-    if normaliser is not None and (number is None or number <= 0):
-        rule = "pass a number above 0, or None for the number of masked tokens or of their sequences"
-        raise ArgumentError("normaliser", normaliser, rule)
-    if mean_over not in get_args(MeanOver):
-        raise ArgumentError("mean_over", mean_over, f"pass one of {', '.join(get_args(MeanOver))}")
+    rule = "pass a number above 0, or None for the number of masked tokens or of their sequences"
+    number = None if normaliser is None else check_positive("normaliser", normaliser, rule)
+    check_choice("mean_over", mean_over, MeanOver)
     if mean_over == "tokens":
         return terms.sum() / (number or max(1, len(terms)))
     if sequence_ids is None:
@@ -334,10 +330,3 @@ def _limits(clip: Clip) -> tuple[float, float]:
         rule = "pass a number from 0 to 1, or (low, high) with low from 0 to 1 and high of at least 0"
         raise ArgumentError("clip", clip, rule)
     return low, high
-
-
-def _positive(name: str, value: float) -> float:
-    number = finite_number(value)
-    if number is None or number <= 0:
-        raise ArgumentError(name, value, "pass a finite number above 0")
-    return number

@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from rollouts.errors import ArgumentError, SampleError, short_repr
 from rollouts.training.batch import TrainingBatch, neutral_sample, without_training
 from rollouts.training.quarantine import Quarantine
 from rollouts.training.samples import TrainingSample
-from rollouts.values import whole_number
+from rollouts.values import check_choice, check_integer, whole_number
 
 
 class Bins:
@@ -211,11 +211,9 @@ def truncate_sample(
     """
     if not isinstance(sample, TrainingSample):
         raise ArgumentError("sample", sample, "pass a TrainingSample")
-    if (limit := whole_number(max_tokens)) is None or limit < 1:
-        raise ArgumentError("max_tokens", max_tokens, "pass an integer of at least 1")
-    if max_patches is not None and ((number := whole_number(max_patches)) is None or number < 0):
-        raise ArgumentError("max_patches", max_patches, "pass an integer of at least 0, or None for no limit")
-    end, patches = min(limit, len(sample)), 0
+    if max_patches is not None:
+        check_integer("max_patches", max_patches, least=0, rule="pass an integer of at least 0, or None for no limit")
+    end, patches = min(check_integer("max_tokens", max_tokens), len(sample)), 0
     for item, placeholder in sample.media:
         patches += vision_patches(item)
         if placeholder.offset < end and (placeholder.end > end or (max_patches is not None and patches > max_patches)):
@@ -316,7 +314,10 @@ def pack_samples(
 
     Raises `ArgumentError` for budgets, ranks and sizes below 1 and `SampleError` for values that are no samples.
     """
-    _check_arguments(max_tokens, max_patches, ranks, too_long, hidden_size)
+    counts = {"max_tokens": max_tokens, "ranks": ranks, "hidden_size": hidden_size}
+    for name, value in (counts if max_patches is None else {**counts, "max_patches": max_patches}).items():
+        check_integer(name, value)
+    check_choice("too_long", too_long, TooLong)
     if not isinstance(samples, Sequence):
         raise SampleError(None, f"pass a list of TrainingSample, not {short_repr(samples)}")
     if quarantine is None:
@@ -448,14 +449,3 @@ def _fitting_samples(
         kept_patches.append(0 if max_patches is None else sample_patches(shorter))
         truncations.append(truncation)
     return kept, kept_patches, truncations
-
-
-def _check_arguments(
-    max_tokens: object, max_patches: object, ranks: object, too_long: object, hidden_size: object
-) -> None:
-    counts = {"max_tokens": max_tokens, "ranks": ranks, "hidden_size": hidden_size}
-    for name, value in (counts if max_patches is None else {**counts, "max_patches": max_patches}).items():
-        if (whole_number(value) or 0) < 1:
-            raise ArgumentError(name, value, "pass an integer of at least 1")
-    if too_long not in get_args(TooLong):
-        raise ArgumentError("too_long", too_long, f"pass one of {', '.join(get_args(TooLong))}")

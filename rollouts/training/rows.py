@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ import torch
 from rollouts.errors import ArgumentError, BatchError
 from rollouts.training.samples import TrainingSample
 from rollouts.training.tensor_list import TensorList
-from rollouts.values import whole_number
+from rollouts.values import check_choice, check_integer
 
 # Where the tokens of each sample of a batch are: padded, one sample a row, or packed, all samples in one row.
 
@@ -63,11 +63,9 @@ def padding_bounds(first: np.ndarray, lengths: np.ndarray, size: int) -> list[tu
 
 def check_layout(layout: object, side: object, multiple_of: object) -> None:
     """Raise `ArgumentError` for a value that `place_samples` does not take."""
-    for name, value, values in (("layout", layout, get_args(Layout)), ("side", side, get_args(Side))):
-        if value not in values:
-            raise ArgumentError(name, value, f"pass one of {', '.join(values)}")
-    if (number := whole_number(multiple_of)) is None or number < 1:
-        raise ArgumentError("multiple_of", multiple_of, "pass an integer of at least 1")
+    check_choice("layout", layout, Layout)
+    check_choice("side", side, Side)
+    check_integer("multiple_of", multiple_of)
     if layout == "packed" and side == "left":
         raise ArgumentError("side", side, 'leave it out with layout="packed": a packed row is padded on the right')
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from rollouts.engines.protocol import WeightSpan, weight_span_error
 from rollouts.errors import ArgumentError, SampleError
 from rollouts.trajectory.token_node import ROUTED_EXPERTS, TokenNode
 from rollouts.trajectory.tree import Trajectory
-from rollouts.values import finite_number
+from rollouts.values import check_choice, finite_number
 from transport import wire_type
 
 SharedNodes = Literal["first_leaf", "weighted", "each"]
@@ -195,8 +195,7 @@ def samples_from_trajectory(
     if isinstance(agents, str) or (agents is not None and not isinstance(agents, Collection)):
         raise ArgumentError("agents", agents, "pass a collection of names, or None for all agents")
     others = {turn.node for turn in trajectory.turns if agents is not None and turn.agent not in agents}
-    if shared not in get_args(SharedNodes):
-        raise ArgumentError("shared", shared, f"pass one of {', '.join(get_args(SharedNodes))}")
+    check_choice("shared", shared, SharedNodes)
     advantages = _node_advantages(trajectory, advantage)
     paths = {leaf: trajectory.path(leaf) for leaf in trajectory.leaves()}
     num_leaves = Counter(node for path in paths.values() for node in path)

@@ -17,7 +17,7 @@ from rollouts.models.forward_pass import ForwardPass, packing_of
 from rollouts.models.placed_rows import PlacedRows, TokenSequence, padded_rows, placed_rows, row_positions
 from rollouts.models.placeholders import check_placeholders, check_token_ids, refuse_literals
 from rollouts.training.batch import TrainingBatch, check_trained
-from rollouts.values import finite_number, whole_number
+from rollouts.values import check_integer, check_positive
 
 
 def model_inputs(batch: TrainingBatch, model: Any) -> dict[str, Any]:
@@ -119,11 +119,11 @@ def sequence_logprobs(
     """
     _check_tensors(hidden, weight, targets, bias)
     head = _Head(
-        _positive("scale", scale),
-        None if softcap is None else _positive("softcap", softcap),
-        _positive("temperature", temperature),
-        _at_least_one("chunk_positions", chunk_positions),
-        _at_least_one("chunk_vocabulary", chunk_vocabulary),
+        check_positive("scale", scale),
+        None if softcap is None else check_positive("softcap", softcap),
+        check_positive("temperature", temperature),
+        check_integer("chunk_positions", chunk_positions),
+        check_integer("chunk_vocabulary", chunk_vocabulary),
     )
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
@@ -330,20 +330,6 @@ def _check_tensors(
 
 def _kind(tensor: torch.Tensor) -> str:
     return f"{tensor.dtype} {tuple(tensor.shape)}"
-
-
-def _positive(name: str, value: float) -> float:
-    number = finite_number(value)
-    if number is None or number <= 0:
-        raise ArgumentError(name, value, "pass a finite number above 0")
-    return number
-
-
-def _at_least_one(name: str, value: int) -> int:
-    number = whole_number(value)
-    if number is None or number < 1:
-        raise ArgumentError(name, value, "pass an integer of at least 1")
-    return number
 
 
 def token_logprobs(model: Any, batch: TrainingBatch) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch
 from rollouts.errors import ArgumentError, SampleError
 from rollouts.training.batch import TrainingBatch
 from rollouts.training.samples import TrainingSample
-from rollouts.values import VersionOrder, whole_number
+from rollouts.values import VersionOrder, check_integer, whole_number
 
 
 class Staleness(NamedTuple):
@@ -55,7 +55,7 @@ def split_by_staleness(
     A sample without trained tokens is kept. Raises as `sample_staleness` does, and `ArgumentError` for a negative
     `max_lag`.
     """
-    limit = _lag_limit(max_lag)
+    limit = check_integer("max_lag", max_lag, least=0)
     order = VersionOrder.of_names(versions)
     split = StalenessSplit([], [])
     for sample in samples:
@@ -84,7 +84,8 @@ def fresh_token_mask(
 
     Pass it to a loss in place of `batch.loss_mask`. Raises as `split_by_staleness` does.
     """
-    return batch.loss_mask & (token_lags(batch, current, versions=versions) <= _lag_limit(max_lag))
+    limit = check_integer("max_lag", max_lag, least=0)
+    return batch.loss_mask & (token_lags(batch, current, versions=versions) <= limit)
 
 
 def _trained_lags(sample: TrainingSample, current: str | int, order: VersionOrder) -> np.ndarray:
@@ -119,10 +120,3 @@ def _current_place(current: str | int, order: VersionOrder) -> int:
         expected = "an integer, or pass versions=" if order.places is None else "one of versions"
         raise ArgumentError("current", current, f"pass the version of the trainer's weights: {expected}")
     return place
-
-
-def _lag_limit(max_lag: int) -> int:
-    number = whole_number(max_lag)
-    if number is None or number < 0:
-        raise ArgumentError("max_lag", max_lag, "pass an integer of at least 0")
-    return number

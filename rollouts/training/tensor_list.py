@@ -10,8 +10,8 @@ from typing import Any, TypeAlias, overload
 import numpy as np
 import torch
 
-from rollouts.errors import ArgumentError, BatchError, RowIndexError, short_repr
-from rollouts.values import whole_number
+from rollouts.errors import BatchError, RowIndexError, short_repr
+from rollouts.values import check_integer, whole_number
 from transport import wire_type
 
 RowsIndex: TypeAlias = "slice | Sequence[int] | Sequence[bool] | np.ndarray | torch.Tensor"
@@ -115,11 +115,11 @@ class TensorList:
 
     def repeat(self, times: int) -> TensorList:
         """All rows `times` times: [a, b] becomes [a, b, a, b]."""
-        return TensorList(self.tensors * check_times(times))
+        return TensorList(self.tensors * check_integer("times", times, least=0))
 
     def repeat_interleave(self, times: int) -> TensorList:
         """Each row `times` times: [a, b] becomes [a, a, b, b]."""
-        times = check_times(times)
+        times = check_integer("times", times, least=0)
         return TensorList(tensor for tensor in self.tensors for _ in range(times))
 
     def to(self, device: torch.device | str | None = None, *, dtype: torch.dtype | None = None) -> TensorList:
@@ -168,14 +168,6 @@ def chunk_bounds(length: int, count: int) -> list[tuple[int, int]]:
 
     Raises `ArgumentError` for a `count` below 1.
     """
-    if (number := whole_number(count)) is None or number < 1:
-        raise ArgumentError("count", count, "pass an integer of at least 1")
+    number = check_integer("count", count)
     edges = [part * (length // number) + min(part, length % number) for part in range(number + 1)]
     return list(itertools.pairwise(edges))
-
-
-def check_times(times: int) -> int:
-    """`times` as an int. Raises `ArgumentError` unless it is an integer of at least 0."""
-    if (number := whole_number(times)) is None or number < 0:
-        raise ArgumentError("times", times, "pass an integer of at least 0")
-    return number

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from renderers import ToolSpec
 from rollouts.calls import call_on_thread
 from rollouts.errors import ArgumentError, RolloutsError, describe_exception, short_repr
-from rollouts.values import finite_number
+from rollouts.values import check_positive
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -330,9 +330,9 @@ class Tool:
             raise ArgumentError("parameters", self.parameters, f"pass the JSON schema of tool {self.name!r}, a dict")
         if not callable(self.call):
             raise ArgumentError("call", self.call, f"pass an async function of the arguments for tool {self.name!r}")
-        seconds = self.timeout_seconds
-        if seconds is not None and (finite_number(seconds) or 0) <= 0:
-            raise ArgumentError("timeout_seconds", seconds, f"pass a number above 0 or None for tool {self.name!r}")
+        if self.timeout_seconds is not None:
+            rule = f"pass a number above 0 or None for tool {self.name!r}"
+            check_positive("timeout_seconds", self.timeout_seconds, rule)
 
     @property
     def spec(self) -> ToolSpec:

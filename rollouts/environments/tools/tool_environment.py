@@ -17,7 +17,7 @@ from rollouts.environments.tools.tool_calls import (
 from rollouts.episodes.environment import StepResult, resolve
 from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.rewards import Reward, rewards_of, score_episode
-from rollouts.values import finite_number, whole_number
+from rollouts.values import check_integer, check_positive
 
 
 class ToolEnvironment:
@@ -52,14 +52,9 @@ class ToolEnvironment:
     ) -> None:
         if not callable(messages):
             raise ArgumentError("messages", messages, "pass a function of the task that returns a list of messages")
-        if (finite_number(call_seconds) or 0) <= 0:
-            raise ArgumentError("call_seconds", call_seconds, "pass a number of seconds above 0")
-        for name, value in (
-            ("max_result_characters", max_result_characters),
-            ("max_result_images", max_result_images),
-        ):
-            if (whole_number(value) or 0) < 1:
-                raise ArgumentError(name, value, "pass an integer of at least 1")
+        check_positive("call_seconds", call_seconds, "pass a number of seconds above 0")
+        check_integer("max_result_characters", max_result_characters)
+        check_integer("max_result_images", max_result_images)
         self._task = task
         self._tools = _by_name(tools)
         self._messages = messages

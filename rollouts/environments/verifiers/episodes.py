@@ -19,7 +19,7 @@ from rollouts.episodes.episode import EpisodeSpec, OnEnd, check_on_end
 from rollouts.errors import ArgumentError, describe_exception
 from rollouts.trajectory.traces import record_outcome
 from rollouts.trajectory.tree import Trajectory
-from rollouts.values import whole_number
+from rollouts.values import check_integer
 
 
 async def run_verifiers_episodes(
@@ -45,8 +45,7 @@ async def run_verifiers_episodes(
     has ended, also when it is cancelled. Raises `ArgumentError` for an invalid argument.
     """
     check_on_end(on_end)
-    if (whole_number(concurrency) or 0) < 1:
-        raise ArgumentError("concurrency", concurrency, "pass an integer of at least 1")
+    check_integer("concurrency", concurrency)
     tasks = _tasks(env, specs)
     semaphore = asyncio.Semaphore(concurrency)
     ended: list[list[Trajectory]] = [[] for _ in specs]

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from rollouts.errors import ArgumentError
 from rollouts.training.adapters.arguments import (
     AdapterError,
     checked_samples,
@@ -21,10 +20,11 @@ from rollouts.training.adapters.arguments import (
     trainer_module,
 )
 from rollouts.training.samples import TrainingSample
-from rollouts.values import finite_number
+from rollouts.values import check_positive
 
 _MODULE = "prime_rl.transport.types"
 _LACKING = ("weight_spans", "routed_experts")
+_TEMPERATURE_RULE = "pass the temperature of sampling, a number above 0"
 _LOSS = "rl"  # prime-rl's name for the policy gradient among the losses of a token
 
 
@@ -60,7 +60,7 @@ def prime_rl_sample(
         "token_ids": sample.token_ids.tolist(),
         "mask": sample.loss_mask.tolist(),
         "logprobs": trained_values(sample, "logprobs").tolist(),
-        "temperatures": [_temperature(temperature)] * len(sample),
+        "temperatures": [check_positive("temperature", temperature, _TEMPERATURE_RULE)] * len(sample),
         "env_name": env_name,
         **_advantages(target, [sample], structs, structs.TrainingSample),
         **_media(target, sample, structs),
@@ -104,7 +104,7 @@ def prime_rl_micro_batch(
         "inference_logprobs": _trained(samples, "logprobs"),
         "position_ids": np.concatenate([np.arange(length) for length in lengths]).tolist(),
         "sequence_lengths": lengths,
-        "temperatures": [_temperature(temperature)] * sum(lengths),
+        "temperatures": [check_positive("temperature", temperature, _TEMPERATURE_RULE)] * sum(lengths),
         "env_names": [env_name] * sum(lengths),
         **_advantages(target, samples, structs, structs.MicroBatch),
         **(_media(target, samples[0], structs) if with_media else {}),
@@ -112,13 +112,6 @@ def prime_rl_micro_batch(
     if "loss_mask" not in structs.MicroBatch.__struct_fields__:
         del values["loss_mask"]  # the channel of the advantages has the mask
     return _built(target, f"{len(samples)} samples", structs.MicroBatch, values)
-
-
-def _temperature(temperature: float) -> float:
-    number = finite_number(temperature)
-    if number is None or number <= 0:
-        raise ArgumentError("temperature", temperature, "pass the temperature of sampling, a number above 0")
-    return number
 
 
 def _column(samples: Sequence[TrainingSample], name: str) -> list[Any]:

@@ -26,7 +26,7 @@ from rollouts.training.mismatch.report import MismatchReport, mismatch_report
 from rollouts.training.mismatch.signatures import Cause
 from rollouts.training.samples import TrainingSample
 from rollouts.training.sequence_logprobs import token_logprobs
-from rollouts.values import finite_number, whole_number
+from rollouts.values import check_integer, check_positive
 
 Side = Literal["sampler", "trainer"]
 
@@ -125,8 +125,7 @@ def diagnose_mismatch(
     """
     limit = _tolerance(architecture(model).model, tolerance)
     _check_hypotheses(hypotheses)
-    if (whole_number(max_samples) or 0) < 1:
-        raise ArgumentError("max_samples", max_samples, "pass an integer of at least 1")
+    check_integer("max_samples", max_samples)
     with torch.no_grad():
         computed = token_logprobs(model, batch)
         side, report, reported = _differing_side(model, batch, computed, logprobs, 2 * limit)
@@ -180,10 +179,7 @@ def diagnosis_text(diagnosis: Diagnosis) -> str:
 def _tolerance(model: Any, tolerance: float | None) -> float:
     if tolerance is None:
         return 1e-4 if model.dtype in (torch.float32, torch.float64) else 0.02
-    number = finite_number(tolerance)
-    if number is None or number <= 0:
-        raise ArgumentError("tolerance", tolerance, "pass a number of nats above 0, or None")
-    return number
+    return check_positive("tolerance", tolerance, "pass a number of nats above 0, or None")
 
 
 def _differing_side(

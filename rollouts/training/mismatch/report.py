@@ -9,14 +9,14 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from rollouts.errors import ArgumentError, MismatchError, MissingExtraError
 from rollouts.training.mismatch.compared import ComparedTokens, compare_tokens, concat_tokens
 from rollouts.training.mismatch.signatures import LikelyCause, likely_causes
-from rollouts.values import finite_number
+from rollouts.values import check_choice, check_positive
 from transport import wire_type
 
 if TYPE_CHECKING:
@@ -254,9 +254,7 @@ def mismatch_report(
     Raises `ArgumentError` for log-probabilities that are no torch tensor of floats of this shape, and for a `noise`
     that is not above 0.
     """
-    number = finite_number(noise)
-    if number is None or number <= 0:
-        raise ArgumentError("noise", noise, "pass a number of nats above 0, for example 1e-4 for float32")
+    number = check_positive("noise", noise, "pass a number of nats above 0, for example 1e-4 for float32")
     version = None if trainer_version is None else str(trainer_version)
     compared = compare_tokens(batch, logprobs)
     return MismatchReport(compared, _outliers(batch, compared), number, version, mixture_of_experts)
@@ -559,10 +557,8 @@ def check_mismatch(
     if not given:
         raise ArgumentError("max_abs", max_abs, "pass at least one of max_abs, mean_abs and k3")
     for name, value in given.items():
-        if (number := finite_number(value)) is None or number <= 0:
-            raise ArgumentError(name, value, "pass a number of nats above 0")
-    if action not in get_args(Action):
-        raise ArgumentError("action", action, f"pass one of {', '.join(get_args(Action))}")
+        check_positive(name, value, "pass a number of nats above 0")
+    check_choice("action", action, Action)
     figures = report.statistics._asdict()
     exceeded = [(name, figures[name], value) for name, value in given.items() if not figures[name] <= value]
     if not exceeded:
