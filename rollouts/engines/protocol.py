@@ -325,7 +325,7 @@ class GenerateResult:
 
 @runtime_checkable
 class Engine(Protocol):
-    """Samples from a model. Many requests may be awaited at once, from any event loop.
+    """Samples from a model. Many requests may be awaited at once, on one event loop.
 
     An engine may have two further attributes, which `run_episode` uses where they exist: `vocab_size`, the limit for
     token ids, and `expecting_request()`, a context manager that is entered while a request is being prepared, for an

@@ -486,7 +486,7 @@ def test_a_batch_whose_calls_were_all_cancelled_does_not_run(engine, renderer, m
         cancelled = asyncio.create_task(engine.generate(request(prompt(renderer))))
         await asyncio.sleep(0)
         cancelled.cancel()
-        (queue,) = engine._queues.values()
+        queue = engine._queue
         assert queue._task is not None
         await asyncio.wait_for(queue._task, 60)
         return await asyncio.wait_for(engine.generate(request(prompt(renderer))), 60)

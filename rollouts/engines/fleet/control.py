@@ -182,8 +182,7 @@ class FleetControl:
             reason = str(error)
             return error
         finally:
-            with self._membership.lock:
-                member.set_state(state, reason)
+            member.set_state(state, reason)
 
     async def load_adapter(
         self, name: str, directory: str | os.PathLike[str], *, seconds: float | None = None
@@ -285,10 +284,8 @@ class FleetControl:
         return {member: task.result() for member, task in tasks.items()}
 
     def _serving(self, name: str) -> list[Member]:
-        with self._membership.lock:
-            members = [
-                member for member in self._membership.members.values() if member.state is not MemberState.EJECTED
-            ]
+        self._membership.enter(name)
+        members = [member for member in self._membership.members.values() if member.state is not MemberState.EJECTED]
         if not members:
             raise CapabilityError(name, "no member of the fleet serves; call check() or add one")
         return members
@@ -301,7 +298,7 @@ async def _until_given_up(member: Member, name: str, call: Awaitable[Any], secon
     call is cancelled then and not waited for: an update of the weights ends only with the answer of its server.
     """
     calling = asyncio.ensure_future(call)
-    ejected = asyncio.wrap_future(member.wait_until_ejected())
+    ejected = asyncio.ensure_future(member.ejected.wait())
     try:
         await asyncio.wait([calling, ejected], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:

@@ -10,13 +10,14 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Self
 
+from rollouts.engines.event_loop import SingleFlight
 from rollouts.engines.fleet.control import FleetControl
 from rollouts.engines.fleet.membership import FleetLimits, Member, Membership, MemberState, MemberStatus, checked_engine
 from rollouts.engines.fleet.routing import SessionTable
 from rollouts.engines.fleet.servers import RayServerNames, ServerFile
 from rollouts.engines.lazy import LazyEngine
 from rollouts.engines.protocol import Engine, GenerateRequest, GenerateResult, InFlight
-from rollouts.engines.vllm.connection import HttpLimits, SingleFlight
+from rollouts.engines.vllm.connection import HttpLimits
 from rollouts.engines.vllm.engine import VLLMEngine
 from rollouts.engines.vllm.exchange import server_identity
 from rollouts.engines.vllm.server_media_cache import MediaCacheCounts
@@ -55,8 +56,9 @@ class EngineFleet:
 
     `engines` maps a name, which errors and `members` show, to an engine that this fleet closes. The members must serve
     the same model: before the first request, engines with `capabilities` are compared, and `FleetMismatchError` names
-    the difference. Members can be added and removed while requests run, from any event loop. `control` makes control
-    calls at all of them.
+    the difference. Members can be added and removed while requests run. `control` makes control calls at all of them.
+
+    A fleet belongs to the event loop on which it is used first; after that is closed, another one may follow.
     """
 
     def __init__(self, engines: Mapping[str, Engine], *, limits: FleetLimits | None = None) -> None:
@@ -131,7 +133,7 @@ class EngineFleet:
     @property
     def vocab_size(self) -> int | None:
         """The first known vocabulary size of the members."""
-        sizes = (getattr(member.engine, "vocab_size", None) for member in list(self._membership.members.values()))
+        sizes = (getattr(member.engine, "vocab_size", None) for member in self._membership.members.values())
         return next((size for size in sizes if size is not None), None)
 
     @property
@@ -145,8 +147,8 @@ class EngineFleet:
     @property
     def media_cache_counts(self) -> MediaCacheCounts:
         """The sum of those of the members that have them."""
-        members = list(self._membership.members.values())
-        counts = [getattr(member.engine, "media_cache_counts", MediaCacheCounts()) for member in members]
+        engines = self.engines.values()
+        counts = [getattr(engine, "media_cache_counts", MediaCacheCounts()) for engine in engines]
         return sum(counts, MediaCacheCounts())
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
@@ -156,6 +158,7 @@ class EngineFleet:
         long); `NoServerError` if no member is available, or if `FleetLimits.failovers` more have failed;
         `FleetMismatchError` and `EngineClosedError`.
         """
+        self._membership.enter(request.request_id)
         failures: dict[str, EngineError] = {}
         reloaded: set[str] = set()  # members that were given the adapters of the fleet again
         while True:
@@ -229,13 +232,12 @@ class EngineFleet:
 
     async def close(self) -> None:
         """Refuse further requests and close the engines, all of them even where one fails."""
-        with self._membership.lock:
-            self._closed = True
-            self._membership.stop_tasks()
-            for removal in self._removals.values():
-                removal.get_loop().call_soon_threadsafe(removal.cancel)
-        members = list(self._membership.members.values())
-        results = await asyncio.gather(*(member.engine.close() for member in members), return_exceptions=True)
+        self._membership.enter("close")
+        self._closed = True
+        self._membership.stop_tasks()
+        for removal in self._removals.values():
+            removal.cancel()
+        results = await asyncio.gather(*(each.close() for each in self.engines.values()), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
@@ -251,8 +253,7 @@ class EngineFleet:
     @property
     def members(self) -> tuple[MemberStatus, ...]:
         """The members as they are now."""
-        with self._membership.lock:
-            return tuple(member.status() for member in self._membership.members.values())
+        return tuple(member.status() for member in self._membership.members.values())
 
     @property
     def engines(self) -> Mapping[str, Engine]:
@@ -278,11 +279,10 @@ class EngineFleet:
         member = Member(name, checked_engine(name, engine))
         self._refuse_second_member(name)
         await self._membership.check(member)
-        with self._membership.lock:
-            self._refuse_if_closed("add")
-            self._refuse_second_member(name)
-            self._membership.members[name] = member
-            return member.status()
+        self._refuse_if_closed("add")
+        self._refuse_second_member(name)
+        self._membership.members[name] = member
+        return member.status()
 
     async def drain(self, name: str, *, seconds: float | None = None) -> None:
         """Give a member no more requests; return when its requests have ended.
@@ -290,24 +290,20 @@ class EngineFleet:
         Its sessions move to others with their next request. After `seconds`, what still runs is moved as well. The
         member stays in the fleet until `remove`; `undrain` lets it serve again.
         """
-        with self._membership.lock:
-            member = self._membership.member(name)
-        await self._membership.drain(member, "it is being drained", seconds)
+        await self._membership.drain(self._membership.member(name), "it is being drained", seconds)
 
     async def undrain(self, name: str) -> MemberStatus:
         """Let a drained member serve again, as soon as its checks pass."""
-        with self._membership.lock:
-            member = self._membership.member(name)
-            if member.state is MemberState.DRAINING:
-                member.set_state(MemberState.EJECTED, "not checked since it was drained")
+        member = self._membership.member(name)
+        if member.state is MemberState.DRAINING:
+            member.set_state(MemberState.EJECTED, "not checked since it was drained")
         await self._membership.check(member)
         return member.status()
 
     async def remove(self, name: str, *, seconds: float | None = None) -> None:
         """Drain a member, take it out of the fleet and close its engine."""
         await self.drain(name, seconds=seconds)
-        with self._membership.lock:
-            member = self._membership.members.pop(name, None)
+        member = self._membership.members.pop(name, None)
         if member is not None:
             await member.engine.close()
 
@@ -323,28 +319,26 @@ class EngineFleet:
 
         Members that are in `failures` have failed the request, and are left out. Raises `EngineClosedError`.
         """
-        with self._membership.lock:
-            self._refuse_if_closed(request.request_id)
-            members = self._membership.members
-            member = members.get(self._sessions.last_member(request.session_id))
-            if member is None or member.state is not MemberState.READY or member.name in failures:
-                others = [other for other in members.values() if other.name not in failures]
-                loads = {other.name: other.in_flight for other in others if other.state is MemberState.READY}
-                if not loads or any(other.state is MemberState.NEW for other in others):
-                    return None
-                member = members[self._sessions.member_of(request.session_id, request.request_id, loads)]
-            member.in_flight += request.sampling.n
-            self._membership.start_monitor()
-            return member
+        self._refuse_if_closed(request.request_id)
+        members = self._membership.members
+        member = members.get(self._sessions.last_member(request.session_id))
+        if member is None or member.state is not MemberState.READY or member.name in failures:
+            others = [other for other in members.values() if other.name not in failures]
+            loads = {other.name: other.in_flight for other in others if other.state is MemberState.READY}
+            if not loads or any(other.state is MemberState.NEW for other in others):
+                return None
+            member = members[self._sessions.member_of(request.session_id, request.request_id, loads)]
+        member.begin_request(request.sampling.n)
+        self._membership.start_monitor()
+        return member
 
     async def _available_member(self, request: GenerateRequest, failures: Mapping[str, EngineError]) -> Member:
         """As `_reserved_member`, when a member is available. Raises `NoServerError` and `FleetMismatchError`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._limits.wait_seconds
         while (member := self._reserved_member(request, failures)) is None:
-            others = [other for other in list(self._membership.members.values()) if other.name not in failures]
-            # One that is READY now has become so meanwhile, on another event loop.
-            may_serve = any(other.state in (MemberState.NEW, MemberState.READY) for other in others)
+            others = [other for other in self._membership.members.values() if other.name not in failures]
+            may_serve = any(other.state is MemberState.NEW for other in others)
             if not others or (not may_serve and loop.time() >= deadline):
                 reasons = {other.name: other.reason for other in others}
                 error = NoServerError(request.request_id, {**reasons, **failures})
@@ -363,9 +357,7 @@ class EngineFleet:
             await self._compare_again(member, request)
             return await self._generate_unless_interrupted(member, request)
         finally:
-            with self._membership.lock:
-                member.in_flight -= request.sampling.n
-                member.settle_if_idle()
+            member.end_request(request.sampling.n)
 
     async def _compare_again(self, member: Member, request: GenerateRequest) -> None:
         """Compare what the engine knows of its server by now, which may have been started again with another model.
@@ -384,12 +376,11 @@ class EngineFleet:
         """Raises `ServerUnreachableError` where the member is given up meanwhile."""
         try:
             async with asyncio.timeout(None) as timeout:
-                interrupt = asyncio.get_running_loop(), timeout
-                member.interrupts.add(interrupt)
+                member.interrupts.add(timeout)
                 try:
                     return await member.engine.generate(request)
                 finally:
-                    member.interrupts.discard(interrupt)
+                    member.interrupts.discard(timeout)
         except TimeoutError as error:
             if not timeout.expired():
                 raise
@@ -439,7 +430,7 @@ class EngineFleet:
             raise EngineClosedError(request_id, "the fleet is closed")
 
     def _with_method(self, method: str) -> list[Any]:
-        return [member for member in list(self._membership.members.values()) if hasattr(member.engine, method)]
+        return [member for member in self._membership.members.values() if hasattr(member.engine, method)]
 
 
 def vllm_engines(urls: Sequence[str], limits: HttpLimits | None, options: Mapping[str, Any]) -> dict[str, Engine]:

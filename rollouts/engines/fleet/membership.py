@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import threading
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple
 
-from renderers.process.fork_reset import register_fork_reset
+from rollouts.engines.event_loop import EngineLoop, SingleFlight
 from rollouts.engines.protocol import Engine
-from rollouts.engines.vllm.connection import SingleFlight
 from rollouts.errors import (
     ArgumentError,
     CapabilityError,
@@ -146,7 +143,7 @@ class MemberStatus:
 
 @dataclass(eq=False, slots=True)
 class Member:
-    """The fleet's record of one engine. The fleet holds its lock while it changes one."""
+    """The fleet's record of one engine."""
 
     name: str
     engine: Engine
@@ -156,10 +153,20 @@ class Member:
     failed_checks: int = 0
     passed_checks: int = 0
     is_compared: bool = False  # its model with those of the others; an engine that has not started cannot be
-    #: The timeouts around the requests in flight, which `interrupt` lets expire, and their event loops.
-    interrupts: set[tuple[asyncio.AbstractEventLoop, asyncio.Timeout]] = field(default_factory=set)
-    idle_waits: list[Future[None]] = field(default_factory=list)
-    ejection_waits: list[Future[None]] = field(default_factory=list)
+    #: The timeouts around the requests in flight, which `interrupt` lets expire.
+    interrupts: set[asyncio.Timeout] = field(default_factory=set)
+    idle: asyncio.Event = field(default_factory=asyncio.Event)  # no request is in flight
+    ejected: asyncio.Event = field(default_factory=asyncio.Event)  # the next ejection, which replaces it
+
+    def __post_init__(self) -> None:
+        self.begin_loop()
+
+    def begin_loop(self) -> None:
+        """Requests and waits of an event loop before have ended with it."""
+        self.in_flight = 0
+        self.interrupts.clear()
+        self.idle, self.ejected = asyncio.Event(), asyncio.Event()
+        self.idle.set()
 
     @property
     def weight_version(self) -> str:
@@ -178,43 +185,23 @@ class Member:
         self.state, self.reason = state, reason
         self.failed_checks = self.passed_checks = 0
         if state is MemberState.EJECTED:
-            _settle(self.ejection_waits)
+            self.ejected.set()
+            self.ejected = asyncio.Event()
 
-    def wait_until_ejected(self) -> Future[None]:
-        """Done as soon as the member is ejected after this call."""
-        ejected: Future[None] = Future()
-        self.ejection_waits = [wait for wait in self.ejection_waits if not wait.done()] + [ejected]
-        return ejected
+    def begin_request(self, samples: int) -> None:
+        self.in_flight += samples
+        self.idle.clear()
 
-    def wait_until_idle(self) -> Future[None]:
-        """Done as soon as no request is in flight."""
-        idle: Future[None] = Future()
-        self.idle_waits.append(idle)
-        self.settle_if_idle()
-        return idle
-
-    def settle_if_idle(self) -> None:
+    def end_request(self, samples: int) -> None:
+        self.in_flight -= samples
         if not self.in_flight:
-            _settle(self.idle_waits)
+            self.idle.set()
 
     def interrupt(self) -> None:
-        """End the requests in flight, on whichever event loops they run."""
-        for loop, timeout in list(self.interrupts):
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(_expire, timeout)
-
-
-def _settle(waits: list[Future[None]]) -> None:
-    """Let all that wait go on, except for those that were cancelled."""
-    for wait in waits:
-        if wait.set_running_or_notify_cancel():
-            wait.set_result(None)
-    waits.clear()
-
-
-def _expire(timeout: asyncio.Timeout) -> None:
-    with suppress(RuntimeError):  # the block has ended already
-        timeout.reschedule(0.0)
+        """End the requests in flight."""
+        for timeout in list(self.interrupts):
+            if not timeout.expired():
+                timeout.reschedule(0.0)
 
 
 log = logging.getLogger("rollouts.engines.fleet")
@@ -252,7 +239,7 @@ class _CatchUp:
 
 
 class Membership:
-    """The members by name. `lock` is held wherever a member or the mapping changes, and never across an await.
+    """The members by name.
 
     `version` is the weight version that a member must serve to be admitted; None before the first update. `follow`
     adds and removes members as a list of servers says; it is called before the checks of all members.
@@ -267,19 +254,18 @@ class Membership:
         self.adapters: dict[str, str | os.PathLike[str]] = {}  # by name: the directories of what the members have
         self._directory: str | os.PathLike[str] | None = None  # of these weights, where they came from a directory
         self._is_slowness_logged = False
-        self.reset_after_fork()
-        register_fork_reset(self)
-
-    def reset_after_fork(self) -> None:
-        """Forget the requests and tasks of the parent process."""
-        self.lock = threading.Lock()
+        self._loop = EngineLoop()
         self._checks: SingleFlight[_Checked] = SingleFlight()
         self._monitor: asyncio.Task[None] | None = None
         self._catching_up: dict[str, _CatchUp] = {}  # by member, until it serves
         self._updates = 0  # in progress; meanwhile the members serve the weights of before or those that come
-        for member in self.members.values():
-            member.in_flight = 0
-            member.interrupts.clear()
+
+    def enter(self, name: str) -> None:
+        """Raises `EngineError` for the request or call `name` where the fleet belongs to another event loop."""
+        if self._loop.enter(name):
+            self._monitor, self._catching_up = None, {}
+            for member in self.members.values():
+                member.begin_loop()
 
     def member(self, name: str) -> Member:
         """Raises `ArgumentError` for a name that no member has."""
@@ -290,8 +276,7 @@ class Membership:
 
     def engines(self) -> dict[str, Engine]:
         """The engines by the names of their members, at this moment."""
-        with self.lock:
-            return {name: member.engine for name, member in self.members.items()}
+        return {name: member.engine for name, member in self.members.items()}
 
     async def check_all(self) -> None:
         """Check every member that is not being drained. Raises `FleetMismatchError`."""
@@ -310,8 +295,7 @@ class Membership:
 
     async def check_after_failure(self, member: Member) -> None:
         """Check the members after one of them has failed a request: that one is ejected if it fails the check too."""
-        with self.lock:
-            member.failed_checks = max(member.failed_checks, self._limits.eject_after - 1)
+        member.failed_checks = max(member.failed_checks, self._limits.eject_after - 1)
         try:
             await self.check_all()
         except FleetMismatchError as error:  # one was restarted with another model
@@ -321,15 +305,14 @@ class Membership:
         checks = (self._checks.run(member.name, partial(self._checked, member)) for member in members)
         found = await asyncio.gather(*checks, return_exceptions=True)
         results: dict[str, _Problem | None] = {}
-        with self.lock:
-            for member, result in zip(members, found, strict=True):
-                if isinstance(result, BaseException):
-                    raise result
-                # A member that was ejected meanwhile is not admitted by a check that did not ask what it serves, nor
-                # one by a check that asked for the weights of before.
-                if (result.state, result.version) == (member.state, self.version):
-                    results[member.name] = result.problem
-            self._record_round([member for member in members if member.name in results], results)
+        for member, result in zip(members, found, strict=True):
+            if isinstance(result, BaseException):
+                raise result
+            # A member that was ejected meanwhile is not admitted by a check that did not ask what it serves, nor one by
+            # a check that asked for the weights of before.
+            if (result.state, result.version) == (member.state, self.version):
+                results[member.name] = result.problem
+        self._record_round([member for member in members if member.name in results], results)
 
     async def _checked(self, member: Member) -> _Checked:
         state, version = member.state, self.version
@@ -456,8 +439,7 @@ class Membership:
         model = await served_model(member.engine)
         if not model:
             return
-        with self.lock:
-            first, expected = self._model = self._model or (member.name, model)
+        first, expected = self._model = self._model or (member.name, model)
         for key, value in expected.items():
             if model.get(key, value) != value:
                 error = FleetMismatchError(member.name, key, model[key], first, value)
@@ -480,15 +462,14 @@ class Membership:
 
     async def drain(self, member: Member, reason: str, seconds: float | None) -> None:
         """Give a member no more requests; return when its requests have ended. After `seconds` they are moved."""
-        with self.lock:
-            member.set_state(MemberState.DRAINING, reason)
-            idle = member.wait_until_idle()
+        self.enter("drain")
+        member.set_state(MemberState.DRAINING, reason)
         try:
             async with asyncio.timeout(seconds):
-                await asyncio.wrap_future(idle)
+                await member.idle.wait()
         except TimeoutError:
             member.interrupt()
-            await asyncio.wrap_future(member.wait_until_idle())
+            await member.idle.wait()
 
     def record_update(
         self,
@@ -503,58 +484,52 @@ class Membership:
         weights. None stands for all.
         """
         reasons = {name: str(error) for name, error in failed.items()}
-        with self.lock:
-            self.version, self._directory = version, directory
-            self._catching_up = {name: each for name, each in self._catching_up.items() if not each.task.done()}
-            if asked is not None:
-                late = (name for name, member in self.members.items() if member.state is MemberState.READY)
-                missed = f"it joined while the weights {version!r} were loaded, and may have those of before"
-                reasons |= {name: missed for name in late if name not in asked}
-            for name in reasons.keys() & self.members.keys():
-                log.error("%s is ejected: %s", name, reasons[name])
-                self.members[name].set_state(MemberState.EJECTED, reasons[name])
-                self.members[name].interrupt()
+        self.version, self._directory = version, directory
+        self._catching_up = {name: each for name, each in self._catching_up.items() if not each.task.done()}
+        if asked is not None:
+            late = (name for name, member in self.members.items() if member.state is MemberState.READY)
+            missed = f"it joined while the weights {version!r} were loaded, and may have those of before"
+            reasons |= {name: missed for name in late if name not in asked}
+        for name in reasons.keys() & self.members.keys():
+            log.error("%s is ejected: %s", name, reasons[name])
+            self.members[name].set_state(MemberState.EJECTED, reasons[name])
+            self.members[name].interrupt()
 
     @contextmanager
     def updating(self) -> Iterator[None]:
         """While the block runs, members may serve other weights than `version`; and all are checked regularly."""
-        with self.lock:
-            self._updates += 1
-            self.start_monitor()
+        self.enter("update_weights")
+        self._updates += 1
+        self.start_monitor()
         try:
             yield
         finally:
-            with self.lock:
-                self._updates -= 1
+            self._updates -= 1
 
     def start_monitor(self) -> None:
-        """Check the members regularly while requests or updates run. The caller holds the lock."""
-        monitor = self._monitor
-        if monitor is None or monitor.done() or monitor.get_loop().is_closed():
-            self._monitor = asyncio.get_running_loop().create_task(self._monitor_members())
+        """Check the members regularly while requests or updates run."""
+        if self._monitor is None or self._monitor.done():
+            self._monitor = asyncio.create_task(self._monitor_members())
 
     async def _monitor_members(self) -> None:
         while True:
             if self.follow is not None:
                 await self.follow()
             await asyncio.sleep(self._limits.check_seconds)
-            with self.lock:
-                if not self._updates and not any(member.in_flight for member in self.members.values()):
-                    self._monitor = None  # the next request starts it again
-                    return
+            if not self._updates and not any(member.in_flight for member in self.members.values()):
+                self._monitor = None  # the next request starts it again
+                return
             try:
                 await self.check_all()
             except FleetMismatchError as error:
                 log.error("%s", error)
 
     def stop_tasks(self) -> None:
-        """End the monitor and what it has begun, whichever event loop it runs on. The caller holds the lock."""
-        catching_up = [catch_up.task for catch_up in self._catching_up.values()]
-        tasks = [*catching_up, *([] if self._monitor is None else [self._monitor])]
+        """End the monitor and what it has begun."""
+        for task in (self._monitor, *(catch_up.task for catch_up in self._catching_up.values())):
+            if task is not None:
+                task.cancel()
         self._monitor, self._catching_up = None, {}
-        for task in tasks:
-            if not task.get_loop().is_closed():
-                task.get_loop().call_soon_threadsafe(task.cancel)
 
 
 def checked_engine(name: object, engine: Engine) -> Engine:

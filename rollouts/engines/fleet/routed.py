@@ -8,13 +8,12 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from renderers.process.fork_reset import ProcessLock
+from rollouts.engines.event_loop import SingleFlight
 from rollouts.engines.fleet.control import FleetControl
 from rollouts.engines.fleet.fleet import EngineFleet
 from rollouts.engines.fleet.membership import Member, Membership
 from rollouts.engines.protocol import Engine, GenerateRequest, GenerateResult, InFlight, check_update_arguments
 from rollouts.engines.vllm.capabilities import ServerCapabilities
-from rollouts.engines.vllm.connection import SingleFlight
 from rollouts.engines.vllm.engine import VLLMEngine
 from rollouts.engines.vllm.server_media_cache import MediaCacheCounts, ServerMediaCache
 from rollouts.errors import ArgumentError, EngineError, WeightUpdateError
@@ -45,7 +44,6 @@ class RoutedEngine(VLLMEngine):
     def __init__(self, router_url: str, servers: Sequence[str], **options: Any) -> None:
         if not servers:
             raise ArgumentError("servers", servers, "name the servers behind the router; control calls go to them")
-        self._session_lock = ProcessLock()
         self._session_media: OrderedDict[str, ServerMediaCache] = OrderedDict()
         self._misses: Counter[str] = Counter()
         self._forgotten_counts = MediaCacheCounts()
@@ -156,13 +154,12 @@ class RoutedEngine(VLLMEngine):
     def _media_cache_of(self, request: GenerateRequest) -> ServerMediaCache:
         if request.session_id is None:
             return ServerMediaCache()
-        with self._session_lock:
-            cache = self._session_media.setdefault(request.session_id, ServerMediaCache())
-            self._session_media.move_to_end(request.session_id)
-            if len(self._session_media) > _MAX_SESSIONS:
-                oldest, forgotten = self._session_media.popitem(last=False)
-                self._forgotten_counts += forgotten.counts
-                self._misses.pop(oldest, None)
+        cache = self._session_media.setdefault(request.session_id, ServerMediaCache())
+        self._session_media.move_to_end(request.session_id)
+        if len(self._session_media) > _MAX_SESSIONS:
+            oldest, forgotten = self._session_media.popitem(last=False)
+            self._forgotten_counts += forgotten.counts
+            self._misses.pop(oldest, None)
         return cache
 
     def _record_cache_miss(self, request: GenerateRequest) -> None:

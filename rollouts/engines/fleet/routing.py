@@ -28,7 +28,7 @@ def _score(session: str, member: str) -> bytes:
 
 
 class SessionTable:
-    """Chooses a member for each new session and remembers it. Not safe for threads: the fleet holds its lock."""
+    """Chooses a member for each new session and remembers it."""
 
     def __init__(self, limits: FleetLimits) -> None:
         self._limits = limits

@@ -10,9 +10,9 @@ import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
+from rollouts.engines.event_loop import SingleFlight
 from rollouts.engines.lazy.server_process import ServerProcess
 from rollouts.engines.protocol import Engine, GenerateRequest, GenerateResult, InFlight
-from rollouts.engines.vllm.connection import SingleFlight
 from rollouts.engines.vllm.engine import VLLMEngine
 from rollouts.errors import ArgumentError, EngineClosedError, EngineStartError, RolloutsError, describe_exception
 

@@ -17,6 +17,7 @@ import numpy as np
 from renderers.placement import item_placement_error
 from renderers.process.caches import ByteLRU
 from rollouts.engines.continuation import continuation, join_completions
+from rollouts.engines.event_loop import EngineLoop
 from rollouts.engines.local.request_queue import Interruptions, RequestQueue, RunningRequest, closed_error
 from rollouts.engines.lora import adapter_labels
 from rollouts.engines.protocol import (
@@ -62,6 +63,8 @@ class LocalEngine:
     A request with an `adapter` is sampled with that LoRA adapter, which `load_adapter` has loaded (extra `lora`);
     requests of different adapters run in different batches. The version of its tokens is the name of the adapter.
 
+    The engine belongs to the event loop on which it is used first; after that is closed, another one may follow.
+
     `max_batch_rows` bounds how many completions are sampled at once, `max_feature_bytes` the cache of encoded images,
     `request_limits` the size of one request. Raises `UnsupportedModelError` for a model whose hidden states or output
     layer are not accessible (see `token_logprobs`).
@@ -86,7 +89,6 @@ class LocalEngine:
             raise UnsupportedModelError(error.model_type, f"{error.reason}. {cure}") from error
         self._model = self._forward.model.eval()
         self._request_limits = request_limits or EngineLimits()
-        self._max_batch_rows = max_batch_rows
         # By adapter, which may change the vision tower, and mm_hash.
         self._features: ByteLRU[tuple[LocalAdapter | None, str], VisionFeatures] = ByteLRU(max_feature_bytes)
         self._adapters = LocalAdapters(self._model)
@@ -94,14 +96,15 @@ class LocalEngine:
         text_config = self._forward.architecture.text_config
         self._max_length = _context_length(text_config)
         self._vocab_size = int(text_config.vocab_size)
-        self._queues: dict[asyncio.AbstractEventLoop, RequestQueue] = {}
+        self._closed = threading.Event()
         # One thread: batches and weight updates run one after another, so no completion mixes two sets of weights.
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="local-engine")
         self._interruptions = Interruptions()
-        self._lock = threading.Lock()
+        self._max_batch_rows = max_batch_rows
+        self._loop = EngineLoop()
+        self._queue = RequestQueue(self._run, self._worker, self._closed, max_batch_rows)
         # Request id -> the requests that run for it: itself, or the continuations of its completions.
         self._running: dict[str, list[RunningRequest]] = {}
-        self._closed = threading.Event()
 
     @classmethod
     def from_pretrained(
@@ -162,13 +165,10 @@ class LocalEngine:
 
         A running request ends after the token that is sampled now, a waiting one at once, without tokens.
         """
-        with self._lock:
-            for request_id in request_ids:
-                for running in self._running.get(request_id, ()):
-                    running.is_aborted = True
-        for loop, queue in list(self._queues.items()):
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(queue.end_aborted)
+        for request_id in request_ids:
+            for running in self._running.get(request_id, ()):
+                running.is_aborted = True
+        self._queue.end_aborted()
 
     def expecting_request(self) -> AbstractContextManager[None]:
         """Announce a request that is made at the end of the block, if it is made; the next batch waits for it.
@@ -176,7 +176,8 @@ class LocalEngine:
         Episodes whose prompts are rendered on threads then end up in one batch, and what that batch holds does not
         depend on timing. A batch starts without announced requests that take longer than a quarter of a second.
         """
-        return self._queue().expecting_request()
+        self._enter("expecting_request")
+        return self._queue.expecting_request()
 
     async def update_weights(
         self, weights: Mapping[str, Any] | str | Path, version: str, *, in_flight: InFlight = "abort"
@@ -234,15 +235,15 @@ class LocalEngine:
 
     async def close(self) -> None:
         """Fail the waiting requests and stop the worker thread once its batch is done."""
+        self._enter("close")
         self._closed.set()
-        for loop, queue in self._queues.items():
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(queue.fail_all, closed_error("waiting"))
+        self._queue.fail_all(closed_error("waiting"))
         await asyncio.to_thread(self._worker.shutdown)
 
     # On the event loop.
 
     async def _generate(self, request: GenerateRequest, listen: TokenListener | None) -> GenerateResult:
+        self._enter(request.request_id)
         self._request_limits.check(request)
         self._check(request)
         adapter = self._adapters.find(request.request_id, request.adapter)
@@ -254,7 +255,7 @@ class LocalEngine:
     async def _sampled(self, running: RunningRequest, listen: TokenListener | None) -> GenerateResult:
         request = running.request
         with self._registered(request.request_id, running):
-            result = await self._queue().generate(running)
+            result = await self._queue.generate(running)
             if all(completion.finish_reason is not FinishReason.ABORT for completion in result.completions):
                 return result
             try:
@@ -280,7 +281,7 @@ class LocalEngine:
             listen_to_rest = _on_loop(_with_index(listen, partial.index))
             running = RunningRequest(rest_request, listen_to_rest, cut_off.adapter, runs_alone=cut_off.runs_alone)
             with self._registered(request.request_id, running):
-                (rest,) = (await self._queue().generate(running)).completions
+                (rest,) = (await self._queue.generate(running)).completions
             partial = join_completions(partial, rest)
             if running.is_aborted:
                 break
@@ -289,24 +290,18 @@ class LocalEngine:
     @contextmanager
     def _registered(self, request_id: str, running: RunningRequest) -> Iterator[None]:
         """While the block runs, `abort` of the id ends the request."""
-        with self._lock:
-            self._running.setdefault(request_id, []).append(running)
+        self._running.setdefault(request_id, []).append(running)
         try:
             yield
         finally:
-            with self._lock:
-                self._running[request_id].remove(running)
-                if not self._running[request_id]:
-                    del self._running[request_id]
+            self._running[request_id].remove(running)
+            if not self._running[request_id]:
+                del self._running[request_id]
 
-    def _queue(self) -> RequestQueue:
-        """The queue of the running event loop."""
-        for loop in [loop for loop in self._queues if loop.is_closed()]:
-            del self._queues[loop]
-        running = asyncio.get_running_loop()
-        if running not in self._queues:
-            self._queues[running] = RequestQueue(self._run, self._worker, self._closed, self._max_batch_rows)
-        return self._queues[running]
+    def _enter(self, name: str) -> None:
+        """Raises `EngineError` for the request or call `name` on another event loop than that of the engine."""
+        if self._loop.enter(name):
+            self._queue = RequestQueue(self._run, self._worker, self._closed, self._max_batch_rows)
 
     def _check(self, request: GenerateRequest) -> None:
         name, sampling = request.request_id, request.sampling

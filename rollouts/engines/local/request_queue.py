@@ -67,7 +67,7 @@ def without_tokens(request: GenerateRequest) -> GenerateResult:
     return GenerateResult(request.request_id, completions)
 
 
-# The waiting requests of one event loop, collected into batches.
+# The waiting requests, collected into batches.
 #
 # What one batch holds must depend on the requests alone, not on timing: rows of a batch influence each other's
 # rounding.
@@ -89,7 +89,7 @@ class _Waiting(NamedTuple):
 class RequestQueue:
     """Collects requests into batches of at most `max_rows` completions and lets `run` generate them on `worker`.
 
-    All methods but `fail_all` must be called on the event loop of the queue. Requests are failed once `closed` is set.
+    One event loop uses a queue. Requests are failed once `closed` is set.
     """
 
     def __init__(

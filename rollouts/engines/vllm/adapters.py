@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from renderers.process.fork_reset import register_fork_reset
 from rollouts.engines.lora import adapter_labels
 from rollouts.engines.protocol import Completion, check_adapter_name
 from rollouts.engines.vllm.capabilities import ServerCapabilities, json_object
@@ -45,12 +43,6 @@ class ServerAdapters:
         self._routes = ControlRoutes(connection, capabilities)
         self._base_version = base_version
         self._base_versions: dict[str, str] = {}  # by adapter: the label of the base weights when it was first seen
-        self.reset_after_fork()
-        register_fork_reset(self)
-
-    def reset_after_fork(self) -> None:
-        """Forget the running requests: they run in the parent process."""
-        self._lock = threading.Lock()
         self._in_use: Counter[str] = Counter()
 
     def forget(self) -> None:
@@ -96,8 +88,7 @@ class ServerAdapters:
 
         Raises as `VLLMEngine.unload_adapter` does.
         """
-        # Polling, because the requests may belong to other event loops.
-        while self._in_use[name]:  # noqa: ASYNC110
+        while self._in_use[name]:  # noqa: ASYNC110  an event for each adapter would be a second record of its requests
             await asyncio.sleep(_POLL_SECONDS)
         response = await self._call("/v1/unload_lora_adapter", {"lora_name": name})
         if response.status == 404:
@@ -122,13 +113,11 @@ class ServerAdapters:
         if name is None:
             yield
             return
-        with self._lock:
-            self._in_use[name] += 1
+        self._in_use[name] += 1
         try:
             yield
         finally:
-            with self._lock:
-                self._in_use[name] -= 1
+            self._in_use[name] -= 1
 
     def labelled(self, completions: Iterable[Completion], name: str) -> list[Completion]:
         """The completions with the name of the adapter as the version of their tokens, as in `adapter_labels`."""

@@ -8,7 +8,6 @@ import io
 import json
 import logging
 import re
-import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -19,8 +18,8 @@ from typing import Any, NamedTuple, cast, get_args
 import numpy as np
 from PIL import Image
 
-from renderers.process.fork_reset import register_fork_reset
-from rollouts.engines.vllm.connection import ServerConnection, SingleFlight
+from rollouts.engines.event_loop import SingleFlight
+from rollouts.engines.vllm.connection import ServerConnection
 from rollouts.engines.vllm.exchange import HttpResponse, redacted, response_error
 from rollouts.engines.vllm.features import DecodedTensor, PixelDtype, decode_item, tensor_type
 from rollouts.engines.vllm.generate import parse_render_response, single_token
@@ -482,12 +481,7 @@ class CapabilityCache:
         self._server_started: float | None = None  # None where the server does not report it
         self._last_response = 0.0
         self.known: ServerCapabilities | None = None
-        self.reset_after_fork()
-        register_fork_reset(self)
-
-    def reset_after_fork(self) -> None:
-        self._lock = threading.Lock()
-        self._exchanges = 0  # those of a parent end in the parent
+        self._exchanges = 0
 
     async def get(self) -> ServerCapabilities:
         """The capabilities. Raises what `probe` raises."""
@@ -504,14 +498,12 @@ class CapabilityCache:
     @contextmanager
     def exchange(self) -> Iterator[None]:
         """While a request is in flight, a restart is noticed by its connection breaking."""
-        with self._lock:
-            self._exchanges += 1
+        self._exchanges += 1
         try:
             yield
         finally:
-            with self._lock:
-                self._exchanges -= 1
-                self._last_response = time.monotonic()
+            self._exchanges -= 1
+            self._last_response = time.monotonic()
 
     async def _refresh(self) -> None:
         """Probe, unless the server is still the process that was probed before."""

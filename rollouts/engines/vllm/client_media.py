@@ -10,7 +10,6 @@ from typing import Any
 
 from renderers import MultiModalData
 from renderers.process.caches import ByteLRU
-from renderers.process.fork_reset import ProcessLock
 from rollouts.engines.protocol import GenerateRequest, SamplingParams
 from rollouts.engines.vllm.engine import VLLMEngine
 from rollouts.engines.vllm.media_payload import is_source_missing
@@ -25,20 +24,19 @@ _ATTEMPTS = 3
 # URL -> name. A conversation is sent again with each turn, and its URLs hold whole images.
 _names: ByteLRU[str, str] = ByteLRU(64 * 2**20)
 
-_known: dict[str, ClientMedia] = {}
-_known_lock = ProcessLock()
+# By event loop, because an engine belongs to one, and address.
+_known: dict[tuple[asyncio.AbstractEventLoop, str], ClientMedia] = {}
 
 
 def client_media(base_url: str, api_key: str | None) -> ClientMedia:
-    """The media of one server, shared by all clients of this process."""
-    with _known_lock:
-        if base_url not in _known:
-            _known[base_url] = ClientMedia(base_url, api_key)
-        return _known[base_url]
+    """The media of one server, shared by all clients of the running event loop."""
+    for key in [key for key in _known if key[0].is_closed()]:
+        del _known[key]
+    return _known.setdefault((asyncio.get_running_loop(), base_url), ClientMedia(base_url, api_key))
 
 
 class ClientMedia:
-    """Adds media to requests to one server; the data of each item are sent once. Safe to use from many event loops."""
+    """Adds media to requests to one server; the data of each item are sent once."""
 
     def __init__(self, base_url: str, api_key: str | None) -> None:
         self._held = ServerMediaCache()

@@ -7,23 +7,21 @@ import logging
 import math
 import random
 import re
-import threading
 import time
 from asyncio import sleep
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Hashable, Mapping
-from concurrent.futures import Future
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any
 from urllib.parse import urlencode
 
 import aiohttp
 from yarl import URL
 
 from renderers.media.fetching import client_tls_context
-from renderers.process.fork_reset import register_fork_reset
+from rollouts.engines.event_loop import EngineLoop
 from rollouts.engines.vllm.exchange import (
     Body,
     Call,
@@ -46,7 +44,7 @@ from rollouts.errors import (
 class HttpLimits:
     """Bounds of requests to one server: seconds, bytes, counts.
 
-    At most `concurrency` requests are in flight per engine and event loop, whatever their routes. `total_seconds`
+    At most `concurrency` requests are in flight per engine, whatever their routes. `total_seconds`
     bounds a whole call, including the wait for a slot and the retries. `read_seconds` bounds the time between two
     pieces of a response; None sets no bound, because a long completion sends nothing until it is done. Idle connections
     are closed after `keepalive_seconds`, which must be less than the server's own time (5 s in vLLM), so that no
@@ -106,7 +104,7 @@ def _retry_after_seconds(value: str | None) -> float | None:
         return None
 
 
-# Requests to one vLLM server: an aiohttp session per event loop, slots, deadlines, retries.
+# Requests to one vLLM server: an aiohttp session, slots, deadlines, retries.
 #
 # Proxy settings of the environment are not used: an engine inside a cluster must not send its prompts, images and key
 # through the proxy that a shell's `HTTP_PROXY` names.
@@ -119,40 +117,24 @@ _CONTROL_SLOTS = 32
 # After [DONE] only the end of the encoding may follow; a server that sends more than that loses the connection.
 _AFTER_DONE_SECONDS = 1.0
 _CLOSE_SECONDS = 1.0
-# Sessions of a parent process: they share its sockets and its event loop's epoll, so they must never be closed here.
-_INHERITED: list[_LoopState] = []
 
 
 @dataclass(eq=False, slots=True)
-class _LoopState:
-    """What belongs to one event loop of one process."""
+class _Open:
+    """What belongs to the event loop: a session, its slots, the deadlines of running calls.
+
+    `loop_end` closes the session: at the end of the loop, because `asyncio.run` finishes all open generators.
+    """
 
     session: aiohttp.ClientSession
     slots: asyncio.Semaphore
-    control_slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_CONTROL_SLOTS))
+    control_slots: asyncio.Semaphore
+    loop_end: AsyncGenerator[None, None]
     running: set[asyncio.Timeout] = field(default_factory=set)
-    loop_end: AsyncGenerator[None, None] | None = None  # closes the session
-
-    async def shut_down(self) -> None:
-        """End the running calls, by moving their deadlines to now, and close the session."""
-        for scope in list(self.running):
-            if not scope.expired():
-                scope.reschedule(0.0)
-        try:
-            while self.running:  # noqa: ASYNC110 a few rounds, until the ended calls have unwound
-                await asyncio.sleep(0)
-        finally:  # also if the closing task is cancelled, as one that closes inside of its own stream is
-            assert self.loop_end is not None
-            await self.loop_end.aclose()
-
-    async def close_session(self) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_CLOSE_SECONDS):
-                await self.session.close()
 
 
 class ServerConnection:
-    """Requests to one server, from any event loop and any number of threads at once.
+    """Requests to one server, from one event loop (`EngineLoop`).
 
     Failed connections (refused, reset, ended within a response) and HTTP 429 and 503 are tried again; nothing else is.
     A cancelled call closes its connection and frees its slot at once. `on_lost` is called whenever a connection was
@@ -173,16 +155,10 @@ class ServerConnection:
         self._headers = {"User-Agent": "mmrollouts", "Accept-Encoding": "gzip"}
         if authorization is not None:
             self._headers["Authorization"] = authorization
-        self._loops: dict[asyncio.AbstractEventLoop, _LoopState] = {}
-        self._lock = threading.Lock()
+        self._loop = EngineLoop()
+        self._open: _Open | None = None
         self._closed = False
         self._failing = False
-        register_fork_reset(self)
-
-    def reset_after_fork(self) -> None:
-        self._lock = threading.Lock()
-        _INHERITED.extend(self._loops.values())
-        self._loops = {}
 
     def __repr__(self) -> str:
         return f"ServerConnection({self.base_url!r})"
@@ -250,16 +226,19 @@ class ServerConnection:
 
     async def close(self) -> None:
         """Refuse further requests, end the running ones with `EngineClosedError`, close every connection."""
+        self._loop.enter("close")
         self._closed = True
-        with self._lock:
-            states, self._loops = self._loops, {}
-        for loop, state in states.items():
-            if loop.is_closed():
-                await state.close_session()
-            elif loop is asyncio.get_running_loop():
-                await state.shut_down()
-            else:
-                asyncio.run_coroutine_threadsafe(state.shut_down(), loop)
+        if (state := self._open) is None:
+            return
+        self._open = None
+        for scope in list(state.running):  # ended by moving their deadlines to now
+            if not scope.expired():
+                scope.reschedule(0.0)
+        try:
+            while state.running:  # noqa: ASYNC110 a few rounds, until the ended calls have unwound
+                await asyncio.sleep(0)
+        finally:  # also if the closing task is cancelled, as one that closes inside of its own stream is
+            await state.loop_end.aclose()
 
     def _call(
         self,
@@ -293,9 +272,11 @@ class ServerConnection:
     async def _slot(self, call: Call, *, control: bool = False) -> AsyncIterator[aiohttp.ClientSession]:
         """A slot, under the deadline of the call, with the session of the running loop."""
         self._raise_if_closed(call)
-        loop = asyncio.get_running_loop()
-        state = self._loops.get(loop) or await self._open(loop)
-        call.deadline = loop.time() + call.seconds
+        if self._loop.enter(call.name):
+            await self._open_session()
+        state = self._open
+        assert state is not None  # it is closed by `close` alone
+        call.deadline = asyncio.get_running_loop().time() + call.seconds
         scope = asyncio.timeout_at(call.deadline)
         try:
             async with scope:
@@ -378,18 +359,15 @@ class ServerConnection:
         if self._closed:
             raise EngineClosedError(call.name, "the engine is closed") from None
 
-    async def _open(self, loop: asyncio.AbstractEventLoop) -> _LoopState:
-        """A session for the running loop. The states of loops that are closed are dropped."""
+    async def _open_session(self) -> None:
+        """A session for the running loop. That of a loop before it is closed, where the loop was not wound up."""
+        former = self._open
         session = self._session(keepalive_timeout=self.limits.keepalive_seconds)
-        state = _LoopState(session, asyncio.Semaphore(self.limits.concurrency))
-        with self._lock:
-            closed = [self._loops.pop(each) for each in list(self._loops) if each.is_closed()]
-            self._loops[loop] = state
-        state.loop_end = self._until_loop_ends(loop, state)
-        await anext(state.loop_end)
-        for each in closed:
-            await each.close_session()
-        return state
+        slots, control_slots = asyncio.Semaphore(self.limits.concurrency), asyncio.Semaphore(_CONTROL_SLOTS)
+        self._open = _Open(session, slots, control_slots, _closing(session))
+        await anext(self._open.loop_end)
+        if former is not None:
+            await former.loop_end.aclose()
 
     def _session(self, **connector: Any) -> aiohttp.ClientSession:
         tls = client_tls_context() if self.base_url.startswith("https:") else True
@@ -403,14 +381,15 @@ class ServerConnection:
             ),
         )
 
-    async def _until_loop_ends(self, loop: asyncio.AbstractEventLoop, state: _LoopState) -> AsyncGenerator[None, None]:
-        """Closes the loop's session when the loop ends, because `asyncio.run` finishes all open generators."""
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._loops.pop(loop, None)
-            await state.close_session()
+
+async def _closing(session: aiohttp.ClientSession) -> AsyncGenerator[None, None]:
+    """Closes the session when the generator is closed."""
+    try:
+        yield
+    finally:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await session.close()
 
 
 @lru_cache(maxsize=256)
@@ -418,64 +397,3 @@ def _encoded_url(text: str) -> URL:
     if not re.fullmatch(r"[\x21-\x7e]+", text):
         raise ValueError
     return URL(text, encoded=True)
-
-
-T = TypeVar("T")
-
-
-class _LoopEndedError(Exception):
-    """The event loop that ran a call ended before the result."""
-
-
-class _Running(NamedTuple, Generic[T]):
-    result: Future[T]
-    loop: asyncio.AbstractEventLoop
-
-
-class SingleFlight(Generic[T]):
-    """At most one running call per key: concurrent callers, on any event loop, get its result or its error.
-
-    A caller that is cancelled does not cancel the call. Results are not kept after the call has ended. A forked
-    process begins without running calls.
-    """
-
-    def __init__(self) -> None:
-        self.reset_after_fork()
-        register_fork_reset(self)
-
-    def reset_after_fork(self) -> None:
-        self._lock = threading.Lock()
-        self._running: dict[Hashable, _Running[T]] = {}
-
-    async def run(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The result of the running call of this key, else of `make()`."""
-        while True:
-            try:
-                return await asyncio.wrap_future(self._join(key, make))
-            except _LoopEndedError:
-                continue  # start the call again on this loop
-
-    def _join(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
-        loop = asyncio.get_running_loop()
-        with self._lock:
-            running = self._running.get(key)
-            if running is not None and not running.loop.is_closed():
-                return running.result
-            result: Future[T] = Future()
-            result.set_running_or_notify_cancel()  # so that a cancelled caller cannot cancel it
-            self._running[key] = _Running(result, loop)
-        task = loop.create_task(make())
-        task.add_done_callback(lambda task: self._settle(key, result, task))
-        return result
-
-    def _settle(self, key: Hashable, result: Future[T], task: asyncio.Task[T]) -> None:
-        with self._lock:
-            running = self._running.get(key)
-            if running is not None and running.result is result:
-                del self._running[key]
-        if task.cancelled():
-            result.set_exception(_LoopEndedError())
-        elif (error := task.exception()) is not None:
-            result.set_exception(error)
-        else:
-            result.set_result(task.result())

@@ -15,6 +15,7 @@ import numpy as np
 
 from renderers import RendererError
 from rollouts.engines.continuation import continuation, join_completions, restarts_from_prompt, single_samples
+from rollouts.engines.event_loop import SingleFlight
 from rollouts.engines.protocol import (
     Completion,
     EngineLimits,
@@ -29,7 +30,7 @@ from rollouts.engines.protocol import (
 )
 from rollouts.engines.vllm.adapters import ServerAdapters
 from rollouts.engines.vllm.capabilities import CapabilityCache, ExpectedCapabilities, ServerCapabilities, probe
-from rollouts.engines.vllm.connection import HttpLimits, ServerConnection, SingleFlight
+from rollouts.engines.vllm.connection import HttpLimits, ServerConnection
 from rollouts.engines.vllm.control import ServerControl
 from rollouts.engines.vllm.exchange import error_context, response_error
 from rollouts.engines.vllm.feature_proof import reads_features
@@ -90,6 +91,8 @@ class VLLMEngine:
 
     A request with an `adapter` is sampled with that LoRA adapter, which `load_adapter` has loaded; the version of its
     tokens is the name of the adapter.
+
+    An engine belongs to the event loop on which it is used first; after that is closed, another one may follow.
     """
 
     def __init__(

@@ -14,7 +14,6 @@ import numpy as np
 
 from renderers import MediaItem, MultiModalData
 from renderers.placement import item_placement_error
-from renderers.process.fork_reset import ProcessLock
 from rollouts.engines.protocol import GenerateRequest, check_prompt
 from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.features import ITEM_BYTES, ServerNumbers, tensor_type
@@ -234,17 +233,15 @@ class CacheSalts:
 
     def __init__(self) -> None:
         self._by_session: OrderedDict[tuple[str, str], str] = OrderedDict()
-        self._lock = ProcessLock()
 
     def salt(self, model: str, weight_version: str, session_id: str | None) -> str:
         salt = _digest(model, weight_version)
         if session_id is None:
             return salt
-        with self._lock:
-            salt = self._by_session.setdefault((session_id, model), salt)
-            self._by_session.move_to_end((session_id, model))
-            if len(self._by_session) > _MAX_SESSIONS:
-                self._by_session.popitem(last=False)
+        salt = self._by_session.setdefault((session_id, model), salt)
+        self._by_session.move_to_end((session_id, model))
+        if len(self._by_session) > _MAX_SESSIONS:
+            self._by_session.popitem(last=False)
         return salt
 
 

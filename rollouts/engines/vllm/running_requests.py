@@ -3,49 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from renderers.process.fork_reset import register_fork_reset
 from rollouts.errors import EngineError
 
 #: A server ends an aborted request in less time. A request that has not ended after it never reached the server.
 _ABORT_EFFECT_SECONDS: Final = 1.0
 
-_Wait = tuple[asyncio.AbstractEventLoop, asyncio.Timeout]
-
 
 class RunningRequests:
-    """Safe to use from several threads and event loops. A forked process begins without running requests."""
+    """The requests of one engine by their ids."""
 
     def __init__(self) -> None:
-        self.reset_after_fork()
-        register_fork_reset(self)
-
-    def reset_after_fork(self) -> None:
-        """Forget the running requests: they run in the parent process."""
-        self._lock = threading.Lock()
         # Request id -> the ids under which the server runs it (its own, or those of the continuations of its samples)
         # -> the wait for the response.
-        self._waits: dict[str, dict[str, _Wait]] = {}
+        self._waits: dict[str, dict[str, asyncio.Timeout]] = {}
         self._aborted: set[str] = set()
 
     @contextmanager
     def running(self, request_id: str) -> Iterator[None]:
         """Register a request for a block. Raises `EngineError` where one of this id is running."""
-        with self._lock:
-            if request_id in self._waits:
-                raise EngineError(request_id, "a request of this id is running already; give each its own")
-            self._waits[request_id] = {}
+        if request_id in self._waits:
+            raise EngineError(request_id, "a request of this id is running already; give each its own")
+        self._waits[request_id] = {}
         try:
             yield
         finally:
-            with self._lock:
-                del self._waits[request_id]
-                self._aborted.discard(request_id)
+            del self._waits[request_id]
+            self._aborted.discard(request_id)
 
     @contextmanager
     def waiting(self, request_id: str, server_id: str) -> Iterator[asyncio.Timeout]:
@@ -53,28 +40,23 @@ class RunningRequests:
 
         Yields the timeout to wait within; it has expired if `expire` has ended the wait.
         """
-        wait = asyncio.timeout(None)
-        with self._lock:
-            self._waits[request_id][server_id] = (asyncio.get_running_loop(), wait)
+        wait = self._waits[request_id][server_id] = asyncio.timeout(None)
         try:
             yield wait
         finally:
-            with self._lock:
-                del self._waits[request_id][server_id]
+            del self._waits[request_id][server_id]
 
     def ids(self) -> list[str]:
         """The ids of all requests that run."""
-        with self._lock:
-            return list(self._waits)
+        return list(self._waits)
 
     def is_aborted(self, request_id: str) -> bool:
         return request_id in self._aborted
 
     def mark_aborted(self, request_ids: Iterable[str]) -> list[str]:
         """Mark those of the requests that run as aborted; their ids."""
-        with self._lock:
-            running = [request_id for request_id in request_ids if request_id in self._waits]
-            self._aborted.update(running)
+        running = [request_id for request_id in request_ids if request_id in self._waits]
+        self._aborted.update(running)
         return running
 
     def server_ids(self, request_ids: Iterable[str]) -> list[str]:
@@ -86,24 +68,18 @@ class RunningRequests:
 
         `at_once`: the server was not asked to end them; it does when their connections close, with their waits.
         """
-        ends = time.monotonic() + (0.0 if at_once else _ABORT_EFFECT_SECONDS)
-        # Polling, because the requests may belong to other event loops.
-        while (left := self._aborted_waits(request_ids)) and time.monotonic() < ends:  # noqa: ASYNC110
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + (0.0 if at_once else _ABORT_EFFECT_SECONDS)
+        while (left := self._aborted_waits(request_ids)) and loop.time() < ends:  # noqa: ASYNC110  for one second
             await asyncio.sleep(_ABORT_EFFECT_SECONDS / 50)
-        for loop, wait in left.values():
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(_expire, wait)
+        for wait in left.values():
+            with suppress(RuntimeError):  # the wait has ended already
+                wait.reschedule(0.0)
 
-    def _aborted_waits(self, request_ids: Iterable[str]) -> dict[str, _Wait]:
-        with self._lock:
-            return {
-                name: wait
-                for request_id in request_ids
-                if request_id in self._aborted
-                for name, wait in self._waits[request_id].items()
-            }
-
-
-def _expire(wait: asyncio.Timeout) -> None:
-    with suppress(RuntimeError):  # the wait has ended already
-        wait.reschedule(0.0)
+    def _aborted_waits(self, request_ids: Iterable[str]) -> dict[str, asyncio.Timeout]:
+        return {
+            name: wait
+            for request_id in request_ids
+            if request_id in self._aborted
+            for name, wait in self._waits[request_id].items()
+        }

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from renderers.process.caches import ByteLRU
-from renderers.process.fork_reset import register_fork_reset
 
 #: Below the 4 GiB that a server's media cache has by default: an item is evicted here before the server evicts it.
 DEFAULT_MEDIA_CACHE_BYTES = 2 * 2**30
@@ -26,7 +23,7 @@ class MediaReservation:
     names: Mapping[str, int]
     included: frozenset[str]
     epoch: int
-    ended: Future[None] = field(default_factory=Future)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def omitted(self) -> frozenset[str]:
@@ -58,21 +55,14 @@ class ServerMediaCache:
     """A model of a server's media cache: names, bounded by the bytes of their items, least recently used first out.
 
     If several requests need a new item at the same time, one includes its data; the others wait until the server has
-    it. Safe to use from many threads and event loops. A forked process begins without pending reservations.
+    it.
     """
 
     def __init__(self, max_bytes: int = DEFAULT_MEDIA_CACHE_BYTES) -> None:
         self._held: ByteLRU[str, int] = ByteLRU(max_bytes)
         self._epoch = 0
-        self._no_media = MediaReservation({}, frozenset(), 0)
-        self._no_media.ended.set_result(None)
         self._counts = MediaCacheCounts()
-        self.reset_after_fork()
-        register_fork_reset(self)
-
-    def reset_after_fork(self) -> None:
-        self._lock = threading.Lock()
-        self._pending: dict[str, Future[None]] = {}
+        self._pending: dict[str, asyncio.Event] = {}
 
     async def reserve(self, names: Mapping[str, int], *, include_all: bool = False) -> MediaReservation:
         """Decide which items of `names` (name -> bytes) a request includes, once none of them is being sent.
@@ -80,46 +70,40 @@ class ServerMediaCache:
         `include_all`: include every item, without waiting. Each reservation must end with `commit`, `release` or
         `evict`.
         """
-        if not names:
-            return self._no_media  # a lock and a condition less for each request of text
         while True:
-            with self._lock:
-                waiting = [] if include_all else [self._pending[name] for name in names if name in self._pending]
-                # All or nothing: two requests that each included an item for which the other waits would deadlock.
-                if not waiting:
-                    included = frozenset(name for name in names if include_all or self._held.get(name) is None)
-                    reservation = MediaReservation(dict(names), included, self._epoch)
-                    self._count(reservation)
-                    if not include_all:
-                        self._pending |= dict.fromkeys(included, reservation.ended)
-                    return reservation
-            await asyncio.wait([asyncio.wrap_future(future) for future in waiting])
+            waiting = [] if include_all else [self._pending[name] for name in names if name in self._pending]
+            # All or nothing: two requests that each included an item for which the other waits would deadlock.
+            if not waiting:
+                included = frozenset(name for name in names if include_all or self._held.get(name) is None)
+                reservation = MediaReservation(names, included, self._epoch)
+                self._count(reservation)
+                if not include_all:
+                    self._pending |= dict.fromkeys(included, reservation.ended)
+                return reservation
+            for sent in waiting:
+                await sent.wait()
 
     def commit(self, reservation: MediaReservation) -> None:
         """Record that the server holds the included items. Has no effect on a reservation that has ended."""
-        with self._lock:
-            included = self._end(reservation)
-            if reservation.epoch == self._epoch:
-                for name in included:
-                    self._held.put(name, reservation.names[name], reservation.names[name])
+        included = self._end(reservation)
+        if reservation.epoch == self._epoch:
+            for name in included:
+                self._held.put(name, reservation.names[name], reservation.names[name])
 
     def release(self, reservation: MediaReservation) -> None:
         """End a reservation whose request may not have reached the server: a waiting request includes the items."""
-        with self._lock:
-            self._end(reservation)
+        self._end(reservation)
 
     def evict(self, reservation: MediaReservation) -> None:
         """Remove the omitted items: the server does not hold all of them. Ends the reservation."""
-        with self._lock:
-            for name in reservation.omitted:
-                self._held.pop(name)
-            self._end(reservation)
+        for name in reservation.omitted:
+            self._held.pop(name)
+        self._end(reservation)
 
     def clear(self) -> None:
         """Remove all items, because the server may have lost them; a `commit` of a pending request adds none."""
-        with self._lock:
-            self._epoch += 1
-            self._held.clear()
+        self._epoch += 1
+        self._held.clear()
 
     def __contains__(self, name: str) -> bool:
         return name in self._held
@@ -130,7 +114,6 @@ class ServerMediaCache:
         return self._counts
 
     def _count(self, reservation: MediaReservation) -> None:
-        """Needs the lock."""
         names, included = reservation.names, reservation.included
         nbytes = sum(names[name] for name in included)
         self._counts += MediaCacheCounts(
@@ -138,11 +121,11 @@ class ServerMediaCache:
         )
 
     def _end(self, reservation: MediaReservation) -> frozenset[str]:
-        """The included items of a reservation that was pending until now; empty if it had ended. Needs the lock."""
-        if reservation.ended.done():
+        """The included items of a reservation that was pending until now; empty if it had ended."""
+        if reservation.ended.is_set():
             return frozenset()
         for name in reservation.included:
             if self._pending.get(name) is reservation.ended:  # not an item of `include_all` that another request sends
                 del self._pending[name]
-        reservation.ended.set_result(None)
+        reservation.ended.set()
         return reservation.included

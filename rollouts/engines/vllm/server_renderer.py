@@ -33,8 +33,8 @@ from renderers.messages import (
     message_tool_names,
 )
 from renderers.placement import PlacedItem
-from renderers.process.fork_reset import ProcessLock, register_fork_reset
 from renderers.rendered import TokenSpan
+from rollouts.engines.event_loop import SingleFlight
 from rollouts.engines.vllm.capabilities import (
     PROBE_NAME,
     RENDER_PATH,
@@ -45,7 +45,7 @@ from rollouts.engines.vllm.capabilities import (
     served_model,
     server_version,
 )
-from rollouts.engines.vllm.connection import HttpLimits, ServerConnection, SingleFlight
+from rollouts.engines.vllm.connection import HttpLimits, ServerConnection
 from rollouts.engines.vllm.exchange import Body, HttpResponse, name_server_in_errors, response_error
 from rollouts.engines.vllm.features import decode_item, encoded_entries
 from rollouts.engines.vllm.generate import RenderedMedia, RenderResponse, parse_render_response, single_token
@@ -81,7 +81,7 @@ class ServerIdentity(NamedTuple):
 
 
 class RenderClient:
-    """Sends render requests to one server. Safe to use from several event loops."""
+    """Sends render requests to one server."""
 
     def __init__(self, connection: ServerConnection, *, model: str | None) -> None:
         self._connection = connection
@@ -89,13 +89,11 @@ class RenderClient:
         self._identity: ServerIdentity | None = None
         self._generation = 0
         self._probing: SingleFlight[ServerIdentity] = SingleFlight()
-        self._lock = ProcessLock()
 
     def forget(self) -> None:
         """Probe the server again before its identity is used next, because it may have been replaced."""
-        with self._lock:
-            self._identity = None
-            self._generation += 1
+        self._identity = None
+        self._generation += 1
 
     def is_current(self, identity: ServerIdentity) -> bool:
         """Whether `forget` was not called since `identity` was returned."""
@@ -106,9 +104,8 @@ class RenderClient:
         while (identity := self._identity) is None:
             generation = self._generation
             probed = await self._probing.run(generation, self._probe)
-            with self._lock:
-                if self._generation == generation:
-                    self._identity = self._identity or probed
+            if self._generation == generation:
+                self._identity = self._identity or probed
         return identity
 
     async def render(
@@ -705,18 +702,13 @@ class BlockingServerRenderer:
             rendered = renderer.render(messages, add_generation_prompt=True)
 
     Many threads may call it at the same time; the calls run concurrently. The event loop runs in a daemon thread
-    from the first call until `close`; in a forked process, in a thread of that process. A call on the thread of a
-    running event loop would block that loop and raises `InvalidRequestError`.
+    from the first call until `close`; a forked process, which has no such thread, makes a renderer of its own. A call
+    on the thread of a running event loop would block that loop and raises `InvalidRequestError`.
     """
 
     def __init__(self, renderer: ServerRenderer) -> None:
         self._renderer = renderer
         self._closed = False
-        self.reset_after_fork()
-        register_fork_reset(self)
-
-    def reset_after_fork(self) -> None:
-        """The first call of a forked process starts a thread of its own."""
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -788,6 +780,8 @@ class BlockingServerRenderer:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(target=_run, args=(self._loop,), name="server-renderer", daemon=True)
                 self._thread.start()
+            elif self._thread is not None and not self._thread.is_alive():
+                raise EngineClosedError(_NAME, "the renderer is of the process that forked this one; make one here")
             running = asyncio.run_coroutine_threadsafe(method(*args, **kwargs), self._loop)
         try:
             return running.result()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -196,7 +195,6 @@ class ServerState:
 
     def __init__(self, routes: ControlRoutes) -> None:
         self._routes = routes
-        self._lock = threading.Lock()
         self._running_update: str | None = None  # the name of the call
         self._process_start_time: float | None = None
         self._forget()
@@ -253,14 +251,12 @@ class ServerState:
     @contextmanager
     def exclusive_update(self, name: str) -> Iterator[None]:
         """Run one update of the weights; another one in the meantime is refused."""
-        with self._lock:
-            self.refuse_during_update(name)
-            self._running_update = name
+        self.refuse_during_update(name)
+        self._running_update = name
         try:
             yield
         finally:
-            with self._lock:
-                self._running_update = None
+            self._running_update = None
 
     def refuse_during_update(self, name: str) -> None:
         if self._running_update is not None:

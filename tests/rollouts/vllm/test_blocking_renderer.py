@@ -89,36 +89,6 @@ async def test_a_cancelled_caller_leaves_the_image_to_the_others(server):
     assert server.images_rendered().total() == 1
 
 
-def test_a_loop_that_ends_in_mid_request_leaves_the_image_to_other_loops(server):
-    server.delay = 0.2
-    renderer = ServerRenderer(server)
-    chunk = [ImageChunk(picture(31))]
-    asyncio.run(renderer.render(user(text("known by now"))))
-
-    async def given_up():
-        await asyncio.wait_for(renderer.render_chunks(chunk), timeout=0.1)
-
-    def other_loop():
-        return asyncio.run(renderer.render_chunks(chunk))
-
-    with ThreadPoolExecutor(1) as pool:
-        try:
-            waiting = None
-
-            async def both():
-                nonlocal waiting
-                task = asyncio.create_task(given_up())
-                await asyncio.sleep(0.05)
-                waiting = pool.submit(other_loop)
-                await asyncio.wait([task])
-                assert task.exception() is not None
-
-            asyncio.run(both())
-        finally:
-            rendered = waiting.result(timeout=20)
-    assert len(rendered.multi_modal_data) == 1
-
-
 def test_the_blocking_renderer_serves_many_threads_at_once_on_one_loop(server):
     server.delay = 0.1
     blocking = BlockingServerRenderer(ServerRenderer(server))

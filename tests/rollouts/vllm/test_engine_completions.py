@@ -12,6 +12,7 @@ from fake_responses import hold
 from fake_server import FakeVLLM
 
 from rollouts.engines.vllm import VLLMEngine
+from rollouts.errors import EngineError
 
 
 @pytest.mark.parametrize("version", ["0.31.0", "0.32.0", "0.20.2"])
@@ -107,15 +108,18 @@ async def test_a_weight_version_set_by_another_client_is_read_from_responses(eng
     assert engine.weight_version == "theirs"
 
 
-async def test_one_engine_serves_several_event_loops(server):
+async def test_one_engine_serves_one_event_loop_after_another(server):
     engine = VLLMEngine(server.base_url)
-    generate_request = [request() for _ in range(4)]
-    runs = [asyncio.to_thread(asyncio.run, engine.generate(each)) for each in generate_request]
-    results = await asyncio.gather(*runs)
-    await engine.close()
-    assert [result.completions[0].token_ids.tolist() for result in results] == [
-        expected(each) for each in generate_request
-    ]
+    requests = [request(image()), request(image()), request()]
+    results = [await asyncio.to_thread(asyncio.run, generate_one(engine, each)) for each in requests]
+    assert [result.token_ids.tolist() for result in results] == [expected(each) for each in requests]
+
+
+async def test_an_engine_refuses_another_event_loop_while_its_own_is_open(server, engine):
+    await generate_one(engine, request())
+    with pytest.raises(EngineError, match="belongs to another event loop, on which it was used first"):
+        await asyncio.to_thread(asyncio.run, generate_one(engine, request()))
+    assert (await generate_one(engine, request())).token_ids.size
 
 
 async def test_a_weight_version_reset_by_another_client_is_read_from_responses(engine, server):

@@ -1,4 +1,4 @@
-"""A process that is forked while requests run begins with free locks and without their pending work."""
+"""A process that is forked begins with free locks, and makes engines of its own."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import signal
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
 from engine_inputs import generate_one, image, request
-from fake_responses import hold
-from fake_server import GENERATE, FakeVLLM
+from fake_server import FakeVLLM
 from rendering_server import RenderingServer, text, user
 
 from renderers import MediaSource
@@ -23,9 +22,8 @@ from renderers.media.store import MediaStore
 from renderers.process.caches import ByteLRU
 from renderers.process.fork_reset import ProcessLock
 from rollouts.engines.vllm import VLLMEngine
-from rollouts.engines.vllm.connection import SingleFlight
-from rollouts.engines.vllm.server_media_cache import ServerMediaCache
 from rollouts.engines.vllm.server_renderer import BlockingServerRenderer, ServerRenderer
+from rollouts.errors import EngineClosedError, EngineError
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 
@@ -47,75 +45,21 @@ def fork(in_child: Callable[[], Any]) -> int:
     return child
 
 
-async def succeeds_in_child(check: Callable[[], Coroutine[Any, Any, None]]) -> bool:
-    child = fork(lambda: asyncio.run(check()))
-    _, status = await asyncio.to_thread(os.waitpid, child, 0)
-    return status == 0
-
-
-async def test_an_item_that_the_parent_is_sending_is_sent_by_the_child_too() -> None:
-    cache = ServerMediaCache()
-    in_parent = await cache.reserve({"a": 10})
-
-    async def check() -> None:
-        reservation = await cache.reserve({"a": 10})
-        assert reservation.included == {"a"}
-        cache.commit(reservation)
-        assert "a" in cache
-
-    assert await succeeds_in_child(check)
-    assert "a" not in cache
-    cache.commit(in_parent)
-
-
-async def test_an_item_that_the_server_holds_is_not_sent_again_by_the_child() -> None:
-    cache = ServerMediaCache()
-    cache.commit(await cache.reserve({"a": 10}))
-
-    async def check() -> None:
-        assert (await cache.reserve({"a": 10})).omitted == {"a"}
-
-    assert await succeeds_in_child(check)
-
-
-async def test_a_call_that_runs_in_the_parent_is_made_again_in_the_child() -> None:
-    calls: SingleFlight[int] = SingleFlight()
-    end = asyncio.Event()
-
-    async def make() -> int:
-        await end.wait()
-        return os.getpid()
-
-    in_parent = asyncio.ensure_future(calls.run("key", make))
-    await asyncio.sleep(0)
-
-    async def check() -> None:
-        async def make_in_child() -> int:
-            return os.getpid()
-
-        assert await calls.run("key", make_in_child) == os.getpid()
-
-    assert await succeeds_in_child(check)
-    end.set()
-    assert await in_parent == os.getpid()
-
-
-async def test_a_child_generates_while_the_same_request_runs_in_the_parent(
+async def test_a_child_of_a_process_that_uses_an_engine_makes_one_of_its_own(
     engine: VLLMEngine, server: FakeVLLM
 ) -> None:
-    release, arrived = asyncio.Event(), asyncio.Event()
-    server.script[GENERATE] = [hold(release, arrived)]
-    same = request(image(), request_id="same")
-    in_parent = asyncio.ensure_future(generate_one(engine, same))
-    await arrived.wait()
+    assert len((await generate_one(engine, request(image()))).token_ids) > 0
 
     async def check() -> None:
-        assert len((await generate_one(engine, same)).token_ids) > 0
-        await engine.close()
+        with pytest.raises(EngineError, match="make an engine for each event loop, thread and process"):
+            await generate_one(engine, request(image()))
+        async with VLLMEngine(server.base_url) as own:
+            assert len((await generate_one(own, request(image()))).token_ids) > 0
 
-    assert await succeeds_in_child(check)
-    release.set()
-    assert len((await in_parent).token_ids) > 0
+    child = fork(lambda: asyncio.run(check()))
+    _, status = await asyncio.to_thread(os.waitpid, child, 0)
+    assert status == 0
+    assert len((await generate_one(engine, request(image()))).token_ids) > 0
 
 
 @pytest.mark.parametrize(
@@ -123,9 +67,8 @@ async def test_a_child_generates_while_the_same_request_runs_in_the_parent(
     [
         (ByteLRU(100), lambda target: target.put("a", 1, 10)),
         (MediaStore(), lambda target: target.add_source(MediaSource.of(b"bytes"))),
-        (ServerMediaCache(), lambda target: target.clear()),
     ],
-    ids=["ByteLRU", "MediaStore", "ServerMediaCache"],
+    ids=["ByteLRU", "MediaStore"],
 )
 def test_a_lock_that_a_thread_held_is_free_in_the_child(target: Any, use: Callable[[Any], Any]) -> None:
     held, release = Future[None](), threading.Event()
@@ -177,14 +120,16 @@ def test_the_check_sees_a_child_that_fails() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(fork(fail), 0)[1]) == 3
 
 
-def test_a_blocking_renderer_renders_in_the_child_on_a_thread_of_the_child() -> None:
+def test_a_blocking_renderer_of_the_parent_is_refused_in_the_child() -> None:
     messages = user(text("hi"))
     with BlockingServerRenderer(ServerRenderer(RenderingServer())) as renderer:
         before = renderer.render(messages).token_ids
 
         def check() -> None:
-            assert renderer.render(messages).token_ids == before
-            renderer.close()
+            with pytest.raises(EngineClosedError, match="make one here"):
+                renderer.render(messages)
+            with BlockingServerRenderer(ServerRenderer(RenderingServer())) as own:
+                assert own.render(messages).token_ids == before
 
         assert os.waitpid(fork(check), 0)[1] == 0
         assert renderer.render(messages).token_ids == before

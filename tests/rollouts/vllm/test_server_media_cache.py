@@ -119,23 +119,6 @@ async def test_an_item_larger_than_the_cache_is_included_every_time():
         cache.commit(reservation)
 
 
-def test_one_of_several_event_loops_includes_an_item():
-    cache = ServerMediaCache()
-    included_counts = []
-
-    async def use() -> None:
-        reservation = await cache.reserve(A)
-        await asyncio.sleep(0)
-        included_counts.append(len(reservation.included))
-        cache.commit(reservation)
-
-    async def in_threads() -> None:
-        await asyncio.gather(*(asyncio.to_thread(asyncio.run, use()) for _ in range(8)))
-
-    asyncio.run(in_threads())
-    assert sum(included_counts) == 1
-
-
 @given(
     st.lists(
         st.tuples(

@@ -1,4 +1,4 @@
-"""How connections are kept and closed, on one event loop, on several, and after a fork."""
+"""How connections are kept and closed, on one event loop, on another one after it, and after a fork."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from pathlib import Path
 
 import fake_server
 import pytest
-from fake_responses import hold, stream_pieces
+from fake_responses import stream_pieces
 from fake_server import GENERATE, FakeVLLM
 from http_calls import GENERATION, generate
 
 from rollouts.engines.vllm.connection import HttpLimits, ServerConnection
 from rollouts.errors import (
     EngineClosedError,
+    EngineError,
 )
 
 pytestmark = [pytest.mark.filterwarnings("error::ResourceWarning"), pytest.mark.usefixtures("nothing_leaks")]
@@ -82,10 +83,15 @@ def requests_on_a_loop_of_their_own(connection: ServerConnection, count: int) ->
     return asyncio.run(run())
 
 
-async def test_several_loops_in_several_threads_share_one_connection_object(server: FakeVLLM) -> None:
-    connection = ServerConnection(server.base_url, limits=HttpLimits(concurrency=4))
-    threads = [asyncio.to_thread(requests_on_a_loop_of_their_own, connection, 20) for _ in range(4)]
-    assert await asyncio.gather(*threads) == [[200] * 20] * 4
+async def test_another_loop_is_refused_while_the_first_one_is_open(server: FakeVLLM) -> None:
+    connection = ServerConnection(server.base_url)
+    assert (await generate(connection)).status == 200
+    for _ in range(2):
+        with pytest.raises(EngineError, match="request r0: the engine belongs to another event loop"):
+            await asyncio.to_thread(requests_on_a_loop_of_their_own, connection, 1)
+    assert (await generate(connection)).status == 200
+    with pytest.raises(EngineError, match="another event loop"):
+        await asyncio.to_thread(asyncio.run, connection.close())
     assert (await generate(connection)).status == 200
     await connection.close()
     for seen in server.requests:
@@ -117,30 +123,22 @@ async def test_a_loop_that_was_closed_without_shutting_down_is_forgotten(server:
     await connection.close()
 
 
-async def test_closing_reaches_the_loops_of_other_threads(server: FakeVLLM) -> None:
-    connection = ServerConnection(server.base_url)
-    arrived = asyncio.Event()
-    server.script[GENERATE] += [hold(asyncio.Event(), arrived)]
-    elsewhere = asyncio.create_task(asyncio.to_thread(requests_on_a_loop_of_their_own, connection, 1))
-    await arrived.wait()
-    await connection.close()
-    with pytest.raises(EngineClosedError):
-        await elsewhere
-    await server.requests[0].disconnected.wait()
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_forked_process_leaves_the_connections_of_its_parent_alone(tmp_path: Path) -> None:
+def test_a_forked_process_is_refused_and_leaves_the_connections_of_its_parent_alone(tmp_path: Path) -> None:
     script = tmp_path / "forking.py"
     script.write_text(
         """
 import asyncio, os, sys
 from fake_server import GENERATE, FakeVLLM
 from rollouts.engines.vllm.connection import ServerConnection
+from rollouts.errors import EngineError
 
 async def in_child(connection):
-    assert (await connection.request("GET", "/version", name="child")).status == 200
-    await connection.close()
+    try:
+        await connection.request("GET", "/version", name="child")
+    except EngineError as error:
+        assert "make an engine for each event loop, thread and process" in str(error)
+        os._exit(3)
 
 async def main():
     async with FakeVLLM() as server:
@@ -150,10 +148,10 @@ async def main():
             asyncio._set_running_loop(None)
             asyncio.run(in_child(connection))
             os._exit(0)
-        while os.waitpid(child, os.WNOHANG) == (0, 0):
-            await asyncio.sleep(0.01)
+        _, status = await asyncio.to_thread(os.waitpid, child, 0)
+        assert os.waitstatus_to_exitcode(status) == 3
         await connection.request("GET", "/version", name="after")
-        assert [seen.connection for seen in server.requests] == [1, 2, 1], server.requests
+        assert [seen.connection for seen in server.requests] == [1, 1], server.requests
         await connection.close()
 
 asyncio.run(main())

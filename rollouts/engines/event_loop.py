@@ -1,0 +1,59 @@
+"""The event loop that an engine belongs to, and calls on it that several callers share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Hashable
+from typing import Any, Generic, TypeVar
+
+from rollouts.errors import EngineError
+
+T = TypeVar("T")
+
+
+class EngineLoop:
+    """The event loop of an engine: that of its first call. Another one may follow once that one is closed."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def enter(self, request_id: str) -> bool:
+        """Whether the running loop is a new one, so that what belonged to the loop before must be made again.
+
+        Raises `EngineError` for request `request_id` where the engine belongs to another loop, which is still open.
+        """
+        running = asyncio.get_running_loop()
+        if self._loop is running:
+            return False
+        if self._loop is not None and not self._loop.is_closed():
+            raise EngineError(
+                request_id,
+                "the engine belongs to another event loop, on which it was used first; use it there, or make an engine "
+                "for each event loop, thread and process",
+            )
+        self._loop = running
+        return True
+
+
+class SingleFlight(Generic[T]):
+    """At most one running call per key: concurrent callers get its result or its error.
+
+    A caller that is cancelled does not cancel the call. Results are not kept after the call has ended.
+    """
+
+    def __init__(self) -> None:
+        self._running: dict[Hashable, asyncio.Task[T]] = {}
+
+    async def run(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The result of the running call of this key, else of `make()`."""
+        task = self._running.get(key)
+        if task is None or task.get_loop().is_closed():
+            task = self._running[key] = asyncio.create_task(make())
+            task.add_done_callback(lambda ended: self._end(key, ended))
+        return await asyncio.shield(task)
+
+    def _end(self, key: Hashable, task: asyncio.Task[T]) -> None:
+        if self._running.get(key) is task:
+            del self._running[key]
+        if not task.cancelled():
+            task.exception()  # whose callers may all be gone: it is not logged then
