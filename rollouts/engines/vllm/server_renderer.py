@@ -80,101 +80,6 @@ class ServerIdentity(NamedTuple):
     control_texts: tuple[str, ...]
 
 
-class RenderClient:
-    """Sends render requests to one server."""
-
-    def __init__(self, connection: ServerConnection, *, model: str | None) -> None:
-        self._connection = connection
-        self._model = model
-        self._identity: ServerIdentity | None = None
-        self._generation = 0
-        self._probing: SingleFlight[ServerIdentity] = SingleFlight()
-
-    def forget(self) -> None:
-        """Probe the server again before its identity is used next, because it may have been replaced."""
-        self._identity = None
-        self._generation += 1
-
-    def is_current(self, identity: ServerIdentity) -> bool:
-        """Whether `forget` was not called since `identity` was returned."""
-        return self._identity is identity
-
-    async def identity(self) -> ServerIdentity:
-        """The identity of the server; probed once, and again after `forget`."""
-        while (identity := self._identity) is None:
-            generation = self._generation
-            probed = await self._probing.run(generation, self._probe)
-            if self._generation == generation:
-                self._identity = self._identity or probed
-        return identity
-
-    async def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        files: Mapping[str, SourceFile],
-        *,
-        model: str,
-        name: str,
-        tensors: bool,
-        options: Mapping[str, Any] | None = None,
-    ) -> RenderResponse:
-        """Render messages whose image parts are `image_part`s; an image without a file in `files` must be in its cache.
-
-        `tensors` False requests a response without tensors, which vLLM supports from 0.32 on. Raises `EngineError`.
-        """
-        body = {"model": model, "messages": messages, **(options or {})}
-        if not tensors:
-            body["mm_payload"] = "none"
-        segments = await asyncio.to_thread(_segments, body, files)
-        response = await self._connection.request("POST", RENDER_PATH, name=name, body=segments)
-        if response.status != 200:
-            raise _render_error(name, response)
-        return await asyncio.to_thread(parse_render_response, response.body, name)
-
-    async def _probe(self) -> ServerIdentity:
-        connection = self._connection
-        model, version = await asyncio.gather(served_model(connection, self._model), server_version(connection))
-        response = await render_probe_image(connection, model.name)
-        takes_images = response.status == 200
-        if response.status == 400:  # a text-only model, or a server that was started with images disabled
-            response = await render_message(connection, model.name, "a")
-        if response.status != 200:
-            raise _render_error(PROBE_NAME, response)
-        rendered = parse_render_response(response.body, PROBE_NAME)
-        if takes_images and len(rendered.media) != 1:
-            raise MalformedResultError(
-                PROBE_NAME, f"/render found {len(rendered.media)} media in a message with one image"
-            )
-        decisive = {
-            "model": model.name,
-            "root": model.root,
-            "version": version.vllm,
-            "probe": _tensors_digest(rendered, PROBE_NAME),
-        }
-        marker_id = single_token(rendered.token_ids, rendered.media[0].placeholder) if takes_images else None
-        texts = await self._token_texts(model.name, rendered.token_ids)
-        return ServerIdentity(
-            model=model.name,
-            version=version.vllm or "unknown",
-            fingerprint=hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16],
-            marker_id=marker_id,
-            marker=None if marker_id is None else texts.get(marker_id, ""),
-            control_texts=tuple(text for text in texts.values() if _CONTROL.fullmatch(text)),
-        )
-
-    async def _token_texts(self, model: str, token_ids: Sequence[int]) -> dict[int, str]:
-        """The text of each token that the server detokenizes."""
-        distinct = sorted(set(token_ids))
-        responses = await asyncio.gather(
-            *(
-                probe_request(self._connection, "POST", "/detokenize", {"model": model, "tokens": [token]})
-                for token in distinct
-            )
-        )
-        texts = [json_object(response).get("prompt") if response.status == 200 else None for response in responses]
-        return {token: text for token, text in zip(distinct, texts, strict=True) if isinstance(text, str)}
-
-
 def image_part(name: str) -> dict[str, Any]:
     """A content part for the image that the server's cache holds, or will hold, under this name."""
     return {"type": "image_url", "image_url": None, "uuid": name}
@@ -257,100 +162,6 @@ def image_name(source: MediaSource) -> str:
     return f"render-{source.digest}"
 
 
-class ImageRenderer:
-    """Turns references into items by rendering them on a server.
-
-    `policy` decides which references may be read and how large an image may be. `store` keeps items and sources.
-    `scale` is set on items with uint8 pixels.
-    """
-
-    def __init__(
-        self, client: RenderClient, *, policy: MediaPolicy, store: MediaStore, scale: PixelScale | None
-    ) -> None:
-        self._client = client
-        self._policy = policy
-        self._store = store
-        self._scale = scale
-        self._rendering: SingleFlight[MediaItem] = SingleFlight()
-
-    async def render(self, reference: Any) -> RenderedImage:
-        """Render the value of an image part. Raises `MediaError` and `EngineError`."""
-        part = {"type": "image", "image": reference}
-        source = await asyncio.to_thread(load_source, part, self._policy, self._store)
-        for _ in range(_MAX_ATTEMPTS):
-            server = await self._client.identity()
-            mm_hash = f"{source.digest}-{server.fingerprint}"
-            item = self._store.get(mm_hash)
-            if item is not None:
-                return RenderedImage(item, server)
-            try:
-                item = await self._rendering.run(mm_hash, partial(self._render, source, mm_hash, server))
-            except _ServerChangedError:
-                continue
-            return RenderedImage(item, server)
-        raise ServerUnreachableError(
-            _request_name(source), f"the server restarted {_MAX_ATTEMPTS} times while it rendered the image"
-        )
-
-    def files(self, images: Iterable[RenderedImage]) -> dict[str, SourceFile]:
-        """The file of each distinct image by its name in the server's cache."""
-        distinct = {image.name: image.item.source for image in images}
-        return {name: image_file(source, self._policy, jpeg_as_file=True) for name, source in distinct.items()}
-
-    async def _render(self, source: MediaSource, mm_hash: str, server: ServerIdentity) -> MediaItem:
-        """Let the server process an image, and store the item."""
-        request_name, cache_name = _request_name(source), image_name(source)
-        file = await asyncio.to_thread(image_file, source, self._policy, jpeg_as_file=True)
-        # Some versions send no tensors if their cache holds the name. A random name cannot be in the cache.
-        for sent_name in (cache_name, f"{cache_name}-{uuid.uuid4().hex}"):
-            response, image = await self._render_alone(sent_name, file, server.model, request_name)
-            if image.encoded is not None:
-                break
-        else:
-            raise CapabilityError(
-                request_name,
-                "/render sends no tensors of the image, even for a random name that no cache can hold. Start the "
-                "server with --mm-processor-cache-gb 0, render on one started with `vllm launch render`, or load a "
-                "renderer from the model's directory",
-            )
-        num_tokens = image.placeholder.length
-        token = single_token(response.token_ids, image.placeholder)
-        if token is None or token != server.marker_id:
-            raise CapabilityError(
-                request_name,
-                f"the {num_tokens} tokens of the image differ, and /render does not say which of them stand for its "
-                "features. Load a renderer from the model's directory",
-            )
-        decoded = await asyncio.to_thread(decode_item, image.encoded, name=request_name)
-        if not self._client.is_current(server):
-            raise _ServerChangedError
-        has_raw_pixels = any(tensor.dtype == "uint8" for tensor in decoded.values())
-        item = MediaItem(
-            "image",
-            mm_hash,
-            source,
-            {name: tensor.tensor for name, tensor in decoded.items()},
-            num_tokens,
-            scale=self._scale if has_raw_pixels else None,
-            fields={name: tensor.field for name, tensor in decoded.items()},
-        )
-        return self._store.put(item)
-
-    async def _render_alone(
-        self, cache_name: str, file: SourceFile, model: str, request_name: str
-    ) -> tuple[RenderResponse, RenderedMedia]:
-        """Render a message that contains only the image."""
-        message = {"role": "user", "content": [image_part(cache_name)]}
-        response = await self._client.render(
-            [message], {cache_name: file}, model=model, name=request_name, tensors=True
-        )
-        if [media.modality for media in response.media] != ["image"]:
-            raise MalformedResultError(
-                request_name, f"/render found {len(response.media)} media in a message with one image"
-            )
-        return response, response.media[0]
-
-
 def _request_name(source: MediaSource) -> str:
     return f"render of image {source.digest[:12]}"
 
@@ -416,10 +227,14 @@ class ServerRenderer:
         scale: PixelScale | None = None,
     ) -> None:
         self._connection = connection
-        self._client = RenderClient(connection, model=model)
+        self._model = model
         self.policy = MediaPolicy() if policy is None else policy
         self.store = MediaStore() if store is None else store  # an empty store is falsy
-        self._images = ImageRenderer(self._client, policy=self.policy, store=self.store, scale=scale)
+        self._scale = scale
+        self._identity: ServerIdentity | None = None
+        self._generation = 0  # how often the identity was forgotten
+        self._probing: SingleFlight[ServerIdentity] = SingleFlight()
+        self._processing: SingleFlight[MediaItem] = SingleFlight()
         self._cache_holds_images = True
         self._owns_connection = False
 
@@ -466,7 +281,7 @@ class ServerRenderer:
         """
         checked = check_messages(messages)
         check_tools(tools)
-        server = await self._client.identity()
+        server = await self._known_server()
         _check_texts(checked, server)
         images = await self._render_images(checked)
         options: dict[str, Any] = {"add_generation_prompt": add_generation_prompt}
@@ -507,21 +322,22 @@ class ServerRenderer:
             assert server.marker_id is not None  # a server without a marker renders no image
             media.append((item, PlaceholderRange(len(token_ids), item.num_tokens)))
             token_ids += [server.marker_id] * item.num_tokens
-        return _result(token_ids, media, await self._client.identity())
+        return _result(token_ids, media, await self._known_server())
 
     @name_server_in_errors
     async def image(self, reference: Any) -> MediaItem:
         """The item of one image: any value of an image part, or a `MediaSource`."""
-        return (await self._images.render(reference)).item
+        return (await self._render_image(reference)).item
 
     @name_server_in_errors
     async def identity(self) -> ServerIdentity:
         """The identity of the server; probed once, and again after `forget`."""
-        return await self._client.identity()
+        return await self._known_server()
 
     def forget(self) -> None:
         """Probe the server again and render every image again, because the server may have restarted."""
-        self._client.forget()
+        self._identity = None
+        self._generation += 1
         self._cache_holds_images = True
 
     async def close(self) -> None:
@@ -550,13 +366,13 @@ class ServerRenderer:
                 part_index=part_index,
             )
         try:
-            return await self._images.render(media_value(part))
+            return await self._render_image(media_value(part))
         except MediaError as error:
             raise error.at(message_index, part_index) from error.__cause__
 
     async def _render_chunk(self, index: int, chunk: Chunk) -> RenderedImage:
         name = f"chunk {index}"
-        image = await self._images.render(_chunk_reference(chunk, name))
+        image = await self._render_image(_chunk_reference(chunk, name))
         expected: int | None = getattr(chunk, "expected_tokens", None)
         if expected is not None and image.item.num_tokens != expected:
             raise InvalidRequestError(
@@ -575,15 +391,167 @@ class ServerRenderer:
         options: Mapping[str, Any],
     ) -> RenderResponse:
         """Render the whole conversation. Images are sent by name, because the server has just rendered them alone."""
-        render = partial(self._client.render, messages, model=server.model, name=name, tensors=False, options=options)
+        send = partial(self._send, messages, model=server.model, name=name, tensors=False, options=options)
         if images and self._cache_holds_images:
             try:
-                return await render({})
+                return await send({})
             except ServerError:
                 pass  # a cache that is disabled, full or of another process; any other error occurs again below
-        response = await render(await asyncio.to_thread(self._images.files, images.values()))
+        sources = {image.name: image.item.source for image in images.values()}
+        files = {
+            name: await asyncio.to_thread(image_file, source, self.policy, jpeg_as_file=True)
+            for name, source in sources.items()
+        }
+        response = await send(files)
         self._cache_holds_images = self._cache_holds_images and not images
         return response
+
+    # The server.
+
+    async def _known_server(self) -> ServerIdentity:
+        while (identity := self._identity) is None:
+            generation = self._generation
+            probed = await self._probing.run(generation, self._probe)
+            if self._generation == generation:
+                self._identity = self._identity or probed
+        return identity
+
+    async def _probe(self) -> ServerIdentity:
+        connection = self._connection
+        model, version = await asyncio.gather(served_model(connection, self._model), server_version(connection))
+        response = await render_probe_image(connection, model.name)
+        takes_images = response.status == 200
+        if response.status == 400:  # a text-only model, or a server that was started with images disabled
+            response = await render_message(connection, model.name, "a")
+        if response.status != 200:
+            raise _render_error(PROBE_NAME, response)
+        rendered = parse_render_response(response.body, PROBE_NAME)
+        if takes_images and len(rendered.media) != 1:
+            raise MalformedResultError(
+                PROBE_NAME, f"/render found {len(rendered.media)} media in a message with one image"
+            )
+        decisive = {
+            "model": model.name,
+            "root": model.root,
+            "version": version.vllm,
+            "probe": _tensors_digest(rendered, PROBE_NAME),
+        }
+        marker_id = single_token(rendered.token_ids, rendered.media[0].placeholder) if takes_images else None
+        texts = await self._token_texts(model.name, rendered.token_ids)
+        return ServerIdentity(
+            model=model.name,
+            version=version.vllm or "unknown",
+            fingerprint=hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16],
+            marker_id=marker_id,
+            marker=None if marker_id is None else texts.get(marker_id, ""),
+            control_texts=tuple(text for text in texts.values() if _CONTROL.fullmatch(text)),
+        )
+
+    async def _token_texts(self, model: str, token_ids: Sequence[int]) -> dict[int, str]:
+        """The text of each token that the server detokenizes."""
+        distinct = sorted(set(token_ids))
+        responses = await asyncio.gather(
+            *(
+                probe_request(self._connection, "POST", "/detokenize", {"model": model, "tokens": [token]})
+                for token in distinct
+            )
+        )
+        texts = [json_object(response).get("prompt") if response.status == 200 else None for response in responses]
+        return {token: text for token, text in zip(distinct, texts, strict=True) if isinstance(text, str)}
+
+    async def _send(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        files: Mapping[str, SourceFile],
+        *,
+        model: str,
+        name: str,
+        tensors: bool,
+        options: Mapping[str, Any] | None = None,
+    ) -> RenderResponse:
+        """Render messages whose image parts are `image_part`s; an image without a file in `files` must be in its cache.
+
+        `tensors` False requests a response without tensors, which vLLM supports from 0.32 on. Raises `EngineError`.
+        """
+        body = {"model": model, "messages": messages, **(options or {})}
+        if not tensors:
+            body["mm_payload"] = "none"
+        segments = await asyncio.to_thread(_segments, body, files)
+        response = await self._connection.request("POST", RENDER_PATH, name=name, body=segments)
+        if response.status != 200:
+            raise _render_error(name, response)
+        return await asyncio.to_thread(parse_render_response, response.body, name)
+
+    # One image.
+
+    async def _render_image(self, reference: Any) -> RenderedImage:
+        """Render the value of an image part. Raises `MediaError` and `EngineError`."""
+        part = {"type": "image", "image": reference}
+        source = await asyncio.to_thread(load_source, part, self.policy, self.store)
+        for _ in range(_MAX_ATTEMPTS):
+            server = await self._known_server()
+            mm_hash = f"{source.digest}-{server.fingerprint}"
+            item = self.store.get(mm_hash)
+            try:
+                if item is None:
+                    item = await self._processing.run(mm_hash, partial(self._process, source, mm_hash, server))
+            except _ServerChangedError:
+                continue
+            return RenderedImage(item, server)
+        raise ServerUnreachableError(
+            _request_name(source), f"the server restarted {_MAX_ATTEMPTS} times while it rendered the image"
+        )
+
+    async def _process(self, source: MediaSource, mm_hash: str, server: ServerIdentity) -> MediaItem:
+        """Let the server process an image, and store the item."""
+        request_name, cache_name = _request_name(source), image_name(source)
+        file = await asyncio.to_thread(image_file, source, self.policy, jpeg_as_file=True)
+        # Some versions send no tensors if their cache holds the name. A random name cannot be in the cache.
+        for sent_name in (cache_name, f"{cache_name}-{uuid.uuid4().hex}"):
+            response, image = await self._render_alone(sent_name, file, server.model, request_name)
+            if image.encoded is not None:
+                break
+        else:
+            raise CapabilityError(
+                request_name,
+                "/render sends no tensors of the image, even for a random name that no cache can hold. Start the "
+                "server with --mm-processor-cache-gb 0, render on one started with `vllm launch render`, or load a "
+                "renderer from the model's directory",
+            )
+        num_tokens = image.placeholder.length
+        token = single_token(response.token_ids, image.placeholder)
+        if token is None or token != server.marker_id:
+            raise CapabilityError(
+                request_name,
+                f"the {num_tokens} tokens of the image differ, and /render does not say which of them stand for its "
+                "features. Load a renderer from the model's directory",
+            )
+        decoded = await asyncio.to_thread(decode_item, image.encoded, name=request_name)
+        if self._identity is not server:
+            raise _ServerChangedError
+        has_raw_pixels = any(tensor.dtype == "uint8" for tensor in decoded.values())
+        item = MediaItem(
+            "image",
+            mm_hash,
+            source,
+            {name: tensor.tensor for name, tensor in decoded.items()},
+            num_tokens,
+            scale=self._scale if has_raw_pixels else None,
+            fields={name: tensor.field for name, tensor in decoded.items()},
+        )
+        return self.store.put(item)
+
+    async def _render_alone(
+        self, cache_name: str, file: SourceFile, model: str, request_name: str
+    ) -> tuple[RenderResponse, RenderedMedia]:
+        """Render a message that contains only the image."""
+        message = {"role": "user", "content": [image_part(cache_name)]}
+        response = await self._send([message], {cache_name: file}, model=model, name=request_name, tensors=True)
+        if [media.modality for media in response.media] != ["image"]:
+            raise MalformedResultError(
+                request_name, f"/render found {len(response.media)} media in a message with one image"
+            )
+        return response, response.media[0]
 
 
 def _check_texts(messages: Sequence[Mapping[str, Any]], server: ServerIdentity) -> None:
