@@ -86,8 +86,9 @@ async def test_an_aborted_request_returns_the_tokens_that_it_has(tiny_server, re
 async def test_a_server_before_a_server_samples_what_that_one_samples(
     tiny_server, tiny_model_dir, renderer, serve_app, messages
 ):
-    inner = VLLMEngine(tiny_server.base_url)
-    length = (await inner.capabilities()).max_model_len
+    async with VLLMEngine(tiny_server.base_url) as asked:
+        length = (await asked.capabilities()).max_model_len
+    inner = VLLMEngine(tiny_server.base_url)  # the server's own, on its event loop
     model = served_model(tiny_model_dir, renderer, name="tiny", max_model_len=length)
     outer = serve_app(create_app(PausableEngine(inner, max_model_len=length), renderer, model))
     request = request_of(renderer, messages)
