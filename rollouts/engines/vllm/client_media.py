@@ -10,6 +10,7 @@ from typing import Any
 
 from renderers import MultiModalData
 from renderers.process.caches import ByteLRU
+from renderers.process.fork_reset import ProcessLock
 from rollouts.engines.protocol import GenerateRequest, SamplingParams
 from rollouts.engines.vllm.engine import VLLMEngine
 from rollouts.engines.vllm.media_payload import is_source_missing
@@ -24,15 +25,20 @@ _ATTEMPTS = 3
 # URL -> name. A conversation is sent again with each turn, and its URLs hold whole images.
 _names: ByteLRU[str, str] = ByteLRU(64 * 2**20)
 
-# By event loop, because an engine belongs to one, and address.
-_known: dict[tuple[asyncio.AbstractEventLoop, str], ClientMedia] = {}
+# By address and event loop, because an engine belongs to one.
+_known: dict[str, dict[asyncio.AbstractEventLoop, ClientMedia]] = {}
+_known_lock = ProcessLock()
 
 
 def client_media(base_url: str, api_key: str | None) -> ClientMedia:
-    """The media of one server, shared by all clients of the running event loop."""
-    for key in [key for key in _known if key[0].is_closed()]:
-        del _known[key]
-    return _known.setdefault((asyncio.get_running_loop(), base_url), ClientMedia(base_url, api_key))
+    """The media of one server, shared by all clients of the running event loop, and passed on once it is closed."""
+    running = asyncio.get_running_loop()
+    with _known_lock:
+        of_server = _known.setdefault(base_url, {})
+        if running not in of_server:
+            ended = next((loop for loop in of_server if loop.is_closed()), None)
+            of_server[running] = ClientMedia(base_url, api_key) if ended is None else of_server.pop(ended)
+        return of_server[running]
 
 
 class ClientMedia:
