@@ -41,7 +41,6 @@ from rollouts.trajectory.token_node import (
     Turn,
     extra_error,
     is_plain_number,
-    packed_ids,
     read_only,
     reported_extras,
     same_media,
@@ -55,145 +54,39 @@ from transport.wire.codec import is_plain
 _OFFSET: Final = attrgetter("placeholder.offset")
 
 
-class NodeIndex:
-    """The children of each node and where its tokens begin, for the nodes of a trajectory that grows.
+def longest_prefixes(
+    nodes: Sequence[TokenNode], prompt: np.ndarray, references: Sequence[MediaReference], after: int | None
+) -> tuple[list[int], int]:
+    """The deepest nodes whose whole path is a prefix of the prompt, and the length of their paths.
 
-    It holds no tokens of its own: an episode that waits uses little memory beyond those of its nodes.
+    `prompt` is int32 (n,), `references` are its media. Where the path to `after` is such a prefix, only `after` and the
+    nodes below it are considered. The nodes are in order of creation; -1, which is before all roots, is the first of
+    those without tokens.
     """
-
-    __slots__ = ("_children", "_ids", "_nodes", "_starts")
-
-    def __init__(self) -> None:
-        self._nodes: list[TokenNode] = []
-        self._ids: list[np.ndarray] = []  # int32 (n,) each: the arrays of the nodes, unless those have another dtype
-        self._starts: list[int] = []  # of each node: the number of tokens on the path before it
-        self._children: dict[int, list[int]] = {}  # in order of creation; those of -1 are the roots
-
-    def update(self, nodes: Sequence[TokenNode]) -> None:
-        """Index the nodes that are new. Where others were replaced, all are indexed again."""
-        if self._nodes != nodes[: len(self._nodes)]:  # compares by identity
-            for kept in (self._nodes, self._ids, self._starts, self._children):
-                kept.clear()
-        for index in range(len(self._nodes), len(nodes)):
-            node = nodes[index]
-            self._nodes.append(node)
-            self._ids.append(np.ascontiguousarray(node.token_ids, np.int32))
-            self._starts.append(self._end(node.parent))
-            self._children.setdefault(node.parent, []).append(index)
-
-    def longest_prefixes(
-        self, prompt: np.ndarray, references: Sequence[MediaReference], after: int | None
-    ) -> tuple[list[int], int]:
-        """The deepest nodes whose whole path is a prefix of the prompt, and the length of their paths.
-
-        `prompt` is int32 (n,), `references` are its media. Where the path to `after` is such a prefix, only `after` and
-        the nodes below it are considered. The nodes are in order of creation; -1, which is before all roots, is the
-        first of those without tokens.
-        """
-        tokens = prompt.tobytes()  # compared as bytes, because numpy takes ten times as long for few tokens
-        first = -1 if after is None or not self._holds_path(after, tokens, references) else after
-        found, length, unvisited = [first], self._end(first), [first]
-        while unvisited:
-            for child in self._children.get(unvisited.pop(), ()):
-                if self._holds(child, tokens, references):
-                    unvisited.append(child)
-                    end = self._end(child)
-                    if end > length:
-                        found, length = [], end
-                    if end == length:
-                        found.append(child)
-        return sorted(found), length
-
-    def _end(self, node: int) -> int:
-        return 0 if node == -1 else self._starts[node] + len(self._ids[node])
-
-    def _holds_path(self, node: int, tokens: bytes, references: Sequence[MediaReference]) -> bool:
-        """Whether a prompt begins with the whole path to a node. Its last node is what most likely differs."""
-        while node != -1:
-            if not self._holds(node, tokens, references):
-                return False
-            node = self._nodes[node].parent
-        return True
-
-    def _holds(self, index: int, tokens: bytes, references: Sequence[MediaReference]) -> bool:
-        """Whether a prompt has the tokens and the media of a node where the node begins."""
-        media, start = self._nodes[index].media, self._starts[index]
-        if not tokens.startswith(self._ids[index], 4 * start):  # type: ignore[arg-type]  # an array is a buffer
-            return False
-        if not references:
-            return not media
-        first, end = (bisect_left(references, place, key=_OFFSET) for place in (start, self._end(index)))
-        return same_media(media, start, references[first:end])
+    tokens = prompt.tobytes()  # compared as bytes, because numpy takes ten times as long for few tokens
+    ends = {-1: 0}  # of the paths that are prefixes
+    for index, node in enumerate(nodes):
+        if node.parent in ends and _begins_with(tokens, references, node, ends[node.parent]):
+            ends[index] = ends[node.parent] + len(node.token_ids)
+    if after is not None and after in ends:
+        below = {after: ends[after]}
+        for index, end in ends.items():
+            if index > after and nodes[index].parent in below:
+                below[index] = end
+        ends = below
+    length = max(ends.values())
+    return [index for index, end in ends.items() if end == length], length
 
 
-#: The tokens of further nodes are not joined: an episode that waits uses little memory beyond its tokens.
-_MAX_JOINED_BYTES: Final = 16 * 1024
-
-
-class KeptChain:
-    """Nodes that were added one after the other, each the parent of the next, with all their tokens and media.
-
-    The prompt of most turns begins with all of these tokens: one comparison finds that, or one for each node of a long
-    episode, and only the rest is checked and stored. Bytes are compared, because numpy gives up the interpreter's lock
-    to compare long arrays.
-    """
-
-    __slots__ = ("_joined", "_media", "_nodes", "_not_joined", "_num_bytes")
-
-    def __init__(self) -> None:
-        self._nodes: list[TokenNode] = []
-        self._joined = b""  # the tokens of the first nodes, int32
-        self._not_joined: list[np.ndarray] = []  # the tokens of the nodes after those, int32 (n,) each
-        self._num_bytes = 0  # of all of them
-        self._media: list[MediaReference] = []
-
-    def __len__(self) -> int:
-        """The number of tokens."""
-        return self._num_bytes // 4
-
-    def new_ids(self, nodes: Sequence[TokenNode], token_ids: object) -> np.ndarray | None:
-        """The tokens of a prompt after those of the chain, as a new read-only int32 (n,).
-
-        None where `nodes` are not those of the chain, the prompt is not a list of token ids that begins with the tokens
-        of the chain, or a new token id is out of range.
-        """
-        if self._nodes != nodes:  # compares by identity
-            return None
-        packed = packed_ids(token_ids)
-        if packed is None or not self._begins(packed):
-            return None
-        ids = np.frombuffer(packed[self._num_bytes :], np.int32)  # a view would keep the whole prompt in memory
-        return ids if token_ids_error(ids) is None else None
-
-    def _begins(self, packed: bytes) -> bool:
-        """Whether a prompt, as int32, begins with the tokens of the chain."""
-        if not packed.startswith(self._joined):
-            return False
-        start = len(self._joined)
-        for ids in self._not_joined:
-            if not packed.startswith(ids.data, start):
-                return False
-            start += ids.nbytes
-        return True
-
-    def has_media_of(self, references: Sequence[MediaReference]) -> bool:
-        """Whether the media of a prompt, as far as they begin before the end of the chain, are those of the chain."""
-        if not references:
-            return not self._media
-        end = len(self)
-        return same_media(self._media, 0, [one for one in references if one.placeholder.offset < end])
-
-    def extend(self, nodes: Sequence[TokenNode], references: Sequence[MediaReference]) -> None:
-        """Add the nodes of a turn whose prompt continues the chain and has the media `references`."""
-        for node in nodes:
-            ids = node.token_ids
-            if not self._not_joined and len(self._joined) + ids.nbytes <= _MAX_JOINED_BYTES:
-                self._joined += ids.tobytes()
-            else:
-                self._not_joined.append(ids)
-            self._num_bytes += ids.nbytes
-        self._nodes += nodes
-        self._media = list(references)
+def _begins_with(tokens: bytes, references: Sequence[MediaReference], node: TokenNode, start: int) -> bool:
+    """Whether a prompt has the tokens and the media of a node from token `start` on."""
+    ids = np.ascontiguousarray(node.token_ids, np.int32)
+    if not tokens.startswith(ids, 4 * start):  # type: ignore[arg-type]  # an array is a buffer
+        return False
+    if not references:
+        return not node.media
+    first, end = (bisect_left(references, place, key=_OFFSET) for place in (start, start + len(ids)))
+    return same_media(node.media, start, references[first:end])
 
 
 # The nodes that a turn adds to a trajectory: the new tokens of its prompt, and its completion.
@@ -403,26 +296,9 @@ _FIELD_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
 }
 
 
-class _Growing:
-    """What a trajectory keeps while it grows, which is not one of its fields: it is neither compared nor sent."""
-
-    __slots__ = ("_chain", "_index")
-
-    _chain: KeptChain | None  # while each node has been the parent of the next
-    _index: NodeIndex | None  # from the first turn on for which the chain does not do
-
-    def __getstate__(self) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-        """The fields, for `copy` and `pickle`; `finished`, after which nothing can be set, is the last of them."""
-        state: Any = object.__getstate__(self)
-        attributes, slots = state  # of a subclass without slots, and all others
-        for name in _Growing.__slots__:
-            slots.pop(name, None)
-        return attributes, slots
-
-
 @wire_type("rollouts.Trajectory")
 @dataclass(slots=True, eq=False, repr=False)
-class Trajectory(_Growing):
+class Trajectory:
     """One episode. It grows through `add_turn` until `finish`; `reward` is the sum over turns.
 
     `metrics` are numbers of the whole episode, `error` says why it failed, `truncation_reason` which limit ended a
@@ -527,17 +403,10 @@ class Trajectory(_Growing):
             raise _kind_error(f"the completion of turn {len(turns)}", completion, Completion)
         if after is not None and not 0 <= after < len(nodes):
             raise NodeIndexError(self.episode_id, after, len(nodes))
-        chain = self._chain_to_extend(agent)
-        new_ids = None if chain is None else chain.new_ids(nodes, prompt.token_ids)
-        ids = token_array(prompt.token_ids, "prompt") if new_ids is None else None
+        ids = token_array(prompt.token_ids, "prompt")
         references = media_of(prompt)
-        if chain is None or new_ids is None or not chain.has_media_of(references):
-            chain = None
-            ids = token_array(prompt.token_ids, "prompt") if ids is None else ids
-            parent, shared = self._longest_prefix(ids, references, agent, after)
-            new_ids = read_only(ids[shared:], np.int32) if shared else ids  # a view would keep the whole prompt
-        else:
-            parent, shared = len(nodes) - 1, len(chain)
+        parent, shared = self._longest_prefix(ids, references, agent, after)
+        new_ids = read_only(ids[shared:], np.int32) if shared else ids  # a view would keep the whole prompt
         reported = reported_extras(completion, shared + len(new_ids), shared)
         sampled_extras = reported.completion
         if extras:
@@ -563,10 +432,6 @@ class Trajectory(_Growing):
                 self.forks += 1
         nodes += added
         turns.append(turn)
-        if chain is not None:
-            chain.extend(added, references)
-        else:
-            object.__setattr__(self, "_chain", None)  # it lacks these nodes, and is of no more use
         return node
 
     def record_reward(self, reward: float, info: Mapping[str, Any], *, turn: int | None = None) -> None:
@@ -595,7 +460,7 @@ class Trajectory(_Growing):
     def finish(self) -> None:
         """Make the trajectory immutable. A second call does nothing."""
         if not self.finished:
-            self.nodes, self.turns, self._chain, self._index = tuple(self.nodes), tuple(self.turns), None, None
+            self.nodes, self.turns = tuple(self.nodes), tuple(self.turns)
             self.finished = True
 
     def _growing(self) -> tuple[list[TokenNode], list[Turn]]:
@@ -603,14 +468,6 @@ class Trajectory(_Growing):
         if not isinstance(self.nodes, list) or not isinstance(self.turns, list):
             raise TrajectoryFinishedError(self.episode_id, "turns")
         return self.nodes, self.turns
-
-    def _chain_to_extend(self, agent: str) -> KeptChain | None:
-        """The chain of all nodes, if `add_turn` has made them all and a turn of `agent` may extend the last one."""
-        if not self.nodes:
-            object.__setattr__(self, "_chain", KeptChain())
-        elif self.turns[-1:] and self.turns[-1].agent != agent and not len(self.nodes[-1]):
-            return None  # an empty completion of another agent, beside which this agent may continue
-        return getattr(self, "_chain", None)  # one that was made with nodes has none
 
     # Reading.
 
@@ -721,12 +578,7 @@ class Trajectory(_Growing):
         Where the path to `after` is such a prefix, only `after` and the nodes below it are considered. Of completions
         with the same tokens, it is the last one of `agent`, or the first one where none is the agent's.
         """
-        index: NodeIndex | None = getattr(self, "_index", None)
-        if index is None:
-            index = NodeIndex()
-            object.__setattr__(self, "_index", index)
-        index.update(self.nodes)
-        nodes, length = index.longest_prefixes(prompt, references, after)
+        nodes, length = longest_prefixes(self.nodes, prompt, references, after)
         if len(nodes) == 1:
             return nodes[0], length
         of_others = {turn.node for turn in self.turns if turn.agent != agent}
