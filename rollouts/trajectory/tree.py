@@ -185,7 +185,6 @@ def _sampled_mask(length: int, *, sampled: bool) -> np.ndarray:
 
 _SAMPLED: Final = read_only(np.ones(4096), np.bool_)
 _NOT_SAMPLED: Final = read_only(np.zeros(4096), np.bool_)
-_INT32, _FLOAT32 = np.dtype(np.int32), np.dtype(np.float32)
 _NO_LOGPROBS: Final = read_only((), np.float32)
 
 
@@ -406,7 +405,8 @@ class Trajectory:
         ids = token_array(prompt.token_ids, "prompt")
         references = media_of(prompt)
         parent, shared = self._longest_prefix(ids, references, agent, after)
-        new_ids = read_only(ids[shared:], np.int32) if shared else ids  # a view would keep the whole prompt
+        # A view would keep the whole prompt, and numpy gives up the interpreter's lock to copy an array.
+        new_ids = np.frombuffer(ids.tobytes()[4 * shared :], np.int32) if shared else ids
         reported = reported_extras(completion, shared + len(new_ids), shared)
         sampled_extras = reported.completion
         if extras:

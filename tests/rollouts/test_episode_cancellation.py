@@ -6,6 +6,7 @@ import threading
 import pytest
 from misbehaviour import Talkative
 
+from renderers import RendererPool
 from rollouts import SamplingParams, run_episode
 from rollouts.episodes.episode import EpisodeSpec, run_episodes
 from rollouts.testing import ScriptedEngine
@@ -82,13 +83,14 @@ async def cancelled_at(point, renderer, monkeypatch, end):
     stop = Stop(point)
     environment, engine = world(stop, renderer, monkeypatch)
     ended = []
-    episode = run_episode(
-        environment, engine=engine, renderer=renderer, sampling=SamplingParams(), max_turns=5, on_end=ended.append
-    )
-    try:
-        await end(episode, stop)
-    finally:
-        stop.released.set()
+    with RendererPool(lambda: renderer, 2) as pool:  # which makes all calls on threads
+        episode = run_episode(
+            environment, engine=engine, renderer=pool, sampling=SamplingParams(), max_turns=5, on_end=ended.append
+        )
+        try:
+            await end(episode, stop)
+        finally:
+            stop.released.set()
     return ended
 
 
