@@ -1,15 +1,17 @@
-"""Calls of blocking functions on threads, and objects that `async with` starts and closes."""
+"""Calls of blocking functions on threads, calls at the same time, and objects that `async with` starts and closes."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterable
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from renderers.process.threads import DaemonThreads
+
+T = TypeVar("T")
 
 # Such functions mostly wait for something outside of the process, so that their number may exceed that of the cores.
 _MAX_THREADS: Final = 256
@@ -51,6 +53,16 @@ def result_of(function: Callable[..., Any], *arguments: Any) -> Any:
 @functools.cache
 def _threads() -> DaemonThreads:
     return DaemonThreads(_MAX_THREADS, "blocking-call")
+
+
+async def gathered(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of calls that run at the same time, in their order. The first error cancels the others."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(call) for call in calls]
+    except BaseExceptionGroup as raised:
+        raise raised.exceptions[0] from raised.exceptions[0].__cause__
+    return [task.result() for task in tasks]
 
 
 class StartAndClose(ABC):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rollouts.calls import call_on_thread
+from rollouts.calls import call_on_thread, gathered
 from rollouts.errors import ArgumentError, RolloutsError, describe_exception, is_unicode, short_repr
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import finite_number
@@ -104,7 +104,7 @@ def check_names(argument: str, rewards: Sequence[Reward] | Sequence[GroupReward]
 
 async def score_episode(rewards: Sequence[Reward], place: str, *arguments: Any) -> Scores:
     """Call the functions of `rewards` with `arguments`, all at the same time. Raises `RolloutsError`."""
-    values = await _gathered([_number(reward, place, arguments) for reward in rewards])
+    values = await gathered(_number(reward, place, arguments) for reward in rewards)
     scores = {
         reward.name: {"score": value, "weight": float(reward.weight)}
         for reward, value in zip(rewards, values, strict=True)
@@ -123,7 +123,7 @@ async def score_group(rewards: Sequence[GroupReward], place: str, episodes: Sequ
             raise RolloutsError(
                 f"reward {reward.name!r} for {place} has the name of a reward of the episodes; give it another one"
             )
-    columns = await _gathered([_column(reward, place, episodes) for reward in rewards])
+    columns = await gathered(_column(reward, place, episodes) for reward in rewards)
     total = np.zeros(len(episodes))
     for reward, column in zip(rewards, columns, strict=True):
         total += float(reward.weight) * column
@@ -228,18 +228,6 @@ async def _call(reward: Reward | GroupReward, place: str, arguments: tuple[Any, 
         raise RolloutsError(f"reward {reward.name!r} for {place} waited for something that was cancelled") from error
     except Exception as error:  # a function of a user may raise anything
         raise RolloutsError(f"reward {reward.name!r} for {place} raised {describe_exception(error)}") from error
-
-
-async def _gathered(calls: Sequence[Any]) -> list[Any]:
-    """The results of coroutines that run at the same time. The first error cancels the others and is raised."""
-    if len(calls) == 1:
-        return [await calls[0]]
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(call) for call in calls]
-    except BaseExceptionGroup as raised:
-        raise raised.exceptions[0] from raised.exceptions[0].__cause__
-    return [task.result() for task in tasks]
 
 
 def _check(reward: Reward | GroupReward) -> None:

@@ -40,11 +40,6 @@ class InvalidActionError(RolloutsError, ValueError):
 _NUMBER = re.compile(r"(?<![\w.])(?>[-+\u2212]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)(?!\w)")
 
 
-def is_described(space: Any) -> bool:
-    """Whether `describe_actions` and `parse_action` know this space: a `Discrete` or a `Box` of numbers."""
-    return _kind(space) is not None
-
-
 def describe_actions(space: Any, action_names: Sequence[str] = ()) -> str:
     """The actions of a `Discrete` or `Box` space in words for the model.
 
@@ -158,6 +153,7 @@ def _box_action(text: str, space: Any) -> np.ndarray:
 
 
 def _kind(space: Any) -> str | None:
+    """Which of the spaces that `describe_actions` and `parse_action` know this is; None for others."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
@@ -403,7 +399,7 @@ class GymnasiumEnvironment:
         return await asyncio.wrap_future(self._thread.submit(result_of, method, argument))
 
     def _describes_actions(self) -> bool:
-        return self._parse_action is None or bool(self._action_names) or is_described(self._env.action_space)
+        return self._parse_action is None or bool(self._action_names) or _kind(self._env.action_space) is not None
 
     def _message(self, state: _State, text: str) -> Message:
         text = "\n\n".join(filter(None, (text, state.text)))

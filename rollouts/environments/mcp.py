@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
 
-from rollouts.calls import StartAndClose
+from rollouts.calls import StartAndClose, gathered
 from rollouts.environments.tools import Tool, ToolArgumentsError, ToolFailedError, ToolUnavailableError
 from rollouts.errors import ArgumentError, MissingExtraError, RolloutsError, UnsupportedVersionError, describe_exception
 from rollouts.values import check_positive
@@ -386,12 +386,8 @@ class McpTools(StartAndClose):
     async def start(self) -> None:
         """Open the connections. Raises `ToolUnavailableError`, `RolloutsError`, `ArgumentError` if open."""
         self._refuse_if_open()
-        try:
-            async with asyncio.TaskGroup() as group:
-                listing = [group.create_task(server.open()) for server in self._servers.values()]
-        except BaseExceptionGroup as raised:
-            raise raised.exceptions[0] from raised.exceptions[0].__cause__
-        self._tools = self._named({name: task.result() for name, task in zip(self._servers, listing, strict=True)})
+        listed = await gathered(server.open() for server in self._servers.values())
+        self._tools = self._named(dict(zip(self._servers, listed, strict=True)))
 
     async def close(self) -> None:
         """Close the connections and end the processes. Tools called afterwards raise `ToolUnavailableError`."""

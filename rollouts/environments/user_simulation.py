@@ -72,13 +72,18 @@ class UserSimulation:
         is_over: Callable[[list[Message]], Any] | None = None,
         score: Callable[[list[Message]], Any] | Reward | Sequence[Reward] | None = None,
     ) -> None:
-        _check_arguments(instructions, engine, renderer, max_user_turns, stop_phrase)
+        if not isinstance(instructions, str) or not instructions:
+            raise ArgumentError("instructions", instructions, "pass text: what the simulated user is to do")
+        if (engine is None) != (renderer is None):
+            raise ArgumentError("renderer", renderer, "pass engine and renderer of the user's model, or neither")
+        check_integer("max_user_turns", max_user_turns)
+        if stop_phrase is not None and (not isinstance(stop_phrase, str) or not stop_phrase):
+            raise ArgumentError("stop_phrase", stop_phrase, "pass text that is not empty, or None")
         self._opening = cast(list[Message], check_messages(opening))
         self._view = _view_of(instructions, self._opening, begin)
         self._engine = engine
         self._renderer = renderer
-        self._sampling = sampling or SamplingParams()
-        self._has_sampling = sampling is not None
+        self._sampling = sampling
         self._max_user_turns = max_user_turns
         self._stop_phrase = stop_phrase
         self._is_over = is_over
@@ -122,11 +127,11 @@ class UserSimulation:
     def _make_user(self, seed: int) -> _User:
         if self._engine is not None and self._renderer is not None:
             pool = self._at_end.enter_context(renderer_pool(self._renderer))
-            sampling = replace(self._sampling, seed=derived_seed(seed, "user"))
+            sampling = replace(self._sampling or SamplingParams(), seed=derived_seed(seed, "user"))
             return _OtherModel(self._engine, pool, sampling)
         if self._context is None:
             raise RolloutsError("the policy plays the user only in an episode: run_episode attaches its context")
-        return _Policy(self._context, self._sampling if self._has_sampling else None)
+        return _Policy(self._context, self._sampling)
 
     async def _user_message(self) -> Message:
         message = await self._user.write(self._unread)
@@ -221,15 +226,3 @@ def _text_of(message: Message) -> str:
     content = message.get("content") or ""
     parts: Sequence[Any] = [{"type": "text", "text": content}] if isinstance(content, str) else content
     return "".join(part["text"] for part in parts if part.get("type") == "text")
-
-
-def _check_arguments(
-    instructions: object, engine: object, renderer: object, max_user_turns: object, stop_phrase: object
-) -> None:
-    if not isinstance(instructions, str) or not instructions:
-        raise ArgumentError("instructions", instructions, "pass text: what the simulated user is to do")
-    if (engine is None) != (renderer is None):
-        raise ArgumentError("renderer", renderer, "pass engine and renderer of the user's model, or neither")
-    check_integer("max_user_turns", max_user_turns)
-    if stop_phrase is not None and (not isinstance(stop_phrase, str) or not stop_phrase):
-        raise ArgumentError("stop_phrase", stop_phrase, "pass text that is not empty, or None")

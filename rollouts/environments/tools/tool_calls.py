@@ -16,7 +16,7 @@ from PIL import Image
 
 from renderers import Message, ParsedResponse, ParsedToolCall, ToolCallParseStatus
 from renderers.messages import AUDIO_PART_TYPES, PART_TYPES, Content, unknown_part_reason
-from rollouts.calls import call_on_thread
+from rollouts.calls import call_on_thread, gathered
 from rollouts.environments.tools.tool import (
     FunctionCall,
     Tool,
@@ -254,15 +254,12 @@ def calls_of_turn(assistant: Message, parsed: ParsedResponse) -> list[RequestedC
         if attempt.status.is_well_formed and attempt.name is not None:
             calls.append(next(well_formed))
             continue
-        call_id = attempt.id or _new_id(parsed.call_id, attempt.name or "", count)
+        new_id = parsed.call_id.replace("{name}", attempt.name or "").replace("{index}", str(count))
+        call_id = attempt.id or new_id
         count += 1
         is_surplus = attempt.status is ToolCallParseStatus.SURPLUS_CALL
         calls.append(RequestedCall(call_id, attempt.name, attempt.arguments, _problem(attempt), is_surplus))
     return calls
-
-
-def _new_id(form: str, name: str, index: int) -> str:
-    return form.replace("{name}", name).replace("{index}", str(index))
 
 
 def _problem(attempt: ParsedToolCall) -> str:
@@ -289,12 +286,7 @@ async def answer_calls(
     Raises `ToolResultError`, `ToolUnavailableError`, and `EpisodeLimitError` and `EngineError` of tools that call the
     policy; whatever else goes wrong is answered.
     """
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_answer(call, tools, limits)) for call in calls]
-    except BaseExceptionGroup as raised:
-        raise raised.exceptions[0] from raised.exceptions[0].__cause__
-    return [task.result() for task in tasks]
+    return await gathered(_answer(call, tools, limits) for call in calls)
 
 
 async def _answer(call: RequestedCall, tools: Mapping[str, Tool], limits: CallLimits) -> AnsweredCall:

@@ -13,6 +13,7 @@ from verifiers.v1.trace import Trace
 from verifiers.v1.types import SamplingConfig
 
 from renderers import Renderer, RendererPool
+from rollouts.calls import gathered
 from rollouts.engines.protocol import Engine, SamplingParams
 from rollouts.environments.verifiers.client import EngineClient, EngineClientConfig
 from rollouts.episodes.episode import EpisodeSpec, OnEnd, check_on_end
@@ -81,12 +82,7 @@ async def run_verifiers_episodes(
 
     with EngineClient(engine, renderer, sampling=sampling) as client:
         async with env.serving():
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for spec, trajectories in zip(specs, ended, strict=True):
-                        group.create_task(run(spec, client, trajectories))
-            except BaseExceptionGroup as raised:
-                raise raised.exceptions[0] from None
+            await gathered(run(spec, client, trajectories) for spec, trajectories in zip(specs, ended, strict=True))
     return [trajectory for trajectories in ended for trajectory in trajectories]
 
 

@@ -124,7 +124,11 @@ def diagnose_mismatch(
     trained tokens; `UnsupportedModelError` for a model that `token_logprobs` refuses.
     """
     limit = _tolerance(architecture(model).model, tolerance)
-    _check_hypotheses(hypotheses)
+    if not isinstance(hypotheses, Sequence) or isinstance(hypotheses, str):
+        raise ArgumentError("hypotheses", hypotheses, "pass a list of Hypothesis, for example [hypothesis]")
+    for index, hypothesis in enumerate(hypotheses):
+        if not isinstance(hypothesis, Hypothesis):
+            raise ArgumentError(f"hypotheses[{index}]", hypothesis, "pass a Hypothesis(name, cause, variants)")
     check_integer("max_samples", max_samples)
     with torch.no_grad():
         computed = token_logprobs(model, batch)
@@ -313,15 +317,6 @@ def _logprobs(model: Any, pad_id: int, samples: Sequence[TrainingSample]) -> lis
         ends = np.searchsorted(tokens.sample, np.arange(1, len(batch.samples)))
         scored += np.split(tokens.trainer.astype(np.float64), ends)
     return scored
-
-
-def _check_hypotheses(hypotheses: object) -> None:
-    if not isinstance(hypotheses, Sequence) or isinstance(hypotheses, str):
-        raise ArgumentError("hypotheses", hypotheses, "pass a list of Hypothesis, for example [hypothesis]")
-    for index, hypothesis in enumerate(hypotheses):
-        if not isinstance(hypothesis, Hypothesis):
-            rule = "pass a Hypothesis(name, cause, variants)"
-            raise ArgumentError(f"hypotheses[{index}]", hypothesis, rule)
 
 
 def _variants(hypothesis: Hypothesis, sample: TrainingSample, items: Sequence[MediaItem]) -> Sequence[TrainingSample]:

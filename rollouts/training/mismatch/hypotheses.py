@@ -44,7 +44,8 @@ def replace_tokens(sample: TrainingSample, start: int, end: int, ids: Sequence[i
     if not 0 <= start <= end <= len(sample):
         raise ArgumentError("start, end", (start, end), f"pass bounds inside the {len(sample)} tokens, start first")
     if sample.loss_mask[start:end].any():
-        raise ArgumentError("start, end", (start, end), f"token {_first_trained(sample, start)} of it is trained")
+        trained = start + int(sample.loss_mask[start:].argmax())
+        raise ArgumentError("start, end", (start, end), f"token {trained} of it is trained")
     media = []
     for item, at in sample.media:
         if at.end <= start:
@@ -81,17 +82,19 @@ def built_in_hypotheses(pixel_scale: PixelScale | None = None) -> tuple[Hypothes
 
     return (
         Hypothesis(
-            "images normalised twice", Cause.DOUBLED_NORMALISATION, of_pixels("normalised-twice", _normalised_again)
+            "images normalised twice",
+            Cause.DOUBLED_NORMALISATION,
+            of_pixels("normalised-twice", lambda values, mean, std, factor: (values - mean) / std),
         ),
         Hypothesis(
             "images rescaled and normalised again",
             Cause.DOUBLED_NORMALISATION,
-            of_pixels("rescaled-again", _rescaled_and_normalised_again),
+            of_pixels("rescaled-again", lambda values, mean, std, factor: (values * np.float32(factor) - mean) / std),
         ),
         Hypothesis(
             "images rescaled but not normalised",
             Cause.MISSING_NORMALISATION,
-            of_pixels("not-normalised", _without_normalisation),
+            of_pixels("not-normalised", lambda values, mean, std, factor: values * std + mean),
         ),
         Hypothesis("images dropped, their placeholder tokens kept as text", Cause.DROPPED_IMAGE, _placeholders_kept),
         Hypothesis("images dropped with their placeholder tokens", Cause.DROPPED_IMAGE, _placeholders_removed),
@@ -107,18 +110,6 @@ def built_in_hypotheses(pixel_scale: PixelScale | None = None) -> tuple[Hypothes
 
 #: (normalised float32 (n, channels, k), mean and std float32 (channels, 1), factor) -> the changed pixels.
 _PixelChange = Callable[[np.ndarray, np.ndarray, np.ndarray, float], np.ndarray]
-
-
-def _normalised_again(values: np.ndarray, mean: np.ndarray, std: np.ndarray, factor: float) -> np.ndarray:
-    return np.asarray((values - mean) / std)
-
-
-def _rescaled_and_normalised_again(values: np.ndarray, mean: np.ndarray, std: np.ndarray, factor: float) -> np.ndarray:
-    return np.asarray((values * np.float32(factor) - mean) / std)
-
-
-def _without_normalisation(values: np.ndarray, mean: np.ndarray, std: np.ndarray, factor: float) -> np.ndarray:
-    return np.asarray(values * std + mean)
 
 
 def _with_pixels(
@@ -210,7 +201,7 @@ def _other_order(sample: TrainingSample, items: Sequence[MediaItem]) -> list[Tra
         orders.append(order)
     own = [item for item, _ in sample.media]
     reordered = [[own[index] for index in order] for order in orders]
-    fitting = [new for new in reordered if all(map(_fits, own, new)) and _hashes(new) != _hashes(own)]
+    fitting = [new for new in reordered if all(map(_fits, own, new)) and new != own]
     return [_with_items(sample, new) for new in fitting[:_MOST_VARIANTS]]
 
 
@@ -239,10 +230,6 @@ def _fits(item: MediaItem, other: MediaItem) -> bool:
     return grid not in item or np.array_equal(item[grid], other[grid])
 
 
-def _hashes(items: Sequence[MediaItem]) -> list[str]:
-    return [item.mm_hash for item in items]
-
-
 # Prompts.
 
 
@@ -258,7 +245,3 @@ def _begins_with_prompt(sample: TrainingSample) -> bool:
     """Whether the first two tokens are text of the prompt, so that the first can be removed or repeated."""
     begins_with_media = bool(sample.media) and sample.media[0][1].offset == 0
     return len(sample) > 1 and not sample.loss_mask[:2].any() and not begins_with_media
-
-
-def _first_trained(sample: TrainingSample, start: int) -> int:
-    return start + int(sample.loss_mask[start:].argmax())

@@ -65,38 +65,6 @@ def difference_statistics(difference: np.ndarray) -> DifferenceStatistics:
     )
 
 
-def by_turn(tokens: ComparedTokens) -> tuple[MismatchGroup, ...]:
-    """One group a turn: the first trained turn of every sample, the second..."""
-    return _groups(tokens, tokens.turn, [f"turn {turn}" for turn in range(int(tokens.turn.max(initial=-1)) + 1)])
-
-
-def by_modality(tokens: ComparedTokens) -> tuple[MismatchGroup, ...]:
-    """Tokens after an image, after a video, and before any of them ("text"), by the last item before the token."""
-    labels = ("text", "image", "video")
-    modality = tokens.modality()
-    number = np.select([modality == label for label in labels], range(len(labels)), default=-1)
-    return _groups(tokens, number, labels)
-
-
-def by_image(tokens: ComparedTokens) -> tuple[MismatchGroup, ...]:
-    """One group an image or video: the tokens between it and the next one. Labels are `mm_hash`es."""
-    return _groups(tokens, tokens.item, tokens.media_hashes)
-
-
-def by_sample(tokens: ComparedTokens) -> tuple[MismatchGroup, ...]:
-    """One group a sample that has trained tokens; labels are the names of the samples."""
-    return _groups(tokens, tokens.sample, tokens.names)
-
-
-def by_lag(tokens: ComparedTokens, trainer_version: str | None = None) -> tuple[MismatchGroup, ...]:
-    """One group a version lag, ascending; one a version where the lags are not known (see `ComparedTokens.lag`)."""
-    lag = tokens.lag(trainer_version)
-    if lag is None:
-        return _groups(tokens, tokens.version, [f"version {version}" for version in tokens.versions])
-    lags, number = np.unique(lag, return_inverse=True)
-    return _groups(tokens, number, [f"lag {each}" for each in lags.tolist()])
-
-
 def _groups(tokens: ComparedTokens, number: np.ndarray, labels: Sequence[str]) -> tuple[MismatchGroup, ...]:
     """One group for each label with tokens; `number` (n,) is the index of each token's label, -1 for none."""
     order = np.argsort(number, kind="stable")
@@ -200,12 +168,16 @@ class MismatchReport:
     @property
     def by_turn(self) -> tuple[MismatchGroup, ...]:
         """Labels "turn 0", "turn 1"...: the runs of trained tokens of each sample, in order."""
-        return by_turn(self.compared)
+        turn = self.compared.turn
+        return _groups(self.compared, turn, [f"turn {each}" for each in range(int(turn.max(initial=-1)) + 1)])
 
     @property
     def by_modality(self) -> tuple[MismatchGroup, ...]:
         """Labels "text", "image", "video": by the last image or video before a token, text where there is none."""
-        return by_modality(self.compared)
+        labels = ("text", "image", "video")
+        modality = self.compared.modality()
+        number = np.select([modality == label for label in labels], range(len(labels)), default=-1)
+        return _groups(self.compared, number, labels)
 
     @property
     def by_lag(self) -> tuple[MismatchGroup, ...]:
@@ -213,17 +185,22 @@ class MismatchReport:
 
         "version ..." instead where versions are no integers; empty where samples have none.
         """
-        return by_lag(self.compared, self.trainer_version)
+        tokens = self.compared
+        lag = tokens.lag(self.trainer_version)
+        if lag is None:
+            return _groups(tokens, tokens.version, [f"version {version}" for version in tokens.versions])
+        lags, number = np.unique(lag, return_inverse=True)
+        return _groups(tokens, number, [f"lag {each}" for each in lags.tolist()])
 
     @property
     def by_image(self) -> tuple[MismatchGroup, ...]:
         """Labels are `mm_hash`es: the tokens after an image or video and before the next, over all samples."""
-        return by_image(self.compared)
+        return _groups(self.compared, self.compared.item, self.compared.media_hashes)
 
     @property
     def by_sample(self) -> tuple[MismatchGroup, ...]:
         """Labels are the names of samples."""
-        return by_sample(self.compared)
+        return _groups(self.compared, self.compared.sample, self.compared.names)
 
     @property
     def likely_causes(self) -> tuple[LikelyCause, ...]:
@@ -310,6 +287,7 @@ def _outlier(batch: TrainingBatch, compared: ComparedTokens, token: int) -> Mism
 Decode = Callable[[list[int]], str]
 
 _GROUPS_SHOWN = 12
+_LABEL_WIDTH = {"image": 12, "sample": 40}
 _REPEATS_SHOWN = 2
 
 
@@ -325,7 +303,7 @@ def report_text(report: MismatchReport, *, decode: Decode | None = None) -> str:
     for evidence, group in itertools.groupby(causes, key=lambda likely: likely.evidence):
         alike = list(group)
         lines += [f"  {_cause_names(alike)}", f"    {evidence}"]
-        lines += [f"    cure{_of(likely, alike)}: {likely.cause.cure}" for likely in alike]
+        lines += [f"    cure{f' of {each.cause}' if len(alike) > 1 else ''}: {each.cause.cure}" for each in alike]
     if report.outliers:
         lines += ["", "largest differences (the token is in [[ ]])"]
         for outlier in report.outliers:
@@ -375,8 +353,9 @@ def _table(title: str, report: MismatchReport) -> list[str]:
     groups = [MismatchGroup(title, report.statistics)]
     for name, members in _group_lines(report):
         if name in ("image", "sample"):
-            members = tuple(sorted(members, key=lambda group: -group.statistics.mean_abs)[:_GROUPS_SHOWN])
-        groups += [MismatchGroup(f"  {_label(name, group.label)}", group.statistics) for group in members]
+            worst = sorted(members, key=lambda group: -group.statistics.mean_abs)[:_GROUPS_SHOWN]
+            members = tuple(MismatchGroup(f"{name} {label:.{_LABEL_WIDTH[name]}}", figures) for label, figures in worst)
+        groups += [MismatchGroup(f"  {label}", figures) for label, figures in members]
     width = max(len(group.label) for group in groups)
     heading = f"{'':{width}}  {'tokens':>8}  {'mean':>8}  {'max':>8}  {'k1':>8}  {'k3':>8}"
     return [
@@ -389,11 +368,6 @@ def _table(title: str, report: MismatchReport) -> list[str]:
     ]
 
 
-def _label(name: str, label: str) -> str:
-    """Images and samples with the word before them, the hash of an image cut to 12 characters."""
-    return {"image": f"image {label:.12}", "sample": f"sample {label:.40}"}.get(name, label)
-
-
 def _cause_names(alike: Sequence[LikelyCause]) -> str:
     """A cause with those that look like it; causes of which none is more likely, as one list."""
     if len(alike) > 1:
@@ -404,10 +378,6 @@ def _cause_names(alike: Sequence[LikelyCause]) -> str:
     (likely,) = alike
     others = f" (or {', '.join(likely.others)}; `diagnose_mismatch` tells them apart)" if likely.others else ""
     return f"{likely.cause}{others}"
-
-
-def _of(likely: LikelyCause, alike: Sequence[LikelyCause]) -> str:
-    return f" of {likely.cause}" if len(alike) > 1 else ""
 
 
 def _context(outlier: MismatchOutlier, decode: Decode | None) -> str:
@@ -445,18 +415,15 @@ def _figures(statistics: DifferenceStatistics) -> dict[str, Any]:
 
 
 def _outlier_object(outlier: MismatchOutlier, decode: Decode | None) -> dict[str, Any]:
-    ids = {
-        "before": outlier.before.tolist(),
-        "token_id": outlier.token_id,
-        "after": outlier.after.tolist(),
-    }
     return {
         "sample": outlier.sample,
         "position": outlier.position,
         "turn": outlier.turn,
         "sampler": _json_number(outlier.sampler),
         "trainer": _json_number(outlier.trainer),
-        **ids,
+        "before": outlier.before.tolist(),
+        "token_id": outlier.token_id,
+        "after": outlier.after.tolist(),
         **({} if decode is None else {"text": _context(outlier, decode)}),
     }
 
