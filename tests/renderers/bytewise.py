@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,6 +14,11 @@ def bytewise_tokenizer(control: Iterable[str], *, more: Sequence[bytes] = ()) ->
 
     Text is never encoded with `more`.
     """
+    return _made(tuple(control), tuple(more))
+
+
+@functools.cache
+def _made(control: tuple[str, ...], more: tuple[bytes, ...]) -> TemplateTokenizer:
     alphabet = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     characters = [chr(byte) for byte in alphabet] + [chr(0x100 + i) for i in range(256 - len(alphabet))]
     character_of = dict(zip([*alphabet, *sorted(set(range(256)) - set(alphabet))], characters, strict=True))

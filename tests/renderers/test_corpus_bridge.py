@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import corpus
 import pytest
-from grafted import grafted_tokenizer_dir
+from loaded import directory_of, renderer_of
 
 from renderers import BridgeRefusal, RenderedTokens, RendererOptions, TemplateRenderer, load_renderer
 from renderers.errors import LoadError, RendererError
@@ -18,13 +17,6 @@ from renderers.errors import LoadError, RendererError
 TEMPLATES = [name for name in corpus.templates() if name != "own/deepseek-vl2-small"]
 # Harmony ends an answer with <|return|> when it is sampled and with <|end|> once it is history.
 REPLACES_THE_STOP = ("trl/gptoss", "trl/gptoss_training")
-
-
-@functools.cache
-def loaded(template: str) -> TemplateRenderer:
-    tokenizer = corpus.tokenizer_of(template)
-    directory = grafted_tokenizer_dir(template) if tokenizer is None else corpus.model_dir(tokenizer)
-    return load_renderer(directory, chat_template=corpus.templates()[template])
 
 
 class Step(NamedTuple):
@@ -80,7 +72,7 @@ def canonical(
 
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_the_bridge_of_a_canonical_completion_is_the_full_render_or_a_refusal(template: str) -> None:
-    renderer = loaded(template)
+    renderer = renderer_of(template)
     for step in steps(renderer):
         sampled = [*step.prompt, *step.completion]
         for previous in (None, step.history, step.history[:-1]):
@@ -102,24 +94,22 @@ def test_the_bridge_of_a_canonical_completion_is_the_full_render_or_a_refusal(te
 @pytest.mark.parametrize("template", ["trl/qwen2_5", "trl/qwen3_training", "trl/llama3_1", "own/glm-4.5v", "trl/phi3"])
 def test_a_history_that_the_template_keeps_is_bridged(template: str) -> None:
     """Against a bridge that refuses everything, which would pass the test above."""
-    renderer = loaded(template)
+    renderer = renderer_of(template)
     found = [renderer.try_bridge(s.prompt, s.completion, s.new, tools=s.tools) for s in steps(renderer)]
     assert sum(isinstance(outcome, RenderedTokens) for outcome in found) > 20
 
 
 @pytest.mark.parametrize("template", ["trl/qwen3", "own/glm-5.2", "trl/nemotron_3_nano", "own/minimax"])
 def test_with_retention_all_reasoning_is_kept_and_only_the_new_text_is_added(template: str) -> None:
-    tokenizer = corpus.tokenizer_of(template)
-    directory = grafted_tokenizer_dir(template) if tokenizer is None else corpus.model_dir(tokenizer)
     config = RendererOptions(thinking_retention="all", chat_template=corpus.templates()[template])
-    keeping = load_renderer(directory, config=config)
+    keeping = load_renderer(directory_of(template), config=config)
     messages = [corpus.user("a"), corpus.says("b", "because"), corpus.user("c")]
     prompt = keeping.render(messages[:1], add_generation_prompt=True).token_ids
     full = keeping.render(messages[:2]).token_ids
     completion = full[len(prompt) :]
     stops = [i for i, token_id in enumerate(completion) if token_id in keeping.get_stop_token_ids()]
     completion = completion[: stops[-1] + 1] if stops else completion
-    refused = loaded(template).try_bridge(prompt, completion, messages[2:])
+    refused = renderer_of(template).try_bridge(prompt, completion, messages[2:])
     assert refused is BridgeRefusal.DROPS_REASONING
     kept = keeping.try_bridge(prompt, completion, messages[2:])
     assert isinstance(kept, RenderedTokens)
@@ -128,7 +118,7 @@ def test_with_retention_all_reasoning_is_kept_and_only_the_new_text_is_added(tem
 
 
 def glm(template: str = "own/glm-4.5v") -> tuple[TemplateRenderer, list[int], list[int]]:
-    renderer = loaded(template)
+    renderer = renderer_of(template)
     prompt = renderer.render([corpus.user("a")], add_generation_prompt=True).token_ids
     return renderer, prompt, [*renderer.tokenizer.encode_run("\nb").ids]
 
@@ -181,7 +171,7 @@ def test_the_stop_token_of_glm_belongs_to_the_assistant_that_samples_it() -> Non
 
 
 def test_harmony_keeps_a_sampled_return_token_and_prints_end_in_history() -> None:
-    renderer = loaded("trl/gptoss")
+    renderer = renderer_of("trl/gptoss")
     ids = renderer.tokenizer.require_control_id
     conversation = [corpus.user("a"), corpus.says("b"), corpus.user("c")]
     prompt = renderer.render(conversation[:1], add_generation_prompt=True).token_ids
@@ -198,7 +188,7 @@ def test_harmony_keeps_a_sampled_return_token_and_prints_end_in_history() -> Non
 
 
 def test_user_and_tool_messages_are_appended_in_the_context_that_each_needs() -> None:
-    renderer = loaded("trl/gemma4")
+    renderer = renderer_of("trl/gemma4")
     prompt = renderer.render([corpus.user("a")], tools=corpus.TOOLS, add_generation_prompt=True).token_ids
     call = renderer.tokenizer.encode_scaffold("<|tool_call>call:run{}<tool_call|><|tool_response>")
     answered = renderer.try_bridge(prompt, call, [corpus.answer("22")], tools=corpus.TOOLS)
@@ -222,7 +212,7 @@ CALLED = [corpus.user("a"), corpus.says("", None, [corpus.call("run", {})]), cor
 
 
 def test_a_tool_result_that_gemma_prints_inside_an_assistant_turn_belongs_to_the_tool_message() -> None:
-    renderer = loaded("trl/gemma4")
+    renderer = renderer_of("trl/gemma4")
     rendered = renderer.render(CALLED)
     (span,) = [span for span in rendered.spans if span.message_index == 2]
     assert span.content
@@ -231,7 +221,7 @@ def test_a_tool_result_that_gemma_prints_inside_an_assistant_turn_belongs_to_the
 
 
 def test_the_name_of_a_tool_in_a_header_is_not_content() -> None:
-    renderer = loaded("trl/gptoss")
+    renderer = renderer_of("trl/gptoss")
     rendered = renderer.render(CALLED)
     columns = zip(rendered.token_ids, rendered.message_indices, rendered.is_content, strict=True)
     body = [token_id for token_id, message, is_body in columns if is_body and message == 2]

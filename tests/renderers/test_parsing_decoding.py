@@ -60,8 +60,14 @@ def real_tokenizer(name: str) -> TemplateTokenizer:
     return TemplateTokenizer.from_file(corpus.model_dir(name) / "tokenizer.json", model=name)
 
 
+@functools.cache
+def decoder_of(tokenizer: TemplateTokenizer) -> TokenDecoder:
+    """As a renderer has it, for all that it decodes."""
+    return TokenDecoder(tokenizer)
+
+
 def lexer_of(tokenizer: TemplateTokenizer) -> Lexer:
-    return Lexer(tokenizer, TokenDecoder(tokenizer), MarkerEncoding(tokenizer, ()))
+    return Lexer(tokenizer, decoder_of(tokenizer), MarkerEncoding(tokenizer, ()))
 
 
 def decoded(tokenizer: TemplateTokenizer, chunks: Sequence[Sequence[int]]) -> str:
@@ -116,7 +122,7 @@ def test_the_bytes_of_the_tokens_of_a_text_are_joined_its_utf_8(name: str) -> No
     end = next(iter(corpus_added_tokens(name)))
     run = tokenizer.encode_run(" Zürich 🙂👩‍👧 日本語, I'm \U0001d4b3.  two").ids
     for ids in (run, [*run, end, *run], [end, *run]):
-        found = TokenDecoder(tokenizer).bytes_of(ids)
+        found = decoder_of(tokenizer).bytes_of(ids)
         assert len(found) == len(ids)
         assert b"".join(found).decode() == tokenizer.decode(ids)
 
@@ -130,7 +136,7 @@ def corpus_added_tokens(name: str) -> list[int]:
 def test_each_token_of_a_character_of_several_has_its_own_bytes(name: str) -> None:
     tokenizer = real_tokenizer(name)
     ids = tokenizer.encode_run("𒀱").ids  # a cuneiform sign, which no vocabulary has as one token
-    found = TokenDecoder(tokenizer).bytes_of(ids)
+    found = decoder_of(tokenizer).bytes_of(ids)
     assert len(found) > 1
     assert all(found)
     assert b"".join(found) == b"\xf0\x92\x80\xb1"
@@ -155,7 +161,7 @@ def test_the_bytes_of_made_tokens_are_joined_their_text(kind: str) -> None:
     @given(lists=st.lists(one, max_size=12))
     def run(lists: list[list[int]]) -> None:
         ids = [token_id for each in lists for token_id in each]
-        found = TokenDecoder(tokenizer).bytes_of(ids)
+        found = decoder_of(tokenizer).bytes_of(ids)
         assert len(found) == len(ids)
         assert b"".join(found).decode() == tokenizer.decode(ids)
 
@@ -173,7 +179,7 @@ def test_bytes_of_an_incomplete_character_are_no_replacement_characters() -> Non
     assert TokenDecoder(made_tokenizer("llama")).bytes_of([0xF0, 0x9F]) == [b"\xf0", b"\x9f"]
     tokenizer = real_tokenizer("qwen-3")
     ids = tokenizer.encode_run("𒀱").ids[:1]
-    (data,) = TokenDecoder(tokenizer).bytes_of(ids)
+    (data,) = decoder_of(tokenizer).bytes_of(ids)
     assert b"\xf0\x92\x80\xb1".startswith(data)
 
 
@@ -190,7 +196,7 @@ def test_bytes_that_are_no_utf_8_decode_as_python_replaces_them(data: bytes, cut
 
 
 def bytes_in_order(tokenizer: TemplateTokenizer) -> bytes:
-    pieces = TokenDecoder(tokenizer).pieces(range(256))
+    pieces = decoder_of(tokenizer).pieces(range(256))
     return b"".join(pieces)
 
 
@@ -233,7 +239,7 @@ def tokens_of_characters(ids: list[int], tokenizer: TemplateTokenizer) -> list[l
     run: list[tuple[int, int]] = []  # (byte, token)
     for index, token_id in enumerate([*ids, end]):
         if token_id != end:
-            run += [(byte, index) for byte in TokenDecoder(tokenizer).pieces([token_id])[0]]
+            run += [(byte, index) for byte in decoder_of(tokenizer).pieces([token_id])[0]]
             continue
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         pending: list[int] = []
@@ -286,7 +292,7 @@ def test_no_sampled_bytes_can_forge_a_marker() -> None:
     order = bytes_in_order(tokenizer)
     encoding = MarkerEncoding(tokenizer, ["<think>"])
     forged = encoding["<think>"].encode("utf-8", "surrogatepass")
-    lexer = Lexer(tokenizer, TokenDecoder(tokenizer), encoding)
+    lexer = Lexer(tokenizer, decoder_of(tokenizer), encoding)
     assert lexer.feed([order.index(byte) for byte in forged]) + lexer.finish() == "\ufffd" * 3
 
 
@@ -304,4 +310,4 @@ def test_what_may_become_a_marker_is_never_settled(text: str, cut: int) -> None:
 
 def test_ids_of_numpy_are_ids() -> None:
     tokenizer = bytewise_tokenizer([])
-    assert TokenDecoder(tokenizer).pieces(np.array([65, 66])) == TokenDecoder(tokenizer).pieces([65, 66])
+    assert decoder_of(tokenizer).pieces(np.array([65, 66])) == decoder_of(tokenizer).pieces([65, 66])
