@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, WeightSpan
+from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, TokenListener, WeightSpan
 
 #: Parameters that depend on the tokens generated so far. In a continuation those tokens are part of the prompt: a
 #: grammar, for example, would start again in the middle of the completion.
@@ -107,3 +107,8 @@ def join_spans(first: tuple[WeightSpan, ...], then: tuple[WeightSpan, ...], by: 
             moved = WeightSpan(moved.version, spans.pop().start, moved.end)
         spans.append(moved)
     return tuple(spans)
+
+
+def with_index(listen: TokenListener | None, index: int) -> TokenListener | None:
+    """A listener for a continuation, whose only completion is completion `index` of the request."""
+    return None if listen is None else lambda delta: listen(replace(delta, index=index))

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from rollouts.engines.continuation import continuation, join_completions, restarts_from_prompt
+from rollouts.engines.event_loop import together
 from rollouts.engines.protocol import (
     Completion,
     Engine,
@@ -21,7 +22,7 @@ from rollouts.engines.protocol import (
     check_adapter_name,
     check_update_arguments,
 )
-from rollouts.errors import ArgumentError, EngineClosedError, EngineError, UnknownAdapterError
+from rollouts.errors import ArgumentError, EngineClosedError, EngineError, UnknownAdapterError, WeightUpdateError
 
 log = logging.getLogger("rollouts.engines.lora")
 
@@ -50,6 +51,14 @@ def base_labels(completions: Iterable[Completion], name: str, base_version: str)
         return WeightSpan(version, span.start, span.end)
 
     return [replace(each, weight_spans=tuple(map(label, each.weight_spans))) for each in completions]
+
+
+def adapter_exists_error(holder: str, name: str, directory: object) -> WeightUpdateError:
+    """The error for a name that `holder` has an adapter of `directory` under."""
+    return WeightUpdateError(
+        f"{holder} an adapter {name!r} already (of {directory}), and a name stands for one set of weights; load the "
+        'new ones under another name, such as "policy@2", and unload the old'
+    )
 
 
 class AdapterEngine(Engine, Protocol):
@@ -113,12 +122,8 @@ class LoRAEngine:
         result, interrupted = await self._sample(request)
         if not interrupted or all(each.finish_reason is not FinishReason.ABORT for each in result.completions):
             return result
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._complete(request, partial)) for partial in result.completions]
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        return replace(result, completions=[task.result() for task in tasks])
+        completions = await together(self._complete(request, partial) for partial in result.completions)
+        return replace(result, completions=completions)
 
     async def update_weights(
         self, weights: str | os.PathLike[str], version: str, *, in_flight: InFlight = "abort"

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import operator
 import struct
-import sys
 import uuid
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import isfinite
 from types import NoneType
 from typing import Any, Final, Literal, Protocol, TypeGuard, get_args, runtime_checkable
 
@@ -43,12 +41,6 @@ MAX_LOGPROB: Final = 1e-4
 #: Some servers write this number for a log-probability that they do not have.
 MISSING_LOGPROB: Final = -9999.0
 
-#: Up to so many values, lists of Python take a third of the time of numpy's reductions.
-_SHORT: Final = 256
-
-#: Of each int32.
-_HIGHEST_BYTES: Final = slice(3 if sys.byteorder == "little" else 0, None, 4)
-
 
 def token_ids_error(token_ids: object, vocab_size: int | None = None) -> str | None:
     """Token ids are an integer array (n,) of ids from 0 to 2**31 - 1, and below `vocab_size` where that is known."""
@@ -56,26 +48,12 @@ def token_ids_error(token_ids: object, vocab_size: int | None = None) -> str | N
         return f"token ids are {_type_name(token_ids)}, not a numpy array of integers"
     if token_ids.ndim != 1 or token_ids.dtype.kind not in "iu":
         return f"token ids are {token_ids.dtype} of shape {token_ids.shape}, not one row of integers"
-    if not token_ids.size:
-        return None
     largest = MAX_TOKEN_ID if vocab_size is None else vocab_size - 1
-    if _are_within(token_ids, largest):
+    if not token_ids.size or (token_ids.min() >= 0 and token_ids.max() <= largest):
         return None
     wrong = (token_ids < 0) | (token_ids > largest)
     index = int(wrong.argmax())
     return f"token {index} has id {token_ids[index]}; ids run from 0 to {largest}"
-
-
-def _are_within(token_ids: np.ndarray, largest: int) -> bool:
-    """Whether ids are from 0 to `largest`. This check runs for every completion and every node that is decoded."""
-    if largest == MAX_TOKEN_ID and token_ids.dtype == np.int32:
-        # An id is negative where the first bit of its highest byte is set. numpy's reductions take longer, and give up
-        # the interpreter's lock, for which the event loop then waits while a thread computes.
-        return token_ids.tobytes()[_HIGHEST_BYTES].isascii()
-    if token_ids.size <= _SHORT:
-        ids = token_ids.tolist()
-        return bool(min(ids) >= 0 and max(ids) <= largest)
-    return bool(np.minimum.reduce(token_ids) >= 0 and np.maximum.reduce(token_ids) <= largest)
 
 
 def prompt_error(token_ids: object) -> str | None:
@@ -107,21 +85,12 @@ def logprobs_error(logprobs: object, count: int) -> str | None:
         return f"log-probabilities are {logprobs.dtype} of shape {logprobs.shape}, not one row of float32"
     if len(logprobs) != count:
         return f"{count} tokens and {len(logprobs)} log-probabilities"
-    if not count or _are_logprobs(logprobs):
+    valid = (logprobs > MISSING_LOGPROB) & (logprobs <= MAX_LOGPROB)  # False for NaN, too
+    if valid.all():
         return None
-    valid = (logprobs > MISSING_LOGPROB) & (logprobs <= MAX_LOGPROB)
     index = int(valid.argmin())
     cause = ", as NaN in the weights gives" if np.isnan(logprobs[index]) else ""
     return f"token {index} has log-probability {logprobs[index]}{cause}"
-
-
-def _are_logprobs(logprobs: np.ndarray) -> bool:
-    """Whether all values are log-probabilities that a sampler may report; False for NaN, too."""
-    if logprobs.size <= _SHORT:
-        values = logprobs.tolist()
-        # `min` and `max` may skip NaN, a sum with it is NaN.
-        return isfinite(sum(values)) and min(values) > MISSING_LOGPROB and max(values) <= MAX_LOGPROB
-    return bool(np.minimum.reduce(logprobs) > MISSING_LOGPROB and np.maximum.reduce(logprobs) <= MAX_LOGPROB)
 
 
 def _type_name(value: object) -> str:
@@ -165,19 +134,14 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "top_k", "n"):
-            value = getattr(self, name)
-            if type(value) is not int:  # skips the conversion of most values; this runs for every request
-                self._set(name, whole_number(value), "an integer")
-        if self.seed is not None and type(self.seed) is not int:
+            self._set(name, whole_number(getattr(self, name)), "an integer")
+        if self.seed is not None:
             self._set("seed", whole_number(self.seed), "an integer or None")
         for name in ("temperature", "top_p"):
             value = getattr(self, name)
-            if type(value) is not float or not isfinite(value):
-                self._set(name, None if isinstance(value, bool) else finite_number(value), "a finite number")
-        if type(self.stop_token_ids) is not tuple or self.stop_token_ids:
-            self._set("stop_token_ids", _token_ids(self.stop_token_ids), "a sequence of token ids")
-        is_mapping = type(self.extra) is dict or isinstance(self.extra, Mapping)  # the second takes longer
-        valid = is_mapping and (not self.extra or all(isinstance(name, str) for name in self.extra))
+            self._set(name, None if isinstance(value, bool) else finite_number(value), "a finite number")
+        self._set("stop_token_ids", _token_ids(self.stop_token_ids), "a sequence of token ids")
+        valid = isinstance(self.extra, Mapping) and all(isinstance(name, str) for name in self.extra)
         self._set("extra", dict(self.extra) if valid else None, "a mapping from names to values")
         if self.max_tokens < 1:
             raise self._range_error("max_tokens", "at least 1")
@@ -205,7 +169,7 @@ class SamplingParams:
 def _token_ids(values: object) -> tuple[int, ...] | None:
     if isinstance(values, np.ndarray):
         values = values.tolist()
-    if type(values) is not tuple and (isinstance(values, str | bytes) or not isinstance(values, Sequence | Set)):
+    if isinstance(values, str | bytes) or not isinstance(values, Sequence | Set):
         return None
     ids = [whole_number(value) for value in values]
     return None if None in ids else tuple(number for number in ids if number is not None)
@@ -447,7 +411,6 @@ def check_adapter_name(name: object) -> None:
         raise ArgumentError("name", name, rule)
 
 
-# Tuples of types: `isinstance` takes longer with a union.
 _INTEGERS: Final = (int, np.integer)
 _LISTS: Final = (list, tuple)
 

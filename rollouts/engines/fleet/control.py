@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from rollouts.engines.fleet.membership import Member, Membership, MemberState
+from rollouts.engines.lora import adapter_exists_error
 from rollouts.engines.protocol import InFlight, check_adapter_name, check_update_arguments
 from rollouts.engines.vllm.caches import PauseMode
 from rollouts.engines.vllm.control import MemoryTag
@@ -193,15 +194,11 @@ class FleetControl:
         """
         check_adapter_name(name)
         if name in self._membership.adapters:
-            present = self._membership.adapters[name]
-            raise WeightUpdateError(
-                f"the fleet has an adapter {name!r} already (of {present}), and a name stands for one set of weights; "
-                'load the new ones under another name, such as "policy@2", and unload the old'
-            )
+            raise adapter_exists_error("the fleet has", name, self._membership.adapters[name])
         members = self._serving("load_adapter")
         outcomes = await self._outcomes(
             members,
-            lambda member: _engine_call(member, "load_adapter")(name, directory),
+            lambda member: _adapter_call(member, "load_adapter")(name, directory),
             seconds,
             "load_adapter",
         )
@@ -209,7 +206,7 @@ class FleetControl:
         if failed:
             loaded = [member for member in members if member.name not in failed]
             taken_back = await self._outcomes(
-                loaded, lambda member: _engine_call(member, "unload_adapter")(name), seconds, "unload_adapter"
+                loaded, lambda member: _adapter_call(member, "unload_adapter")(name), seconds, "unload_adapter"
             )
             undone = [member for member, outcome in taken_back.items() if not isinstance(outcome, Exception)]
             raise FleetControlError(
@@ -229,7 +226,7 @@ class FleetControl:
 
         async def unload(member: Member) -> None:
             with suppress(UnknownAdapterError):
-                await _engine_call(member, "unload_adapter")(name)
+                await _adapter_call(member, "unload_adapter")(name)
 
         return self._checked(
             "unload_adapter",
@@ -324,25 +321,23 @@ def _log_late_end(member: str, name: str) -> Callable[[asyncio.Future[Any]], Non
     return log_end
 
 
-def _control(member: Member, name: str) -> Any:
-    control = getattr(member.engine, "control", None)
-    if control is None:
-        raise CapabilityError(name, f"{member.name} is a {type(member.engine).__name__}, which has no control calls")
-    return control
+def _member_of_engine(member: Member, name: str, call: str, lack: str) -> Any:
+    """A member of an engine, such as `control`. Raises `CapabilityError` for the call `call`, which needs it."""
+    found = getattr(member.engine, name, None)
+    if found is None:
+        raise CapabilityError(call, f"{member.name} is a {type(member.engine).__name__}, which {lack}")
+    return found
 
 
-def _engine_call(member: Member, name: str) -> Callable[..., Awaitable[None]]:
-    """A method of a member's engine that concerns adapters. Raises `CapabilityError` for an engine without it."""
-    method: Callable[..., Awaitable[None]] | None = getattr(member.engine, name, None)
-    if method is None:
-        raise CapabilityError(name, f"{member.name} is a {type(member.engine).__name__}, which takes no adapters")
+def _control(member: Member, call: str) -> Any:
+    return _member_of_engine(member, "control", call, "has no control calls")
+
+
+def _adapter_call(member: Member, name: str) -> Callable[..., Awaitable[None]]:
+    method: Callable[..., Awaitable[None]] = _member_of_engine(member, name, name, "takes no adapters")
     return method
 
 
 async def _update(member: Member, weights: Any, version: str, in_flight: InFlight) -> None:
-    update = getattr(member.engine, "update_weights", None)
-    if update is None:
-        raise CapabilityError(
-            "update_weights", f"{member.name} is a {type(member.engine).__name__}, which cannot replace its weights"
-        )
+    update = _member_of_engine(member, "update_weights", "update_weights", "cannot replace its weights")
     await update(weights, version, in_flight=in_flight)

@@ -16,8 +16,8 @@ import numpy as np
 
 from renderers.placement import item_placement_error
 from renderers.process.caches import ByteLRU
-from rollouts.engines.continuation import continuation, join_completions
-from rollouts.engines.event_loop import EngineLoop
+from rollouts.engines.continuation import continuation, join_completions, with_index
+from rollouts.engines.event_loop import EngineLoop, together
 from rollouts.engines.local.request_queue import Interruptions, RequestQueue, RunningRequest, closed_error
 from rollouts.engines.lora import adapter_labels
 from rollouts.engines.protocol import (
@@ -258,14 +258,8 @@ class LocalEngine:
             result = await self._queue.generate(running)
             if all(completion.finish_reason is not FinishReason.ABORT for completion in result.completions):
                 return result
-            try:
-                async with asyncio.TaskGroup() as group:
-                    tasks = [
-                        group.create_task(self._complete(running, partial, listen)) for partial in result.completions
-                    ]
-            except BaseExceptionGroup as failures:
-                raise failures.exceptions[0] from None
-            return replace(result, completions=[task.result() for task in tasks])
+            completions = await together(self._complete(running, partial, listen) for partial in result.completions)
+            return replace(result, completions=completions)
 
     async def _complete(self, cut_off: RunningRequest, partial: Completion, listen: TokenListener | None) -> Completion:
         """A completion, continued as often as it is cut off, until its request is aborted.
@@ -278,7 +272,7 @@ class LocalEngine:
             rest_request = continuation(request, partial, rounds, self._max_length)
             if rest_request is None:
                 return replace(partial, finish_reason=FinishReason.LENGTH)
-            listen_to_rest = _on_loop(_with_index(listen, partial.index))
+            listen_to_rest = _on_loop(with_index(listen, partial.index))
             running = RunningRequest(rest_request, listen_to_rest, cut_off.adapter, runs_alone=cut_off.runs_alone)
             with self._registered(request.request_id, running):
                 (rest,) = (await self._queue.generate(running)).completions
@@ -384,11 +378,6 @@ def _on_loop(listen: TokenListener | None) -> TokenListener | None:
             loop.call_soon_threadsafe(listen, delta)
 
     return report
-
-
-def _with_index(listen: TokenListener | None, index: int) -> TokenListener | None:
-    """A listener for a continuation, whose only completion is completion `index` of the request."""
-    return None if listen is None else lambda delta: listen(replace(delta, index=index))
 
 
 @contextmanager

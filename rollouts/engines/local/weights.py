@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from rollouts.engines.lora import adapter_exists_error
 from rollouts.engines.protocol import check_adapter_name
 from rollouts.errors import MissingExtraError, UnknownAdapterError, WeightUpdateError
 
@@ -222,10 +223,7 @@ class LocalAdapters:
         """
         check_adapter_name(name)
         if name in self._loaded:
-            raise WeightUpdateError(
-                f"there is an adapter {name!r} already (of {self._loaded[name].directory}), and a name stands for one "
-                'set of weights; load the new ones under another name, such as "policy@2", and unload the old'
-            )
+            raise adapter_exists_error("there is", name, self._loaded[name].directory)
         path = Path(directory).absolute()
         replacements = []
         for module_name, module in _modules_of_adapter(self._own, self._output, path).items():

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from rollouts.engines.lora import adapter_labels
+from rollouts.engines.lora import adapter_exists_error, adapter_labels
 from rollouts.engines.protocol import Completion, check_adapter_name
 from rollouts.engines.vllm.capabilities import ServerCapabilities, json_object
 from rollouts.engines.vllm.connection import ServerConnection
@@ -73,10 +73,7 @@ class ServerAdapters:
         check_adapter_name(name)
         path = await asyncio.to_thread(_checked_directory, directory) if check else str(directory)
         if (present := (await self.loaded()).get(name)) is not None:
-            raise WeightUpdateError(
-                f"{self._connection.base_url} has an adapter {name!r} already (of {present}), and a name stands for "
-                'one set of weights; load the new ones under another name, such as "policy@2", and unload the old'
-            )
+            raise adapter_exists_error(f"{self._connection.base_url} has", name, present)
         response = await self._call("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
         if response.status != 200:
             error = response_error("load_adapter", response, f"loading the adapter {name!r} of {path}")

@@ -7,15 +7,21 @@ import functools
 import itertools
 import logging
 import os
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Self, TypeVar
+from typing import Self
 
 import numpy as np
 
 from renderers import RendererError
-from rollouts.engines.continuation import continuation, join_completions, restarts_from_prompt, single_samples
-from rollouts.engines.event_loop import SingleFlight
+from rollouts.engines.continuation import (
+    continuation,
+    join_completions,
+    restarts_from_prompt,
+    single_samples,
+    with_index,
+)
+from rollouts.engines.event_loop import SingleFlight, together
 from rollouts.engines.protocol import (
     Completion,
     EngineLimits,
@@ -56,8 +62,6 @@ from rollouts.errors import (
 )
 
 log = logging.getLogger("rollouts.engines.vllm")
-
-T = TypeVar("T")
 
 _GENERATE = "/inference/v1/generate"
 
@@ -284,7 +288,9 @@ class VLLMEngine:
                 sampled = [each.completions(len(request.prompt_ids), self._weight_version) for each in generations]
                 completions = [replace(each, index=index) for index, each in enumerate(itertools.chain(*sampled))]
                 if any(completion.finish_reason is FinishReason.ABORT for completion in completions):
-                    completions = await self._complete_all(request, completions, listen, generations)
+                    completions = await together(
+                        self._complete(request, each, listen, generations) for each in completions
+                    )
             prompt_logprobs = None
             if request.prompt_logprobs and any(each.finish_reason is not FinishReason.ABORT for each in completions):
                 source = next((each for each in generations if each.has_prompt_logprobs(len(request.prompt_ids))), None)
@@ -295,16 +301,6 @@ class VLLMEngine:
             if request.adapter is not None:
                 return replace(result, completions=self._adapters.labelled(completions, request.adapter))
             return result
-
-    async def _complete_all(
-        self,
-        request: GenerateRequest,
-        partial: Sequence[Completion],
-        listen: TokenListener | None,
-        generations: list[Generation],
-    ) -> list[Completion]:
-        """`_complete` for all completions of a request at once."""
-        return await _together(self._complete(request, each, listen, generations) for each in partial)
 
     async def _complete(
         self, request: GenerateRequest, partial: Completion, listen: TokenListener | None, generations: list[Generation]
@@ -326,7 +322,7 @@ class VLLMEngine:
             if rest_request is None:
                 return replace(partial, finish_reason=FinishReason.LENGTH)  # aborted at its last possible token
             log.info("request %s: cut off after %d tokens; continued", request.request_id, len(partial.token_ids))
-            generation = await self._exchange(rest_request, request.request_id, _with_index(listen, partial.index))
+            generation = await self._exchange(rest_request, request.request_id, with_index(listen, partial.index))
             generations.append(generation)
             (rest,) = generation.completions(len(rest_request.prompt_ids), self._weight_version)
             if restarts_from_prompt(request):
@@ -361,8 +357,8 @@ class VLLMEngine:
         """Send a request; to the Rust frontend, which samples one at a time, a request for each sample."""
         if capabilities.rust_frontend is None or request.sampling.n == 1:
             return [await self._exchange(request, request.request_id, listen)]
-        return await _together(
-            self._exchange(single, request.request_id, _with_index(listen, index))
+        return await together(
+            self._exchange(single, request.request_id, with_index(listen, index))
             for index, single in enumerate(single_samples(request))
         )
 
@@ -587,18 +583,3 @@ class VLLMEngine:
         for completion in completions:
             if completion.weight_spans and self._weight_version == before != completion.weight_spans[-1].version:
                 self._set_weight_version(completion.weight_spans[-1].version)
-
-
-async def _together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of calls that run at once. Raises the first error alone, after the other calls have ended."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(call) for call in calls]
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return [task.result() for task in tasks]
-
-
-def _with_index(listen: TokenListener | None, index: int) -> TokenListener | None:
-    """A listener for a continuation, whose only sample is sample `index` of the request."""
-    return None if listen is None else lambda delta: listen(replace(delta, index=index))
