@@ -100,11 +100,7 @@ class EngineFleet:
         removed, new ones are added. A file that cannot be used changes nothing, and an error is logged. Raises
         `ServerFileError` if it cannot be used now.
         """
-        file = ServerFile(path)
-        make_engines = partial(vllm_engines, limits=http_limits, options=options)
-        fleet = cls(make_engines(file.read()), limits=limits)
-        fleet._membership.follow = lambda: fleet._follow(file, make_engines)
-        return fleet
+        return cls._following(ServerFile(path), limits, http_limits, options)
 
     @classmethod
     def from_ray(
@@ -122,7 +118,17 @@ class EngineFleet:
         again: one that Ray has started on another node is followed there. The options are those of `from_urls`. Blocks
         until the actors have answered. Raises `ServerActorError`, `ArgumentError` and `MissingExtraError`.
         """
-        servers = RayServerNames(names, namespace)
+        return cls._following(RayServerNames(names, namespace), limits, http_limits, options)
+
+    @classmethod
+    def _following(
+        cls,
+        servers: ServerFile | RayServerNames,
+        limits: FleetLimits | None,
+        http_limits: HttpLimits | None,
+        options: Mapping[str, Any],
+    ) -> Self:
+        """A fleet of the servers of a list, whose changes it follows."""
         make_engines = partial(vllm_engines, limits=http_limits, options=options)
         fleet = cls(make_engines(servers.read()), limits=limits)
         fleet._membership.follow = lambda: fleet._follow(servers, make_engines)

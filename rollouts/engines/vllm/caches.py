@@ -32,14 +32,12 @@ from typing import Literal, get_args
 
 from rollouts.engines.vllm.capabilities import ServerCapabilities, json_object
 from rollouts.engines.vllm.connection import ServerConnection
-from rollouts.engines.vllm.exchange import name_errors_after_methods
 from rollouts.engines.vllm.server_state import ControlRoutes, ServerState, required_field
 from rollouts.errors import EngineError, InvalidRequestError, MalformedResultError, ServerError
 
 PauseMode = Literal["abort", "wait", "keep"]
 
 
-@name_errors_after_methods
 class CacheControl:
     """Pauses a server and empties its caches; `ServerControl` documents the arguments."""
 

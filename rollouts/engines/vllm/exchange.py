@@ -7,12 +7,12 @@ import json
 import re
 import ssl
 import zlib
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
-from inspect import iscoroutinefunction
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
+from inspect import getmembers, iscoroutinefunction
+from typing import Any, NamedTuple, TypeVar, cast
 
 import aiohttp
 from aiohttp.abc import AbstractStreamWriter
@@ -361,19 +361,8 @@ class Call:
         return ConnectionError(redacted(str(error)) or type(error).__name__)
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-class HasBaseUrl(Protocol):
-    """A client of one server. `base_url` is the server's address without credentials."""
-
-    @property
-    def base_url(self) -> str: ...
-
-
-S = TypeVar("S", bound=HasBaseUrl)
 C = TypeVar("C", bound=type)
+M = TypeVar("M", bound=Callable[..., Any])
 
 
 @contextmanager
@@ -396,26 +385,25 @@ def error_context(server: str, request_id: str | None = None) -> Iterator[None]:
 
 
 def name_errors_after_methods(cls: C) -> C:
-    """Let the errors of each public coroutine method of a class name the method (as their request) and the server."""
-    for name, method in list(vars(cls).items()):
-        if iscoroutinefunction(method) and not name.startswith("_"):
+    """Let the errors of each public coroutine method of a class name the method (as their request) and the server.
+
+    `base_url` of its objects is the address of the server, without credentials.
+    """
+    for name, method in getmembers(cls, iscoroutinefunction):
+        if not name.startswith("_"):
             setattr(cls, name, _in_error_context(method, name))
     return cls
 
 
-def name_server_in_errors(
-    method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]],
-) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
+def name_server_in_errors(method: M) -> M:
     """Let the errors of a method name the server."""
     return _in_error_context(method, None)
 
 
-def _in_error_context(
-    method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]], request_id: str | None
-) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
+def _in_error_context(method: M, request_id: str | None) -> M:
     @wraps(method)
-    async def wrapper(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    async def wrapper(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         with error_context(self.base_url, request_id):
             return await method(self, *args, **kwargs)
 
-    return wrapper
+    return cast(M, wrapper)

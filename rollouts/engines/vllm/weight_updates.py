@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from rollouts.engines.vllm.caches import CacheControl, PauseMode, check_pause_mode
 from rollouts.engines.vllm.capabilities import json_object
-from rollouts.engines.vllm.exchange import name_errors_after_methods, redacted
+from rollouts.engines.vllm.exchange import redacted
 from rollouts.engines.vllm.server_state import required_field
 from rollouts.errors import (
     CapabilityError,
@@ -178,7 +178,6 @@ def _error(directory: Path, reason: str) -> WeightUpdateError:
 log = logging.getLogger("rollouts.engines.vllm")
 
 
-@name_errors_after_methods
 class WeightControl(CacheControl):
     """Loads other weights into a server, and labels them."""
 
@@ -259,15 +258,9 @@ class WeightControl(CacheControl):
         with self._state.exclusive_update(name):
             path = await self._path_to_load(directory, check)
             await self._state.refuse_while_weights_sleep(name)
-            stays_paused = await self._stays_paused()
-            if in_flight == "keep" and await self._routes.takes_media():
-                log.info("%s takes media: requests in flight are ended and continued, not kept", self.base_url)
-                in_flight = "abort"
+            stays_paused, in_flight = await self._stays_paused(), await self._possible(in_flight)
             with self._media_forgotten():
-                await self._pause_or_resume(in_flight, stays_paused)
-                previous = None
-                if not self._state.was_transferred:
-                    previous = self._state.loaded_directory or await self.initial_directory()
+                previous = await self._pause_for_update(in_flight, stays_paused)
                 try:
                     await self._load(path)
                 except WeightUpdateError as failure:
@@ -287,7 +280,15 @@ class WeightControl(CacheControl):
         """Whether the server is paused by somebody else than an update that failed, and so stays paused."""
         return await self.is_paused() and not self._state.paused_by_update
 
-    async def _pause_or_resume(self, mode: PauseMode, stays_paused: bool) -> None:
+    async def _possible(self, in_flight: PauseMode) -> PauseMode:
+        """A server that takes media would die of requests that are kept: they are ended and continued."""
+        if in_flight == "keep" and await self._routes.takes_media():
+            log.info("%s takes media: requests in flight are ended and continued, not kept", self.base_url)
+            return "abort"
+        return in_flight
+
+    async def _pause_for_update(self, mode: PauseMode, stays_paused: bool) -> str | None:
+        """Pause the server; the directory of the weights that it has, None where it is not known."""
         try:
             await self.pause(mode, clear_cache=True)
             self._state.paused_by_update = not stays_paused
@@ -301,6 +302,7 @@ class WeightControl(CacheControl):
                 except EngineError as error:
                     log.warning("%s may be left paused: %s", self.base_url, error)
             raise
+        return None if self._state.was_transferred else self._state.loaded_directory or await self.initial_directory()
 
     async def _load(self, path: str) -> None:
         """Let the workers read a checkpoint. After a `WeightUpdateError` the server's weights are unusable."""
@@ -390,7 +392,6 @@ class Transfer:
     previous: str | None
 
 
-@name_errors_after_methods
 class TransferControl(WeightControl):
     """Receives weights from a trainer. `TransferEngine` makes these calls in their order, at all servers together."""
 
@@ -426,15 +427,9 @@ class TransferControl(WeightControl):
             stack.enter_context(self._state.exclusive_update("begin_transfer"))
             await self._state.forget_if_restarted()
             await self._state.refuse_while_weights_sleep("begin_transfer")
-            stays_paused = await self._stays_paused()
-            if in_flight == "keep" and await self._routes.takes_media():
-                log.info("%s takes media: requests in flight are ended and continued, not kept", self.base_url)
-                in_flight = "abort"
+            stays_paused, in_flight = await self._stays_paused(), await self._possible(in_flight)
             stack.enter_context(self._media_forgotten())
-            await self._pause_or_resume(in_flight, stays_paused)
-            previous = None
-            if not self._state.was_transferred:
-                previous = self._state.loaded_directory or await self.initial_directory()
+            previous = await self._pause_for_update(in_flight, stays_paused)
             begun = Transfer(stack, stays_paused, previous)
             self._state.unusable_weights = "a transfer of weights was begun and not seen to end"
             try:
