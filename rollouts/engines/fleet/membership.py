@@ -22,7 +22,7 @@ from rollouts.errors import (
     ServerTimeoutError,
     WeightUpdateError,
 )
-from rollouts.values import finite_number, whole_number
+from rollouts.values import check_integer, check_positive, finite_number
 
 # Bounds of a fleet: how often it checks its members, and when it ejects, moves and waits.
 
@@ -59,13 +59,9 @@ class FleetLimits:
     def __post_init__(self) -> None:
         least_counts = {"eject_after": 1, "readmit_after": 1, "failovers": 0, "sessions": 1, "spill_requests": 0}
         for name, least in least_counts.items():
-            value = getattr(self, name)
-            if (count := whole_number(value)) is None or count < least:
-                raise ArgumentError(name, value, f"pass an integer of at least {least}")
+            check_integer(name, getattr(self, name), least=least)
         for name in ("check_seconds", "check_timeout"):
-            value = getattr(self, name)
-            if (seconds := finite_number(value)) is None or seconds <= 0:
-                raise ArgumentError(name, value, "pass a finite number of seconds above 0")
+            check_positive(name, getattr(self, name), "pass a finite number of seconds above 0")
         if (seconds := finite_number(self.wait_seconds)) is None or seconds < 0:
             raise ArgumentError("wait_seconds", self.wait_seconds, "pass a finite number of seconds, 0 or more")
         if (ratio := finite_number(self.spill_ratio)) is None or ratio < 1:

@@ -34,7 +34,7 @@ from rollouts.engines.protocol import (
     check_version,
 )
 from rollouts.errors import ArgumentError, InvalidRequestError, MissingExtraError, UnsupportedModelError
-from rollouts.values import whole_number
+from rollouts.values import check_integer
 
 try:
     import torch
@@ -79,8 +79,7 @@ class LocalEngine:
         max_feature_bytes: int = 256 * 2**20,
         request_limits: EngineLimits | None = None,
     ) -> None:
-        if (whole_number(max_batch_rows) or 0) < 1:
-            raise ArgumentError("max_batch_rows", max_batch_rows, "pass an integer of at least 1")
+        check_integer("max_batch_rows", max_batch_rows)
         check_version("weight_version", weight_version)
         try:
             self._forward = ForwardPass(model)

@@ -32,12 +32,14 @@ from rollouts.engines.vllm.exchange import (
     response_error,
 )
 from rollouts.errors import (
+    ArgumentError,
     EngineClosedError,
     EngineError,
     InvalidRequestError,
     MalformedResultError,
     ServerTimeoutError,
 )
+from rollouts.values import check_integer, check_positive, finite_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +67,14 @@ class HttpLimits:
 
     def __post_init__(self) -> None:
         for name, least in (("concurrency", 1), ("retries", 0), ("response_bytes", 1)):
-            count = getattr(self, name)
-            if type(count) is not int or count < least:
-                raise ValueError(f"HttpLimits.{name} is {count!r} and must be a whole number, at least {least}")
+            check_integer(f"HttpLimits.{name}", getattr(self, name), least=least)
         for name in ("connect_seconds", "total_seconds", "read_seconds"):
-            seconds = getattr(self, name)
-            if seconds is not None and not 0 < seconds < math.inf:
-                raise ValueError(f"HttpLimits.{name} is {seconds!r} and must be a finite time above 0 s")
+            if name != "read_seconds" or self.read_seconds is not None:
+                check_positive(f"HttpLimits.{name}", getattr(self, name), "pass a finite number of seconds above 0")
         for name in ("keepalive_seconds", "backoff_seconds", "longest_backoff_seconds"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"HttpLimits.{name} is {getattr(self, name)!r} and must be 0 s or more, and finite")
+            if (seconds := finite_number(getattr(self, name))) is None or seconds < 0:
+                rule = "pass a finite number of seconds, 0 or more"
+                raise ArgumentError(f"HttpLimits.{name}", getattr(self, name), rule)
 
     def retry_delay(self, attempt: int, retry_after: str | None) -> float:
         """Seconds to wait after failed attempt number `attempt` (from 1).

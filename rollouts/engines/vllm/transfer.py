@@ -19,7 +19,7 @@ from rollouts.engines.protocol import GenerateRequest, GenerateResult, InFlight,
 from rollouts.engines.vllm.control import ServerControl
 from rollouts.engines.vllm.weight_updates import HEAD, Transfer, checkpoint_shapes, ties_embeddings
 from rollouts.errors import ArgumentError, EngineError, WeightUpdateError, describe_exception
-from rollouts.values import whole_number
+from rollouts.values import check_integer
 
 __all__ = ["FileSender", "IPCSender", "NCCLSender", "TensorInfo", "TransferEngine", "WeightSender"]
 
@@ -330,8 +330,7 @@ class TransferEngine:
     def __init__(
         self, engine: Any, sender: WeightSender, *, bucket_bytes: int = _BUCKET_BYTES, seconds: float = 300.0
     ) -> None:
-        if whole_number(bucket_bytes) is None or bucket_bytes < 1:
-            raise ArgumentError("bucket_bytes", bucket_bytes, "pass a number of bytes of at least 1")
+        check_integer("bucket_bytes", bucket_bytes, rule="pass a number of bytes of at least 1")
         self._engine = engine
         self._sender = sender
         self._bucket_bytes = bucket_bytes
