@@ -21,15 +21,12 @@ from rollouts.files import errors_name
 from rollouts.training.rows import (
     Layout,
     Side,
-    check_alike,
     check_layout,
-    first_tokens,
-    gathered,
     padding_bounds,
     place_samples,
     token_numbers,
 )
-from rollouts.training.samples import TrainingSample
+from rollouts.training.samples import TrainingSample, neutral_sample
 from rollouts.training.tensor_list import (
     RowIndex,
     TensorList,
@@ -230,37 +227,6 @@ def _equal_arrays(one: np.ndarray, other: np.ndarray) -> bool:
 
 def _rows_of(array: np.ndarray | PackedArray) -> np.ndarray:
     return np.atleast_2d(array if isinstance(array, np.ndarray) else array.unpack())
-
-
-# Samples that train nothing: they fill a batch up to the number of samples that all ranks need.
-
-
-_NAME = "padding"
-
-
-def neutral_sample(token_id: int) -> TrainingSample:
-    """A sample of one token `token_id` without loss and without media."""
-    return TrainingSample(
-        token_ids=np.array([token_id], dtype=np.int32),
-        loss_mask=np.zeros(1, dtype=bool),
-        logprobs=np.zeros(1, dtype=np.float32),
-        advantages=np.zeros(1, dtype=np.float32),
-        name=_NAME,
-    )
-
-
-def without_training(sample: TrainingSample) -> TrainingSample:
-    """`sample` with the same tokens and the same media objects, but no trained token."""
-    count = len(sample)
-    return replace(
-        sample,
-        loss_mask=np.zeros(count, dtype=bool),
-        logprobs=np.zeros(count, dtype=np.float32),
-        advantages=np.zeros(count, dtype=np.float32),
-        weight_spans=(),
-        name=_NAME,
-        routed_experts=None,
-    )
 
 
 def write_object(path: str | os.PathLike[str], value: object) -> None:
@@ -645,6 +611,71 @@ def _equal_experts(one: np.ndarray | None, other: np.ndarray | None) -> bool:
     return one is other or (
         one is not None and other is not None and one.dtype == other.dtype and np.array_equal(one, other)
     )
+
+
+# The rows of new batches made of others.
+
+
+def first_tokens(batch: TrainingBatch) -> np.ndarray:
+    """int64 (N,): the position of each sample's first token in the flattened columns of the batch."""
+    first: np.ndarray = batch.starts.numpy() @ np.array([batch.input_ids.shape[1], 1])
+    return first
+
+
+def gathered(batches: Sequence[TrainingBatch], chosen: np.ndarray) -> dict[str, Any]:
+    """The fields of a batch, laid out like the first of `batches`, of the samples numbered `chosen` int64 (k,).
+
+    The samples of all batches are counted through. Values come from the tensors of the batches, on their device; an
+    extra that a batch does not have is None for its samples.
+    """
+    like = batches[0]
+    offsets = np.cumsum([0, *(batch.input_ids.numel() for batch in batches)])
+    first = np.concatenate([first_tokens(batch) + offset for batch, offset in zip(batches, offsets, strict=False)])
+    lengths = np.concatenate([batch.lengths.numpy() for batch in batches])[chosen]
+    placement = place_samples(lengths, like.layout, like.side, like.multiple_of)
+    new_first = placement.starts @ np.array([placement.columns, 1])
+    device = like.input_ids.device
+    source = torch.from_numpy(token_numbers(first[chosen], lengths)).to(device)
+    target = torch.from_numpy(token_numbers(new_first, lengths)).to(device)
+
+    def moved(name: str, fill: int = 0) -> torch.Tensor:
+        columns: list[torch.Tensor] = [getattr(batch, name) for batch in batches]
+        out = torch.full((placement.rows * placement.columns,), fill, dtype=columns[0].dtype, device=device)
+        out[target] = torch.cat([column.reshape(-1) for column in columns])[source]
+        return out.reshape(placement.rows, placement.columns)
+
+    samples = [sample for batch in batches for sample in batch.samples]
+    return {
+        "samples": tuple(samples[number] for number in chosen),
+        "input_ids": moved("input_ids", like.pad_id),
+        **{name: moved(name) for name in ("loss_mask", "logprobs", "advantages")},
+        "starts": torch.from_numpy(placement.starts),
+        "lengths": torch.from_numpy(lengths),
+        "extras": {name: extra[chosen] for name, extra in _union_of_extras(batches).items()},
+    }
+
+
+def check_alike(batches: Sequence[TrainingBatch]) -> None:
+    """Raise `BatchError` if the batches cannot become one because of different layouts or devices."""
+    first = batches[0]
+    for number, batch in enumerate(batches):
+        for name in ("layout", "side", "pad_id", "multiple_of", "media_dtype"):
+            one, other = getattr(first, name), getattr(batch, name)
+            if one != other:
+                raise BatchError(f"{name} is {one!r} in batch 0 and {other!r} in batch {number}; make them alike")
+        if batch.input_ids.device != first.input_ids.device:
+            raise BatchError(
+                f"batch 0 is on {first.input_ids.device} and batch {number} on {batch.input_ids.device}; "
+                "move them to one device with to(device)"
+            )
+
+
+def _union_of_extras(batches: Sequence[TrainingBatch]) -> dict[str, TensorList]:
+    names = dict.fromkeys(name for batch in batches for name in batch.extras)
+    return {
+        name: TensorList.concat(batch.extras.get(name, TensorList([None] * len(batch.samples))) for batch in batches)
+        for name in names
+    }
 
 
 def micro_batches(

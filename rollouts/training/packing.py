@@ -14,9 +14,9 @@ import numpy as np
 from renderers import MediaItem
 from rollouts.engines.protocol import WeightSpan
 from rollouts.errors import ArgumentError, SampleError, short_repr
-from rollouts.training.batch import TrainingBatch, neutral_sample, without_training
+from rollouts.training.batch import TrainingBatch
 from rollouts.training.quarantine import Quarantine
-from rollouts.training.samples import TrainingSample
+from rollouts.training.samples import TrainingSample, neutral_sample, without_training
 from rollouts.values import check_choice, check_integer, whole_number
 
 

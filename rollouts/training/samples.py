@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -291,3 +291,34 @@ def _turn_advantage(name: str, entry: float | np.ndarray, sampled: int) -> float
         rule = f"pass a finite number, or an array with one for each of the {sampled} tokens that the turn sampled"
         raise ArgumentError(name, entry, rule)
     return array
+
+
+# Samples that train nothing: they fill a batch up to the number of samples that all ranks need.
+
+
+_PADDING = "padding"
+
+
+def neutral_sample(token_id: int) -> TrainingSample:
+    """A sample of one token `token_id` without loss and without media."""
+    return TrainingSample(
+        token_ids=np.array([token_id], dtype=np.int32),
+        loss_mask=np.zeros(1, dtype=bool),
+        logprobs=np.zeros(1, dtype=np.float32),
+        advantages=np.zeros(1, dtype=np.float32),
+        name=_PADDING,
+    )
+
+
+def without_training(sample: TrainingSample) -> TrainingSample:
+    """`sample` with the same tokens and the same media objects, but no trained token."""
+    count = len(sample)
+    return replace(
+        sample,
+        loss_mask=np.zeros(count, dtype=bool),
+        logprobs=np.zeros(count, dtype=np.float32),
+        advantages=np.zeros(count, dtype=np.float32),
+        weight_spans=(),
+        name=_PADDING,
+        routed_experts=None,
+    )
