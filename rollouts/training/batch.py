@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -237,25 +237,14 @@ def write_object(path: str | os.PathLike[str], value: object) -> None:
     if os.path.isdir(path):
         raise ArgumentError("path", os.fspath(path), "this is a directory; pass the path of a file")
     unfinished = f"{os.fspath(path)}.unfinished"
-    _remove(unfinished)
+    Path(unfinished).unlink(missing_ok=True)
     try:
         with errors_name(path, unfinished):
             with RecordWriter(unfinished) as file:
                 file.append(value)
             os.replace(unfinished, path)
     finally:
-        _remove(unfinished)
-
-
-def read_object(path: str | os.PathLike[str]) -> object:
-    """The object in a record file; None unless it holds exactly one. Raises the errors of `transport.RecordReader`."""
-    with RecordReader(path) as reader:
-        return reader[0] if len(reader) == 1 else None
-
-
-def _remove(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.remove(path)
+        Path(unfinished).unlink(missing_ok=True)
 
 
 # Training batches: samples in padded rows, or packed into one row.
@@ -592,7 +581,8 @@ class TrainingBatch:
 
         Raises `BatchError` for a record file of something else, and the errors of `transport.RecordReader`.
         """
-        batch = read_object(path)
+        with RecordReader(path) as reader:
+            batch = reader[0] if len(reader) == 1 else None
         if not isinstance(batch, TrainingBatch):
             raise BatchError(f"{os.fspath(path)!r:.120} does not hold one TrainingBatch; load what batch.save wrote")
         return batch

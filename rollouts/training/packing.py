@@ -43,15 +43,14 @@ class Bins:
         Where none has room, a bin is added. Every item must fit an empty bin.
         """
         share = np.maximum(self._tokens[items] / self._max_tokens, self._patches[items] / max(1, self._max_patches))
-        ordered = items[np.argsort(-share, kind="stable")]
-        for item, tokens, patches in zip(
-            ordered.tolist(), self._tokens[ordered].tolist(), self._patches[ordered].tolist(), strict=True
-        ):
-            self._put(item, self._first_with_room(tokens, patches, first_bin), tokens, patches)
+        for item in items[np.argsort(-share, kind="stable")].tolist():
+            self.put(item, self._first_with_room(item, first_bin))
 
     def put(self, item: int, bin_number: int) -> None:
         """Put an item into a bin that has room for it."""
-        self._put(item, bin_number, int(self._tokens[item]), int(self._patches[item]))
+        self.members[bin_number].append(item)
+        self._free_tokens[bin_number] -= self._tokens[item]
+        self._free_patches[bin_number] -= self._patches[item]
 
     def split(self, bin_number: int, costs: np.ndarray) -> None:
         """Move members of a bin with several members into a new bin, so that both have a similar sum of `costs`."""
@@ -93,20 +92,11 @@ class Bins:
         """How many tokens `bins` have room for."""
         return int(self._free_tokens[bins.start : bins.stop].sum())
 
-    def _put(self, item: int, bin_number: int, tokens: int, patches: int) -> None:
-        self.members[bin_number].append(item)
-        self._free_tokens[bin_number] -= tokens
-        self._free_patches[bin_number] -= patches
-
-    def _first_with_room(self, tokens: int, patches: int, first_bin: int) -> int:
-        count = len(self.members)
-        if count == first_bin:
-            return self.open()
-        has_room = self._free_tokens[first_bin:count] >= tokens
-        if patches:
-            has_room &= self._free_patches[first_bin:count] >= patches
-        first = int(has_room.argmax())
-        return first_bin + first if has_room[first] else self.open()
+    def _first_with_room(self, item: int, first_bin: int) -> int:
+        bins = slice(first_bin, len(self.members))
+        has_tokens = self._free_tokens[bins] >= self._tokens[item]
+        found = np.flatnonzero(has_tokens & (self._free_patches[bins] >= self._patches[item]))
+        return first_bin + int(found[0]) if len(found) else self.open()
 
     def open(self) -> int:
         """Add an empty bin and return its number."""
@@ -196,7 +186,7 @@ def vision_patches(item: MediaItem) -> int:
 
 def sample_patches(sample: TrainingSample) -> int:
     """The vision patches of all media of a sample."""
-    return sum([vision_patches(item) for item, _ in sample.media]) if sample.media else 0
+    return sum(vision_patches(item) for item, _ in sample.media)
 
 
 def truncate_sample(
@@ -323,12 +313,12 @@ def pack_samples(
     if quarantine is None:
         quarantine = Quarantine()
         quarantine.seen = len(samples)
-    kept, kept_patches, truncations = _fitting_samples(samples, max_tokens, max_patches, too_long, quarantine)
+    kept, truncations = _fitting_samples(samples, max_tokens, max_patches, too_long, quarantine)
     groups = _groups(kept, ranks, uniform_modality)
     stand_ins = [stand_in for group in groups for stand_in in group.stand_ins]
     items = [*kept, *stand_ins]
     tokens = np.array([len(sample.token_ids) for sample in items], dtype=np.int64)
-    patches = np.array([*kept_patches, *map(sample_patches, stand_ins)], dtype=np.int64)
+    patches = np.array([0 if max_patches is None else sample_patches(sample) for sample in items], dtype=np.int64)
     costs = token_cost(tokens, hidden_size)
     bins = Bins(tokens, patches, max_tokens, max_patches, empty=ranks)
     groups_of_rows = _fill(bins, groups, len(kept), ranks, costs, max_tokens)
@@ -396,18 +386,14 @@ def _fill(
 
 def _round_up(bins: Bins, first: int, ranks: int, costs: np.ndarray, stand_ins: list[int]) -> None:
     """Add rows after row `first`, until they are a multiple of `ranks`: parts of expensive rows, else stand-ins."""
-    sums = {row: float(costs[bins.members[row]].sum()) for row in range(first, len(bins.members))}
     while (len(bins.members) - first) % ranks:
-        divisible = [row for row in sums if len(bins.members[row]) > 1]
+        divisible = [row for row in range(first, len(bins.members)) if len(bins.members[row]) > 1]
         if divisible:
-            row = max(divisible, key=sums.__getitem__)
-            bins.split(row, costs)
-            new = len(bins.members) - 1
-            sums |= {each: float(costs[bins.members[each]].sum()) for each in (row, new)}
-        else:
-            new = bins.open()
-            if stand_ins:
-                bins.put(stand_ins.pop(), new)
+            bins.split(max(divisible, key=lambda row: costs[bins.members[row]].sum()), costs)
+            continue
+        new = bins.open()
+        if stand_ins:
+            bins.put(stand_ins.pop(), new)
 
 
 def _fitting_samples(
@@ -416,10 +402,9 @@ def _fitting_samples(
     max_patches: int | None,
     too_long: TooLong,
     quarantine: Quarantine,
-) -> tuple[list[TrainingSample], list[int], list[Truncation]]:
-    """The samples that fit a row, some of them truncated; their patches, 0 without a budget of patches."""
+) -> tuple[list[TrainingSample], list[Truncation]]:
+    """The samples that fit a row, some of them truncated."""
     kept: list[TrainingSample] = []
-    kept_patches: list[int] = []
     truncations: list[Truncation] = []
     for number, sample in enumerate(samples):
         if not isinstance(sample, TrainingSample):
@@ -431,7 +416,6 @@ def _fitting_samples(
         patches = 0 if max_patches is None else sample_patches(sample)
         if tokens <= max_tokens and (max_patches is None or patches <= max_patches):
             kept.append(sample)
-            kept_patches.append(patches)
             continue
         size = f"{tokens} tokens" + (f" and {patches} vision patches" if max_patches is not None else "")
         limit = f"{max_tokens} tokens" + (f" and {max_patches} vision patches" if max_patches is not None else "")
@@ -446,6 +430,5 @@ def _fitting_samples(
             quarantine.leave_out(sample.name, "too long", f"{reason}; truncated, it has no trained token")
             continue
         kept.append(shorter)
-        kept_patches.append(0 if max_patches is None else sample_patches(shorter))
         truncations.append(truncation)
-    return kept, kept_patches, truncations
+    return kept, truncations

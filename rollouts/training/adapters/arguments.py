@@ -33,12 +33,11 @@ class AdapterError(RolloutsError):
     Cure: change the part of the sample that the text names, as the text says.
     """
 
-    def __init__(self, target: str, row: str, part: str, reason: str, cure: str) -> None:
+    def __init__(self, target: str, row: TrainingSample | str, part: str, reason: str) -> None:
         self.target = target
-        self.row = row
+        self.row = row if isinstance(row, str) else f"sample {row.name}"
         self.part = part
-        self.reason = reason
-        super().__init__(f"{target}: {row}: {part}: {reason}. {cure}")
+        super().__init__(f"{target}: {self.row}: {part}: {reason}")
 
 
 class MissingTrainerError(RolloutsError, ImportError):
@@ -124,7 +123,7 @@ def media_arguments(target: str, samples: Sequence[TrainingSample], dtype: torch
     except MediaError as error:
         names = ", ".join(sample.name for sample in samples if sample.media)
         raise AdapterError(
-            target, f"{names:.200}", "media", str(error), "Process their media with the processors of one renderer"
+            target, f"{names:.200}", "media", f"{error!s}. Process their media with the processors of one renderer"
         ) from error
 
 
@@ -135,9 +134,9 @@ def refuse_other_arguments(target: str, samples: Sequence[TrainingSample], suppo
             if name not in supported:
                 raise AdapterError(
                     target,
-                    f"sample {sample.name}",
+                    sample,
                     "media",
-                    f"its media have the tensor {name}; the type has fields for {', '.join(supported)} only",
+                    f"its media have the tensor {name}; the type has fields for {', '.join(supported)} only. "
                     "Leave the sample out",
                 )
 
@@ -160,9 +159,9 @@ def _refuse_pixels_without_scale(target: str, sample: TrainingSample) -> None:
             if is_pixels and item.scale is None:
                 raise AdapterError(
                     target,
-                    f"sample {sample.name}",
+                    sample,
                     "media",
-                    f"{name}: raw uint8 pixels without a scale that makes floats of them",
+                    f"{name}: raw uint8 pixels without a scale that makes floats of them. "
                     "Pass ServerRenderer(scale=PixelScale(...)) with the numbers of preprocessor_config.json",
                 )
 
@@ -202,11 +201,7 @@ def refuse_parts(
         for part in lacking:
             if has_values[part] and part not in omit:
                 raise AdapterError(
-                    target,
-                    f"sample {sample.name}",
-                    part,
-                    "the type has no field for it",
-                    f"Pass omit=({part!r},) to leave it out",
+                    target, sample, part, f"the type has no field for it. Pass omit=({part!r},) to leave it out"
                 )
 
 
@@ -223,10 +218,10 @@ def refuse_literal_placeholders(target: str, samples: Sequence[TrainingSample]) 
             position = int(np.flatnonzero(literal)[0])
             raise AdapterError(
                 target,
-                f"sample {sample.name}",
+                sample,
                 "token_ids",
                 f"the token at position {position} has id {int(sample.token_ids[position])}, a placeholder token "
-                "outside of all images and videos (the policy sampled it), and this trainer finds media by token id",
+                "outside of all images and videos (the policy sampled it), and this trainer finds media by token id. "
                 "Leave the sample out, or train it with rollouts.training.token_logprobs, which finds media by range",
             )
 
@@ -241,11 +236,7 @@ def first_trained(target: str, sample: TrainingSample) -> int:
     trained = np.flatnonzero(sample.loss_mask)
     if not len(trained):
         raise AdapterError(
-            target,
-            f"sample {sample.name}",
-            "loss_mask",
-            "no token is trained, so no response begins",
-            "Leave the sample out",
+            target, sample, "loss_mask", "no token is trained, so no response begins. Leave the sample out"
         )
     return int(trained[0])
 

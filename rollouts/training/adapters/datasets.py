@@ -101,9 +101,9 @@ def dataset_row(sample: TrainingSample) -> dict[str, Any]:
         if item.modality != "image":
             raise AdapterError(
                 _ROW,
-                f"sample {sample.name}",
+                sample,
                 "media",
-                f"{item.modality} {item.mm_hash[:12]}: rows have images only",
+                f"{item.modality} {item.mm_hash[:12]}: rows have images only. "
                 "Read the record file itself (transport.read_records)",
             )
         data, _ = image_file(item.source)
@@ -140,15 +140,13 @@ def sample_from_row(row: Mapping[str, Any], processors: Mapping[Modality, MediaP
     """
     missing = [name for name in _COLUMNS if name not in row]
     if missing:
-        raise AdapterError(
-            _ROW, short_repr(row.get("name", "-")), missing[0], "the column is absent", "Keep all columns"
-        )
+        raise AdapterError(_ROW, short_repr(row.get("name", "-")), missing[0], "the column is absent. Keep all columns")
     if len(row["images"]) != len(row["placeholders"]):
         raise AdapterError(
             _ROW,
             f"sample {row['name']}",
             "placeholders",
-            f"{len(row['placeholders'])} ranges for {len(row['images'])} images",
+            f"{len(row['placeholders'])} ranges for {len(row['images'])} images. "
             "Keep the rows as dataset_row makes them",
         )
     media = []
@@ -158,7 +156,7 @@ def sample_from_row(row: Mapping[str, Any], processors: Mapping[Modality, MediaP
                 _ROW,
                 f"sample {row['name']}",
                 "images",
-                f"{short_repr(file)} is not a file with bytes",
+                f"{short_repr(file)} is not a file with bytes. "
                 "Cast the column to datasets.List(datasets.Image(decode=False))",
             )
         runs = place["embed_runs"]
@@ -192,7 +190,7 @@ def _rows(paths: list[str], advantage: EpisodeAdvantage) -> Iterator[dict[str, A
                         _ROW,
                         f"record {number} of {path}",
                         "record",
-                        f"a {type(trajectory).__name__} is no Trajectory",
+                        f"a {type(trajectory).__name__} is no Trajectory. "
                         "Pass files that RecordWriter has written trajectories to",
                     )
                 yield from _trajectory_rows(trajectory, advantage)

@@ -91,9 +91,9 @@ def prime_rl_micro_batch(
     if with_media and len(samples) > 1:
         raise AdapterError(
             target,
-            f"sample {with_media[0].name}",
+            with_media[0],
             "media",
-            f"it is packed with {len(samples) - 1} other samples, and prime-rl packs text only",
+            f"it is packed with {len(samples) - 1} other samples, and prime-rl packs text only. "
             "Give each sample with media a micro batch of its own",
         )
     structs = trainer_module(_MODULE, types)
@@ -133,18 +133,17 @@ def _advantages(target: str, samples: Sequence[TrainingSample], structs: Any, st
     if "advantage" not in struct.__struct_fields__:
         raise AdapterError(
             target,
-            f"sample {samples[0].name}",
+            samples[0],
             "advantages",
-            "the struct has no field for them",
-            "Use a version of prime-rl with TrainingSample.advantages",
+            "the struct has no field for them. Use a version of prime-rl with TrainingSample.advantages",
         )
     distinct = np.unique(np.concatenate([sample.advantages[sample.loss_mask] for sample in samples]))
     if len(distinct) != 1:
         raise AdapterError(
             target,
-            f"sample {samples[0].name}",
+            samples[0],
             "advantages",
-            f"its tokens have {len(distinct)} different ones, and this version of the struct has one per sample",
+            f"its tokens have {len(distinct)} different ones, and this version of the struct has one per sample. "
             "Use a version of prime-rl with advantages per token",
         )
     return {"advantage": float(distinct[0])}
@@ -168,7 +167,7 @@ def _built(target: str, row: str, struct: Any, values: dict[str, Any]) -> Any:
             target,
             row,
             unknown[0],
-            f"the struct has the fields {', '.join(struct.__struct_fields__)} only",
+            f"the struct has the fields {', '.join(struct.__struct_fields__)} only. "
             "Use a version of prime-rl whose TrainingSample has token_ids and mask",
         )
     return struct(**values)

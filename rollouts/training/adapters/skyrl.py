@@ -87,9 +87,9 @@ def _media(samples: Sequence[TrainingSample], dtype: torch.dtype, structs: Any) 
         if missing := [name for name in _MEDIA if name not in row]:
             raise AdapterError(
                 _TARGET,
-                f"sample {sample.name}",
+                sample,
                 "media",
-                f"it has no {missing[0]} and other rows of the batch have",
+                f"it has no {missing[0]} and other rows of the batch have. "
                 "Make one batch of the samples with images and another of those without",
             )
     return {name: structs.TensorList([row[name] for row in rows]) for name in _MEDIA}

@@ -66,11 +66,11 @@ def tinker_datum(
     count = len(sample) - 1
     if count < 1:
         raise AdapterError(
-            _DATUM, row, "token_ids", f"it has {len(sample)} tokens, and a target needs two", "Leave it out"
+            _DATUM, row, "token_ids", f"it has {len(sample)} tokens, and a target needs two. Leave it out"
         )
     if sample.media and sample.media[-1][1].end > count:
         raise AdapterError(
-            _DATUM, row, "media", "its last token belongs to an image, which cannot be cut", "Leave it out"
+            _DATUM, row, "media", "its last token belongs to an image, which cannot be cut. Leave it out"
         )
     targets = sample.token_ids.astype(np.int64)
     for _, placeholder in sample.media:
@@ -129,7 +129,7 @@ def sample_from_tinker_datum(datum: Any, renderer: ImageRenderer, *, name: str =
     row = f"datum {name}"
     head, media = tokens_from_tinker(datum.model_input, renderer)
     if not len(head):
-        raise AdapterError(_DATUM, row, "model_input", "it has no tokens", "Leave it out")
+        raise AdapterError(_DATUM, row, "model_input", "it has no tokens. Leave it out")
     columns = {key: value.to_numpy() for key, value in datum.loss_fn_inputs.items()}
     targets = _column(columns, "target_tokens", len(head), row)
     is_text = np.ones(len(head), dtype=bool)
@@ -142,7 +142,7 @@ def sample_from_tinker_datum(datum: Any, renderer: ImageRenderer, *, name: str =
             row,
             "target_tokens",
             f"target {int(wrong[0])} is {int(targets[wrong[0]])}, and the next token of the input is "
-            f"{int(head[wrong[0] + 1])}",
+            f"{int(head[wrong[0] + 1])}. "
             "A TrainingSample trains the tokens that follow; other targets have no place in it",
         )
     zeros = np.zeros(len(head), dtype=np.float32)
@@ -153,9 +153,7 @@ def sample_from_tinker_datum(datum: Any, renderer: ImageRenderer, *, name: str =
         mask = advantages = _column(columns, "weights", len(head), row)
         logprobs = zeros
     else:
-        raise AdapterError(
-            _DATUM, row, "mask", "neither mask nor weights says what is trained", "Pass it with its mask"
-        )
+        raise AdapterError(_DATUM, row, "mask", "neither mask nor weights says what is trained. Pass it with its mask")
     loss_mask = mask != 0
     return TrainingSample(
         token_ids=np.append(head, targets[-1]).astype(np.int32),
@@ -186,7 +184,7 @@ def _image_chunk(tinker: Any, item: MediaItem, placeholder: PlaceholderRange, ro
             _INPUT,
             row,
             "media",
-            f"{item.modality} {item.mm_hash[:12]}: it has chunks of images only",
+            f"{item.modality} {item.mm_hash[:12]}: it has chunks of images only. "
             "Leave it out, or give the frames as images",
         )
     if placeholder.num_embeds != placeholder.length:
@@ -195,7 +193,7 @@ def _image_chunk(tinker: Any, item: MediaItem, placeholder: PlaceholderRange, ro
             row,
             "media",
             f"image {item.mm_hash[:12]} has text among its {placeholder.length} placeholder tokens, which the service "
-            "would write by itself",
+            "would write by itself. "
             "Leave it out",
         )
     data, image_format = image_file(item.source)
@@ -205,23 +203,25 @@ def _image_chunk(tinker: Any, item: MediaItem, placeholder: PlaceholderRange, ro
 def _item(chunk: Any, place: str, renderer: ImageRenderer) -> MediaItem:
     field = {"image": "data", "image_asset_pointer": "location"}.get(chunk.type)
     if field is None:
-        raise AdapterError(_INPUT, place, "chunks", f"a chunk of type {chunk.type}", "Pass text and images")
+        raise AdapterError(_INPUT, place, "chunks", f"a chunk of type {chunk.type}. Pass text and images")
     processor = processor_for(renderer.processors, "image")
     try:
         source = load_source({"type": "image", "image": getattr(chunk, field)}, processor.policy, processor.store)
         item = processor.process(source)
     except MediaError as error:
-        raise AdapterError(_INPUT, place, field, error.reason, "Pass an image that this renderer can read") from error
+        raise AdapterError(
+            _INPUT, place, field, f"{error.reason}. Pass an image that this renderer can read"
+        ) from error
     if chunk.expected_tokens is not None and chunk.expected_tokens != item.num_tokens:
         raise AdapterError(
             _INPUT,
             place,
             "expected_tokens",
-            f"it expects {chunk.expected_tokens} tokens, and this renderer makes {item.num_tokens} of the image",
+            f"it expects {chunk.expected_tokens} tokens, and this renderer makes {item.num_tokens} of the image. "
             "Use the renderer of the model that the chunk was made for",
         )
     if item.expansion is not None and any(not piece.embed for piece in item.expansion):
-        raise AdapterError(_INPUT, place, "chunks", "this renderer puts text around the image's tokens", "Leave it out")
+        raise AdapterError(_INPUT, place, "chunks", "this renderer puts text around the image's tokens. Leave it out")
     return item
 
 
@@ -232,8 +232,7 @@ def _image_token(renderer: ImageRenderer) -> int:
             _INPUT,
             "renderer",
             "mm_token_type_id_map",
-            f"it names {len(ids)} tokens of images",
-            "Pass the renderer of a model with images",
+            f"it names {len(ids)} tokens of images. Pass the renderer of a model with images",
         )
     return ids[0]
 
@@ -242,7 +241,5 @@ def _column(columns: Mapping[str, np.ndarray], key: str, count: int, row: str) -
     values = columns.get(key)
     if values is None or values.shape != (count,):
         found = "absent" if values is None else f"of shape {values.shape}"
-        raise AdapterError(
-            _DATUM, row, key, f"it is {found}; its input has {count} tokens", f"Pass {key} of ({count},)"
-        )
+        raise AdapterError(_DATUM, row, key, f"it is {found}; its input has {count} tokens. Pass {key} of ({count},)")
     return values

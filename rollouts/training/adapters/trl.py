@@ -90,9 +90,7 @@ def trl_sft_row(sample: TrainingSample, *, omit: Collection[str] = ()) -> dict[s
     (sample,) = checked_samples([sample])
     refuse_parts(_SFT, [sample], _SFT_LACKING, omit)
     if sample.media:
-        raise AdapterError(
-            _SFT, f"sample {sample.name}", "media", "a row of ids and labels has no place for them", "Use trl_sft_batch"
-        )
+        raise AdapterError(_SFT, sample, "media", "a row of ids and labels has no place for them. Use trl_sft_batch")
     return {"input_ids": sample.token_ids.tolist(), "labels": _labels(sample).tolist()}
 
 
@@ -149,7 +147,7 @@ def _grpo_media(
             f"{len(samples)} samples",
             "media",
             f"pixel_values has {len(arguments['pixel_values'])} rows for {sum(num_images)} images and there is no "
-            "image_grid_thw, so TRL cannot divide them",
+            "image_grid_thw, so TRL cannot divide them. "
             "Train these samples with token_logprobs",
         )
     types = [mm_token_type_ids(sample) for sample in samples]

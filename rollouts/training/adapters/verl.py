@@ -110,10 +110,10 @@ def _mrope(sample: TrainingSample) -> np.ndarray:
         if grid is None or grid[0] != len(placeholder.runs):
             raise AdapterError(
                 _TARGET,
-                f"sample {sample.name}",
+                sample,
                 "position_ids",
                 f"{item.modality} {item.mm_hash[:12]} has the tensors {', '.join(item)} and "
-                f"{len(placeholder.runs)} runs of tokens; M-RoPE is computed from a grid with one run for each frame",
+                f"{len(placeholder.runs)} runs of tokens; M-RoPE is computed from a grid with one run for each frame. "
                 "Leave the sample out, or pass mrope=False for a model without M-RoPE",
             )
         merge_size = math.isqrt(int(grid.prod()) // item.num_tokens)
