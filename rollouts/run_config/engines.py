@@ -42,51 +42,42 @@ def engine_factory(file: ConfigFile, renderer: Any) -> Callable[[], Engine]:
     `MissingExtraError`.
     """
     section = file.config.engine
-    if isinstance(section, VLLMEngineSection):
-        return _vllm_engine(file, section)
-    if isinstance(section, FleetEngineSection):
-        return _fleet_engine(file, section)
-    if isinstance(section, RouterEngineSection):
-        return _router_engine(file, section)
     if isinstance(section, LocalEngineSection):
         return _local_engine(file, section)
-    return _scripted_engine(section, renderer)
+    if isinstance(section, ScriptedEngineSection):
+        return _scripted_engine(section, renderer)
+    return _served_engine(file, section)
 
 
-def _vllm_engine(file: ConfigFile, section: VLLMEngineSection) -> Callable[[], Engine]:
+def _served_engine(
+    file: ConfigFile, section: VLLMEngineSection | FleetEngineSection | RouterEngineSection
+) -> Callable[[], Engine]:
+    """The engine of vLLM servers: of one, of a fleet, or of those behind a router."""
     api_key = _api_key(file, section.api_key_env)
-    _check_address(file, ("engine", "base_url"), section.base_url)
-
-    def make() -> Engine:
-        with file.naming("engine"):
-            from rollouts.engines.vllm.connection import HttpLimits
-
-            limits = HttpLimits(concurrency=file.config.concurrency)
-            return _server_engine(file, section, {"limits": limits, **_vllm_options(section, api_key)})
-
-    return make
-
-
-def _fleet_engine(file: ConfigFile, section: FleetEngineSection) -> Callable[[], Engine]:
-    api_key = _api_key(file, section.api_key_env)
-    key = _key_of_servers(file, section)
-    for path, url in _fleet_addresses(file, section).items():
+    for path, url in _addresses(file, section).items():
         _check_address(file, path, url)
+    options: dict[str, Any] = {"model": section.model, "api_key": api_key, "media": section.media}
 
     def make() -> Engine:
-        from rollouts.engines.fleet import EngineFleet
+        from rollouts.engines.fleet import EngineFleet, RoutedEngine
         from rollouts.engines.fleet.fleet import RETRIES_IN_FLEET
         from rollouts.engines.vllm.connection import HttpLimits
 
-        options = _vllm_options(section, api_key)
+        limits = HttpLimits(concurrency=file.config.concurrency)
+        if isinstance(section, VLLMEngineSection):
+            with file.naming("engine"):
+                return _server_engine(file, section, {**options, "limits": limits})
+        if isinstance(section, RouterEngineSection):
+            with file.naming("engine"):
+                return RoutedEngine(section.base_url, section.urls, limits=limits, **options)
         limits = HttpLimits(concurrency=file.config.concurrency, retries=RETRIES_IN_FLEET)
-        with file.naming("engine", key):
+        with file.naming("engine", _key_of_servers(file, section)):
             if section.file is not None:
                 return EngineFleet.from_file(file.resolve(section.file), http_limits=limits, **options)
             if section.urls:
                 return EngineFleet.from_urls(section.urls, http_limits=limits, **options)
-            options["limits"] = limits
-            return EngineFleet({server.base_url: _server_engine(file, server, options) for server in section.servers})
+            of_server = {**options, "limits": limits}
+            return EngineFleet({one.base_url: _server_engine(file, one, of_server) for one in section.servers})
 
     return make
 
@@ -102,47 +93,33 @@ def _key_of_servers(file: ConfigFile, section: FleetEngineSection) -> str:
     return given[0]
 
 
-def _fleet_addresses(file: ConfigFile, section: FleetEngineSection) -> Mapping[KeyPath, str]:
-    """The addresses of the servers, by the keys that hold them; those of a file have no key of their own."""
-    if section.file is not None:
+def _addresses(
+    file: ConfigFile, section: VLLMEngineSection | FleetEngineSection | RouterEngineSection
+) -> Mapping[KeyPath, str]:
+    """The addresses, each different, by the keys that hold them; those of a file have no key of their own.
+
+    Raises `RunConfigError`, also for a file of servers that cannot be used.
+    """
+    addresses: dict[KeyPath, str] = {}
+    if not isinstance(section, FleetEngineSection):
+        addresses["engine", "base_url"] = section.base_url
+    elif _key_of_servers(file, section) == "file":
         from rollouts.engines.fleet.servers import ServerFile
 
         try:
-            ServerFile(file.resolve(section.file)).read()
+            ServerFile(file.resolve(str(section.file))).read()
         except ServerFileError as error:
             raise file.error(("engine", "file"), str(error)) from error
-        return {}
-    addresses: dict[KeyPath, str] = {("engine", "urls", index): url for index, url in enumerate(section.urls)}
-    for index, server in enumerate(section.servers):
-        addresses["engine", "servers", index, "base_url"] = server.base_url
-    _check_different(file, addresses)
-    return addresses
-
-
-def _check_different(file: ConfigFile, addresses: Mapping[KeyPath, str]) -> None:
+    else:
+        for index, server in enumerate(section.servers):
+            addresses["engine", "servers", index, "base_url"] = server.base_url
+    if not isinstance(section, VLLMEngineSection):
+        addresses |= {("engine", "urls", index): url for index, url in enumerate(section.urls)}
     known: dict[str, KeyPath] = {}
     for path, url in addresses.items():
         if known.setdefault(url.rstrip("/"), path) != path:
             raise file.error(path, f"{url} is named twice; name each server once")
-
-
-def _router_engine(file: ConfigFile, section: RouterEngineSection) -> Callable[[], Engine]:
-    api_key = _api_key(file, section.api_key_env)
-    servers: dict[KeyPath, str] = {("engine", "urls", index): url for index, url in enumerate(section.urls)}
-    addresses = {("engine", "base_url"): section.base_url, **servers}
-    for path, url in addresses.items():
-        _check_address(file, path, url)
-    _check_different(file, addresses)  # the address of the router among the servers is a mistake too
-
-    def make() -> Engine:
-        from rollouts.engines.fleet import RoutedEngine
-        from rollouts.engines.vllm.connection import HttpLimits
-
-        limits = HttpLimits(concurrency=file.config.concurrency)
-        with file.naming("engine"):
-            return RoutedEngine(section.base_url, section.urls, limits=limits, **_vllm_options(section, api_key))
-
-    return make
+    return addresses
 
 
 def _check_address(file: ConfigFile, key: KeyPath, url: str) -> None:
@@ -155,11 +132,6 @@ def _check_address(file: ConfigFile, key: KeyPath, url: str) -> None:
     if credentials is not None:
         reason = "it has a user name or a password; remove them, and name the variable with the key in api_key_env"
         raise file.error(key, reason)
-
-
-def _vllm_options(section: VLLMOptions, api_key: str | None) -> dict[str, Any]:
-    """The options of `VLLMEngine` for each server of the section."""
-    return {"model": section.model, "api_key": api_key, "media": section.media}
 
 
 def _server_engine(file: ConfigFile, server: ServerSection, options: Mapping[str, Any]) -> Engine:

@@ -76,8 +76,8 @@ class FileTaskSource:
     def is_empty(self) -> bool:
         """Whether the file has no row. A first row that cannot be read is one: reading the tasks names it."""
         try:
-            rows, _, _ = _rows(self._path, self._section)
-            return next(iter(rows), None) is None
+            rows, _ = _rows(self._path, self._section)
+            return next(rows, None) is None
         except (TaskFileError, OSError):
             return False
 
@@ -98,19 +98,19 @@ class FileTaskSource:
         keys = [key for key in (self._section.id_key, self._section.seed_key) if key is not None]
         if isinstance(self._section, ParquetTasks) and not keys:
             return
-        rows, unit, first = _rows(self._path, self._section, columns=keys)
+        rows, unit = _rows(self._path, self._section, columns=keys)
         places: dict[str, int] = {}
         for number, (place, row) in enumerate(islice(rows, count)):
-            task = _task(self._path, self._section, number, place + first, unit, row)
+            task = _task(self._path, self._section, number, place, unit, row)
             earlier = places.setdefault(task.task_id, place)
             if earlier != place:
-                reason = f"has the id of {unit} {earlier + first}, {short_repr(task.task_id)}; give each task its own"
-                raise TaskFileError(self._path, place + first, reason, unit=unit)
+                reason = f"has the id of {unit} {earlier}, {short_repr(task.task_id)}; give each task its own"
+                raise TaskFileError(self._path, place, reason, unit=unit)
 
     def __iter__(self) -> Iterator[Task]:
-        rows, unit, first = _rows(self._path, self._section)
+        rows, unit = _rows(self._path, self._section)
         for number, (place, row) in enumerate(rows):
-            yield _task(self._path, self._section, number, place + first, unit, row)
+            yield _task(self._path, self._section, number, place, unit, row)
 
     async def __aiter__(self) -> AsyncIterator[Task]:
         tasks = iter(self)
@@ -137,24 +137,24 @@ def _take(tasks: Iterator[Task]) -> tuple[list[Task], Exception | None]:
 
 def _rows(
     path: Path, section: FileTasks, *, columns: Sequence[str] | None = None
-) -> tuple[Iterator[tuple[int, Any]], str, int]:
-    """The rows with their numbers, what a number counts, and the number of the first in errors.
+) -> tuple[Iterator[tuple[int, Any]], str]:
+    """The rows with their numbers, from 1, and what a number counts.
 
     `columns` are those that are needed of a Parquet file; None for all.
     """
     if isinstance(section, JsonlTasks):
-        return _jsonl_rows(path), "line", 1
+        return _jsonl_rows(path), "line"
     if isinstance(section, TomlTasks):
-        return enumerate(_toml_rows(path)), "task", 1
-    return enumerate(_parquet_rows(path, columns)), "row", 1
+        return enumerate(_toml_rows(path), 1), "task"
+    return enumerate(_parquet_rows(path, columns), 1), "row"
 
 
 def _jsonl_rows(path: Path) -> Iterator[tuple[int, Any]]:
     # Text is decoded many lines at once: a strict decoder would raise before the lines ahead of a wrong one are read.
     with io.TextIOWrapper(open_readable(path), encoding="utf-8-sig", errors="surrogateescape") as text:
-        for number, line in enumerate(text):
+        for number, line in enumerate(text, 1):
             if line.strip():
-                yield number, _parsed(path, number + 1, line)
+                yield number, _parsed(path, number, line)
 
 
 def _parsed(path: Path, line: int, text: str) -> Any:

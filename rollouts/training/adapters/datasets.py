@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -22,17 +22,7 @@ from rollouts.trajectory.tree import Trajectory
 from transport import read_records
 
 _ROW = "row of a dataset"
-_COLUMNS = (
-    "name",
-    "token_ids",
-    "loss_mask",
-    "logprobs",
-    "advantages",
-    "weight_spans",
-    "routed_experts",
-    "images",
-    "placeholders",
-)
+_COLUMNS = (*(each.name for each in fields(TrainingSample) if each.name != "media"), "images", "placeholders")
 
 EpisodeAdvantage = Advantage | Callable[[Trajectory], Advantage | None]
 """The advantage of an episode as `samples_from_trajectory` takes it, or a function that computes it; None: left out."""
