@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from renderers import Message, RendererPool
 from rollouts.engines.protocol import Engine, SamplingParams
@@ -57,12 +57,8 @@ class PlayedTurns:
     truncation_reason: str = ""
 
 
-class PlayEnvironment(Protocol):
-    """Plays an environment to its end; `played` grows with each turn, also when the call fails."""
-
-    async def __call__(
-        self, environment: Environment, context: EpisodeContext, max_turns: int | None, played: PlayedTurns
-    ) -> None: ...
+#: Plays an environment to its end, for at most so many turns. The `PlayedTurns` grow, also when the call fails.
+PlayEnvironment: TypeAlias = "Callable[[Environment, EpisodeContext, int | None, PlayedTurns], Awaitable[None]]"
 
 
 class EpisodeContext:

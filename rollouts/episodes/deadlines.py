@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Literal, NamedTuple, Protocol, Self
+from typing import Literal, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from renderers.errors import OverlongPromptError as OverlongRenderError
@@ -230,27 +229,23 @@ class EpisodeDeadlines:
         self._turn_end = _later(self._loop.time(), self._limits.turn_seconds)
         self._schedule()
 
-    def request(self) -> Self:
-        """For the block of a request to the engine, during which the time of weight updates does not count.
+    @contextmanager
+    def requesting(self) -> Iterator[None]:
+        """The block of a request to the engine, during which the time of weight updates does not count.
 
         Several requests may run at once.
         """
-        return self
-
-    def __enter__(self) -> Self:
         self._requests += 1
         self._pauses.requesting.add(self)
         if self._requests == 1 and self._pauses.is_updating:
             self.hold()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._requests -= 1
-        if self._requests == 0:
-            self._pauses.requesting.discard(self)
-            self.release()
+        try:
+            yield
+        finally:
+            self._requests -= 1
+            if self._requests == 0:
+                self._pauses.requesting.discard(self)
+                self.release()
 
     def on_loop(self, call: Callable[[], None]) -> None:
         """Make a call on the event loop of the episode: now, or soon where this is another loop or thread."""

@@ -144,9 +144,6 @@ def declared_tools(environment: Any) -> Any:
     try:
         return environment.tools
     except AttributeError:
-        kind: Any = type(environment)
-        if kind.__getattribute__ is object.__getattribute__ and not any("tools" in vars(base) for base in kind.__mro__):
-            return None  # the usual case: where the class has none, nor has the object
         if inspect.getattr_static(environment, "tools", None) is not None:
             raise
         return None
@@ -248,10 +245,7 @@ async def step_environment(environment: Environment, assistant: Message, parsed:
     Raises `EnvironmentFailedError` and `EnvironmentProtocolError`.
     """
     try:
-        result = call_step(environment, assistant, parsed)
-        if type(result) is not StepResult:
-            result = await resolve(result)
-        return _checked_step(result, environment)
+        return _checked_step(await resolve(call_step(environment, assistant, parsed)), environment)
     except BaseException as error:  # noqa: BLE001  raised below
         _raise_environment_error(error, environment, "step")
 
@@ -330,8 +324,6 @@ def _first_of(error: BaseException) -> BaseException:
 
 def _checked_messages(messages: Any, environment: Environment, method: str) -> list[Message]:
     """The messages as a list that can be stored. The renderer checks the contents of the messages."""
-    if type(messages) is list and all(map(_is_text_of_user, messages)):
-        return messages.copy()
     method = f"{environment_name(environment)}.{method}"
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
         raise EnvironmentProtocolError(f"{method} returned {type(messages).__name__}, not a list of messages")
@@ -352,11 +344,3 @@ def _checked_messages(messages: Any, environment: Environment, method: str) -> l
     except EncodeError as error:
         raise EnvironmentProtocolError(f"cannot be stored: {error}") from error
     return listed
-
-
-def _is_text_of_user(message: object) -> bool:
-    """Whether a message has the form of most, which needs no further check: {"role": "user", "content": a text}."""
-    if type(message) is not dict or len(message) != 2:
-        return False
-    role, content = message.get("role"), message.get("content")
-    return type(role) is str and role == "user" and type(content) is str and is_unicode(content)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
+from contextlib import contextmanager
 from typing import Literal, NoReturn, TypeAlias
 
 from renderers import Message
@@ -176,28 +176,20 @@ def _single_errors(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-class wrap_exceptions:  # noqa: N801  a context manager: a class takes half the time
+@contextmanager
+def wrap_exceptions(
+    make_error: Callable[[BaseException], RolloutsError], *, unchanged: tuple[type[Exception], ...] = ()
+) -> Iterator[None]:
     """Replaces an exception from the block by `make_error(exception)`; the types `unchanged` are not replaced.
 
     Nor is one for which `ends_task`.
     """
-
-    __slots__ = ("_make_error", "_unchanged")
-
-    def __init__(
-        self, make_error: Callable[[BaseException], RolloutsError], *, unchanged: tuple[type[Exception], ...] = ()
-    ) -> None:
-        self._make_error = make_error
-        self._unchanged = unchanged
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        # An environment, engine or renderer of a user may raise anything.
-        if error is not None and not isinstance(error, self._unchanged) and not ends_task(error):
-            raise self._make_error(error) from error
+    try:
+        yield
+    except BaseException as error:  # an environment, engine or renderer of a user may raise anything
+        if isinstance(error, unchanged) or ends_task(error):
+            raise
+        raise make_error(error) from error
 
 
 _ENGINE = (ServerUnreachableError, ServerTimeoutError, GenerationInterruptedError)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, cast
 
 from renderers import Message, ParsedResponse, ParsedToolCall, RenderedTokens, RendererError, RendererPool
 from renderers.errors import MediaError, MessageError
@@ -32,7 +32,7 @@ from rollouts.episodes.deadlines import (
     UpdatePauses,
     max_turns_limit,
 )
-from rollouts.episodes.errors import EnvironmentProtocolError, EpisodeLimitError, ends_task, raise_naming_origin
+from rollouts.episodes.errors import EnvironmentProtocolError, EpisodeLimitError, raise_naming_origin, wrap_exceptions
 from rollouts.errors import (
     EngineFailedError,
     GenerationInterruptedError,
@@ -51,15 +51,7 @@ _MAX_PADDING = 4096
 
 async def generate_completion(engine: Engine, request: GenerateRequest, vocab_size: int | None) -> Completion:
     """The one completion of a request, which has `n` 1. Raises as `generate_completions`."""
-    try:
-        result = await engine.generate(request)
-        check_result(request, result, vocab_size=vocab_size)
-    except BaseException as error:  # noqa: BLE001  raised below
-        _raise_engine_error(error, engine, request)
-    completion: Completion = result.completions[0]
-    if completion.finish_reason is FinishReason.STOP or completion.finish_reason is FinishReason.LENGTH:
-        return completion
-    check_uninterrupted(request, result.completions)
+    (completion,) = await generate_completions(engine, request, vocab_size)
     return completion
 
 
@@ -79,26 +71,18 @@ async def generated(
 
     Raises `EngineError`; `EngineFailedError` if the engine raises an exception that is not of this distribution.
     """
-    try:
+    with wrap_exceptions(
+        lambda error: EngineFailedError(
+            request.request_id, f"{type(engine).__name__} raised {describe_exception(error)}"
+        ),
+        unchanged=(RolloutsError, RendererError),
+    ):
         if listen is not None and is_streaming(engine):
             result = await engine.generate_streamed(request, listen)
         else:
             result = await engine.generate(request)
         check_result(request, result, vocab_size=vocab_size)
-    except BaseException as error:  # noqa: BLE001  raised below
-        _raise_engine_error(error, engine, request)
     return sorted(result.completions, key=lambda completion: completion.index)
-
-
-def _raise_engine_error(error: BaseException, engine: Engine, request: GenerateRequest) -> NoReturn:
-    """Raise what an episode raises for an exception of its engine, which may be anything."""
-    try:
-        if isinstance(error, (RolloutsError, RendererError)) or ends_task(error):
-            raise error
-        text = f"{type(engine).__name__} raised {describe_exception(error)}"
-        raise EngineFailedError(request.request_id, text) from error
-    finally:
-        del error  # it refers to this frame
 
 
 def check_uninterrupted(request: GenerateRequest, completions: Iterable[Completion]) -> None:
@@ -170,8 +154,6 @@ def own_tools(tools: Any) -> Any:
 
 
 def _own_message(message: Message) -> Message:
-    if type(message) is dict and len(message) == 2 and type(message.get("content")) is str:
-        return message.copy()  # the usual message: a role and a text
     if not isinstance(message, Mapping):
         return message
     try:
@@ -228,7 +210,7 @@ class Prompt(NamedTuple):
     previous_turn: int | None = None
 
 
-@dataclass(slots=True)  # one that is frozen takes three times as long to make
+@dataclass(frozen=True, slots=True)
 class SampledTurn:
     """A completion in the trajectory: its prompt, its token ids, the parsed message, and the index of the turn.
 
@@ -261,7 +243,6 @@ class TurnRecorder:
         self._calls = RendererCalls(self.renderer, settings.short_calls)
         self.vocab_size = known_vocab_size(self.engine, self.renderer)
         self.stop_token_ids = self.sampling.stop_token_ids or self._calls.stop_token_ids()
-        self._announces_requests = hasattr(self.engine, "expecting_request")
         self._in_flight = 0
         self._closed = False
         self.tasks: set[asyncio.Task[Any]] = set()  # those that wait for a turn or a child of an environment
@@ -284,8 +265,6 @@ class TurnRecorder:
         began = time.perf_counter()
         messages = own_messages(messages)
         self.activity.waits_for("renderer", self.trajectory.num_turns)
-        if not self._announces_requests:
-            return await self._next_prompt(turn, messages, origin, began)
         with expecting_request(self.engine):
             return await self._next_prompt(turn, messages, origin, began)
 
@@ -335,7 +314,7 @@ class TurnRecorder:
             self.activity.waits_for("engine", number)
             sent_at = time.perf_counter()
             with self.activity.requesting():
-                with self.deadlines.request():
+                with self.deadlines.requesting():
                     completion = await generate_completion(self.engine, request, self.vocab_size)
                 self.activity.waits_for("renderer", number)
                 return await self.record(prompt, completion, agent=agent, engine_seconds=time.perf_counter() - sent_at)
@@ -346,10 +325,7 @@ class TurnRecorder:
         """Parse a completion of a prompt and add it to the trajectory."""
         received_at = time.perf_counter()
         ids = completion.token_ids.tolist()
-        if self._announces_requests:
-            with expecting_request(self.engine):
-                message, parsed = await self._calls.parse(ids, prompt.tools, prompt.rendered)
-        else:
+        with expecting_request(self.engine):
             message, parsed = await self._calls.parse(ids, prompt.tools, prompt.rendered)
         renderer_seconds = prompt.seconds + time.perf_counter() - received_at
         previous, trajectory = prompt.previous_turn, self.trajectory

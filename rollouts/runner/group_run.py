@@ -33,7 +33,7 @@ from rollouts.runner.events import (
 from rollouts.runner.group import Group
 from rollouts.runner.journal import Journal, RecordedAttempt
 from rollouts.runner.task_source import Capacity, Claims
-from rollouts.runner.weight_updates import SampledVersions, VersionHistory, oldest_place, sampled_versions
+from rollouts.runner.weight_updates import VersionHistory, oldest_place
 from rollouts.task import Task
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import finite_number, whole_number
@@ -127,9 +127,9 @@ class FailedAttempts:
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """What the groups of a runner have in common. `place` is where their episodes run: in this process or in others."""
+    """What the groups of a runner have in common. `workers` run their episodes: that of this process, or others."""
 
-    place: EpisodeWorker | Workers
+    workers: EpisodeWorker | Workers
     sampling: SamplingParams
     limits: EpisodeLimits
     group_size: int
@@ -161,7 +161,6 @@ class GroupRun:
         self._seed = task.seed  # of all environments; None until the first one needs it
         self._ended: list[Trajectory | None] = [None] * size
         self._running: list[Trajectory | None] = [None] * size
-        self._versions: list[SampledVersions | None] = [None] * size  # of the ended episodes, once they are asked for
         self._attempts = [0] * size
         self._failures: dict[int, FailedAttempts] = {}
         self._began = [settings.history.current_place] * size  # the place of the version in use at the start
@@ -223,20 +222,10 @@ class GroupRun:
         history = self._settings.history
         places: list[int | None] = []
         for index, began in enumerate(self._began):
-            ended, running = self._versions_of_ended(index), self._running[index]
-            if ended is not None:
-                places.append(ended.oldest_place(history, began))
-            else:
-                sampled = None if running is None else oldest_place(running, history, began)
-                places.append(_oldest([sampled, *self._requested[index].values(), self._assigned[index]]))
+            episode = self._ended[index] or self._running[index]
+            sampled = None if episode is None else oldest_place(episode, history, began)
+            places.append(_oldest([sampled, *self._requested[index].values(), self._assigned[index]]))
         return places
-
-    def _versions_of_ended(self, index: int) -> SampledVersions | None:
-        """The versions of an episode that has ended, whose tokens no longer change; None for any other."""
-        versions, episode = self._versions[index], self._ended[index]
-        if versions is None and episode is not None:
-            versions = self._versions[index] = sampled_versions(episode)
-        return versions
 
     @property
     def ended_episodes(self) -> tuple[Trajectory, ...]:
@@ -318,7 +307,7 @@ class GroupRun:
 
     async def _attempt(self, index: int, attempt: int) -> tuple[Trajectory, BaseException | None]:
         """Run one attempt; the episode, and the exception that it failed with."""
-        reporter, place, job = self._settings.reporter, self._settings.place, self._job(index, attempt)
+        reporter, workers, job = self._settings.reporter, self._settings.workers, self._job(index, attempt)
         episode = self._running[index] = job.new_trajectory()
         self._began[index] = self._settings.history.current_place
         reporter.counters.episodes_started += 1
@@ -332,11 +321,11 @@ class GroupRun:
         outcome: Outcome = "cancelled"
         failure: BaseException | None = None
         try:
-            if isinstance(place, EpisodeWorker):
-                await place.record(job, episode, observer)
+            if isinstance(workers, EpisodeWorker):
+                await workers.record(job, episode, observer)
             else:
                 reporter.emit(EpisodeWaiting, job.episode_id, 0, "worker")
-                episode = await place.run(job, observer)
+                episode = await workers.run(job, observer)
             outcome = "done" if episode.done else "truncated"
         except EpisodeError as error:
             episode, outcome, failure = error.trajectory, "failed", error.__cause__ or error

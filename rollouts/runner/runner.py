@@ -38,7 +38,7 @@ def check_counts(**counts: Any) -> None:
         check_integer(name, value)
 
 
-def check_place(make_environment: object, engine: object, renderer: object, workers: object) -> None:
+def check_parts(make_environment: object, engine: object, renderer: object, workers: object) -> None:
     """Raises `ArgumentError` unless there is all that episodes need here, or `workers` and no more than an engine."""
     if workers is None:
         check_make_environment(make_environment)
@@ -147,7 +147,7 @@ class Runner:
         with ExitStack() as refused:  # a runner that is refused keeps nothing open
             if isinstance(journal, Journal):
                 refused.callback(journal.close_unused)
-            check_place(make_environment, engine, renderer, workers)
+            check_parts(make_environment, engine, renderer, workers)
             check_counts(group_size=group_size, concurrency=concurrency)
             check_options(
                 sampling=sampling,
@@ -163,23 +163,23 @@ class Runner:
             # A journal records plain integers, and these may be integers of numpy.
             group_size, concurrency, seed = int(group_size), int(concurrency), int(seed)
             self._resources = refused.enter_context(ExitStack())
-            place: EpisodeWorker | Workers
+            running: EpisodeWorker | Workers
             if workers is None:
-                assert make_environment is not None  # `check_place` has refused the others
+                assert make_environment is not None  # `check_parts` has refused the others
                 assert engine is not None
                 assert renderer is not None
-                place = EpisodeWorker(make_environment, engine, renderer)
-                self._resources.callback(place.release)
+                running = EpisodeWorker(make_environment, engine, renderer)
+                self._resources.callback(running.release)
                 self._capacity = Capacity(concurrency)
             else:
-                place = workers
+                running = workers
                 self._capacity = Capacity(concurrency, lambda: workers.num_slots)
                 self._resources.callback(workers.on_slots_changed(self._capacity.changed.set))
             self._workers = workers
             self._reporter = Reporter(listeners, limits)
-            self._updates = WeightUpdates(engine, self._reporter, place.set_update)
+            self._updates = WeightUpdates(engine, self._reporter, running.set_update)
             self._settings = GroupSettings(
-                place=place,
+                workers=running,
                 sampling=sampling,
                 limits=limits,
                 group_size=group_size,

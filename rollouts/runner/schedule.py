@@ -19,7 +19,7 @@ from rollouts.runner.group import Group
 from rollouts.runner.group_run import GroupRun, GroupSettings
 from rollouts.runner.modes import Demand, Mode, is_dropped, is_too_old, sample_weight
 from rollouts.runner.task_source import TaskSource
-from rollouts.runner.weight_updates import ages, oldest_place, staleness
+from rollouts.runner.weight_updates import oldest_place, staleness
 from rollouts.workers.episode_worker import EpisodeWorker
 from rollouts.workers.protocol import WorkersClosedError
 
@@ -288,8 +288,8 @@ class Schedule:
         )
 
     def _workers_are_closed(self) -> bool:
-        place = self._settings.place
-        return not isinstance(place, EpisodeWorker) and place.is_closed
+        workers = self._settings.workers
+        return not isinstance(workers, EpisodeWorker) and workers.is_closed
 
     async def _next_run(self) -> GroupRun:
         """The next group to be started. Raises `StopAsyncIteration` and `TaskSourceError`."""
@@ -381,9 +381,10 @@ class Schedule:
         """The staleness of each episode."""
         history, run = self._settings.history, finished.run
         if run is not None:
-            return ages(history, run.places())
-        # Tokens of an earlier process without a version count as sampled at the start of this one.
-        return ages(history, [oldest_place(episode, history, 0) for episode in finished.group.episodes])
+            places = run.places()
+        else:  # tokens of an earlier process without a version count as sampled at the start of this one
+            places = [oldest_place(episode, history, 0) for episode in finished.group.episodes]
+        return [staleness(history, place) for place in places]
 
     def _finished_stale(self) -> FinishedGroup | None:
         """A group that waits for delivery and is too old; None if there is none."""

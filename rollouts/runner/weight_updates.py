@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from renderers import RendererError
 from rollouts.engines.protocol import Engine, InFlight, UpdatableEngine, check_update_arguments, is_updatable
@@ -55,10 +55,6 @@ class VersionHistory:
     def versions(self) -> tuple[str, ...]:
         """All versions, the oldest first: the argument `versions` of `rollouts.training.sample_staleness`."""
         return tuple(sorted(self._places, key=self._places.__getitem__))
-
-    def order(self) -> VersionOrder:
-        """The places of `versions`."""
-        return VersionOrder.of_names(self.versions)
 
     def check_new(self, version: str) -> None:
         """Raises `ArgumentError` for a version that this run has used: its tokens would be of two sets of weights."""
@@ -150,54 +146,25 @@ class VersionHistory:
         return min(self._places.values()) - 1
 
 
-class SampledVersions(NamedTuple):
-    """The names of the versions that sampled tokens of an episode, and whether a token has no version."""
-
-    names: tuple[str, ...]
-    lacks_some: bool
-
-    def oldest_place(self, history: VersionHistory, began: int) -> int | None:
-        """The place of the oldest version, as the function `oldest_place`."""
-        places = [history.place(name) for name in self.names]
-        if self.lacks_some:
-            places.append(began)
-        return min(places, default=None)
-
-
-def sampled_versions(episode: Trajectory) -> SampledVersions:
-    """The versions of an episode, in the order of its nodes."""
-    names: dict[str, None] = {}
-    lacks_some = False
-    for node in episode.nodes:
-        left = len(node.logprobs)
-        if not left:
-            continue
-        for span in node.weight_spans:
-            if span.end > span.start:
-                names[span.version] = None
-                left -= span.end - span.start
-        lacks_some = lacks_some or left > 0
-    return SampledVersions(tuple(names), lacks_some)
-
-
 def oldest_place(episode: Trajectory, history: VersionHistory, began: int) -> int | None:
     """The place of the oldest version that sampled a token of an episode; None for one without sampled tokens.
 
     `began` is the place of the version that was in use when the episode began. A token whose version the engine has not
     reported counts as sampled by that one: it cannot be older.
     """
-    return sampled_versions(episode).oldest_place(history, began)
+    versions: dict[str, None] = {}  # in the order of the nodes
+    lacks_some = False
+    for node in episode.nodes:
+        spans = [span for span in node.weight_spans if span.end > span.start]
+        versions.update(dict.fromkeys(span.version for span in spans))
+        lacks_some = lacks_some or sum(span.end - span.start for span in spans) < len(node.logprobs)
+    places = [history.place(version) for version in versions]
+    return min([*places, began] if lacks_some else places, default=None)
 
 
 def staleness(history: VersionHistory, place: int | None) -> int:
     """How many updates the version at `place` is behind the one in use; 0 where no token was sampled."""
     return 0 if place is None else max(0, history.current_place - place)
-
-
-def ages(history: VersionHistory, places: Iterable[int | None]) -> list[int]:
-    """The `staleness` of each place."""
-    current = history.current_place
-    return [0 if place is None else max(0, current - place) for place in places]
 
 
 def _check_name(version: object) -> None:

@@ -122,7 +122,7 @@ def completion_node(parent: int, completion: Completion, extras: Mapping[str, np
     return TokenNode(
         parent=parent,
         token_ids=ids,
-        sampled=_sampled_mask(len(ids), sampled=True),
+        sampled=_mask(b"\x01" * len(ids)),
         logprobs=logprobs,
         weight_spans=tuple(completion.weight_spans),
         extras={name: read_only(rows, rows.dtype) for name, rows in extras.items()},
@@ -145,15 +145,13 @@ def prompt_node(
     """
     media = [one.shifted(-start) for one in references if one.placeholder.offset >= start] if references else []
     new_messages = _new_messages(prompt, start, messages, num_path_messages)
-    sampled = _sampled_mask(len(ids), sampled=False)
-    logprobs = _NO_LOGPROBS[:]  # an array of its own: equal nodes are encoded as equal bytes
     content = _content_mask(prompt, start) if prompt.spans else None
     stored = _with_sources(new_messages, media, len(messages) - len(new_messages)) if messages else ()
     return TokenNode(
         parent=parent,
         token_ids=ids,
-        sampled=sampled,
-        logprobs=logprobs,
+        sampled=_mask(bytes(len(ids))),
+        logprobs=read_only((), np.float32),
         media=tuple(media),
         content=content,
         messages=stored,
@@ -175,17 +173,6 @@ def _content_mask(prompt: RenderedTokens, start: int) -> np.ndarray:
 def _mask(values: bytes) -> np.ndarray:
     """Zeros and ones as read-only bool (n,): made faster than by numpy, and with the interpreter's lock kept."""
     return np.frombuffer(values, np.bool_)
-
-
-def _sampled_mask(length: int, *, sampled: bool) -> np.ndarray:
-    """bool (length,), all True or all False: for usual lengths a view of an array that all nodes share."""
-    shared = _SAMPLED if sampled else _NOT_SAMPLED
-    return shared[:length] if length <= len(shared) else _mask(bytes([sampled]) * length)
-
-
-_SAMPLED: Final = read_only(np.ones(4096), np.bool_)
-_NOT_SAMPLED: Final = read_only(np.zeros(4096), np.bool_)
-_NO_LOGPROBS: Final = read_only((), np.float32)
 
 
 def _new_messages(

@@ -1,7 +1,6 @@
-"""The short ways of usual values in a turn agree with the general ones."""
+"""Values of turns in their usual and in unusual forms."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +8,7 @@ from rollouts import SamplingParams, StepResult, run_episode
 from rollouts.episodes import environment as environment_calls
 from rollouts.episodes.errors import EnvironmentProtocolError
 from rollouts.testing import ScriptedEngine
+from transport import encode
 
 TEXTS = st.one_of(st.text(), st.just("\ud800"))
 ROLES = st.sampled_from(["user", "system", "assistant", "tool", "nobody", "\ud800", None, 1])
@@ -36,12 +36,10 @@ def outcome(messages):
 
 
 @given(st.one_of(st.lists(MESSAGES, max_size=3), st.lists(MESSAGES, max_size=3).map(tuple), st.text(), MESSAGES))
-def test_messages_in_the_usual_form_get_the_outcome_of_the_whole_check(messages):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(environment_calls, "_is_text_of_user", lambda message: False)
-        whole = outcome(messages) if messages else []
-    if messages:
-        assert outcome(messages) == whole
+def test_messages_of_an_environment_are_refused_or_can_be_stored(messages):
+    checked = outcome(messages)
+    if not isinstance(checked, str):
+        encode(checked)
 
 
 def test_the_list_of_an_environment_is_copied():
@@ -51,13 +49,12 @@ def test_the_list_of_an_environment_is_copied():
     assert checked is not own
 
 
-def test_texts_of_a_subclass_get_the_whole_check():
-    """They are refused where they are stored, as before."""
+def test_messages_with_texts_of_a_subclass_are_refused():
     assert "Quiz.step: messages" in outcome([{"role": "user", "content": Text("Go on.")}])
 
 
 class Subclassed(StepResult):
-    """A result whose values are those of the general way."""
+    pass
 
 
 async def test_results_of_a_subclass_and_numpy_booleans_are_played_as_usual_ones(renderer):

@@ -285,7 +285,7 @@ async def test_an_update_holds_and_releases_an_episode_on_the_event_loop_of_the_
         async with deadlines.scope:
             deadlines.begin_turn()
             end = deadlines.scope.when()
-            with deadlines.request():
+            with deadlines.requesting():
                 is_requesting.set()
                 while deadlines.scope.when() is not None:  # noqa: ASYNC110  another thread changes it
                     await asyncio.sleep(0)

@@ -11,6 +11,7 @@ from rollouts import Trajectory, WeightSpan
 from rollouts.errors import ArgumentError
 from rollouts.runner.weight_updates import VersionHistory, oldest_place, staleness
 from rollouts.trajectory.token_node import TokenNode
+from rollouts.values import VersionOrder
 
 names = st.lists(st.text("0123456789ab", min_size=1, max_size=3), min_size=1, max_size=8, unique=True)
 
@@ -41,7 +42,8 @@ def test_versions_are_ordered_by_use_and_not_by_text(versions):
     assert history.current == versions[-1]
     assert [history.place(version) for version in versions] == list(range(len(versions)))
     assert [history.name_of(place) for place in range(len(versions))] == versions
-    assert [history.order().place(version) for version in versions] == list(range(len(versions)))
+    order = VersionOrder.of_names(history.versions)
+    assert [order.place(version) for version in versions] == list(range(len(versions)))
 
 
 def test_a_version_of_an_earlier_run_is_older_than_all_of_this_run():
