@@ -127,6 +127,7 @@ def progress_rows(values: Values, total_groups: int | None = None) -> Iterator[t
             _count(values, "turns"),
             f"{values.get('turns_per_second', 0.0):,.1f}/s",
             f"{values.get('completion_tokens_per_second', 0.0):,.0f} tokens/s",
+            *_nonzero(values, length_stops="cut at max_tokens"),
         ),
     )
     if "reward_mean" in values:

@@ -42,6 +42,7 @@ METRICS = (
     Metric("episodes_ended", "counter", "episodes", "ended attempts: done, truncated, failed, cancelled", "outcome"),
     Metric("episodes_retried", "counter", "episodes", "failed attempts that were repeated"),
     Metric("forks", "counter", "turns", "turns of ended attempts that did not extend the turn before them"),
+    Metric("length_stops", "counter", "turns", "cut turns of ended attempts: max_tokens or the context ended them"),
     Metric("episodes_running", "gauge", "episodes", "attempts that began and have not ended"),
     Metric("episodes_waiting", "gauge", "episodes", "attempts by what they wait for, also for a retry", "waiting_for"),
     Metric("longest_wait_seconds", "gauge", "seconds", "how long the episode that waits longest has waited"),

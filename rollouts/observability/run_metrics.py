@@ -93,6 +93,20 @@ class RecentRate:
 
 log = logging.getLogger("rollouts.observability")
 
+#: From this share of cut turns on, a run has a warning.
+_MANY_LENGTH_STOPS = 0.2
+
+
+def length_stops_warning(length_stops: int, turns: int) -> str:
+    """What to say of a run in which many turns were cut; empty below 20 %."""
+    if length_stops < _MANY_LENGTH_STOPS * turns or not length_stops:
+        return ""
+    return (
+        f"{length_stops:,} of {turns:,} turns ({length_stops / turns:.0%}) were cut before the model had ended them: "
+        "raise max_tokens of the sampling, or serve the model with a longer context"
+    )
+
+
 #: Over how many groups the means of rewards and staleness are taken.
 RECENT_GROUPS = 64
 
@@ -169,6 +183,7 @@ class RunMetrics:
             "episodes_started": 0,
             "episodes_retried": 0,
             "forks": 0,
+            "length_stops": 0,
             "groups_finished": 0,
             "groups_delivered": 0,
             "weight_updates": 0,
@@ -255,6 +270,7 @@ class RunMetrics:
         self._running.pop(event.episode_id, None)
         self._counts[f"episodes_ended/{event.outcome}"] += 1
         self._counts["forks"] += event.forks
+        self._counts["length_stops"] += event.length_stops
         self.histograms["episode_seconds"].add(event.seconds)
 
     def _episode_retried(self, event: EpisodeRetried) -> None:

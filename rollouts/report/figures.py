@@ -31,6 +31,7 @@ class EpisodeFigures:
     group_id: str
     reward: float
     turns: int
+    length_stops: int
     tokens: int
     sampled: int
     surprisal: float
@@ -65,6 +66,7 @@ def episode_figures(trajectory: Trajectory, number: int, record: int) -> Episode
         group_id=trajectory.group_id,
         reward=trajectory.reward,
         turns=len(trajectory.turns),
+        length_stops=trajectory.length_stops,
         tokens=sum(map(len, trajectory.nodes)),
         sampled=sum(len(node.logprobs) for node in trajectory.nodes),
         surprisal=-sum(float(node.logprobs.astype(np.float64).sum()) for node in trajectory.nodes),

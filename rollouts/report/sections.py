@@ -10,6 +10,7 @@ from typing import Final
 from renderers.errors import RendererError
 from rollouts.episodes.errors import EpisodeError  # and with it the errors of episodes, which are found by their root
 from rollouts.errors import RolloutsError
+from rollouts.observability.run_metrics import length_stops_warning
 from rollouts.report.charts import Bars, Figures, escaped, number_text, scrolling, table
 from rollouts.report.curves import episode_charts, group_charts, runner_charts, throughput_charts, training_charts
 from rollouts.report.figures import BINS, MAX_LAG, Collected, Counted, EpisodeFigures
@@ -78,8 +79,12 @@ def summary_section(collected: Collected) -> str:
     """The totals, what the report covers, and what of the directory cannot be read."""
     episodes, succeeded = collected.episodes, collected.succeeded
     facts = [("run", _completeness(collected)), ("episodes", f"{len(episodes):,}")]
+    notes: list[str] = []
     if episodes:
         endings = Counter(episode.ending for episode in episodes)
+        turns, length_stops = (sum(getattr(one, name) for one in episodes) for name in ("turns", "length_stops"))
+        if warning := length_stops_warning(length_stops, turns):
+            notes.append(warning)
         named = {"error": "failed", "open": "not ended"}
         facts += [
             (
@@ -87,7 +92,8 @@ def summary_section(collected: Collected) -> str:
                 ", ".join(f"{count:,} {named.get(ending, ending)}" for ending, count in sorted(endings.items())),
             ),
             ("groups", f"{len({episode.group_id for episode in episodes}):,}"),
-            ("turns", f"{sum(episode.turns for episode in episodes):,}"),
+            ("turns", f"{turns:,}"),
+            ("cut at max_tokens", f"{length_stops:,} ({length_stops / max(turns, 1):.1%} of the turns)"),
             ("tokens", f"{sum(episode.tokens for episode in episodes):,}"),
             ("sampled tokens", f"{sum(episode.sampled for episode in episodes):,}"),
         ]
@@ -103,7 +109,7 @@ def summary_section(collected: Collected) -> str:
     written = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     facts.append(("report written", written))
     rows = "".join(f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd></div>" for name, value in facts)
-    return f"<dl>{rows}</dl>{_problems(collected.problems)}"
+    return f"<dl>{rows}</dl>{''.join(map(_absent, notes))}{_problems(collected.problems)}"
 
 
 def curves_section(collected: Collected, figures: Figures) -> str:

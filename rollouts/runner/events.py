@@ -24,6 +24,7 @@ class RunnerCounters:
     episodes_retried: int = 0
     episodes_ended: Counter[str] = field(default_factory=Counter)
     forks: int = 0
+    length_stops: int = 0
     turns: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -46,6 +47,7 @@ class RunnerCounters:
                 "episodes_started",
                 "episodes_retried",
                 "forks",
+                "length_stops",
                 "turns",
                 "prompt_tokens",
                 "completion_tokens",
@@ -120,7 +122,8 @@ class TurnFinished:
 class EpisodeEnded:
     """An attempt at an episode ended; one event for each attempt.
 
-    `forks` is how often a turn did not extend the turn before it, which makes a training sample more.
+    `forks` is how often a turn did not extend the turn before it, which makes a training sample more. `length_stops` is
+    how many turns were cut, at `max_tokens` or at the end of the context.
     """
 
     episode_id: str
@@ -129,6 +132,7 @@ class EpisodeEnded:
     error: str
     seconds: float
     forks: int = 0
+    length_stops: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -334,8 +334,16 @@ class GroupRun:
             self._requested[index] = {}  # of an episode that was left, a request may run on
             reporter.counters.episodes_ended[outcome] += 1
             reporter.counters.forks += episode.forks
+            reporter.counters.length_stops += episode.length_stops
             reporter.emit(
-                EpisodeEnded, job.episode_id, outcome, episode.reward, episode.error, episode.seconds, episode.forks
+                EpisodeEnded,
+                job.episode_id,
+                outcome,
+                episode.reward,
+                episode.error,
+                episode.seconds,
+                episode.forks,
+                episode.length_stops,
             )
         return episode, failure
 

@@ -23,7 +23,7 @@ from renderers.media.item import Modality
 from renderers.messages import is_media_part
 from renderers.placement import placement_error
 from renderers.vision.processor import MediaProcessor
-from rollouts.engines.protocol import Completion, ending_error, logprobs_error, token_ids_error
+from rollouts.engines.protocol import Completion, FinishReason, ending_error, logprobs_error, token_ids_error
 from rollouts.errors import (
     InvalidTrajectoryError,
     InvalidTurnError,
@@ -465,6 +465,11 @@ class Trajectory:
     @property
     def num_turns(self) -> int:
         return len(self.turns)
+
+    @property
+    def length_stops(self) -> int:
+        """How many turns were cut: `max_tokens` or the end of the context came before a stop token."""
+        return sum(turn.finish_reason is FinishReason.LENGTH for turn in self.turns)
 
     def leaves(self) -> list[int]:
         """The nodes without children, in order of creation: one training sample each."""

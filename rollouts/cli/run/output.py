@@ -21,6 +21,7 @@ from rich.console import Console
 
 from rollouts.errors import CommandFileError, short_repr
 from rollouts.files import replaced_file
+from rollouts.observability.run_metrics import length_stops_warning
 from rollouts.run_config.config_file import ConfigFile
 from rollouts.runner.group import Group
 from rollouts.terminal.table import Column, print_table, printable_line, shortened
@@ -126,6 +127,7 @@ class _Row(BaseModel):
     failed: int
     errors: list[str]
     turns: int
+    length_stops: int = 0  # of lines that an earlier version wrote
     tokens: int
     sampled_tokens: int
     images: int
@@ -146,6 +148,7 @@ def group_row(group: Group) -> dict[str, Any]:
         "failed": group.num_failed,
         "errors": [episode.error for episode in episodes if episode.error],  # "KindOfError: text"
         "turns": sum(episode.num_turns for episode in episodes),
+        "length_stops": sum(episode.length_stops for episode in episodes),
         "tokens": sum(len(node) for episode in episodes for node in episode.nodes),
         "sampled_tokens": sum(len(node.logprobs) for episode in episodes for node in episode.nodes),
         "images": sum(1 for episode in episodes for _ in episode.all_media()),
@@ -305,7 +308,7 @@ def _cut_incomplete_line(path: Path) -> None:
 # The summary of a run, from the lines of its `metrics.jsonl`: what earlier processes did is part of it.
 
 
-_TOTALS = ("done", "truncated", "failed", "turns", "tokens", "sampled_tokens", "images")
+_TOTALS = ("done", "truncated", "failed", "turns", "length_stops", "tokens", "sampled_tokens", "images")
 _MOST_ERRORS = 10
 _MOST_ERROR_CHARACTERS = 1000  # an error may quote a whole message; the episode has all of it
 _MOST_WITHOUT_EXPONENT = 1e12
@@ -331,7 +334,7 @@ def summarise(
         groups += 1
         attempts += sum(row["attempts"])
         for name in _TOTALS:
-            totals[name] += row[name]
+            totals[name] += row.get(name, 0)
         rewards.extend(row["rewards"])
         for name, values in row["reward_parts"].items():
             parts[name].extend(values)
@@ -374,6 +377,9 @@ def print_summary(summary: Mapping[str, Any], console: Console) -> None:
         if kind in ("groups_skipped", "groups_stale"):
             rows.append([f"{kind.replace('_', ' ')}: {printable_line(reason)}", _figure(int(value))])
     print_table([Column("figure", min_width=20), Column("value", align_right=True)], rows, console)
+    if warning := length_stops_warning(summary["length_stops"], summary["turns"]):
+        console.print()
+        console.print(f"warning: {warning}", soft_wrap=True, highlight=False)
     if summary["errors"]:
         errors = [[f"{error['episodes']:,}", printable_line(error["example"])] for error in summary["errors"].values()]
         console.print()

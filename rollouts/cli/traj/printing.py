@@ -421,6 +421,7 @@ def describe_episode(episode: Episode) -> dict[str, Any]:
         "episode": trajectory.episode_id,
         "group": trajectory.group_id,
         "turns": len(trajectory.turns),
+        "length_stops": trajectory.length_stops,
         "branches": len(trajectory.leaves()),
         "tokens": sum(map(len, trajectory.nodes)),
         "sampled": sum(len(node.logprobs) for node in trajectory.nodes),
