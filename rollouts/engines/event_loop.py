@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Hashable, Iterable
+from collections.abc import Callable, Coroutine, Hashable
 from typing import Any, Generic, TypeVar
 
 from rollouts.errors import EngineError
@@ -57,13 +57,3 @@ class SingleFlight(Generic[T]):
             del self._running[key]
         if not task.cancelled():
             task.exception()  # whose callers may all be gone: it is not logged then
-
-
-async def together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of calls that run at once. Raises the first error alone, after the other calls have ended."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(call) for call in calls]
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return [task.result() for task in tasks]

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
+from rollouts.calls import gathered
 from rollouts.engines.continuation import continuation, join_completions, restarts_from_prompt
-from rollouts.engines.event_loop import together
 from rollouts.engines.protocol import (
     Completion,
     Engine,
@@ -122,7 +122,7 @@ class LoRAEngine:
         result, interrupted = await self._sample(request)
         if not interrupted or all(each.finish_reason is not FinishReason.ABORT for each in result.completions):
             return result
-        completions = await together(self._complete(request, partial) for partial in result.completions)
+        completions = await gathered(self._complete(request, partial) for partial in result.completions)
         return replace(result, completions=completions)
 
     async def update_weights(

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from rollouts.calls import gathered
 from rollouts.engines.fleet.membership import Member, Membership, MemberState
 from rollouts.engines.lora import adapter_exists_error
 from rollouts.engines.protocol import InFlight, check_adapter_name, check_update_arguments
@@ -276,9 +277,8 @@ class FleetControl:
             except (EngineError, WeightUpdateError) as error:
                 return error
 
-        async with asyncio.TaskGroup() as group:
-            tasks = {member.name: group.create_task(outcome(member)) for member in members}
-        return {member: task.result() for member, task in tasks.items()}
+        outcomes = await gathered(map(outcome, members))
+        return {member.name: found for member, found in zip(members, outcomes, strict=True)}
 
     def _serving(self, name: str) -> list[Member]:
         self._membership.enter(name)

@@ -16,8 +16,9 @@ import numpy as np
 
 from renderers.placement import item_placement_error
 from renderers.process.caches import ByteLRU
+from rollouts.calls import gathered
 from rollouts.engines.continuation import continuation, join_completions, with_index
-from rollouts.engines.event_loop import EngineLoop, together
+from rollouts.engines.event_loop import EngineLoop
 from rollouts.engines.local.request_queue import Interruptions, RequestQueue, RunningRequest, closed_error
 from rollouts.engines.lora import adapter_labels
 from rollouts.engines.protocol import (
@@ -257,7 +258,7 @@ class LocalEngine:
             result = await self._queue.generate(running)
             if all(completion.finish_reason is not FinishReason.ABORT for completion in result.completions):
                 return result
-            completions = await together(self._complete(running, partial, listen) for partial in result.completions)
+            completions = await gathered(self._complete(running, partial, listen) for partial in result.completions)
             return replace(result, completions=completions)
 
     async def _complete(self, cut_off: RunningRequest, partial: Completion, listen: TokenListener | None) -> Completion:

@@ -6,14 +6,12 @@ import asyncio
 import logging
 import math
 import random
-import re
 import time
 from asyncio import sleep
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from functools import lru_cache
 from typing import Any
 from urllib.parse import urlencode
 
@@ -35,7 +33,6 @@ from rollouts.errors import (
     ArgumentError,
     EngineClosedError,
     EngineError,
-    InvalidRequestError,
     MalformedResultError,
     ServerTimeoutError,
 )
@@ -249,22 +246,8 @@ class ServerConnection:
         headers: Mapping[str, str] | None,
         seconds: float | None,
     ) -> Call:
-        try:
-            url = _encoded_url(self.base_url + path)
-            if headers and not all(value.isascii() and value.isprintable() for value in headers.values()):
-                raise ValueError
-        except ValueError:
-            raise InvalidRequestError(
-                name,
-                f"{method} {path!r}: the path or a header has characters that HTTP cannot carry; use printable ASCII, "
-                "and %20 in paths",
-            ) from None
-        try:
-            payload = None if body is None else SegmentsPayload(body)
-        except TypeError as error:
-            raise InvalidRequestError(
-                name, f"{method} {path!r}: a segment of the body is not contiguous bytes ({error}); pass bytes(segment)"
-            ) from None
+        url = URL(self.base_url + path, encoded=True)
+        payload = None if body is None else SegmentsPayload(body)
         seconds = self.limits.total_seconds if seconds is None else seconds
         return Call(name, method, url, payload, headers, seconds, self.limits.response_bytes)
 
@@ -390,10 +373,3 @@ async def _closing(session: aiohttp.ClientSession) -> AsyncGenerator[None, None]
         with suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await session.close()
-
-
-@lru_cache(maxsize=256)
-def _encoded_url(text: str) -> URL:
-    if not re.fullmatch(r"[\x21-\x7e]+", text):
-        raise ValueError
-    return URL(text, encoded=True)

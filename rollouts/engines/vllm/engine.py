@@ -14,6 +14,7 @@ from typing import Self
 import numpy as np
 
 from renderers import RendererError
+from rollouts.calls import gathered
 from rollouts.engines.continuation import (
     continuation,
     join_completions,
@@ -21,7 +22,7 @@ from rollouts.engines.continuation import (
     single_samples,
     with_index,
 )
-from rollouts.engines.event_loop import SingleFlight, together
+from rollouts.engines.event_loop import SingleFlight
 from rollouts.engines.protocol import (
     Completion,
     EngineLimits,
@@ -288,7 +289,7 @@ class VLLMEngine:
                 sampled = [each.completions(len(request.prompt_ids), self._weight_version) for each in generations]
                 completions = [replace(each, index=index) for index, each in enumerate(itertools.chain(*sampled))]
                 if any(completion.finish_reason is FinishReason.ABORT for completion in completions):
-                    completions = await together(
+                    completions = await gathered(
                         self._complete(request, each, listen, generations) for each in completions
                     )
             prompt_logprobs = None
@@ -357,7 +358,7 @@ class VLLMEngine:
         """Send a request; to the Rust frontend, which samples one at a time, a request for each sample."""
         if capabilities.rust_frontend is None or request.sampling.n == 1:
             return [await self._exchange(request, request.request_id, listen)]
-        return await together(
+        return await gathered(
             self._exchange(single, request.request_id, with_index(listen, index))
             for index, single in enumerate(single_samples(request))
         )
