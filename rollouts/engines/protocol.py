@@ -25,7 +25,7 @@ from rollouts.errors import (
     is_unicode,
     short_repr,
 )
-from rollouts.values import finite_number, has_members, whole_number
+from rollouts.values import check_integer, finite_number, has_members, whole_number
 from transport import wire_type
 from transport.errors import quoted
 
@@ -143,20 +143,16 @@ class SamplingParams:
         self._set("stop_token_ids", _token_ids(self.stop_token_ids), "a sequence of token ids")
         valid = isinstance(self.extra, Mapping) and all(isinstance(name, str) for name in self.extra)
         self._set("extra", dict(self.extra) if valid else None, "a mapping from names to values")
-        if self.max_tokens < 1:
-            raise self._range_error("max_tokens", "at least 1")
-        if self.temperature < 0.0:
-            raise self._range_error("temperature", "0 (greedy) or more")
-        if not 0.0 < self.top_p <= 1.0:
-            raise self._range_error("top_p", "a number above 0, up to 1")
-        if self.top_k < 0:
-            raise self._range_error("top_k", "0 (off) or more")
-        if self.n < 1:
-            raise self._range_error("n", "at least 1")
-
-    def _range_error(self, name: str, allowed: str) -> InvalidRequestError:
-        text = f"SamplingParams.{name} is {short_repr(getattr(self, name))}; pass {allowed}"
-        return InvalidRequestError("sampling", text)
+        for name, is_allowed, allowed in (
+            ("max_tokens", self.max_tokens >= 1, "at least 1"),
+            ("temperature", self.temperature >= 0, "0 (greedy) or more"),
+            ("top_p", 0 < self.top_p <= 1, "a number above 0, up to 1"),
+            ("top_k", self.top_k >= 0, "0 (off) or more"),
+            ("n", self.n >= 1, "at least 1"),
+        ):
+            if not is_allowed:
+                text = f"SamplingParams.{name} is {short_repr(getattr(self, name))}; pass {allowed}"
+                raise InvalidRequestError("sampling", text)
 
     def _set(self, name: str, value: object, kind: str) -> None:
         """Set a field to its value as a built-in type. Raises `InvalidRequestError` for None: it is not `kind`."""
@@ -509,10 +505,8 @@ class EngineLimits:
 
     def __post_init__(self) -> None:
         for name in ("n", "max_tokens"):
-            number = whole_number(value := getattr(self, name))
-            if number is None or number < 1:
-                rule = "pass an integer of at least 1: a smaller limit admits no request"
-                raise InvalidRequestError("limits", f"EngineLimits.{name} is {short_repr(value)}; {rule}")
+            rule = "pass an integer of at least 1: a smaller limit admits no request"
+            check_integer(f"EngineLimits.{name}", getattr(self, name), rule=rule)
 
     def check(self, request: GenerateRequest) -> None:
         """Raise `InvalidRequestError`, naming the field, for a request that exceeds a bound."""

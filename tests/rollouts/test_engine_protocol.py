@@ -5,7 +5,7 @@ import pytest
 
 from rollouts import Completion, FinishReason, GenerateRequest, GenerateResult, SamplingParams
 from rollouts.engines.protocol import EngineLimits, check_result
-from rollouts.errors import InvalidRequestError, MalformedResultError, MissingLogProbsError
+from rollouts.errors import ArgumentError, InvalidRequestError, MalformedResultError, MissingLogProbsError
 
 REQUEST = GenerateRequest([1, 2], SamplingParams(), request_id="r1")
 
@@ -160,5 +160,5 @@ def test_the_error_of_a_request_past_the_limits_has_the_field_and_both_numbers(f
 
 @pytest.mark.parametrize("limits", [{"n": 0}, {"max_tokens": 0}])
 def test_limits_that_admit_nothing_are_refused(limits):
-    with pytest.raises(InvalidRequestError, match="admits no request"):
+    with pytest.raises(ArgumentError, match="admits no request"):
         EngineLimits(**limits)

@@ -25,7 +25,7 @@ from rollouts import (
     WeightSpan,
 )
 from rollouts.engines.protocol import EngineLimits, check_result
-from rollouts.errors import InvalidRequestError, InvalidStepError, InvalidTurnError, MalformedResultError
+from rollouts.errors import ArgumentError, InvalidRequestError, InvalidStepError, InvalidTurnError, MalformedResultError
 from rollouts.trajectory.step_lists import trajectory_from_steps
 from transport import DecodeLimits, MalformedError, decode, encode
 
@@ -77,7 +77,7 @@ def check_limits(**sampling: int) -> None:
         (lambda: SamplingParams(n=-LARGE), InvalidRequestError),
         (lambda: SamplingParams(temperature=LARGE), InvalidRequestError),
         (lambda: GenerateRequest([LARGE], SamplingParams()), InvalidRequestError),
-        (lambda: EngineLimits(n=-LARGE), InvalidRequestError),
+        (lambda: EngineLimits(n=-LARGE), ArgumentError),
         (lambda: result_of(index=LARGE), MalformedResultError),
         (lambda: result_of(finish_reason=LARGE), MalformedResultError),
         (lambda: result_of(stop_token_id=[LARGE]), MalformedResultError),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -19,7 +20,7 @@ from renderers.process.caches import ByteLRU
 from rollouts.calls import gathered
 from rollouts.engines.continuation import continuation, join_completions, with_index
 from rollouts.engines.event_loop import EngineLoop
-from rollouts.engines.local.request_queue import Interruptions, RequestQueue, RunningRequest, closed_error
+from rollouts.engines.local.request_queue import RequestQueue, RunningRequest, closed_error
 from rollouts.engines.lora import adapter_labels
 from rollouts.engines.protocol import (
     Completion,
@@ -99,7 +100,7 @@ class LocalEngine:
         self._closed = threading.Event()
         # One thread: batches and weight updates run one after another, so no completion mixes two sets of weights.
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="local-engine")
-        self._interruptions = Interruptions()
+        self._interrupting: deque[str] = deque()  # the versions of updates that wait for the running batch to stop
         self._max_batch_rows = max_batch_rows
         self._loop = EngineLoop()
         self._queue = RequestQueue(self._run, self._worker, self._closed, max_batch_rows)
@@ -201,12 +202,12 @@ class LocalEngine:
         interrupts = in_flight != "wait"
         if self._closed.is_set():
             raise closed_error("update_weights")
+        if interrupts:
+            self._interrupting.append(version)
         try:
             loading = self._worker.submit(self._load, weights, version, interrupts)
         except RuntimeError as error:  # the worker was shut down since
             raise closed_error("update_weights") from error
-        if interrupts:
-            self._interruptions.request()
         await asyncio.shield(asyncio.wrap_future(loading))
 
     async def update_weight_version(self, version: str) -> None:
@@ -324,7 +325,7 @@ class LocalEngine:
             return self._encode_images(items, adapter)
 
         with torch.inference_mode(), adapted(adapter):
-            batch = Batch(self._forward, requests, encode, self._max_length, self._interruptions.are_requested)
+            batch = Batch(self._forward, requests, encode, self._max_length, lambda: bool(self._interrupting))
             return batch.run(self._weight_version)
 
     def _encode_images(self, items: Sequence[Any], adapter: LocalAdapter | None) -> list[VisionFeatures]:
@@ -344,7 +345,7 @@ class LocalEngine:
 
     def _load(self, weights: Mapping[str, Any] | str | Path, version: str, interrupts: bool) -> None:
         if interrupts:
-            self._interruptions.end()
+            self._interrupting.popleft()
         if not isinstance(weights, Mapping) or not weights.keys() <= self._model.state_dict().keys():
             weights = checkpoint_weights(self._model, weights)
         with torch.no_grad():
