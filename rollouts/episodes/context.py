@@ -15,7 +15,7 @@ from rollouts.episodes.environment import Environment, check_environment, close_
 from rollouts.episodes.errors import EpisodeLimitError
 from rollouts.episodes.turns import Prompt, SampledTurn, TurnRecorder, derived_seed
 from rollouts.errors import ArgumentError, is_unicode
-from rollouts.values import whole_number
+from rollouts.values import check_integer, whole_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +152,7 @@ class EpisodeContext:
         """
         check_environment(environment)
         _check_agent(agent)
-        turns = whole_number(max_turns)
-        if turns is None or turns < 1:
-            raise ArgumentError("max_turns", max_turns, "pass an integer of at least 1")
+        turns = check_integer("max_turns", max_turns)
         call = self._next_call()
         child_seed = derived_seed(self.seed, call) if seed is None else whole_number(seed)
         if child_seed is None:

@@ -13,7 +13,7 @@ from renderers.errors import OverlongPromptError as OverlongRenderError
 from rollouts.engines.protocol import GenerateRequest, InFlight
 from rollouts.episodes.errors import EpisodeLimitError
 from rollouts.errors import ArgumentError, OverlongPromptError
-from rollouts.values import finite_number, whole_number
+from rollouts.values import check_integer, finite_number
 from transport import wire_type
 
 # Limits of an episode. An episode that reaches one ends `truncated`, with the reason, and is no failure.
@@ -52,10 +52,8 @@ class EpisodeLimits:
     def __post_init__(self) -> None:
         for name, lowest in (("max_turns", 1), ("max_tokens", 1), ("max_images", 0), ("max_media_bytes", 0)):
             if (value := getattr(self, name)) is not None:
-                count = whole_number(value)
-                if count is None or count < lowest:
-                    raise ArgumentError(name, value, f"pass an integer of at least {lowest}, or None for no limit")
-                object.__setattr__(self, name, count)
+                rule = f"pass an integer of at least {lowest}, or None for no limit"
+                object.__setattr__(self, name, check_integer(name, value, least=lowest, rule=rule))
         for name in ("turn_seconds", "episode_seconds"):
             if (value := getattr(self, name)) is not None:
                 seconds = None if isinstance(value, bool) else finite_number(value)

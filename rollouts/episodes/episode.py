@@ -50,7 +50,7 @@ from rollouts.errors import (
 )
 from rollouts.trajectory.provenance import Provenance
 from rollouts.trajectory.tree import Trajectory
-from rollouts.values import call_error, whole_number
+from rollouts.values import call_error, check_integer, whole_number
 
 log = logging.getLogger("rollouts")
 
@@ -135,8 +135,7 @@ def check_settings(engine: object, renderer: object, sampling: object, max_turns
     check_engine(engine)
     check_renderer(renderer)
     check_sampling(sampling)
-    if (whole_number(max_turns) or 0) < 1:
-        raise ArgumentError("max_turns", max_turns, "pass an integer of at least 1")
+    check_integer("max_turns", max_turns)
 
 
 def check_engine(engine: object) -> None:
@@ -435,7 +434,6 @@ def _check_arguments(
     if ids and (most := ids.most_common(1)[0])[1] > 1:
         rule = f"{most[1]} specs have it: give each its own, or None for a random one, and the same group_id to a group"
         raise ArgumentError("episode_id", most[0], rule)
-    if (whole_number(concurrency) or 0) < 1:
-        raise ArgumentError("concurrency", concurrency, "pass an integer of at least 1")
+    check_integer("concurrency", concurrency)
     if on_error not in ("return", "raise"):
         raise ArgumentError("on_error", on_error, 'pass "return" or "raise"')

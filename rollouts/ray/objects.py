@@ -41,6 +41,17 @@ class ObjectFrames:
         return sum(memoryview(frame).nbytes for frame in self.frames)
 
 
+def frames_and_media(value: object) -> tuple[ObjectFrames, dict[str, MediaSource]]:
+    """An encoded value without its media, and these by their digest. Raises `EncodeError`."""
+    media: dict[str, MediaSource] = {}
+
+    def omit(source: MediaSource) -> bool:
+        media[source.digest] = source
+        return True
+
+    return ObjectFrames(encode_frames(value, omit_media=omit)), media
+
+
 def _from_buffers(*buffers: Any) -> ObjectFrames:
     # The objects that Ray returns have the buffer protocol alone.
     return ObjectFrames([memoryview(buffer).toreadonly() for buffer in buffers])
@@ -182,11 +193,5 @@ def store_episodes(episodes: Sequence[Trajectory], media: ObjectMedia) -> Stored
     """
     if not isinstance(episodes, Sequence) or not all(isinstance(one, Trajectory) for one in episodes):
         raise ArgumentError("episodes", episodes, "pass a list of Trajectory, also for one: [trajectory]")
-    sources: dict[str, MediaSource] = {}
-
-    def omit(source: MediaSource) -> bool:
-        sources[source.digest] = source
-        return True
-
-    frames = encode_frames(list(episodes), omit_media=omit)
-    return StoredEpisodes(ray.put(ObjectFrames(frames)), media.put(sources.values()), len(episodes))
+    frames, sources = frames_and_media(list(episodes))
+    return StoredEpisodes(ray.put(frames), media.put(sources.values()), len(episodes))

@@ -17,7 +17,7 @@ from rollouts.engines.lazy.server_process import ServerProcess
 from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.ray.cluster import require_connection
 from rollouts.ray.workers import loss_reason
-from rollouts.values import whole_number
+from rollouts.values import check_integer
 
 _HEALTH_SECONDS: Final = 2.0
 _STOP_SECONDS: Final = 30.0
@@ -53,8 +53,7 @@ class RayServers(StartAndClose):
             raise ArgumentError("command", command, "pass a list: the program and its arguments")
         if not any("{port}" in part for part in command):
             raise ArgumentError("command", list(command), "write {port} where the server is told its port")
-        if (whole_number(num_servers) or 0) < 1:
-            raise ArgumentError("num_servers", num_servers, "pass an integer of at least 1")
+        check_integer("num_servers", num_servers)
         self._arguments = (tuple(command), dict(environment or {}), start_seconds)
         self._options = {"num_cpus": 1, "max_restarts": -1, **(actor_options or {})}
         self.names = tuple(f"{name}-{number}" for number in range(num_servers))

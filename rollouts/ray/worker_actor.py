@@ -16,7 +16,7 @@ from renderers import MediaSource, Renderer, RendererError, RendererPool
 from rollouts.engines.protocol import Engine, InFlight
 from rollouts.episodes.deadlines import EpisodeObserver
 from rollouts.errors import RolloutsError, describe_exception
-from rollouts.ray.objects import ObjectFrames, ObjectMedia
+from rollouts.ray.objects import ObjectFrames, ObjectMedia, frames_and_media
 from rollouts.task import MakeEnvironment
 from rollouts.workers import EpisodeJob, EpisodeWorker, Progress, ProgressObserver
 from transport import TransportError, decode_frames, encode_frames
@@ -238,16 +238,10 @@ class WorkerActor:
         finally:
             del self._jobs[call], self._logs[call]
         log.sent = 0  # it is not known whether the last batch has arrived
-        media: dict[str, MediaSource] = {}
-
-        def omit(source: MediaSource) -> bool:
-            media[source.digest] = source
-            return True
-
-        frames = encode_frames(outcome, omit_media=omit)
+        frames, media = frames_and_media(outcome)
         if media:
             self._media[call] = media
-        return CallResult(ObjectFrames(frames), tuple(media), log.batch())
+        return CallResult(frames, tuple(media), log.batch())
 
 
 async def _made(make: Callable[[], Any]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
@@ -14,12 +14,11 @@ from typing import Any, Final
 import ray
 from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
-from renderers import MediaSource
 from rollouts.calls import StartAndClose
 from rollouts.engines.protocol import InFlight
 from rollouts.errors import ArgumentError, RolloutsError, describe_exception
 from rollouts.ray.cluster import require_connection
-from rollouts.ray.objects import ObjectFrames, ObjectMedia
+from rollouts.ray.objects import ObjectMedia, frames_and_media
 from rollouts.ray.worker_actor import (
     CallResult,
     MakeEngine,
@@ -31,9 +30,9 @@ from rollouts.ray.worker_actor import (
 )
 from rollouts.task import MakeEnvironment, check_make_environment
 from rollouts.trajectory.tree import Trajectory
-from rollouts.values import finite_number, whole_number
+from rollouts.values import check_integer, check_positive
 from rollouts.workers import EpisodeJob, EpisodeOutcome, JobObserver, WorkerGoneError, WorkerPool, WorkersClosedError
-from transport import TransportError, decode_frames, encode_frames
+from transport import TransportError, decode_frames
 
 
 class ActorWorker:
@@ -104,13 +103,7 @@ class ActorWorker:
         self._actor.set_update.remote(in_flight)
 
     async def _run(self, call: int, job: EpisodeJob, reader: ProgressReader) -> EpisodeOutcome:
-        sources: dict[str, MediaSource] = {}
-
-        def omit(source: MediaSource) -> bool:
-            sources[source.digest] = source
-            return True
-
-        frames = ObjectFrames(encode_frames(job, omit_media=omit))
+        frames, sources = frames_and_media(job)
         result: CallResult = await self._actor.run.remote(call, frames, self._media.put(sources.values()))
         if result.progress is not None:
             reader.read(result.progress)
@@ -148,7 +141,7 @@ _QUEUED_SHARE: Final = 8  # one job waits in a worker for so many that run
 _FIXED_OPTIONS: Final = frozenset({"max_concurrency", "max_task_retries", "concurrency_groups", "name", "lifetime"})
 
 
-class RayWorkers(StartAndClose):
+class RayWorkers(WorkerPool, StartAndClose):
     """`Workers` whose processes are actors: Ray places them, and starts them again when they or their node are lost.
 
         rollouts.ray.connect()
@@ -188,26 +181,25 @@ class RayWorkers(StartAndClose):
         for name, make in (("make_engine", make_engine), ("make_renderer", make_renderer)):
             if not callable(make):
                 raise ArgumentError(name, make, "pass a function, which is called in each worker")
-        _check_count("num_workers", num_workers)
-        _check_count("episodes_per_worker", episodes_per_worker)
-        if (finite_number(start_seconds) or 0) <= 0:
-            raise ArgumentError("start_seconds", start_seconds, "pass a number of seconds above 0")
+        super().__init__(max_losses=max_losses)
+        check_integer("num_workers", num_workers)
+        check_integer("episodes_per_worker", episodes_per_worker)
+        check_positive("start_seconds", start_seconds, "pass a number of seconds above 0")
         self.media = media or ObjectMedia()
         self._parts = WorkerParts(make_environment, make_engine, make_renderer)
         self._slots = episodes_per_worker
         self._options = _actor_options(actor_options or {}, episodes_per_worker)
         self._start_seconds = start_seconds
         self._num_workers = num_workers
-        self._pool = WorkerPool(max_losses=max_losses)
         self._numbers = count()
         self._calls = count()
         self._keepers: dict[str, asyncio.Task[None]] = {}  # by the name of the worker that each keeps running
-        self._places: dict[str, StartedActor] = {}
+        self._started: dict[str, StartedActor] = {}
         self._ending: set[asyncio.Task[None]] = set()  # keepers of workers that are no longer wanted
         self._last_failure: RolloutsError | None = None  # of a worker that was given up
         self._failure: RolloutsError | None = None
         self._changed = asyncio.Event()  # a worker has started, or none can
-        self._is_closed = False
+        self._is_over = False
 
     # The workers.
 
@@ -217,7 +209,7 @@ class RayWorkers(StartAndClose):
         Raises `RolloutsError` where this process is not connected, and where a worker cannot be
         made or none has started after `start_seconds`, and `WorkersClosedError`.
         """
-        if self._is_closed:
+        if self._is_over:
             raise WorkersClosedError
         require_connection()
         self._keep_number()
@@ -241,16 +233,16 @@ class RayWorkers(StartAndClose):
 
         Raises `ArgumentError`, and `WorkersClosedError`.
         """
-        if self._is_closed:
+        if self._is_over:
             raise WorkersClosedError
-        _check_count("num_workers", num_workers)
+        check_integer("num_workers", num_workers)
         self._num_workers = num_workers
         self._keep_number()
 
     @property
     def places(self) -> dict[str, tuple[str, int]]:
         """The node and the process of each worker that has started, by its name: the id of Ray's node, and the pid."""
-        return {name: (place.node_id, place.pid) for name, place in self._places.items()}
+        return {name: (started.node_id, started.pid) for name, started in self._started.items()}
 
     # The protocol of workers.
 
@@ -260,41 +252,29 @@ class RayWorkers(StartAndClose):
 
         1 where no worker can be started: the runner then runs an episode, and receives the error.
         """
-        return self._pool.num_slots if self._failure is None else 1
+        return super().num_slots if self._failure is None else 1
 
     @property
     def is_closed(self) -> bool:
-        """As `Workers.is_closed`."""
-        return self._is_closed
-
-    def on_slots_changed(self, listener: Callable[[], object]) -> Callable[[], None]:
-        """As `Workers.on_slots_changed`."""
-        return self._pool.on_slots_changed(listener)
+        """As `Workers.is_closed`; False where no worker can be started, so that the runner receives the error."""
+        return self._is_over
 
     async def run(self, job: EpisodeJob, observer: JobObserver) -> Trajectory:
         """As `Workers.run`; also raises `RolloutsError` where no worker can be started."""
         try:
-            return await self._pool.run(job, observer)
+            return await super().run(job, observer)
         except WorkersClosedError:
             if self._failure is not None:
                 raise self._failure from None
             raise
 
-    def set_update(self, in_flight: InFlight | None) -> None:
-        """As `Workers.set_update`."""
-        self._pool.set_update(in_flight)
-
-    def metrics(self) -> dict[str, float]:
-        """As `Workers.metrics`."""
-        return self._pool.metrics()
-
     async def close(self) -> None:
         """Cancel what runs, and end the actors. A second call does nothing."""
-        if self._is_closed:
+        if self._is_over:
             return
-        self._is_closed = True
+        self._is_over = True
         self._end(list(self._keepers))
-        await self._pool.close()
+        await super().close()
         if self._ending:
             await asyncio.wait(self._ending)
 
@@ -333,32 +313,32 @@ class RayWorkers(StartAndClose):
         failures = 0
         try:
             while True:
-                place, reason = await self._start_actor(actor)
-                if place is not None and not reason:
+                started, reason = await self._start_actor(actor)
+                if started is not None and not reason:
                     failures = 0
-                    await self._serve(name, actor, place)
+                    await self._serve(name, actor, started)
                     continue
                 failures += 1
-                if place is None or failures == _STARTS:
+                if started is None or failures == _STARTS:
                     self._give_up(name, reason)
                     return
                 log.warning("worker %s did not start (%s) and is started again", name, reason)
                 await asyncio.sleep(_RETRY_SECONDS * 2**failures)
         finally:
-            self._pool.remove(name, "it was removed", is_lost=False)
+            self.remove(name, "it was removed", is_lost=False)
             await _end_actor(actor)
 
-    async def _serve(self, name: str, actor: Any, place: StartedActor) -> None:
+    async def _serve(self, name: str, actor: Any, started: StartedActor) -> None:
         """Let a worker that has started run episodes until it is lost."""
         worker = ActorWorker(name, actor, self.media, self._calls)
-        self._places[name] = place
+        self._started[name] = started
         # Jobs that wait in the worker begin at once when an episode ends, before its result has arrived here.
-        self._pool.add(name, self._slots + _num_queued(self._slots), worker)
+        self.add(name, self._slots + _num_queued(self._slots), worker)
         self._changed.set()
         try:
-            self._pool.remove(name, await worker.watch())
+            self.remove(name, await worker.watch())
         finally:
-            del self._places[name]
+            del self._started[name]
 
     async def _start_actor(self, actor: Any) -> tuple[StartedActor | None, str]:
         """Start the worker of an actor, when the actor runs.
@@ -367,16 +347,16 @@ class RayWorkers(StartAndClose):
         """
         while True:
             try:
-                place: StartedActor = await actor.start.remote()
+                started: StartedActor = await actor.start.remote()
             except ActorUnavailableError:  # it is placed again, perhaps on another node
                 await asyncio.sleep(_RETRY_SECONDS)
             except RayError as error:
                 return None, loss_reason(error)
             else:
                 own = version("mmrollouts")
-                if place.version != own:
-                    return None, f"its node has mmrollouts {place.version}, and this program {own}"
-                return place, place.error
+                if started.version != own:
+                    return None, f"its node has mmrollouts {started.version}, and this program {own}"
+                return started, started.error
 
     def _give_up(self, name: str, reason: str) -> None:
         """A worker cannot be started: the others go on without it. Where it was the last one, no episode can run."""
@@ -386,7 +366,7 @@ class RayWorkers(StartAndClose):
         if not self._keepers:
             self._failure = error
             self._changed.set()
-            closing = asyncio.ensure_future(self._pool.close())  # for the episodes that wait for a worker
+            closing = asyncio.ensure_future(super().close())  # for the episodes that wait for a worker
             self._ending.add(closing)
             closing.add_done_callback(self._ending.discard)
 
@@ -410,11 +390,6 @@ async def _end_actor(actor: Any) -> None:
     with suppress(RayError, TimeoutError):
         await asyncio.wait_for(actor.stop.remote(), _STOP_SECONDS)
     ray.kill(actor)
-
-
-def _check_count(name: str, value: object) -> None:
-    if (whole_number(value) or 0) < 1:
-        raise ArgumentError(name, value, "pass an integer of at least 1")
 
 
 def _num_queued(episodes_per_worker: int) -> int:

@@ -36,7 +36,7 @@ from rollouts.runner.task_source import Capacity, Claims
 from rollouts.runner.weight_updates import VersionHistory, oldest_place
 from rollouts.task import Task
 from rollouts.trajectory.tree import Trajectory
-from rollouts.values import finite_number, whole_number
+from rollouts.values import check_integer, finite_number
 from rollouts.workers.episode_worker import EpisodeJob, EpisodeWorker
 from rollouts.workers.protocol import Workers
 
@@ -69,9 +69,8 @@ class RetryPolicy:
     outage_seconds: float = 600.0
 
     def __post_init__(self) -> None:
-        attempts = whole_number(self.max_attempts)
-        if attempts is None or attempts < 1:
-            raise ArgumentError("max_attempts", self.max_attempts, "pass an integer of at least 1; 1 repeats nothing")
+        rule = "pass an integer of at least 1; 1 repeats nothing"
+        check_integer("max_attempts", self.max_attempts, rule=rule)
         is_list = isinstance(self.kinds, Collection) and not isinstance(self.kinds, str)
         if not is_list or not all(kind in get_args(ErrorKind) for kind in self.kinds):
             raise ArgumentError("kinds", self.kinds, f"pass a collection of {', '.join(get_args(ErrorKind))}")

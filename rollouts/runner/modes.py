@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from rollouts.errors import ArgumentError
-from rollouts.values import whole_number
+from rollouts.values import check_integer
 
 #: What happens to a group with tokens that are too old.
 OnStale = Literal["drop", "downweight"]
@@ -109,10 +109,10 @@ class Asynchronous:
     on_stale: OnStale = "drop"
 
     def __post_init__(self) -> None:
-        limit = whole_number(self.max_staleness)
-        if limit is None or limit < 0:
-            raise ArgumentError("max_staleness", self.max_staleness, "pass a number of updates, an integer from 0")
-        object.__setattr__(self, "max_staleness", limit)
+        rule = "pass a number of updates, an integer from 0"
+        object.__setattr__(
+            self, "max_staleness", check_integer("max_staleness", self.max_staleness, least=0, rule=rule)
+        )
         if self.on_stale not in ("drop", "downweight"):
             raise ArgumentError("on_stale", self.on_stale, 'pass "drop" or "downweight"')
 

@@ -32,12 +32,6 @@ from rollouts.workers.episode_worker import EpisodeWorker
 from rollouts.workers.protocol import Workers, are_workers
 
 
-def check_counts(**counts: Any) -> None:
-    """Raises `ArgumentError` for a value that is not an integer of at least 1."""
-    for name, value in counts.items():
-        check_integer(name, value)
-
-
 def check_parts(make_environment: object, engine: object, renderer: object, workers: object) -> None:
     """Raises `ArgumentError` unless there is all that episodes need here, or `workers` and no more than an engine."""
     if workers is None:
@@ -148,7 +142,9 @@ class Runner:
             if isinstance(journal, Journal):
                 refused.callback(journal.close_unused)
             check_parts(make_environment, engine, renderer, workers)
-            check_counts(group_size=group_size, concurrency=concurrency)
+            # A journal records plain integers, and these may be integers of numpy.
+            group_size = check_integer("group_size", group_size)
+            concurrency = check_integer("concurrency", concurrency)
             check_options(
                 sampling=sampling,
                 limits=limits,
@@ -160,8 +156,7 @@ class Runner:
                 journal=journal,
                 listeners=listeners,
             )
-            # A journal records plain integers, and these may be integers of numpy.
-            group_size, concurrency, seed = int(group_size), int(concurrency), int(seed)
+            seed = int(seed)
             self._resources = refused.enter_context(ExitStack())
             running: EpisodeWorker | Workers
             if workers is None:
@@ -238,7 +233,7 @@ class Runner:
         `ArgumentError` for a runner without `tasks`.
         """
         self._check_open()
-        check_counts(count=count)
+        check_integer("count", count)
         if self._collected is None:
             raise ArgumentError("tasks", None, "make the Runner with tasks=... to collect their groups")
         return await self._next_groups(self._collected, count, Demand(waiting=count, batch=count))

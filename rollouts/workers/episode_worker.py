@@ -26,7 +26,7 @@ from rollouts.episodes.turns import EpisodeSettings
 from rollouts.errors import ArgumentError, as_unicode
 from rollouts.task import MakeEnvironment, Task, check_make_environment, for_one_episode
 from rollouts.trajectory.tree import Trajectory
-from rollouts.values import whole_number
+from rollouts.values import check_integer
 from transport import wire_type
 
 
@@ -161,8 +161,7 @@ class EpisodeWorker:
         slots: int = 64,
     ) -> None:
         check_make_environment(make_environment)
-        if (whole_number(slots) or 0) < 1:
-            raise ArgumentError("slots", slots, "pass an integer of at least 1")
+        check_integer("slots", slots)
         check_engine(engine)
         check_renderer(renderer)
         self._make_environment = make_environment

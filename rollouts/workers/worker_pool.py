@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias, get_args
+from typing import Protocol, TypeAlias
 from weakref import WeakValueDictionary
 
 from renderers import RendererError
@@ -17,7 +17,7 @@ from rollouts.episodes.deadlines import EpisodeObserver, Part, TurnSeconds
 from rollouts.episodes.errors import EpisodeError, ends_task
 from rollouts.errors import ArgumentError, RolloutsError, describe_exception
 from rollouts.trajectory.tree import Trajectory
-from rollouts.values import finite_number, whole_number
+from rollouts.values import check_choice, check_integer, finite_number, whole_number
 from rollouts.workers.episode_worker import EpisodeJob, EpisodeOutcome
 from rollouts.workers.protocol import JobObserver, WorkerGoneError, WorkersClosedError
 from transport import TransportError, wire_type
@@ -39,8 +39,7 @@ class JobWaiting:
 
     def __post_init__(self) -> None:
         _check_numbers(self.job, self.turn)
-        if self.part not in get_args(Part):
-            raise ArgumentError("part", self.part, f"pass one of {', '.join(get_args(Part))}")
+        check_choice("part", self.part, Part)
 
     def report(self, observer: EpisodeObserver) -> None:
         """Call the observer's method for it."""
@@ -165,9 +164,7 @@ class WorkerPool:
     """
 
     def __init__(self, *, max_losses: int = 3) -> None:
-        if (whole_number(max_losses) or 0) < 1:
-            raise ArgumentError("max_losses", max_losses, "pass an integer of at least 1")
-        self._max_losses = max_losses
+        self._max_losses = check_integer("max_losses", max_losses)
         self._members: dict[str, _Member] = {}
         self._waiting: deque[asyncio.Future[_Member]] = deque()
         self._id_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # kept by the jobs of an id
@@ -206,8 +203,7 @@ class WorkerPool:
             raise WorkersClosedError
         if name in self._members:
             raise ArgumentError("name", name, "a worker of this name is there; give each its own")
-        if (whole_number(slots) or 0) < 1:
-            raise ArgumentError("slots", slots, "pass an integer of at least 1")
+        check_integer("slots", slots)
         self._members[name] = _Member(name, slots, worker)
         if self._update is not None:
             worker.set_update(self._update)
@@ -279,7 +275,7 @@ class WorkerPool:
         """Counts by name; `rollouts.observability.METRICS` has their meanings."""
         return {
             "workers": len(self._members),
-            "worker_slots": self.num_slots,
+            "worker_slots": sum(member.slots for member in self._members.values()),
             "worker_slots_used": sum(member.used for member in self._members.values()),
             "workers_lost": self._lost,
             "worker_jobs_waiting": sum(1 for waiting in self._waiting if not waiting.done()),

@@ -17,7 +17,7 @@ from rollouts.errors import ArgumentError, exception_text
 from rollouts.values import finite_number
 from rollouts.workers.episode_worker import EpisodeFailure, EpisodeJob, EpisodeWorker
 from rollouts.workers.link.keys import OrchestratorLostError
-from rollouts.workers.link.link_workers import Outbox
+from rollouts.workers.link.link_workers import Outbox, close_link
 from rollouts.workers.link.messages import (
     Announced,
     CancelJob,
@@ -34,7 +34,6 @@ from transport.link import (
     LinkClient,
     LinkLimits,
     PeerLostError,
-    UnacknowledgedError,
     UndecodableMessageError,
 )
 
@@ -108,7 +107,7 @@ async def run_link_worker(
             reason = error.reason
         finally:
             await worker.cancel_all()
-            await asyncio.to_thread(_close_link, client)
+            await asyncio.to_thread(close_link, client)
         if connection.is_connected:
             lost_since, delay = time.monotonic(), _FIRST_DELAY
             log.warning("the orchestrator at %s is lost (%s); connecting again", address, reason)
@@ -227,9 +226,3 @@ class _Connection:
         if self._progress:
             self._outbox.put(self._progress)
             self._progress = []
-
-
-def _close_link(client: LinkClient) -> None:
-    """Close, though an orchestrator that has just ended has not confirmed all that was sent to it."""
-    with suppress(UnacknowledgedError):
-        client.close()

@@ -29,6 +29,7 @@ from rollouts.workers.worker_pool import JobTurn, JobWaiting, WorkerPool
 from transport import EncodeError
 from transport.link import (
     Delivery,
+    LinkClient,
     LinkClosedError,
     LinkLimits,
     LinkRefusedError,
@@ -192,7 +193,7 @@ class LinkWorkers(WorkerPool):
             await asyncio.wait([self._receiving])
         for worker in list(self._linked.values()):
             await worker.outbox.close()
-        await asyncio.to_thread(_close_link, self._server)
+        await asyncio.to_thread(close_link, self._server)
 
     # What arrives.
 
@@ -347,7 +348,7 @@ class _LinkedWorker:
             sent.outcome.set_exception(error)
 
 
-def _close_link(server: LinkServer) -> None:
-    """Close, though a worker that has just ended has not confirmed all that was sent to it."""
+def close_link(link: LinkServer | LinkClient) -> None:
+    """Close, though a peer that has just ended has not confirmed all that was sent to it."""
     with suppress(UnacknowledgedError):
-        server.close()
+        link.close()

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Final, get_args
+from typing import Final
 
 from rollouts.engines.protocol import InFlight
 from rollouts.errors import ArgumentError, short_repr
-from rollouts.values import whole_number
+from rollouts.values import check_choice, whole_number
 from rollouts.workers.episode_worker import EpisodeFailure
 from transport import wire_type
 
@@ -89,8 +89,8 @@ class SetUpdate:
     in_flight: InFlight | None
 
     def __post_init__(self) -> None:
-        if self.in_flight is not None and self.in_flight not in get_args(InFlight):
-            raise ArgumentError("SetUpdate.in_flight", self.in_flight, f"pass one of {', '.join(get_args(InFlight))}")
+        if self.in_flight is not None:
+            check_choice("SetUpdate.in_flight", self.in_flight, InFlight)
 
 
 @wire_type("rollouts.RunEnded")
