@@ -170,7 +170,7 @@ class SimulatedEngine:
         try:
             if in_flight == "wait":
                 await self._until_drained()
-            self._at(self._draw(self._random, self._update_seconds), functools.partial(_set_done, over))
+            self._at(self._random.uniform(*self._update_seconds), functools.partial(_set_done, over))
             await over
             if self._random.random() < self._update_failure_rate:
                 raise WeightUpdateError(
@@ -229,7 +229,7 @@ class SimulatedEngine:
         return held
 
     def _enqueue(self, held: _Request) -> None:
-        self._at(self._draw(held.random, self._queue_seconds), functools.partial(self._sample, held))
+        self._at(held.random.uniform(*self._queue_seconds), functools.partial(self._sample, held))
 
     def _sample(self, held: _Request) -> None:
         """Sample the next token, unless nothing may be sampled now."""
@@ -257,7 +257,7 @@ class SimulatedEngine:
             reason = FinishReason.STOP if held.tokens[-1] in stops else FinishReason.LENGTH
             self._end(held, self._completion(held, reason))
         else:
-            self._at(self._draw(held.random, self._token_seconds), functools.partial(self._sample, held))
+            self._at(held.random.uniform(*self._token_seconds), functools.partial(self._sample, held))
 
     def _completion(self, held: _Request, reason: FinishReason) -> Completion:
         return Completion(
@@ -302,13 +302,9 @@ class SimulatedEngine:
             if from_queue:
                 self._enqueue(held)
             else:
-                self._at(self._draw(held.random, self._token_seconds), functools.partial(self._sample, held))
+                self._at(held.random.uniform(*self._token_seconds), functools.partial(self._sample, held))
 
     # The clock.
-
-    @staticmethod
-    def _draw(source: random.Random, bounds: Range) -> float:
-        return source.uniform(*bounds)
 
     def _at(self, seconds: float, event: Callable[[], None]) -> None:
         """Let an event happen `seconds` from now on the simulated clock."""

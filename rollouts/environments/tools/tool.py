@@ -10,7 +10,7 @@ import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 from renderers import ToolSpec
@@ -19,8 +19,7 @@ from rollouts.errors import ArgumentError, RolloutsError, describe_exception, sh
 from rollouts.values import check_positive
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-    from pydantic.fields import FieldInfo
+    from pydantic import TypeAdapter
 
 
 class ToolArgumentsError(RolloutsError):
@@ -96,8 +95,8 @@ class FunctionParameters:
     def __init__(self, tool: str, function: Callable[..., Any]) -> None:
         self._tool = tool
         self._names = _parameter_names(tool, function)
-        self._model = _arguments_model(tool, function, self._names)
-        self.schema = _schema(tool, self._model)
+        self._arguments = _arguments(tool, function, self._names)
+        self.schema = _schema(tool, self._arguments)
 
     def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments as the types of the annotations, without those that the call left out.
@@ -114,29 +113,25 @@ class FunctionParameters:
             if len(errors) > _MAX_PROBLEMS:  # a list of a thousand wrong items has a thousand
                 problems.append(f"{len(errors) - _MAX_PROBLEMS} more problems")
             raise ToolArgumentsError(self._tool, problems) from error
-        given = values.model_fields_set
-        return {name: getattr(values, field) for field, name in self._fields().items() if field in given}
+        return {name: value for name, value in values.items() if name in arguments}
 
-    def _validated(self, arguments: dict[str, Any]) -> BaseModel:
+    def _validated(self, arguments: dict[str, Any]) -> dict[str, Any]:
         # As JSON, which the model wrote: there a date is a text for a strict type too.
         try:
             text = json.dumps(arguments, ensure_ascii=False).encode()
         except RecursionError as error:
             raise ToolArgumentsError(self._tool, ["the arguments are nested too deeply"]) from error
         except (TypeError, ValueError):  # JSON cannot hold them: half of a surrogate pair, an object of a caller
-            return self._model.model_validate(arguments)
-        return self._model.model_validate_json(text)
-
-    def _fields(self) -> dict[str, str]:
-        return {_field(index): name for index, name in enumerate(self._names)}
+            return self._arguments.validate_python(arguments)
+        return self._arguments.validate_json(text)
 
     def _problem(self, error: Any) -> str:
         place = ".".join(map(str, error["loc"]))
         if not place:  # pydantic reads 200 levels
             return f"the arguments cannot be read: {error['msg']}"
-        if error["type"] == "extra_forbidden" and len(error["loc"]) == 1:
+        if error["type"] == "unexpected_keyword_argument":
             return f"there is no argument {place!r}; the arguments are {', '.join(self._names) or 'none'}"
-        if error["type"] == "missing":
+        if error["type"].startswith("missing"):
             return f"{place} is missing"
         return f"{place}: {error['msg']}, not {short_repr(error['input'])}"
 
@@ -145,11 +140,6 @@ def _shortened(problem: str) -> str:
     """A problem within the limit: the name of an argument, or the tag of a union, may be any text of the model."""
     is_long = len(problem) > _MAX_PROBLEM_CHARACTERS
     return f"{problem[: _MAX_PROBLEM_CHARACTERS - 3]}..." if is_long else problem
-
-
-def _field(index: int) -> str:
-    # Not the name of the parameter: a pydantic model does not allow every name (`copy`, `_x`), an alias may be any.
-    return f"argument_{index}"
 
 
 def _parameter_names(tool: str, function: Callable[..., Any]) -> list[str]:
@@ -178,60 +168,60 @@ def _parameter_names(tool: str, function: Callable[..., Any]) -> list[str]:
     return names
 
 
-def _arguments_model(tool: str, function: Callable[..., Any], names: list[str]) -> type[BaseModel]:
-    from pydantic import ConfigDict, Field, create_model
+def _arguments(tool: str, function: Callable[..., Any], names: list[str]) -> TypeAdapter[dict[str, Any]]:
+    """Reads the arguments of the function: a dict of values of the annotated types, defaults included."""
+    from pydantic import ConfigDict, TypeAdapter
     from pydantic.errors import PydanticUserError
 
     try:
         hints = typing.get_type_hints(function, include_extras=True)
     except (NameError, TypeError) as error:
         raise RolloutsError(f"tool {tool!r}: its annotations cannot be read: {describe_exception(error)}") from error
-    parameters = inspect.signature(function).parameters
-    fields: dict[str, Any] = {}
-    for index, name in enumerate(names):
-        default = parameters[name].default
-        has_default = default is not inspect.Parameter.empty
-        fields[_field(index)] = (_described(hints[name]), Field(default if has_default else ..., alias=name))
+    signature = inspect.signature(function)
+
+    def arguments(**values: Any) -> dict[str, Any]:
+        return values
+
+    arguments.__signature__ = signature  # type: ignore[attr-defined]
+    arguments.__annotations__ = {name: _described(tool, signature.parameters[name], hints[name]) for name in names}
     try:
-        model: type[BaseModel] = create_model(
-            tool, __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=False), **fields
-        )
+        # The configuration is that of dataclasses among the annotations.
+        return TypeAdapter(cast(Any, arguments), config=ConfigDict(extra="forbid"))
     except (PydanticUserError, TypeError) as error:
         reason = f"pydantic cannot read an annotation: {describe_exception(error).splitlines()[0]}"
         raise RolloutsError(f"tool {tool!r}: {reason}") from error
-    for index, name in enumerate(names):
-        _check_field(tool, parameters[name], model.model_fields.get(_field(index)))
-    return model
 
 
-def _check_field(tool: str, parameter: inspect.Parameter, field: FieldInfo | None) -> None:
-    """Refuse a parameter that a call cannot pass, or that it may leave out in the schema alone."""
-    name = parameter.name
-    if field is None:  # ClassVar; Final with a default
-        annotation = inspect.formatannotation(parameter.annotation)
-        reason = (
-            f"parameter {name!r} is annotated {annotation}, which is not a type of an argument; write the type alone"
-        )
-        raise RolloutsError(f"tool {tool!r}: {reason}")
-    if parameter.default is parameter.empty and not field.is_required():
-        reason = f"the Field of parameter {name!r} has a default, and the function has none; write it in the function,"
-        raise RolloutsError(f"tool {tool!r}: {reason} {name}: Annotated[the type, Field(...)] = the default")
+def _described(tool: str, parameter: inspect.Parameter, annotation: Any) -> Any:
+    """The annotation of a parameter with a text in `Annotated` as its description.
 
-
-def _described(annotation: Any) -> Any:
-    """The annotation with a text in `Annotated` as its description."""
+    Raises `RolloutsError` for what is no type, and for a name or a default that the function does not have.
+    """
     from pydantic import Field
+    from pydantic.fields import FieldInfo
 
-    if typing.get_origin(annotation) is not typing.Annotated:
-        return annotation
-    kind, *metadata = typing.get_args(annotation)
+    name = parameter.name
+    kind, *metadata = typing.get_args(annotation) if typing.get_origin(annotation) is typing.Annotated else [annotation]
+    if (typing.get_origin(kind) or kind) in (typing.ClassVar, typing.Final):
+        raise RolloutsError(
+            f"tool {tool!r}: parameter {name!r} is annotated {inspect.formatannotation(parameter.annotation)}, which "
+            "is not a type of an argument; write the type alone"
+        )
     for each in metadata:
+        if isinstance(each, FieldInfo) and each.alias not in (None, name):
+            reason = f"the Field of parameter {name!r} has the alias {each.alias!r}; give the parameter this name"
+            raise RolloutsError(f"tool {tool!r}: {reason}")
+        if isinstance(each, FieldInfo) and not each.is_required() and parameter.default is parameter.empty:
+            reason = f"the Field of parameter {name!r} has a default, and the function has none; write it in the"
+            raise RolloutsError(
+                f"tool {tool!r}: {reason} function, {name}: Annotated[the type, Field(...)] = the default"
+            )
         # Annotations are evaluated one by one, so that each keeps its place among the constraints.
         kind = typing.Annotated[kind, Field(description=each) if isinstance(each, str) else each]
     return kind
 
 
-def _schema(tool: str, model: type[BaseModel]) -> dict[str, Any]:
+def _schema(tool: str, arguments: TypeAdapter[dict[str, Any]]) -> dict[str, Any]:
     from pydantic.errors import PydanticUserError
     from pydantic.json_schema import GenerateJsonSchema
 
@@ -246,7 +236,7 @@ def _schema(tool: str, model: type[BaseModel]) -> dict[str, Any]:
             return super().literal_schema(schema)
 
     try:
-        schema = model.model_json_schema(by_alias=True, schema_generator=Untitled)
+        schema = arguments.json_schema(schema_generator=Untitled)
     except PydanticUserError as error:
         reason = f"an annotation has no JSON schema: {describe_exception(error).splitlines()[0]}"
         raise RolloutsError(f"tool {tool!r}: {reason}") from error

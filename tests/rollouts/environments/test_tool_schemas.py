@@ -278,6 +278,9 @@ def required_field(n: int = Field(gt=1)) -> None: ...
 def default_of_field(n: Annotated[int, Field(5, gt=1)]) -> None: ...
 
 
+def alias(n: Annotated[int, Field(alias="number")] = 1) -> None: ...
+
+
 def class_variable(n: Annotated[ClassVar[int], "how many"] = 1) -> None: ...
 
 
@@ -309,6 +312,7 @@ def recursive(tree: Tree) -> None: ...
         (field_default, r"'n' is a pydantic Field.* write .* n: Annotated\[the type, Field\(...\)\] = 5$"),
         (required_field, r"'n' is a pydantic Field.* write .* n: Annotated\[the type, Field\(...\)\]$"),
         (default_of_field, "the Field of parameter 'n' has a default, and the function has none"),
+        (alias, "the Field of parameter 'n' has the alias 'number'; give the parameter this name"),
         (class_variable, r"parameter 'n' is annotated .*ClassVar\[int\].*, which is not a type of an argument"),
         (recursive, "the type Tree contains itself"),
         (generator, "'generator': is a generator; return a list"),
