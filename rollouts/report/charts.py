@@ -10,8 +10,7 @@ import html
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from decimal import Decimal
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
@@ -46,14 +45,13 @@ _RIGHT_EDGE, _BOTTOM_EDGE = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
 #: A curve of positive numbers over more than this factor is drawn with a logarithmic scale.
 _LOGARITHMIC_FROM: Final = 1000.0
 _LEAST_POSITIVE: Final = 1e-12
-#: A curve with larger numbers is drawn in units of 1e200: differences of them have no float.
+#: Larger numbers cannot be drawn: differences of them have no float.
 _MOST: Final = 1e150
-_DECADES_OF_UNIT: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One curve: `ys` at the `xs` of its chart; a number that is not finite is a gap."""
+    """One curve: `ys` at the `xs` of its chart; a number that cannot be drawn is a gap."""
 
     label: str
     ys: Sequence[float]
@@ -90,13 +88,13 @@ class Figures:
 
     def chart(self, chart: Chart) -> str:
         """The HTML of a chart."""
-        finite = [y for line in chart.lines for y in line.ys if math.isfinite(y)]
-        if not finite or not all(abs(x) < _MOST for x in chart.xs):
+        drawn = [y for line in chart.lines for y in line.ys if abs(y) < _MOST]
+        if not drawn or not all(abs(x) < _MOST for x in chart.xs):
             return _figure_without_points(chart)
-        infinite = sum(math.isinf(y) for line in chart.lines for y in line.ys)
-        left_out = f"{counted(infinite, 'infinite value')} cannot be drawn" if infinite else ""
+        too_large = sum(abs(y) >= _MOST for line in chart.lines for y in line.ys)
+        left_out = f"{counted(too_large, 'value')} of 1e150 or more cannot be drawn" if too_large else ""
         note = "; ".join(filter(None, [chart.note, left_out]))
-        scale = _Scale.of(finite)
+        scale = _Scale.of(drawn)
         left, right = float(min(chart.xs)), float(max(chart.xs))
         width = right - left or 1.0
         at = [_LEFT + (x - left) / width * (_RIGHT_EDGE - _LEFT) for x in chart.xs]
@@ -176,45 +174,33 @@ def scrolling(content: str, label: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """The vertical axis, whose ends are in units of 10**`decades`."""
+    """The vertical axis."""
 
     low: float
     high: float
     logarithmic: bool
-    decades: int = 0
 
     @classmethod
     def of(cls, values: Sequence[float]) -> _Scale:
-        decades = _DECADES_OF_UNIT if max(map(abs, values)) >= _MOST else 0
-        units = (min(values) / 10.0**decades, max(values) / 10.0**decades)
-        low, high = (0.0 if abs(value) < 1 / _MOST else value for value in units)
+        low, high = (0.0 if abs(value) < 1 / _MOST else value for value in (min(values), max(values)))
         if low >= _LEAST_POSITIVE and high / low > _LOGARITHMIC_FROM:
-            return cls(10.0 ** math.floor(math.log10(low)), 10.0 ** math.ceil(math.log10(high)), True, decades)
+            return cls(10.0 ** math.floor(math.log10(low)), 10.0 ** math.ceil(math.log10(high)), True)
         if low >= 0 and low < high / 2:
             low = 0.0
         if high - low <= 1e-9 * max(abs(low), abs(high)):
             low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
         ticks = _round_ticks(low, high)
         step = ticks[1] - ticks[0] if len(ticks) > 1 else high - low
-        return cls(math.floor(low / step) * step, math.ceil(high / step) * step, False, decades)
+        return cls(math.floor(low / step) * step, math.ceil(high / step) * step, False)
 
     def y(self, value: float) -> float:
-        value /= 10.0**self.decades
         if self.logarithmic:
             share = math.log(max(value, _LEAST_POSITIVE) / self.low) / math.log(self.high / self.low)
         else:
             share = (value - self.low) / (self.high - self.low)
         return _BOTTOM_EDGE - share * (_BOTTOM_EDGE - _TOP)
 
-    def label(self, tick: float) -> str:
-        """The number of a tick, which may be larger than every float."""
-        return f"{Decimal(f'{tick:.3g}').scaleb(self.decades):.3g}" if self.decades and tick else f"{tick:.3g}"
-
-    def y_of_tick(self, tick: float) -> float:
-        return replace(self, decades=0).y(tick)
-
     def ticks(self) -> list[float]:
-        """In units of the axis."""
         if not self.logarithmic:
             return _round_ticks(self.low, self.high)
         decades = round(math.log10(self.high / self.low))
@@ -236,8 +222,8 @@ def _round_ticks(low: float, high: float, count: int = 4) -> list[float]:
 def _y_axis(scale: _Scale, *, percent: bool = False) -> str:
     parts = []
     for tick in scale.ticks():
-        y = scale.y_of_tick(tick)
-        label = scale.label(tick) if not percent else f"{tick:.0%}" if tick >= 0.01 or not tick else f"{tick:.1%}"
+        y = scale.y(tick)
+        label = f"{tick:.3g}" if not percent else f"{tick:.0%}" if tick >= 0.01 or not tick else f"{tick:.1%}"
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_RIGHT_EDGE}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(_text(_LEFT - 5, y + 4, label, "end"))
     return "".join(parts)
@@ -257,7 +243,7 @@ def _x_axis(left: float, right: float, points: int) -> str:
 def _line(line: Line, index: int, at: Sequence[float], scale: _Scale) -> str:
     pieces: list[list[str]] = [[]]
     for x, y in zip(at, line.ys, strict=True):
-        if math.isfinite(y):
+        if abs(y) < _MOST:
             pieces[-1].append(f"{x:.1f},{scale.y(y):.1f}")
         elif pieces[-1]:
             pieces.append([])
@@ -315,7 +301,8 @@ def _described(line: Line) -> str:
 def _figure_without_points(chart: Chart) -> str:
     return (
         f'<figure class="chart"><figcaption><h3>{escaped(chart.title)}</h3>'
-        f'<p class="note">None of its values is a finite number.</p></figcaption></figure>\n'
+        f'<p class="note">None of its values can be drawn: each is unknown, infinite, or 1e150 or more.</p>'
+        "</figcaption></figure>\n"
     )
 
 
