@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import signal
 import subprocess
@@ -18,6 +19,8 @@ from served_in_thread import serve_directory
 from transformers import AutoModelForImageTextToText
 
 from renderers import load_renderer
+from rollouts.engines.protocol import GenerateRequest, SamplingParams
+from rollouts.engines.vllm import VLLMEngine
 from rollouts.training import TrainingBatch, mismatch_report, samples_from_trajectory, token_logprobs
 from transport import read_records
 
@@ -61,6 +64,16 @@ def test_a_request_without_the_key_is_unauthorized(command):
     assert httpx.get(f"{url}/sessions").status_code == 401
 
 
+async def generated(url, renderer):
+    """How many tokens the same server samples behind vLLM's routes."""
+    prompt = renderer.render([{"role": "user", "content": "Hi"}], add_generation_prompt=True).token_ids
+    async with VLLMEngine(url, api_key=KEY) as engine:
+        assert (await engine.capabilities()).model == "policy"
+        sampling = SamplingParams(max_tokens=3, extra={"ignore_eos": True})
+        (completion,) = (await engine.generate(GenerateRequest(prompt, sampling))).completions
+    return len(completion.token_ids)
+
+
 def test_what_a_client_samples_is_recorded_with_the_log_probabilities_of_the_model(command, tiny_model_dir):
     url, process, record = command
     client = openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, default_headers={"X-Session-ID": "s"})
@@ -75,12 +88,15 @@ def test_what_a_client_samples_is_recorded_with_the_log_probabilities_of_the_mod
     headers = {"Authorization": f"Bearer {KEY}"}
     reward = httpx.post(f"{url}/sessions/s/reward", json={"reward": 1.0}, headers=headers)
     assert reward.json()["turns"] == 5
+    renderer = load_renderer(tiny_model_dir)
+    assert asyncio.run(generated(url, renderer)) == 3
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130  # interrupted
+    assert process.stdout.read() == ""  # after the line that says where it serves
+    assert "Traceback" not in (record.parent / "stderr").read_text()
 
     (trajectory,) = read_records(record)
     assert (trajectory.num_turns, trajectory.reward, len(trajectory.leaves())) == (5, 1.0, 2)
-    renderer = load_renderer(tiny_model_dir)
     samples = samples_from_trajectory(trajectory, advantage=1.0, processors=renderer.processors)
     batch = TrainingBatch.from_samples(samples, pad_id=0)
     model = AutoModelForImageTextToText.from_pretrained(tiny_model_dir, dtype=torch.float32)
@@ -106,8 +122,7 @@ def begin(url, name):
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux changes the limits of another process")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_what_a_full_disk_refuses_is_an_error_until_it_is_recorded(relay, tmp_path, number):
+def test_what_a_full_disk_refuses_is_an_error_until_it_is_recorded(relay, tmp_path):
     """The limit of the size of files stands for the full disk: the system refuses the same call."""
     record = tmp_path / "chats.mmr"
     with serving(tmp_path, *relay, "--record", str(record)) as (url, process):
@@ -125,7 +140,7 @@ def test_what_a_full_disk_refuses_is_an_error_until_it_is_recorded(relay, tmp_pa
         assert httpx.delete(f"{url}/sessions/kept").status_code == 204
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (record.stat().st_size + 1000, unlimited[1]))
         assert httpx.post(f"{url}/sessions/lost/end").status_code == 500
-        process.send_signal(number)
+        process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 2
     assert [one.episode_id for one in read_records(record)] == ["kept"]
     errors = (tmp_path / "stderr").read_text()

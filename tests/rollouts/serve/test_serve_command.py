@@ -1,30 +1,12 @@
-"""The command `rollouts serve`: readiness, interrupt, refused options."""
+"""The command `rollouts serve`: refused options. What it serves: tests/rollouts/gateway/test_gateway_command.py."""
 
 from __future__ import annotations
 
-import asyncio
-import signal
-
 import pytest
-from served_process import SECONDS, served_process
-from test_served_engine import TEXT, request_of
 from typer.testing import CliRunner
 
 from rollouts.cli.main import app
-from rollouts.engines.vllm import VLLMEngine
 from rollouts.serve.server import bound_socket
-
-
-async def test_the_command_says_when_it_is_ready_and_ends_with_an_interrupt(tiny_model_dir, renderer):
-    async with served_process(tiny_model_dir, "--name", "tiny") as server:
-        async with VLLMEngine(server.base_url) as engine:
-            assert (await engine.capabilities()).model == "tiny"
-            (completion,) = (await engine.generate(request_of(renderer, TEXT))).completions
-            assert len(completion.token_ids) == 12
-        server.process.send_signal(signal.SIGINT)
-        output, errors = await asyncio.wait_for(server.process.communicate(), SECONDS)
-    assert (server.process.returncode, output) == (130, b"")
-    assert b"Traceback" not in errors
 
 
 @pytest.mark.parametrize(
