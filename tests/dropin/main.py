@@ -3,13 +3,12 @@
     python tests/dropin/main.py stock                    # figures with PyPI's package, kept in the cache
     python tests/dropin/main.py ours                     # figures with this project, as it is in the working tree
     python tests/dropin/main.py compare                  # table and verdict from the last figures of both
-    python tests/dropin/main.py all                      # the three after each other; see below
+    python tests/dropin/main.py all                      # the three after each other
 
 `--suite NAME` takes one of the suites; without it all are run. `--test FILE_OR_ID` (with one suite) runs only that and
 replaces only its figures, `tests/test_bridge.py` for instance. The suite of PyPI's renderers takes hours in one go, so
 it is run file by file, and the figures of a file are kept before the next one begins. A comparison covers the files
-that have figures of both packages. `all` uses figures of PyPI's package again that are in the cache, of a suite that is run in one go:
-neither the suite nor that package has changed. Needs the project's `dev` extra and the package index.
+that have figures of both packages. Needs the project's `dev` extra and the package index.
 Sources, environments, models and figures are kept in ~/.cache/mmrollouts/dropin, or in $MMROLLOUTS_DROPIN_CACHE.
 What a run printed is in `runs/SUITE-PACKAGE/output.txt` there.
 """
@@ -43,9 +42,6 @@ def main() -> int:
     for name in chosen.suite or suites.SUITES:
         suite = suites.SUITES[name]
         for package in _packages(chosen.step):
-            if (chosen.step, package) == ("all", "stock") and suite.is_consumer and not chosen.test:
-                if _figures(name, package).is_file():
-                    continue
             for tests in [chosen.test] if chosen.test else suites.portions(suite):
                 done = suites.run(suite, package, tests, explain=bool(chosen.test))
                 print(f"\n{name}, {package}, {done.seconds:.0f} s\n" + comparison.table(done.outcomes, None, []))
