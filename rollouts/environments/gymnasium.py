@@ -325,8 +325,7 @@ class GymnasiumEnvironment:
         await self.close()
         self._thread = DaemonThreads(1, "gymnasium")
         state = await self._run(self._first_state, seed)
-        actions = describe_actions(self._env.action_space, self._action_names) if self._describes_actions() else ""
-        return [self._message(state, " ".join(filter(None, (self._instructions, actions))))]
+        return [self._message(state, " ".join(filter(None, (self._instructions, self._described_actions()))))]
 
     async def step(self, assistant: Message) -> StepResult:
         """Take the action of a completion. Raises `RolloutsError` without a `reset` before."""
@@ -398,8 +397,10 @@ class GymnasiumEnvironment:
         # Not `run`, which would let `close` begin on another thread while a cancelled step still runs.
         return await asyncio.wrap_future(self._thread.submit(result_of, method, argument))
 
-    def _describes_actions(self) -> bool:
-        return self._parse_action is None or bool(self._action_names) or _kind(self._env.action_space) is not None
+    def _described_actions(self) -> str:
+        """The actions for the model; "" where `parse_action` reads those of a space that has no description."""
+        space, names = self._env.action_space, self._action_names
+        return "" if self._parse_action and not names and _kind(space) is None else describe_actions(space, names)
 
     def _message(self, state: _State, text: str) -> Message:
         text = "\n\n".join(filter(None, (text, state.text)))
@@ -421,8 +422,7 @@ class GymnasiumEnvironment:
 
     def _invalid(self, reason: str) -> StepResult:
         done = self._on_invalid_action == "end"
-        actions = describe_actions(self._env.action_space, self._action_names) if self._describes_actions() else ""
-        text = " ".join(filter(None, (f"This is not a valid action: {reason}.", actions)))
+        text = " ".join(filter(None, (f"This is not a valid action: {reason}.", self._described_actions())))
         messages: list[Message] = [] if done else [{"role": "user", "content": text}]
         return StepResult(messages, self._invalid_action_reward, done, {"invalid_action": reason})
 

@@ -30,14 +30,12 @@ def check_placeholders(architecture: Architecture, rows: PlacedRows) -> None:
     wrong = (rows.token_types() > 0) & ~_has_placeholder_id(architecture, rows)
     if not wrong.any():
         return
-    row, column = np.argwhere(wrong)[0]
-    sequence = rows.sequences[rows.sequence_ids[row, column]]
     ids = ", ".join(map(str, sorted(architecture.placeholder_ids))) or "none"
-    raise SampleError(
-        sequence.name,
-        f"the token at position {rows.position_ids[row, column]} is in the range of an image or video and has id "
-        f"{rows.input_ids[row, column]}; the placeholder ids of {architecture.model_type} are: {ids}. Render the row "
-        "with the files of this model",
+    raise _first_error(
+        rows,
+        wrong,
+        f"in the range of an image or video; the placeholder ids of {architecture.model_type} are: {ids}. Render the "
+        "row with the files of this model",
     )
 
 
@@ -51,16 +49,12 @@ def check_token_ids(architecture: Architecture, rows: PlacedRows) -> None:
     wrong = (rows.input_ids < 0) | (rows.input_ids >= count)
     if not wrong.any() or not (wrong := wrong & (rows.token_types() == 0)).any():
         return
+    known = f"the embeddings of {architecture.model_type} have ids from 0 to {count - 1}"
     row, column = np.argwhere(wrong)[0]
     if rows.sequence_ids[row, column] < 0:
-        rule = f"the embeddings of {architecture.model_type} have ids from 0 to {count - 1}; pass one of them"
-        raise ArgumentError("pad_id", int(rows.input_ids[row, column]), rule)
-    raise SampleError(
-        rows.sequences[rows.sequence_ids[row, column]].name,
-        f"the token at position {rows.position_ids[row, column]} has id {rows.input_ids[row, column]}, and the "
-        f"embeddings of {architecture.model_type} have ids from 0 to {count - 1}. Render the row with the files of "
-        "this model, or resize its embeddings (resize_token_embeddings)",
-    )
+        raise ArgumentError("pad_id", int(rows.input_ids[row, column]), f"{known}; pass one of them")
+    cure = "Render the row with the files of this model, or resize its embeddings (resize_token_embeddings)"
+    raise _first_error(rows, wrong, f"and {known}. {cure}")
 
 
 def refuse_literals(architecture: Architecture, rows: PlacedRows, consequence: str) -> None:
@@ -68,12 +62,15 @@ def refuse_literals(architecture: Architecture, rows: PlacedRows, consequence: s
     literal = literal_positions(architecture, rows)
     if not literal.any():
         return
-    row, column = np.argwhere(literal)[0]
-    raise SampleError(
-        rows.sequences[rows.sequence_ids[row, column]].name,
-        f"the token at position {rows.position_ids[row, column]} has id {rows.input_ids[row, column]}, a placeholder "
-        f"token outside every image and video (the policy sampled it); {consequence}",
-    )
+    reason = f"a placeholder token outside every image and video (the policy sampled it); {consequence}"
+    raise _first_error(rows, literal, reason)
+
+
+def _first_error(rows: PlacedRows, wrong: np.ndarray, reason: str) -> SampleError:
+    """The error of the first token in `wrong`, bool (B, T): its row, place and id, and the reason."""
+    row, column = np.argwhere(wrong)[0]
+    token = f"the token at position {rows.position_ids[row, column]} has id {rows.input_ids[row, column]}"
+    return SampleError(rows.sequences[rows.sequence_ids[row, column]].name, f"{token}, {reason}")
 
 
 def base_for(architecture: Architecture, rows: PlacedRows) -> Any:

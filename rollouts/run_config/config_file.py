@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from datetime import date, time
 from difflib import get_close_matches
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, NoReturn, TypeAlias, TypeVar, Union, get_args, get_origin
+from typing import Any, NoReturn, TypeAlias, TypeVar, cast, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -58,13 +57,13 @@ class ProblemList:
         self._path = path
         self._problems: list[ConfigProblem] = []
 
-    def attempt(self, make: Callable[[], T]) -> T | None:
-        """What `make` returns; None if it raised `RunConfigError`, whose problems are kept."""
+    def attempt(self, make: Callable[[], T]) -> T:
+        """What `make` returns. If it raised `RunConfigError`, its problems are kept, and `check` will raise."""
         try:
             return make()
         except RunConfigError as error:
             self._problems.extend(error.problems)
-            return None
+            return cast(T, None)
 
     def check(self) -> None:
         """Raises `RunConfigError` with all problems if there is one."""
@@ -194,11 +193,9 @@ def _missing(path: KeyPath, table: type[BaseModel] | None) -> str:
 def _header(path: KeyPath, table: type[BaseModel] | None) -> str:
     """The line that begins the table of a key, "[key]", or each of its tables, "[[key]]"; "" where it has none."""
     field = None if table is None else table.model_fields.get(str(path[-1]))
-    if field is None:
+    if field is None or not _models(field.annotation):
         return ""
-    if _is_table(field.annotation):
-        return f"[{key_text(path)}]"
-    return f"[[{key_text(path)}]]" if _is_table(_element(field.annotation)) else ""
+    return f"[[{key_text(path)}]]" if get_origin(field.annotation) is list else f"[{key_text(path)}]"
 
 
 def _unknown_key(path: KeyPath, table: type[BaseModel] | None) -> str:
@@ -260,20 +257,23 @@ def _resolve(
     Pydantic inserts the `kind` of a table into the location.
     """
     path: list[str | int] = []
-    table: type[BaseModel] | None = model
-    annotation: Any = model
+    table: type[BaseModel] | None = None
+    models = [model]
     value = data
     for part in location:
-        models = list(_models(annotation))
         if len(models) > 1 and isinstance(value, Mapping) and value.get("kind") == part:
-            annotation = next(one for one in models if _kind(one) == part)
+            models = [one for one in models if _kind(one) == part]
             continue
-        table = models[0] if len(models) == 1 else None
         path.append(part)
-        known = table is not None and part in table.model_fields
-        annotation = table.model_fields[str(part)].annotation if known and table is not None else _element(annotation)
-        value = _member(value, part)
-    return tuple(path), table, list(_models(annotation))
+        if isinstance(part, str):  # the tables of an array have the models of the array
+            table = models[0] if len(models) == 1 else None
+            field = None if table is None else table.model_fields.get(part)
+            models = [] if field is None else _models(field.annotation)
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            value = None
+    return tuple(path), table, models
 
 
 def _kind(model: type[BaseModel]) -> str:
@@ -281,31 +281,11 @@ def _kind(model: type[BaseModel]) -> str:
     return str(get_args(model.model_fields["kind"].annotation)[0])
 
 
-def _member(value: Any, part: str | int) -> Any:
-    try:
-        return value[part]
-    except (KeyError, IndexError, TypeError):
-        return None
-
-
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The models that an annotation allows; of a union all."""
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    """The models in an annotation: of a table, those of a union, those of the tables of an array."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    elif get_origin(annotation) in (Union, UnionType, Annotated):
-        for argument in get_args(annotation):
-            yield from _models(argument)
-
-
-def _element(annotation: Any) -> Any:
-    """The annotation of the elements of a list."""
-    if get_origin(annotation) in (Union, UnionType, Annotated):
-        return next((_element(one) for one in get_args(annotation) if get_origin(one) is list), None)
-    return get_args(annotation)[0] if get_origin(annotation) is list else None
-
-
-def _is_table(annotation: Any) -> bool:
-    return any(True for _ in _models(annotation))
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in _models(argument)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -286,9 +286,6 @@ def make_worker_parts(file: ConfigFile) -> WorkerParts:
     renderer = problems.attempt(lambda: make_renderer(file, offline=False))
     make_engine = problems.attempt(lambda: engine_factory(file, renderer))
     problems.check()
-    assert make_environment is not None
-    assert renderer is not None
-    assert make_engine is not None
     return WorkerParts(make_environment, renderer, make_engine)
 
 

@@ -152,11 +152,6 @@ def make_parts(file: ConfigFile, *, offline: bool) -> RunParts:
     make_engine = problems.attempt(lambda: engine_factory(file, renderer))
     problems.attempt(lambda: check_sampling(file))
     problems.check()
-    assert tasks is not None
-    assert make_environment is not None
-    assert group_rewards is not None
-    assert renderer is not None
-    assert make_engine is not None
     return RunParts(file, tasks, make_environment, renderer, make_engine, group_rewards, skip_group)
 
 
