@@ -212,7 +212,8 @@ def make_env(make: Callable[[], Any], *, needs_frames: bool) -> Any:
     if not isinstance(env, gymnasium.Env):
         raise RolloutsError(f"make returned {short_repr(env)}, which is not a gymnasium.Env")
     if needs_frames and env.render_mode != "rgb_array":
-        close_env(env)
+        with _DRAWING:
+            env.close()
         cure = 'make it with render_mode="rgb_array", or pass observation="text"'
         raise RolloutsError(f"{env!s} has render_mode={env.render_mode!r}; {cure}")
     return env
@@ -226,12 +227,6 @@ def render_frame(env: Any) -> np.ndarray:
             return np.array(frame)  # a copy: an environment may draw the next frame into the same array
     returned = f"{frame.dtype} {frame.shape}" if isinstance(frame, np.ndarray) else type(frame).__name__
     raise RolloutsError(f"{env}.render returned {returned}; a frame is uint8 (height, width, 3)")
-
-
-def close_env(env: Any) -> None:
-    """Close an environment."""
-    with _DRAWING:
-        env.close()
 
 
 #: What the model gets of each state.
@@ -388,7 +383,8 @@ class GymnasiumEnvironment:
     def _close(self) -> None:
         env, self._env = self._env, None
         if env is not None:
-            close_env(env)
+            with _DRAWING:
+                env.close()
 
     # On the event loop.
 

@@ -221,7 +221,9 @@ def equal_media(one: Sequence[PlacedItem], other: Sequence[PlacedItem]) -> bool:
     return True
 
 
-def _equal_arrays(one: np.ndarray, other: np.ndarray) -> bool:
+def _equal_arrays(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+    if one is None or other is None:
+        return one is other
     return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
 
 
@@ -593,13 +595,7 @@ def _equal_origin(one: TrainingSample, other: TrainingSample) -> bool:
     return one is other or (
         (one.name, one.weight_spans) == (other.name, other.weight_spans)
         and equal_media(one.media, other.media)
-        and _equal_experts(one.routed_experts, other.routed_experts)
-    )
-
-
-def _equal_experts(one: np.ndarray | None, other: np.ndarray | None) -> bool:
-    return one is other or (
-        one is not None and other is not None and one.dtype == other.dtype and np.array_equal(one, other)
+        and _equal_arrays(one.routed_experts, other.routed_experts)
     )
 
 

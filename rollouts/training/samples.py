@@ -70,20 +70,13 @@ class TrainingSample:
             )
         if count and self.loss_mask[0]:
             raise SampleError(self.name, "the first token is trained, but no token before it predicts it")
-        if not np.all(np.isfinite(self.logprobs[self.loss_mask])):
-            index = self._first_not_finite(self.logprobs)
-            raise SampleError(
-                self.name,
-                f"token {index} is trained and its log-probability {self.logprobs[index]} is not a finite "
-                "number; take the sampler's, or set loss_mask to False there",
-            )
-        if not np.all(np.isfinite(self.advantages[self.loss_mask])):
-            index = self._first_not_finite(self.advantages)
-            raise SampleError(
-                self.name,
-                f"token {index} is trained and its advantage {self.advantages[index]} is not a finite "
-                "number; leave the episode out, or compute the advantages from finite rewards",
-            )
+        for values, kind, cure in (
+            (self.logprobs, "log-probability", "take the sampler's, or set loss_mask to False there"),
+            (self.advantages, "advantage", "leave the episode out, or compute the advantages from finite rewards"),
+        ):
+            if len(wrong := np.flatnonzero(self.loss_mask & ~np.isfinite(values))):
+                reason = f"token {wrong[0]} is trained and its {kind} {values[wrong[0]]} is not a finite number"
+                raise SampleError(self.name, f"{reason}; {cure}")
         if not _are_placed_items(self.media):
             raise SampleError(self.name, "media are not pairs of a MediaItem and a PlaceholderRange")
         if (error := item_placement_error(self.media, count)) is not None:
@@ -101,9 +94,6 @@ class TrainingSample:
     def __repr__(self) -> str:
         tokens, trained, media = len(self.token_ids), np.count_nonzero(self.loss_mask), len(self.media)
         return f"<TrainingSample {self.name:.80}: {tokens} tokens, {trained} trained, {media} media>"
-
-    def _first_not_finite(self, column: np.ndarray) -> int:
-        return int(np.flatnonzero(self.loss_mask & ~np.isfinite(column))[0])
 
 
 #: The dtypes of the columns: what numpy calls their kinds, and the name for errors.

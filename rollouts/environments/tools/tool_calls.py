@@ -120,24 +120,17 @@ def _json(tool: str, value: Any) -> str:
             f"returned an array {value.shape} of {value.dtype}; an image is uint8: whether other numbers run from 0 to "
             "1 or to 255 cannot be told. Scale it and cast it to numpy.uint8, or return a list",
         )
-    if isinstance(value, int) and not _has_text(value):
-        raise ToolFailedError(f"{tool} returned a number of {value.bit_length()} bits, which is too long to write")
     try:
         return json.dumps(value, ensure_ascii=False, default=_plain_value)
     except (PydanticSerializationError, RecursionError, ValueError, TypeError) as error:
+        if isinstance(value, int):  # of more digits than `sys.get_int_max_str_digits()`
+            reason = f"{tool} returned a number of {value.bit_length()} bits, which is too long to write"
+            raise ToolFailedError(reason) from error
         raise ToolResultError(
             tool,
             f"returned a {type(value).__name__} that cannot be written as JSON ({describe_exception(error)}); return "
             "text, an image, or plain data",
         ) from error
-
-
-def _has_text(number: int) -> bool:
-    """Whether Python writes an integer: one with more digits than `sys.get_int_max_str_digits()` it does not."""
-    try:
-        return bool(str(number))
-    except ValueError:
-        return False
 
 
 def _plain_value(value: Any) -> Any:
