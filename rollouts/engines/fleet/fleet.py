@@ -407,12 +407,9 @@ class EngineFleet:
         for name in members.keys() - engines.keys() - self._removals.keys():
             removal = asyncio.create_task(self.remove(name, seconds=self._limits.wait_seconds))
             self._removals[name] = removal
-            removal.add_done_callback(partial(self._forget_removal, name))
+            removal.add_done_callback(partial(self._removals.pop, name))  # the task is its default value
         new = (name for name in engines if name not in members or (name in self._removals and urls is not None))
         await asyncio.gather(*(self._add_listed(name, engines[name]) for name in new))
-
-    def _forget_removal(self, name: str, _removal: asyncio.Task[None]) -> None:
-        self._removals.pop(name, None)
 
     async def _add_listed(self, name: str, engine: Engine) -> None:
         """Add a member that the list of servers names, or keep one that is being removed. An error is logged."""

@@ -196,7 +196,7 @@ def excerpt(body: bytes) -> str:
 
 # One attempt to send a request over aiohttp: the body in segments, bounded reading, typed errors.
 #
-# `connection.ServerConnection` decides whether there is another attempt, and `limits` how long it waits before it.
+# `connection.ServerConnection` decides whether there is another attempt.
 
 
 #: The views are of bytes, with one axis.

@@ -399,7 +399,7 @@ _ARRAY_HEADER_BYTES = {0xDC: 3, 0xDD: 5, **dict.fromkeys(range(0x90, 0xA0), 1)}
 class DecodedTensor(NamedTuple):
     """A tensor of an item, its field (how a batch is made of it), and torch's name of its dtype ("" for numbers).
 
-    `tensor` is a read-only array that views the received bytes if `feature_encoding.encode_item` writes that array as
+    `tensor` is a read-only array that views the received bytes if `encode_item` writes that array as
     the same bytes again; otherwise (floats, unusual fields) it is a `ServerTensor` or `ServerNumbers`, which
     `encode_item` writes unchanged. Both are valid tensors of a `MediaItem`.
     """

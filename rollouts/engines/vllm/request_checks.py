@@ -150,7 +150,7 @@ def check_request(
 ) -> None:
     """Raise if the server would refuse the request, crash, or misinterpret it.
 
-    `media` is how its media are sent (`mode_selection`). `vocab_size` None: the server refuses ids past its vocabulary.
+    `media` is how its media are sent (`VLLMEngine`). `vocab_size` None: the server refuses ids past its vocabulary.
 
     Raises `OverlongPromptError`, `InvalidRequestError`, and `CapabilityError` if another server could run the request.
     """

@@ -57,7 +57,7 @@ _pngs: ByteLRU[str, SourceFile] = ByteLRU(_KEPT_PNG_BYTES)
 
 
 def source_file(source: MediaSource, modality: str, *, jpeg_as_file: bool = False) -> SourceFile:
-    """The file of an image or a video whose source has passed `mode_selection`.
+    """The file of an image or a video whose source has passed `media_payload.select_mode`.
 
     PNG images that are made here are kept in memory, so that an image is encoded once for all servers.
     """
