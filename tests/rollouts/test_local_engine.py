@@ -18,6 +18,7 @@ from rollouts.engines.protocol import EngineLimits
 from rollouts.errors import (
     ArgumentError,
     EngineClosedError,
+    EngineError,
     EngineFailedError,
     InvalidRequestError,
     OverlongPromptError,
@@ -459,6 +460,16 @@ def test_the_engine_serves_one_event_loop_after_another(engine, renderer):
     for seed in range(3):
         (result,) = generate(engine, request(prompt(renderer), seed=seed))
         assert result.completions
+
+
+def test_the_engine_refuses_another_event_loop_while_its_own_is_open(engine, renderer):
+    async def scenario():
+        await engine.generate(request(prompt(renderer)))
+        with pytest.raises(EngineError, match="the engine belongs to another event loop"):
+            await asyncio.to_thread(generate, engine, request(prompt(renderer)))
+        return await engine.generate(request(prompt(renderer)))
+
+    assert asyncio.run(scenario()).completions
 
 
 def test_a_closed_engine_refuses(engine, renderer):

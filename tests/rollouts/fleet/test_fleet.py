@@ -10,6 +10,7 @@ from rollouts.engines.protocol import Engine
 from rollouts.errors import (
     ArgumentError,
     EngineClosedError,
+    EngineError,
     FleetMismatchError,
     InvalidRequestError,
     NoServerError,
@@ -322,6 +323,16 @@ def test_a_fleet_serves_several_event_loops_one_after_another():
     asyncio.run(run())
     asyncio.run(run())
     assert sorted(len(engine.sessions) for engine in engines.values()) == [0, 2]
+
+
+async def test_a_fleet_refuses_another_event_loop_while_its_own_is_open():
+    engines, fleet = fleet_of(2)
+    async with fleet:
+        await fleet.generate(request("s"))
+        for call in (fleet.generate(request("t")), fleet.control.resume(), fleet.drain(next(iter(engines)))):
+            with pytest.raises(EngineError, match="the engine belongs to another event loop"):
+                await asyncio.to_thread(asyncio.run, call)
+        await fleet.generate(request("s"))
 
 
 @pytest.mark.parametrize(
