@@ -40,8 +40,8 @@ from rollouts.errors import (
     TrajectoryFinishedError,
     describe_exception,
 )
-from rollouts.trajectory.provenance import MediaOfParts
 from rollouts.trajectory.storable import copied_mapping, plain_copy
+from rollouts.trajectory.token_node import MediaOfParts
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import whole_number
 

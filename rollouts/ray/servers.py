@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 import aiohttp
@@ -16,7 +15,7 @@ from rollouts.calls import StartAndClose
 from rollouts.engines.lazy.server_process import ServerProcess
 from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.ray.cluster import require_connection
-from rollouts.ray.workers import loss_reason
+from rollouts.ray.workers import end_actor, loss_reason
 from rollouts.values import check_integer
 
 _HEALTH_SECONDS: Final = 2.0
@@ -83,8 +82,7 @@ class RayServers(StartAndClose):
     async def close(self) -> None:
         """End the servers and their actors. A second call does nothing."""
         actors, self._actors = self._actors, []
-        if ray.is_initialized():
-            await asyncio.gather(*map(_end, actors))
+        await asyncio.gather(*(end_actor(actor, _STOP_SECONDS) for actor in actors))
 
 
 class ServerActor:
@@ -143,9 +141,3 @@ def _free_port(host: str) -> int:
     with socket.socket(family) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
-
-
-async def _end(actor: Any) -> None:
-    with suppress(RayError, TimeoutError):
-        await asyncio.wait_for(actor.stop.remote(), _STOP_SECONDS)
-    ray.kill(actor)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ import ray
 from renderers import MediaSource, Renderer, RendererError, RendererPool
 from rollouts.engines.protocol import Engine, InFlight
 from rollouts.episodes.deadlines import EpisodeObserver
+from rollouts.episodes.environment import resolve
 from rollouts.errors import RolloutsError, describe_exception
 from rollouts.ray.objects import ObjectFrames, ObjectMedia, frames_and_media
 from rollouts.task import MakeEnvironment
@@ -217,8 +217,8 @@ class WorkerActor:
 
     async def _make_parts(self) -> None:
         parts = self._parts
-        self._engine = await _made(parts.make_engine)
-        self._renderer = await _made(parts.make_renderer)
+        self._engine = await resolve(parts.make_engine())
+        self._renderer = await resolve(parts.make_renderer())
         self._worker = EpisodeWorker(parts.make_environment, self._engine, self._renderer, slots=self._slots)
 
     async def _run(self, call: int, worker: EpisodeWorker, job: EpisodeJob) -> CallResult:
@@ -242,8 +242,3 @@ class WorkerActor:
         if media:
             self._media[call] = media
         return CallResult(frames, tuple(media), log.batch())
-
-
-async def _made(make: Callable[[], Any]) -> Any:
-    made = make()
-    return await made if inspect.isawaitable(made) else made

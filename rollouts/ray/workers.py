@@ -326,7 +326,7 @@ class RayWorkers(WorkerPool, StartAndClose):
                 await asyncio.sleep(_RETRY_SECONDS * 2**failures)
         finally:
             self.remove(name, "it was removed", is_lost=False)
-            await _end_actor(actor)
+            await end_actor(actor, _STOP_SECONDS)
 
     async def _serve(self, name: str, actor: Any, started: StartedActor) -> None:
         """Let a worker that has started run episodes until it is lost."""
@@ -384,11 +384,12 @@ def _cure(reason: str) -> str:
     return "the log of the actor, in the directory of Ray's session, has more"
 
 
-async def _end_actor(actor: Any) -> None:
+async def end_actor(actor: Any, stop_seconds: float) -> None:
+    """End an actor, whose `stop` has so many seconds."""
     if not ray.is_initialized():  # the actors have ended with the connection
         return
     with suppress(RayError, TimeoutError):
-        await asyncio.wait_for(actor.stop.remote(), _STOP_SECONDS)
+        await asyncio.wait_for(actor.stop.remote(), stop_seconds)
     ray.kill(actor)
 
 

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal, ParamSpec, TypeAlias
 
 import numpy as np
@@ -41,27 +41,15 @@ class RunnerCounters:
 
     def as_dict(self) -> dict[str, float]:
         """The counts by name; those with a label are `name/label`."""
-        values: dict[str, float] = {
-            name: getattr(self, name)
-            for name in (
-                "episodes_started",
-                "episodes_retried",
-                "forks",
-                "length_stops",
-                "turns",
-                "prompt_tokens",
-                "completion_tokens",
-                "prompt_images",
-                "groups_finished",
-                "groups_delivered",
-                "weight_updates",
-                "weight_update_failures",
-            )
-        }
-        for part in ("engine", "renderer", "environment"):
-            values[f"turn_seconds_sum/{part}"] = getattr(self, f"{part}_seconds")
-        for name in ("episodes_ended", "groups_skipped", "groups_stale"):
-            values |= {f"{name}/{label}": count for label, count in getattr(self, name).items()}
+        values: dict[str, float] = {}
+        for name in (one.name for one in fields(self)):
+            value = getattr(self, name)
+            if isinstance(value, Counter):
+                values |= {f"{name}/{label}": count for label, count in value.items()}
+            elif name.endswith("_seconds"):
+                values[f"turn_seconds_sum/{name.removesuffix('_seconds')}"] = value
+            else:
+                values[name] = value
         values["episodes_running"] = self.episodes_started - self.episodes_ended.total()
         return values
 

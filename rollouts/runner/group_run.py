@@ -352,7 +352,7 @@ class GroupRun:
             self._seed = derived_seed(settings.seed, "environment", task.task_id)
         sampling_seed = derived_seed(settings.seed, "sampling", task.task_id, index, attempt)
         return EpisodeJob(
-            episode_id=_episode_id(task.task_id, index, attempt),
+            episode_id=f"{task.task_id}/{index}.{attempt}",
             task=task,
             index=index,
             attempt=attempt,
@@ -401,10 +401,6 @@ class GroupRun:
 
 def _oldest(places: Sequence[int | None]) -> int | None:
     return min((place for place in places if place is not None), default=None)
-
-
-def _episode_id(task_id: str, index: int, attempt: int) -> str:
-    return f"{task_id}/{index}.{attempt}"
 
 
 def _attempt_of(episode_id: str) -> int:

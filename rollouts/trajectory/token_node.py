@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import NoneType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from renderers import MediaItem, MediaSource, Message, PlaceholderRange
 from renderers.media.item import Modality
+from renderers.messages import part_kind
 from renderers.placement import placement_error
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import Completion, FinishReason, WeightSpan, token_ids_error, weight_span_error
@@ -114,6 +116,29 @@ class MediaReference:
         return item
 
 
+M = TypeVar("M", bound=MediaItem | MediaReference)
+
+
+class MediaOfParts(Generic[M]):
+    """The media of a prompt in its order, taken for one image or video part after the other.
+
+    A template may print the images of a message before its videos, so that a part has the next medium of its own type.
+    """
+
+    def __init__(self, media: Iterable[M]) -> None:
+        self._left = list(media)
+
+    def __len__(self) -> int:
+        """The number of media that were not taken."""
+        return len(self._left)
+
+    def take(self, part: Mapping[str, Any]) -> M | None:
+        """The medium of the next part; None where none is left."""
+        kind = part_kind(part)
+        index = next((index for index, medium in enumerate(self._left) if medium.modality == kind), 0)
+        return self._left.pop(index) if self._left else None
+
+
 def processor_for(processors: Mapping[Modality, MediaProcessor] | None, modality: Modality) -> MediaProcessor:
     """Raises `RolloutsError`, and `ArgumentError` where a renderer was passed for its processors."""
     if not isinstance(processors, Mapping | NoneType):
@@ -149,29 +174,28 @@ class TokenNode:
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # This runs for every decoded node: the usual dtypes and empty fields are compared first, which costs least.
         ids, sampled, logprobs = self.token_ids, self.sampled, self.logprobs
         error: str | None = None
         if type(self.parent) is not int or not -1 <= self.parent < 2**63:
             error = "its parent is neither the index of a node nor -1"
-        elif not isinstance(ids, np.ndarray) or ids.ndim != 1 or (ids.dtype != _INT32 and ids.dtype.kind not in "iu"):
+        elif not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype.kind not in "iu":
             error = f"token ids are {_kind(ids)}, not one row of integers"
-        elif not isinstance(sampled, np.ndarray) or sampled.shape != ids.shape or sampled.dtype != _BOOL:
+        elif not isinstance(sampled, np.ndarray) or sampled.shape != ids.shape or sampled.dtype != np.bool_:
             error = f"sampled is {_kind(sampled)}, not bool ({len(ids)},)"
-        elif not isinstance(logprobs, np.ndarray) or (logprobs.dtype != _FLOAT32 and logprobs.dtype.kind != "f"):
+        elif not isinstance(logprobs, np.ndarray) or logprobs.dtype.kind != "f":
             error = f"log-probabilities are {_kind(logprobs)}, not one row of float32"
         elif logprobs.shape != (count := _num_sampled(sampled),):
             error = f"{count} tokens and {logprobs.size} log-probabilities of shape {logprobs.shape}"
         elif self.content is not None and not _is_mask(self.content, len(ids)):
             error = f"content is {_kind(self.content)}, not bool ({len(ids)},)"
-        elif self.messages is not _EMPTY and not _are_messages(self.messages):
+        elif not _are_messages(self.messages):
             error = "its messages are not a list of dicts"
-        elif type(self.extras) is not dict or self.extras:
-            error = _extras_error(self.extras, len(ids))
-        if error is None and self.weight_spans is not _EMPTY:
-            error = weight_span_error(self.weight_spans, len(logprobs))
-        if error is None and self.media is not _EMPTY:
-            error = _media_error(self.media, len(ids))
+        else:
+            error = (
+                _extras_error(self.extras, len(ids))
+                or weight_span_error(self.weight_spans, len(logprobs))
+                or _media_error(self.media, len(ids))
+            )
         if error is not None:
             raise InvalidTurnError(f"a node after node {quoted(self.parent)}: {error}")
 
@@ -179,8 +203,6 @@ class TokenNode:
         return len(self.token_ids)
 
 
-_EMPTY: Final = ()
-_INT32, _BOOL, _FLOAT32 = np.dtype(np.int32), np.dtype(np.bool_), np.dtype(np.float32)
 _SEQUENCES = (tuple, list)
 
 
@@ -248,26 +270,25 @@ def _is_run(run: object) -> bool:
     return isinstance(run, _SEQUENCES) and len(run) == 2 and type(run[0]) is type(run[1]) is int
 
 
+#: Of each int32.
+_HIGHEST_BYTES: Final = slice(3 if sys.byteorder == "little" else 0, None, 4)
+
+
 def token_array(values: Sequence[int] | np.ndarray, what: str) -> np.ndarray:
     """Token ids as a new read-only int32 (n,). Raises `InvalidTurnError` for values that are not token ids."""
-    packed = packed_ids(values)
-    array = np.asarray(values) if packed is None else np.frombuffer(packed, np.int32)
+    if type(values) is list:
+        # The prompt of a turn: packed in a seventh of numpy's time, and without giving up the interpreter's lock.
+        with suppress(struct.error):
+            packed = struct.pack(f"{len(values)}i", *values)
+            if packed[_HIGHEST_BYTES].isascii():  # none is negative: the first bit of its highest byte would be set
+                return np.frombuffer(packed, np.int32)
+    array = np.asarray(values)
     is_empty_row = array.shape == (0,)  # of any dtype
     if not is_empty_row and token_ids_error(array) is not None:
         raise InvalidTurnError(
             f"{what} of {array.dtype} {array.shape} holds no token ids; pass ints from 0 to 2**31 - 1"
         )
-    return read_only(array, np.int32) if packed is None else array
-
-
-def packed_ids(values: object) -> bytes | None:
-    """The bytes of a list of integers as int32 (n,), in a seventh of numpy's time; None where it is not such a list."""
-    if type(values) is not list:
-        return None
-    try:
-        return struct.pack(f"{len(values)}i", *values)
-    except struct.error:
-        return None
+    return read_only(array, np.int32)
 
 
 def read_only(values: Sequence[int] | np.ndarray, dtype: npt.DTypeLike) -> np.ndarray:

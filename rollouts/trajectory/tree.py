@@ -33,9 +33,10 @@ from rollouts.errors import (
     is_unicode,
     short_repr,
 )
-from rollouts.trajectory.provenance import MediaOfParts, Provenance
+from rollouts.trajectory.provenance import Provenance
 from rollouts.trajectory.storable import check_stored, check_turn_stored, copied_mapping, plain_copy, stored_copy
 from rollouts.trajectory.token_node import (
+    MediaOfParts,
     MediaReference,
     TokenNode,
     Turn,
@@ -195,7 +196,8 @@ def _new_messages(
             f"{len(messages)} messages were given for a prompt of {len(prompt.message_roles)}; pass the messages that "
             "it was rendered from, or for a bridge the new messages"
         )
-    if not _holds_message_before(prompt, start):
+    known = range(len(prompt.message_roles))
+    if not any(first < start and index in known for first, _, index, _, _ in prompt.spans):  # as after a bridge
         return messages
     spans = prompt.message_token_spans()
     first = len(messages)
@@ -207,14 +209,6 @@ def _new_messages(
                 break
         first = index
     return messages[first:]
-
-
-def _holds_message_before(prompt: RenderedTokens, start: int) -> bool:
-    """Whether one of the prompt's messages has a token before `start`. After a bridge, none has."""
-    for first, _, index, _, _ in prompt.spans:  # noqa: SIM110  a generator would take twice the time
-        if first < start and 0 <= index < len(prompt.message_roles):
-            return True
-    return False
 
 
 def _with_sources(

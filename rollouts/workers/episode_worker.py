@@ -58,6 +58,13 @@ class EpisodeJob:
         """The empty trajectory into which the attempt is recorded."""
         return Trajectory(self.episode_id, seed=self.seed, group_id=self.group_id)
 
+    def failed_trajectory(self, error: str) -> Trajectory:
+        """The finished trajectory of an attempt that no worker has run."""
+        trajectory = self.new_trajectory()
+        trajectory.error = error
+        trajectory.finish()
+        return trajectory
+
 
 _KINDS: dict[str, type] = {
     "episode_id": str,

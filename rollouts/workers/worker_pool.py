@@ -363,9 +363,6 @@ class WorkerPool:
 
 def _failed(job: EpisodeJob, error: Exception) -> EpisodeError:
     """The error of an attempt that no worker has run."""
-    episode = job.new_trajectory()
-    episode.error = describe_exception(error)
-    episode.finish()
-    failure = EpisodeError(str(error), episode)
+    failure = EpisodeError(str(error), job.failed_trajectory(describe_exception(error)))
     failure.__cause__ = error
     return failure

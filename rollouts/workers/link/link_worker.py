@@ -53,11 +53,6 @@ _LONGEST_DELAY: Final = 10.0
 _MAX_NAME_BYTES: Final = 180
 
 
-def worker_name() -> str:
-    """A name for this process: host, process id and a random part."""
-    return f"{socket.gethostname()[:100]}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
-
-
 async def run_link_worker(
     worker: EpisodeWorker,
     address: str,
@@ -82,7 +77,7 @@ async def run_link_worker(
     seconds = finite_number(wait_seconds)
     if seconds is None or seconds < 0:
         raise ArgumentError("wait_seconds", wait_seconds, "pass a number of seconds, 0 or more")
-    name = name or worker_name()
+    name = name or f"{socket.gethostname()[:100]}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
     if not name.isprintable() or len(name.encode("utf-8", "replace")) > _MAX_NAME_BYTES:
         raise ArgumentError("name", name, f"pass printable text of at most {_MAX_NAME_BYTES} bytes")
     lost_since, delay, connections = time.monotonic(), _FIRST_DELAY, 0

@@ -330,9 +330,7 @@ class _LinkedWorker:
         """A job could not be decoded at the worker, or its outcome could not be sent."""
         sent = self._jobs.get(message.job)
         if sent is not None:
-            episode = sent.job.new_trajectory()
-            episode.error = f"{message.failure.error_type}: {message.failure.reason}"
-            episode.finish()
+            episode = sent.job.failed_trajectory(f"{message.failure.error_type}: {message.failure.reason}")
             self.end(message.job, EpisodeOutcome(episode, message.failure))
 
     def lose(self, reason: str) -> None:
