@@ -162,9 +162,9 @@ async def test_many_conversations_are_rendered_concurrently_and_from_threads(vll
         for n in range(24)
     ]
     expected = [ours.render(each).token_ids for each in conversations]
-    renderer = ServerRenderer.connect(vllm_server.base_url)
-    with BlockingServerRenderer(renderer) as blocking:
+    async with ServerRenderer.connect(vllm_server.base_url) as renderer:
         inside = await asyncio.gather(*(renderer.render(each) for each in conversations))
+    with BlockingServerRenderer(ServerRenderer.connect(vllm_server.base_url)) as blocking:
         beside = await asyncio.gather(*(asyncio.to_thread(blocking.render, each) for each in conversations))
     assert [rendered.token_ids for rendered in inside] == expected
     assert [rendered.token_ids for rendered in beside] == expected
