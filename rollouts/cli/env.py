@@ -140,12 +140,12 @@ def _print(report: dict[str, Any]) -> None:
         *(("gpu", gpu) for gpu in gpus),
         *((name, version or "not installed") for name, version in packages.items()),
     ]
-    print_table([Column("what"), Column("value", min_width=20)], rows)
+    print_table([Column("what"), Column("value", wraps=True)], rows)
     extras: dict[str, list[str]] = report["extras"]
     if extras:
         typer.echo()
         extra_rows = [(name, _extra_text(name, missing)) for name, missing in sorted(extras.items())]
-        print_table([Column("extra"), Column("state", min_width=20)], extra_rows)
+        print_table([Column("extra"), Column("state", wraps=True)], extra_rows)
     typer.echo()
     print_line(_renderers_text(packages["renderers"], report["renderers_at"]))
 

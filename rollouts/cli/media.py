@@ -413,7 +413,7 @@ def print_media(inventory: Inventory) -> None:
     if inventory.references is not None:
         columns += [
             Column("uses", f"{inventory.references:,}", align_right=True, drop_order=3),
-            Column("episodes", min_width=16, drop_order=1),
+            Column("episodes", wraps=True, drop_order=1),
         ]
     rows = []
     for entry in media_as_json(inventory):

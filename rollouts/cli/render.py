@@ -279,7 +279,7 @@ def print_counts(rendered: RenderedTokens, console: Console) -> None:
     totals = [f"{sum(row[column] for row in counts.values()):,}" for column in range(3)]
     headings = zip(("tokens", "content", "sampled"), totals, strict=True)
     columns = [
-        Column("message", "total", min_width=10),
+        Column("message", "total", wraps=True),
         *(Column(heading, total, align_right=True) for heading, total in headings),
     ]
     rows = [

@@ -437,7 +437,7 @@ def print_results(results: Results, console: Console) -> None:
         ("peak memory, both processes", "", f"{results.peak_memory_gb:.2f} GB", f"< {TARGETS.max_memory_gb} GB"),
     ]
     headings = ("before RL", "after RL", "must reach")
-    columns = [Column("figure", min_width=16), *(Column(heading, min_width=9) for heading in headings)]
+    columns = [Column("figure", wraps=True), *(Column(heading, wraps=True) for heading in headings)]
     console.print(f"rollouts demo, seed {results.seed}")
     print_table(columns, rows, console)
 

@@ -1,20 +1,17 @@
-"""Tables that are readable at every width: a number or a digest is never cut.
-
-In a pipe each row is one line with all columns. Where a terminal is too narrow, columns of text are wrapped first, then
-columns are left out in the order that the table gives, and a line below the table names them. If that is not enough,
-each row is printed as a list of its values, one on a line.
-"""
+"""Texts and tables on a terminal and in a pipe. A number or a digest in a table is never cut."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+import io
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
 import typer
 from rich.cells import cell_len
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 # Lines of text for standard output and standard error.
@@ -86,8 +83,7 @@ def _printable_character(character: str) -> str:
 
 
 _GAP = 2
-_INDENT = 4
-_MIN_BLOCK_WIDTH = 16
+_MIN_TEXT_WIDTH = 13
 
 Row = Sequence[Text | str]
 
@@ -96,100 +92,72 @@ Row = Sequence[Text | str]
 class Column:
     """A column of a table.
 
-    `min_width`: the column holds text, which may be wrapped to lines of at least this width; None: it is never wrapped.
+    `wraps`: its cells are wrapped where the terminal is too narrow, to lines of at least 13 columns.
     `drop_order`: columns that have one are left out of a narrow table, the lowest number first.
     """
 
     heading: str
     footer: str = ""
     align_right: bool = False
-    min_width: int | None = None
+    wraps: bool = False
     drop_order: int | None = None
 
 
 def print_table(columns: Sequence[Column], rows: Iterable[Row], console: Console | None = None) -> None:
-    """Print rows with one cell per column to standard output. Cells are not read as markup."""
-    console = console or Console()
-    for line in table_lines(columns, rows, console.width if console.is_terminal else None):
-        console.print(line, soft_wrap=True)
+    """Print rows with one cell per column to standard output. Cells are not read as markup.
 
-
-def table_lines(columns: Sequence[Column], rows: Iterable[Row], width: int | None) -> Iterator[Text]:
-    """The lines of a table for a terminal of `width` columns; None: each row on one line, however long.
-
-    A row whose cells are all empty is an empty line.
+    In a pipe each row is one line with all columns. Where a terminal is too narrow for all columns, a line below the
+    table names those that are left out.
     """
+    console = console or Console()
     cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
-    footer = [Text(column.footer) for column in columns]
-    natural_widths = [
-        max(cell_len(line) for row in (*cells, footer) for line in [column.heading, *row[place].plain.split("\n")])
+    widths = [
+        max(map(cell_len, "\n".join([column.heading, column.footer, *(row[place].plain for row in cells)]).split("\n")))
         for place, column in enumerate(columns)
     ]
-    if width is None:
-        widths: dict[int, int] | None = dict(enumerate(natural_widths))
-    else:
-        widths = _fit(columns, natural_widths, width)
-    if widths is None:
-        assert width is not None
-        yield from _blocks(columns, [*cells, footer], width)
+    if not console.is_terminal:
+        file = io.StringIO()
+        table = _table(columns, cells, widths, range(len(columns)))
+        Console(file=file, width=sum(widths) + _GAP * len(widths)).print(table)
+        for line in file.getvalue().split("\n")[:-1]:
+            console.print(Text(line.rstrip()), soft_wrap=True)
         return
-    table = [[Text(column.heading) for column in columns], *cells]
-    for row in [*table, footer] if any(footer) else table:
-        yield from _row_lines(columns, row, widths)
-    dropped = [column.heading for place, column in enumerate(columns) if place not in widths]
-    if dropped:
-        yield from _wrapped(Text(f"not shown at this width: {', '.join(dropped)}"), width or 0)
-
-
-def _fit(columns: Sequence[Column], natural_widths: Sequence[int], width: int) -> dict[int, int] | None:
-    """The width of each column that is shown, by its place; None if the table does not fit."""
-    kept = list(range(len(columns)))
-    while True:
-        room = width - _GAP * (len(kept) - 1)
-        widths = {place: natural_widths[place] for place in kept}
-        spare = {place: widths[place] - min(widths[place], columns[place].min_width or widths[place]) for place in kept}
-        missing = sum(widths.values()) - room
-        if missing <= sum(spare.values()):
-            break
-        droppable = [place for place in kept if columns[place].drop_order is not None]
+    least = [
+        min(width, _MIN_TEXT_WIDTH) if column.wraps else width for column, width in zip(columns, widths, strict=True)
+    ]
+    shown = list(range(len(columns)))
+    while sum(least[place] for place in shown) + _GAP * len(shown) > console.width:
+        droppable = [place for place in shown if columns[place].drop_order is not None]
         if not droppable:
-            return None
-        kept.remove(min(droppable, key=lambda place: columns[place].drop_order or 0))
-    for _ in range(missing):  # always from the widest column that can be narrower
-        widest = max((place for place in kept if spare[place]), key=widths.__getitem__)
-        widths[widest] -= 1
-        spare[widest] -= 1
-    return widths
+            break
+        shown.remove(min(droppable, key=lambda place: columns[place].drop_order or 0))
+    console.print(_table(columns, cells, least, shown), crop=False)
+    if len(shown) < len(columns):
+        left_out = ", ".join(column.heading for place, column in enumerate(columns) if place not in shown)
+        console.print(Text(f"not shown at this width: {left_out}"))
 
 
-def _row_lines(columns: Sequence[Column], row: Sequence[Text], widths: dict[int, int]) -> Iterator[Text]:
-    wrapped = {place: _wrapped(row[place], width) for place, width in widths.items()}
-    for number in range(max(map(len, wrapped.values()))):
-        line = Text()
-        for place, width in widths.items():
-            part = wrapped[place][number] if number < len(wrapped[place]) else Text()
-            padding = " " * (width - cell_len(part.plain))
-            if columns[place].align_right:
-                line.append(padding).append_text(part)
-            else:
-                line.append_text(part).append(padding)
-            line.append(" " * _GAP)
-        line.rstrip()
-        yield line
-
-
-def _blocks(columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int) -> Iterator[Text]:
-    """Each row as its first cell that is not empty, then a line `heading: value` for each of the others."""
-    for row in rows:
-        filled = [(column.heading, cell) for column, cell in zip(columns, row, strict=True) if cell.plain]
-        for number, (heading, cell) in enumerate(filled):
-            indent = " " * _INDENT if number else ""
-            text = Text(f"{heading}: " if heading and number else "").append_text(cell)
-            for line in _wrapped(text, max(width - len(indent), _MIN_BLOCK_WIDTH)):
-                yield Text(indent).append_text(line)
-
-
-def _wrapped(text: Text, width: int) -> list[Text]:
-    if cell_len(text.plain) <= width and "\n" not in text.plain:
-        return [text]
-    return list(text.wrap(Console(), max(width, 1), overflow="fold")) or [Text()]
+def _table(
+    columns: Sequence[Column], cells: Sequence[Sequence[Text]], least: Sequence[int], shown: Sequence[int]
+) -> Table:
+    table = Table(
+        box=None,
+        padding=(0, _GAP, 0, 0),
+        pad_edge=False,
+        show_footer=any(column.footer for column in columns),
+        header_style="",
+        footer_style="",
+    )
+    for place in shown:
+        column = columns[place]
+        table.add_column(
+            Text(column.heading),
+            Text(column.footer),
+            justify="right" if column.align_right else "left",
+            min_width=least[place],
+            no_wrap=not column.wraps,
+            overflow="fold",
+        )
+    for row in cells:
+        table.add_row(*(row[place] for place in shown))
+    return table

@@ -74,5 +74,5 @@ def test_findings_fit_the_terminal_with_every_word_of_their_cures(width: int) ->
     lines = file.getvalue().splitlines()
     assert max(map(cell_len, lines)) <= width
     words = " ".join(file.getvalue().split())
-    for text in ("12.3 ms", "[0.5, 0.5, 0.5]", "image normalisation", "failed", "-> start `vllm serve`"):
+    for text in ("12.3 ms", "[0.5, 0.5, 0.5]", "image", "normalisation", "failed", "-> start `vllm serve`"):
         assert text in words

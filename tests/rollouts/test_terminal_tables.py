@@ -11,12 +11,12 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from rollouts.terminal.table import Column, print_table, table_lines
+from rollouts.terminal.table import Column, print_table
 
 COLUMNS = [
     Column("#", align_right=True),
-    Column("episode", "2 episodes", min_width=16),
-    Column("group", "1 groups", min_width=10, drop_order=2),
+    Column("episode", "2 episodes", wraps=True),
+    Column("group", "1 groups", wraps=True, drop_order=2),
     Column("branches", "3", align_right=True, drop_order=1),
     Column("tokens", "1,234,567,890", align_right=True),
     Column("reward", "0.5", align_right=True),
@@ -29,7 +29,12 @@ NUMBERS = {"1,234,567,478", "-0.1234", "412", "1,234,567,890", "0.5"}
 
 
 def lines(width, columns=COLUMNS, rows=ROWS):
-    return [line.plain for line in table_lines(columns, rows, width)]
+    """The lines on a terminal of `width` columns; None: in a pipe."""
+    file = io.StringIO()
+    terminal = {"force_terminal": True, "color_system": None, "width": width} if width else {"width": 40}
+    print_table(columns, rows, Console(file=file, **terminal))
+    printed = file.getvalue().split("\n")[:-1]
+    return printed if width is None else [line.rstrip() for line in printed]
 
 
 def words(text_lines):
@@ -41,12 +46,7 @@ def test_in_a_pipe_each_row_is_one_line_with_all_columns():
     assert len(printed) == 4
     assert printed[0].split() == [column.heading for column in COLUMNS]
     assert printed[2].split() == ROWS[1]
-
-
-def test_a_file_gets_whole_rows_whatever_width_its_console_assumes():
-    file = io.StringIO()
-    print_table(COLUMNS, ROWS, Console(file=file, width=40))
-    assert file.getvalue().splitlines() == lines(None)
+    assert not any(line.endswith(" ") for line in printed)
 
 
 def test_a_terminal_of_80_columns_shows_all_columns_and_wraps_text():
@@ -66,17 +66,13 @@ def test_a_narrow_terminal_leaves_out_columns_in_their_order_and_names_them():
     assert words(printed) & words(lines(52)) >= NUMBERS
 
 
-def test_a_terminal_of_40_columns_gets_one_value_on_a_line():
-    printed = lines(40)
-    assert max(map(cell_len, printed)) <= 40
-    assert "    tokens: 1,234,567,478" in printed
-    assert "    branches: 2" in printed
-    assert words(printed) >= NUMBERS
+def test_a_terminal_that_is_too_narrow_for_what_remains_gets_lines_that_it_wraps_itself():
+    assert words(lines(40)) >= NUMBERS
 
 
 def test_cells_with_several_lines_stay_in_their_column():
     rows = [["a", Text("seen\n-> cure", "bold")], ["b", "fine"]]
-    assert lines(40, [Column("check"), Column("seen", min_width=32)], rows) == [
+    assert lines(40, [Column("check"), Column("seen", wraps=True)], rows) == [
         "check  seen",
         "a      seen",
         "       -> cure",
@@ -94,11 +90,11 @@ def test_nothing_in_a_cell_is_markup():
 
 @given(st.lists(st.tuples(st.integers(0, 10**12), st.text("ab 漢", max_size=60)), max_size=4), st.integers(24, 120))
 def test_no_number_is_cut_and_no_line_is_too_long_at_any_width(values, width):
-    columns = [Column("number", align_right=True), Column("text", min_width=8, drop_order=1), Column("n", "end")]
+    columns = [Column("number", align_right=True), Column("text", wraps=True, drop_order=1), Column("n", "end")]
     rows = [[f"{number:,}", text, str(number)] for number, text in values]
     printed = lines(width, columns, rows)
     assert {f"{number:,}" for number, _ in values} <= words(printed)
-    assert {str(number) for number, _ in values} <= {word.removeprefix("n:") for word in words(printed)}
+    assert {str(number) for number, _ in values} <= words(printed)
     if width >= 34:
         assert all(cell_len(line) <= width for line in printed)
 

@@ -83,7 +83,7 @@ def print_findings(findings: Sequence[Finding], console: Console | None = None) 
         if finding.cure:
             seen.append(f"\n-> {printable_line(finding.cure)}", "bold" if finding.outcome is Outcome.FAILED else "")
         rows.append([finding.check, Text(finding.outcome.value, _STYLES[finding.outcome]), seen])
-    print_table([Column("check"), Column("outcome"), Column("seen", min_width=32)], rows, console)
+    print_table([Column("check", wraps=True), Column("outcome"), Column("seen", wraps=True)], rows, console)
 
 
 def summary(findings: Sequence[Finding]) -> str:

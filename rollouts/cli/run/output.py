@@ -376,14 +376,14 @@ def print_summary(summary: Mapping[str, Any], console: Console) -> None:
         kind, _, reason = name.partition("/")
         if kind in ("groups_skipped", "groups_stale"):
             rows.append([f"{kind.replace('_', ' ')}: {printable_line(reason)}", _figure(int(value))])
-    print_table([Column("figure", min_width=20), Column("value", align_right=True)], rows, console)
+    print_table([Column("figure", wraps=True), Column("value", align_right=True)], rows, console)
     if warning := length_stops_warning(summary["length_stops"], summary["turns"]):
         console.print()
         console.print(f"warning: {warning}", soft_wrap=True, highlight=False)
     if summary["errors"]:
         errors = [[f"{error['episodes']:,}", printable_line(error["example"])] for error in summary["errors"].values()]
         console.print()
-        print_table([Column("episodes", align_right=True), Column("first error", min_width=20)], errors, console)
+        print_table([Column("episodes", align_right=True), Column("first error", wraps=True)], errors, console)
 
 
 def _figure(value: Any) -> str:

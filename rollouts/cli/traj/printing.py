@@ -449,8 +449,8 @@ def print_episodes(described: Sequence[dict[str, Any]]) -> None:
     reward = mean_and_spread(one["reward"] for one in described)
     columns = [
         Column("#", align_right=True),
-        Column("episode", counted(len(described), "episode"), min_width=16),
-        Column("group", counted(groups, "group"), min_width=10, drop_order=2),
+        Column("episode", counted(len(described), "episode"), wraps=True),
+        Column("group", counted(groups, "group"), wraps=True, drop_order=2),
         *(Column(name, totals[name], align_right=True, drop_order=order) for name, order in _COUNTS.items()),
         Column("reward", f"{reward.mean:.4g}" if reward.used else "-", align_right=True),
         Column("done", f"{sum(one['done'] for one in described):,}"),
