@@ -26,8 +26,8 @@ from renderers.media.item import MediaSource
 from renderers.process.caches import ByteLRU
 from transport.errors import MalformedError, MessageOrderError, TruncatedError
 from transport.wire import codec, container
+from transport.wire.decoding import as_bytes, build_media, check_version
 from transport.wire.limits import DEFAULT_LIMITS, DecodeLimits, require_limits
-from transport.wire.unpacking import as_bytes, build_media, check_version
 from transport.wire.wire_format import Buffer
 
 _MAGIC: Final = b"MMRC"

@@ -131,19 +131,3 @@ def test_what_takes_more_than_msgpack_is_not_plain():
     assert is_plain({"a": [1, "b", None, 0.5, b"c"], 2: True})
     for value in ((1,), {(1, 2): 3}, np.float32(1), Odd(), "\ud800", {1}, 2**70):
         assert not is_plain([value])
-
-
-KEYS = st.text(max_size=3) | st.integers() | st.just(Odd)
-PLAIN_AND_OTHER = st.recursive(
-    st.text(max_size=3)
-    | st.integers(-(2**65), 2**65)
-    | st.floats()
-    | st.sampled_from([None, True, b"a", (1,), Odd(), np.float64(1), "\ud800", msgpack.ExtType(1, b"")]),
-    lambda values: st.lists(values, max_size=10) | st.dictionaries(KEYS, values, max_size=10),
-    max_leaves=12,
-)
-
-
-@given(PLAIN_AND_OTHER)
-def test_small_values_and_values_inside_of_others_are_judged_alike(value):
-    assert is_plain(value) == is_plain([[[[value]]]])

@@ -340,7 +340,7 @@ def test_keys_chosen_to_collide_are_refused_before_they_are_hashed() -> None:
             Counting.hashed += 1
             return 1
 
-    from transport.wire.unpacking import build_dict
+    from transport.wire.decoding import build_dict
 
     with pytest.raises(MalformedError):
         build_dict([(Counting((n,)), n) for n in range(1000)])

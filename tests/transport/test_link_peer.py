@@ -14,7 +14,7 @@ from transport.link import LinkLimits, LinkStats, MessageTooLargeError
 from transport.link.limits import FRAME_COST
 from transport.link.messages import Ack, Bye, Data, from_frames
 from transport.link.peer import Incoming, Payload, Peer
-from transport.wire.unpacking import build_media
+from transport.wire.decoding import build_media
 from transport.wire.wire_format import Buffer
 
 SOURCES = [MediaSource.of(bytes([number]) * 300) for number in range(6)]

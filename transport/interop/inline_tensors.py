@@ -45,8 +45,8 @@ from transport.wire.arrays import (
     is_tensor,
     tensor_parts,
 )
+from transport.wire.decoding import as_bytes, build_dict, build_media
 from transport.wire.limits import DEFAULT_LIMITS, DecodeLimits, require_limits
-from transport.wire.unpacking import as_bytes, build_dict, build_media
 from transport.wire.wire_format import KEY_TYPES
 
 TENSOR_TAG: Final = "__torch_tensor__"
@@ -132,7 +132,7 @@ def walk_encode_tensors(tree: Any, *, limits: DecodeLimits = DEFAULT_LIMITS) -> 
             return _Replacement({MEDIA_TAG: value.digest, "data": bytes(value.data)})
         registered = registry.registration_of_class(kind)
         if registered is not None:
-            fields = _pack_fields(registered, value)
+            fields = _encode_fields(registered, value)
             places = [(fields, name) for name in fields] if isinstance(fields, dict) else []
             return _Replacement(
                 {OBJECT_TAG: registered.name, "version": registered.version, "fields": fields}, places, True
@@ -238,9 +238,9 @@ def _copy_container(value: Any, in_object: bool = False) -> _Replacement:
     return _Replacement(value)
 
 
-def _pack_fields(registered: registry.WireType, obj: Any) -> str | dict[str, Any]:
+def _encode_fields(registered: registry.WireType, obj: Any) -> str | dict[str, Any]:
     try:
-        packed = registered.pack(obj)
+        packed = registered.encode(obj)
     except NotEncodableError as error:
         raise EncodeError("value", error.reason, error.cure) from error
     return packed if isinstance(packed, str) else dict(zip(registered.fields, packed, strict=True))

@@ -43,7 +43,7 @@ from transport.link.messages import (
 )
 from transport.link.peer import Incoming, Peer
 from transport.link.zmq_sockets import Change, DealerSocket, ReceivedFrames, RouterSocket, Wake
-from transport.wire.unpacking import build_media
+from transport.wire.decoding import build_media
 from transport.wire.wire_format import Buffer
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ import msgspec
 
 from transport.errors import DecodeError, MalformedError
 from transport.link.limits import LinkLimits, Window
-from transport.wire.unpacking import as_bytes
+from transport.wire.decoding import as_bytes
 from transport.wire.wire_format import Buffer
 
 LINK_VERSION: Final = 2

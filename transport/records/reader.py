@@ -19,8 +19,8 @@ from renderers.media.item import MediaSource
 from transport.errors import ChecksumError, FileChangedError, MissingMediaError
 from transport.records.layout import Decompression, FileBytes, Record, add_records, find_appended, open_regular, scan
 from transport.wire import codec, container
+from transport.wire.decoding import build_media, omitted_digests
 from transport.wire.limits import DEFAULT_LIMITS, DecodeLimits, require_limits
-from transport.wire.unpacking import build_media, omitted_digests
 
 
 class StoredRecord(NamedTuple):

@@ -257,7 +257,7 @@ def build_raw_tensor(name: object, shape: object, data: bytes | memoryview) -> R
     return RawTensor(name, dims, raw)
 
 
-def pack_scalar(scalar: np.generic) -> list[object]:
+def encode_scalar(scalar: np.generic) -> list[object]:
     """A numpy scalar as [dtype name, bytes]."""
     name = describe_dtype(scalar.dtype)
     if scalar.dtype.kind in "SU" and np.asarray(scalar)[()] != scalar:
@@ -266,7 +266,7 @@ def pack_scalar(scalar: np.generic) -> list[object]:
 
 
 def build_scalar(payload: object) -> np.generic:
-    """The numpy scalar for a payload of `pack_scalar`."""
+    """The numpy scalar for a payload of `encode_scalar`."""
     if type(payload) is not list or len(payload) != 2 or type(payload[1]) is not bytes:
         raise MalformedError("numpy scalar is not a pair of dtype and bytes")
     dtype = read_dtype(payload[0])

@@ -9,13 +9,11 @@ import msgpack
 
 from transport.errors import EncodeError, parts_of
 from transport.wire import container
+from transport.wire.decoding import FindMedia, decode_message
+from transport.wire.encoding import OmitMedia, encode_message, may_hold_extensions
 from transport.wire.limits import DEFAULT_LIMITS, DecodeLimits, require_limits
-from transport.wire.packing import OmitMedia, may_hold_extensions, pack
-from transport.wire.unpacking import FindMedia, unpack
 from transport.wire.wire_format import Buffer
 
-# Up to so many lists and dicts in each other, parts of each, and characters, Python is faster than a call of msgpack.
-_SMALL_DEPTH, _SMALL_LENGTH, _SMALL_TEXT = 3, 8, 1 << 20
 _ENCLOSING: Final = 8  # objects, and lists, that `check_encodable` assumes around the value
 _LONGEST_PATH: Final = 32  # steps of the path that `check_encodable` gives for the part that cannot be encoded
 
@@ -38,7 +36,7 @@ def encode_frames(obj: object, *, omit_media: OmitMedia = lambda source: False) 
     and the receiver's `find_media` must supply them. Raises `EncodeError`, which gives the path of the part of `obj`
     that cannot be encoded.
     """
-    header, frames = pack(obj, omit_media)
+    header, frames = encode_message(obj, omit_media)
     return [b"".join(header), *frames]
 
 
@@ -51,19 +49,19 @@ def decode_frames(
     own. Tensors are copied, because torch has no read-only tensors. Media sources are verified against their digests.
     Raises `DecodeError` for any bytes that are not a valid message.
     """
-    return unpack(frames, limits, find_media)
+    return decode_message(frames, limits, find_media)
 
 
 def encode(obj: object, *, omit_media: OmitMedia = lambda source: False) -> bytes:
     """`encode_frames` in one container: each frame at a multiple of 64 bytes, the header under a CRC-32."""
-    return container.join(*pack(obj, omit_media))
+    return container.join(*encode_message(obj, omit_media))
 
 
 def decode(
     buffer: Buffer, *, limits: DecodeLimits = DEFAULT_LIMITS, find_media: FindMedia = lambda digest: None
 ) -> Any:
     """The object that was passed to `encode`, as `decode_frames` gives it. Large arrays are views on `buffer`."""
-    return unpack(container.split(buffer, require_limits(limits)), limits, find_media)
+    return decode_message(container.split(buffer, require_limits(limits)), limits, find_media)
 
 
 def check_encodable(value: object, name: str = "value") -> None:
@@ -91,10 +89,8 @@ def check_encodable(value: object, name: str = "value") -> None:
 def is_plain(value: object) -> bool:
     """Whether `value` consists of text, numbers, bytes, None, lists and dicts alone, and can be encoded in any object.
 
-    A value for which this is False may still be encodable. Costs at most one call of msgpack.
+    A value for which this is False may still be encodable.
     """
-    if _is_small_and_plain(value, _SMALL_DEPTH):
-        return True
     packer = msgpack.Packer(default=_refuse, strict_types=True, use_bin_type=True)
     try:
         # The same depth as in `check_encodable`, in an entry of a message.
@@ -106,40 +102,13 @@ def is_plain(value: object) -> bool:
     return True
 
 
-def _is_small_and_plain(value: Any, depth: int) -> bool:
-    """Whether a value is plain, with ASCII text and few parts: usual messages, in a fifth of the time of msgpack."""
-    kind = type(value)
-    if kind is str:
-        return _is_short_ascii(value)
-    if kind is not dict and kind is not list:
-        return kind is float or kind is bool or value is None or (kind is int and value.bit_length() < 64)
-    if not depth or len(value) > _SMALL_LENGTH:
-        return False
-    if kind is dict:
-        for key in value:
-            if type(key) is not str or not _is_short_ascii(key):
-                return False
-        value = value.values()
-    for part in value:
-        if type(part) is str:  # as in the next line, without a call
-            if not part.isascii() or len(part) >= _SMALL_TEXT:
-                return False
-        elif not _is_small_and_plain(part, depth - 1):
-            return False
-    return True
-
-
-def _is_short_ascii(text: str) -> bool:
-    return text.isascii() and len(text) < _SMALL_TEXT
-
-
 def _refuse(*value: object) -> None:
     raise TypeError
 
 
 def _encode_error(value: object, *, depth: int = 0) -> EncodeError | None:
     try:
-        pack(value, lambda source: True, depth=depth)
+        encode_message(value, lambda source: True, depth=depth)
     except EncodeError as error:
         return error
     return None

@@ -14,8 +14,8 @@ from typing import Any, Final
 import numpy as np
 
 from transport.errors import ChecksumError, MalformedError, TruncatedError
+from transport.wire.decoding import as_bytes, check_version
 from transport.wire.limits import DecodeLimits
-from transport.wire.unpacking import as_bytes, check_version
 from transport.wire.wire_format import Buffer
 
 # Joining buffers to one `bytes` object, for large results on huge pages where the system has them.

@@ -25,7 +25,7 @@ class ModelShape:
     required: tuple[str, ...]
     input_keys: Mapping[str, str]
 
-    def pack(self, model: pydantic.BaseModel) -> list[object]:
+    def encode(self, model: pydantic.BaseModel) -> list[object]:
         """The values of `fields`, then the extra values and the fields that were not set (see `MODEL_REST`)."""
         try:
             values = [getattr(model, field) for field in self.fields]

@@ -135,12 +135,12 @@ class WireType:
         row: list[object] = [self.name, self.version, list(self.fields)]
         return [*row, self.declared_in] if self.declared_in else row
 
-    def pack(self, obj: Any) -> str | list[object]:
+    def encode(self, obj: Any) -> str | list[object]:
         """The payload of `obj`: its values in the order of `fields`, for an enum the member's name."""
         if self.members is not None:
             return str(obj.name)
         if self.model is not None:
-            return self.model.pack(obj)
+            return self.model.encode(obj)
         try:
             return [getattr(obj, field) for field in self.fields]
         except AttributeError as error:
@@ -186,7 +186,7 @@ class SentType:
         return self.type.members is None and self.width >= MIN_RUN_FIELDS
 
     def build(self, payload: object) -> object:
-        """The object for a payload that the peer's `pack` made."""
+        """The object for a payload that the peer's `encode` made."""
         members = self.type.members
         if members is not None:
             if type(payload) is not str or payload not in members:
@@ -354,7 +354,7 @@ _ZONE: Final = re.compile(r"[A-Za-z0-9_+-]{1,32}(?:/[A-Za-z0-9_+-]{1,32}){0,3}")
 _BUILTIN_ERRORS: Final = (ArithmeticError, LookupError, OSError, TypeError, ValueError)
 
 
-def _pack_path(path: pathlib.PurePath) -> list[object]:
+def _encode_path(path: pathlib.PurePath) -> list[object]:
     flavour = _WINDOWS if isinstance(path, pathlib.PureWindowsPath) else _POSIX
     return [flavour, isinstance(path, pathlib.Path), str(path)]
 
@@ -367,7 +367,7 @@ def _build_path(flavour: str, concrete: bool, text: str) -> pathlib.PurePath:
     return pathlib.Path(text) if concrete and issubclass(pathlib.Path().__class__, pure) else pure(text)
 
 
-def _pack_time(time: datetime.time) -> list[object]:
+def _encode_time(time: datetime.time) -> list[object]:
     return [time.hour, time.minute, time.second, time.microsecond, time.fold, time.tzinfo]
 
 
@@ -375,23 +375,23 @@ def _build_time(hour: int, minute: int, second: int, microsecond: int, fold: int
     return datetime.time(hour, minute, second, microsecond, zone, fold=fold)
 
 
-def _pack_datetime(moment: datetime.datetime) -> list[object]:
-    return [moment.year, moment.month, moment.day, *_pack_time(moment.timetz())]
+def _encode_datetime(moment: datetime.datetime) -> list[object]:
+    return [moment.year, moment.month, moment.day, *_encode_time(moment.timetz())]
 
 
 def _build_datetime(year: int, month: int, day: int, *time: Any) -> datetime.datetime:
     return datetime.datetime.combine(datetime.date(year, month, day), _build_time(*time))
 
 
-def _pack_timedelta(span: datetime.timedelta) -> list[object]:
+def _encode_timedelta(span: datetime.timedelta) -> list[object]:
     return [span.days, span.seconds, span.microseconds]
 
 
-def _pack_offset(zone: datetime.timezone) -> list[object]:
+def _encode_offset(zone: datetime.timezone) -> list[object]:
     offset = zone.utcoffset(None)
     name = zone.tzname(None)
     named = name != datetime.timezone(offset).tzname(None)
-    return [*_pack_timedelta(offset), name if named else None]
+    return [*_encode_timedelta(offset), name if named else None]
 
 
 def _build_offset(days: int, seconds: int, microseconds: int, name: str | None) -> datetime.timezone:
@@ -399,7 +399,7 @@ def _build_offset(days: int, seconds: int, microseconds: int, name: str | None) 
     return datetime.timezone(offset) if name is None else datetime.timezone(offset, name)
 
 
-def _pack_zone(zone: zoneinfo.ZoneInfo) -> str:
+def _encode_zone(zone: zoneinfo.ZoneInfo) -> str:
     if zone.key is None or not _ZONE.fullmatch(zone.key):
         raise NotEncodableError(f"time zone with the key {zone.key!r:.80}", "Use a ZoneInfo made from a zone's name.")
     return zone.key
@@ -415,20 +415,20 @@ _INT, _TEXT, _ZONES = (int,), (str,), (type(None), datetime.timezone, zoneinfo.Z
 _TIME = (*[_INT] * 5, _ZONES)
 
 # class -> tag, how an instance becomes a payload
-PACKERS: Final[dict[type, tuple[int, Callable[[Any], object]]]] = {
+ENCODERS: Final[dict[type, tuple[int, Callable[[Any], object]]]] = {
     int: (wire_format.TAG_INT, lambda value: value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True)),
     complex: (wire_format.TAG_COMPLEX, lambda value: [value.real, value.imag]),
     decimal.Decimal: (wire_format.TAG_DECIMAL, str),
     uuid.UUID: (wire_format.TAG_UUID, lambda value: value.bytes),
     datetime.date: (wire_format.TAG_DATE, lambda value: [value.year, value.month, value.day]),
-    datetime.time: (wire_format.TAG_TIME, _pack_time),
-    datetime.datetime: (wire_format.TAG_DATETIME, _pack_datetime),
-    datetime.timedelta: (wire_format.TAG_TIMEDELTA, _pack_timedelta),
-    datetime.timezone: (wire_format.TAG_OFFSET, _pack_offset),
-    zoneinfo.ZoneInfo: (wire_format.TAG_ZONE, _pack_zone),
+    datetime.time: (wire_format.TAG_TIME, _encode_time),
+    datetime.datetime: (wire_format.TAG_DATETIME, _encode_datetime),
+    datetime.timedelta: (wire_format.TAG_TIMEDELTA, _encode_timedelta),
+    datetime.timezone: (wire_format.TAG_OFFSET, _encode_offset),
+    zoneinfo.ZoneInfo: (wire_format.TAG_ZONE, _encode_zone),
     **dict.fromkeys(
         (pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath, pathlib.WindowsPath),
-        (wire_format.TAG_PATH, _pack_path),
+        (wire_format.TAG_PATH, _encode_path),
     ),
 }
 

@@ -1,7 +1,7 @@
 """Encoding an object as frames: a header with everything small, and one frame per large array and media source.
 
-msgpack's C packer walks lists, dicts and plain values. It calls `_Packing.reference_to` for every other object, which
-becomes a numbered entry or a blob. Entries are queued and packed one after the other, so that the depth of nested
+msgpack's C packer walks lists, dicts and plain values. It calls `_Encoding.reference_to` for every other object, which
+becomes a numbered entry or a blob. Entries are queued and encoded one after the other, so that the depth of nested
 objects costs no recursion and an object with two references has one entry.
 """
 
@@ -25,14 +25,14 @@ from transport.wire.arrays import (
     Bytes,
     array_bytes,
     describe_dtype,
+    encode_scalar,
     is_array,
     is_tensor,
-    pack_scalar,
     tensor_parts,
     vector_code,
 )
 from transport.wire.limits import MAX_DEPTH
-from transport.wire.registry import PACKERS
+from transport.wire.registry import ENCODERS
 
 # The blob table of a message that is being encoded: one row per array, tensor and media source.
 #
@@ -69,18 +69,9 @@ class BlobTable:
 
     def add_arrays(self, arrays: list[npt.NDArray[Any]]) -> Sequence[int]:
         """The numbers of the rows of several arrays: a range if all of them are new, else a list."""
-        first = len(self.rows)
-        keys = list(map(id, arrays))
-        codes = [vector_code(array) for array in arrays]
-        all_new = self.numbers.keys().isdisjoint(keys) and len(set(keys)) == len(keys)
-        if all_new and None not in codes and max(array.nbytes for array in arrays) <= wire_format.MAX_INLINE_BYTES:
-            # The same as add_array() for each, at half the cost: an episode has hundreds of such arrays.
-            self.numbers.update(zip(keys, range(first, first + len(keys)), strict=True))
-            self._alive += arrays
-            self.rows += [[code, array.tobytes()] for code, array in zip(codes, arrays, strict=True)]
-            return range(first, first + len(keys))
+        new = range(len(self.rows), len(self.rows) + len(arrays))
         numbers = [self.add_array(array) for array in arrays]
-        return range(first, first + len(keys)) if all_new else numbers
+        return new if numbers == list(new) else numbers
 
     def add_tensor(self, tensor: Any) -> int:
         """The number of the tensor's row. Raises `NotEncodableError`."""
@@ -132,10 +123,12 @@ _CHECKED: Final = {list, dict, msgpack.ExtType}
 _EXTENSION_MARKS: Final = b"\xc7\xc8\xc9\xd4\xd5\xd6\xd7\xd8"  # msgpack begins an extension value with one of these
 _ONLY_ARRAYS: Final = {np.ndarray}
 _ONLY_TUPLES: Final = {tuple}
-_Add: TypeAlias = "Callable[[_Packing, Any], msgpack.ExtType]"
+_Add: TypeAlias = "Callable[[_Encoding, Any], msgpack.ExtType]"
 
 
-def pack(obj: object, omit_media: OmitMedia, *, depth: int = 0) -> tuple[list[bytes], list[wire_format.Buffer]]:
+def encode_message(
+    obj: object, omit_media: OmitMedia, *, depth: int = 0
+) -> tuple[list[bytes], list[wire_format.Buffer]]:
     """The parts of the first frame of `obj`, and its other frames.
 
     `omit_media` is called once per media source; the bytes of a source for which it returns True are left out. `depth`
@@ -149,34 +142,34 @@ def pack(obj: object, omit_media: OmitMedia, *, depth: int = 0) -> tuple[list[by
         return omitted[source.digest]
 
     try:
-        return _pack(obj, omit_media_once, depth, in_runs=True)
+        return _encode(obj, omit_media_once, depth, in_runs=True)
     except _RunsImpossibleError:
         pass
-    return _pack(obj, omit_media_once, depth, in_runs=False)
+    return _encode(obj, omit_media_once, depth, in_runs=False)
 
 
-def _pack(
+def _encode(
     obj: object, omit_media: OmitMedia, depth: int, in_runs: bool
 ) -> tuple[list[bytes], list[wire_format.Buffer]]:
-    packing = _Packing(obj, omit_media, depth, in_runs)
-    packer = msgpack.Packer(default=packing.reference_to, strict_types=True, use_bin_type=True)
-    packed = packing.pack_runs(packer.pack) if in_runs else packing.pack_one_by_one(packer.pack)
-    modules_left_out = all(len(row) == wire_format.TYPE_ROW_LENGTH for row in packing.types)
+    encoding = _Encoding(obj, omit_media, depth, in_runs)
+    packer = msgpack.Packer(default=encoding.reference_to, strict_types=True, use_bin_type=True)
+    packed = encoding.encode_runs(packer.pack) if in_runs else encoding.encode_one_by_one(packer.pack)
+    modules_left_out = all(len(row) == wire_format.TYPE_ROW_LENGTH for row in encoding.types)
     version = wire_format.VERSION_WITHOUT_MODULES if modules_left_out else wire_format.FORMAT_VERSION
     prelude = wire_format.PRELUDE.pack(wire_format.PRELUDE_MAGIC, version, len(packed))
-    tables = [packer.pack(packing.types), packer.pack(packing.blobs.rows)]
-    return [prelude, *tables, b"".join(packed)], packing.blobs.frames
+    tables = [packer.pack(encoding.types), packer.pack(encoding.blobs.rows)]
+    return [prelude, *tables, b"".join(packed)], encoding.blobs.frames
 
 
 class _RunsImpossibleError(Exception):
-    """The objects of this message cannot be packed in runs, or packing them one by one will find the exact error."""
+    """The objects of this message cannot be encoded in runs, or encoding them one by one will find the exact error."""
 
 
 class _Root:
-    """The key of the root entry among the entry packers; the class of the root object has a packer of its own."""
+    """The key of the root entry among the entry encoders; the class of the root object has an encoder of its own."""
 
 
-class _Packing:
+class _Encoding:
     """The state of one message that is being encoded.
 
     It holds no reference to itself or to its packer, so that the objects which it keeps alive are freed with it.
@@ -187,41 +180,41 @@ class _Packing:
         self.adders: dict[type, _Add] = {}  # how an instance of each class is added to the message
         self.types: list[list[object]] = []
         # The tag of each class of entries, and the function that gives the payload of an instance.
-        self.entry_packers: dict[type, tuple[int, Callable[[Any], object]]] = {
+        self.entry_encoders: dict[type, tuple[int, Callable[[Any], object]]] = {
             _Root: (wire_format.TAG_ROOT, lambda obj: obj)
         }
-        self.readers: dict[type, Sequence[Callable[[Any], Any]]] = {}  # of the classes that are packed in runs
+        self.readers: dict[type, Sequence[Callable[[Any], Any]]] = {}  # of the classes that are encoded in runs
         self.blobs = BlobTable(omit_media)
         self.blob_numbers = self.blobs.numbers
         self.objects: list[Any] = [root]  # one per entry
         self.entries: dict[int, tuple[msgpack.ExtType, int]] = {}  # reference and number of each entry, by id()
-        self.children: list[int] = []  # the children of the first packed entry, then those of the second, ...
-        self.children_ends: list[int] = []  # where the children of each packed entry or run end in that list
+        self.children: list[int] = []  # the children of the first encoded entry, then those of the second, ...
+        self.children_ends: list[int] = []  # where the children of each encoded entry or run end in that list
         self.depths: list[int] = [depth]  # of each entry; wrong if `refers_backwards`
-        self.refers_backwards = False  # whether an entry refers to one that was packed before it, or to itself
+        self.refers_backwards = False  # whether an entry refers to one that was encoded before it, or to itself
         self.found_objects = False  # whether the current entry refers to something that may be a key of a dict
         self.references = 0  # extension values in the current entry, without those of the user
-        # The places, among the packed entries, of those that may have wrong keys or an extension value of the user, and
-        # their number of references.
+        # The places, among the encoded entries, of those that may have wrong keys or an extension value of the user,
+        # and their number of references.
         self.to_check: list[tuple[int, int]] = []
-        self.current = 0  # the entry that is being packed, or the last entry of the run that is being packed
+        self.current = 0  # the entry that is being encoded, or the last entry of the run that is being encoded
         self.child_depth = 1  # the depth of what the current entry refers to
 
-    def pack_runs(self, pack: Callable[[object], bytes]) -> list[bytes]:
+    def encode_runs(self, pack: Callable[[object], bytes]) -> list[bytes]:
         """All entries, children first, neighbours of one class as a run. Raises `_RunsImpossibleError`.
 
         Entries get their numbers when they are found, which is after their parents. The reverse order therefore puts
         children first, unless an entry refers to an entry with a smaller number or to another entry of its own run. Few
-        messages have such a reference; the bytes that were packed before it was found are then packed again.
+        messages have such a reference; what was encoded before it was found is then encoded again.
         """
         packed: list[bytes] = []
         first = 0
         while first < len(self.objects):
             end = self.end_of_run(first)
             if end - first < 2:
-                packed.append(self.pack_entry(pack, first, self.objects[first]))
+                packed.append(self.encode_entry(pack, first, self.objects[first]))
             else:
-                packed.append(self.pack_run(pack, first, end))
+                packed.append(self.encode_run(pack, first, end))
             if self.refers_backwards:
                 raise _RunsImpossibleError
             first = end
@@ -231,10 +224,10 @@ class _Packing:
         packed.reverse()
         return packed
 
-    def pack_one_by_one(self, pack: Callable[[object], bytes]) -> list[bytes]:
+    def encode_one_by_one(self, pack: Callable[[object], bytes]) -> list[bytes]:
         """All entries, children first."""
-        # The list grows during the loop: packing an entry queues the objects that it refers to.
-        packed = [self.pack_entry(pack, number, obj) for number, obj in enumerate(self.objects)]
+        # The list grows during the loop: encoding an entry queues the objects that it refers to.
+        packed = [self.encode_entry(pack, number, obj) for number, obj in enumerate(self.objects)]
         self.check_entries(packed)
         return [packed[number] for number in self.children_first()]
 
@@ -246,7 +239,7 @@ class _Packing:
         others = (n for n in range(first + 1, len(self.objects)) if type(self.objects[n]) is not kind)
         return next(others, len(self.objects))
 
-    def pack_run(self, pack: Callable[[object], bytes], first: int, end: int) -> bytes:
+    def encode_run(self, pack: Callable[[object], bytes], first: int, end: int) -> bytes:
         objects = self.objects[first:end]
         kind = type(objects[0])
         self.current = end - 1
@@ -254,7 +247,7 @@ class _Packing:
         self.found_objects, self.references = False, 0
         try:
             columns = [self.column([read(obj) for obj in objects]) for read in self.readers[kind]]
-            packed = pack([first, self.entry_packers[kind][0], end - first, columns])
+            packed = pack([first, self.entry_encoders[kind][0], end - first, columns])
         except (AttributeError, NotEncodableError, UnicodeEncodeError, ValueError, OverflowError, BufferError) as error:
             raise _RunsImpossibleError from error
         if (self.found_objects or may_hold_extensions(packed)) and any(map(_needs_check, columns)):
@@ -275,13 +268,13 @@ class _Packing:
             return {wire_format.TUPLES: list(map(list, values))}
         return values
 
-    def pack_entry(self, pack: Callable[[object], bytes], number: int, obj: Any) -> bytes:
+    def encode_entry(self, pack: Callable[[object], bytes], number: int, obj: Any) -> bytes:
         self.current = number
         self.child_depth = self.depths[number] + 1
         self.found_objects, self.references = False, 0
-        tag, pack_payload = self.entry_packers[type(obj) if number else _Root]
+        tag, encode_payload = self.entry_encoders[type(obj) if number else _Root]
         try:
-            payload: Any = pack_payload(obj)
+            payload: Any = encode_payload(obj)
             packed = pack([number, tag, payload])
         except NotEncodableError as error:
             raise EncodeError(self.path(number), error.reason, error.cure) from error
@@ -340,29 +333,29 @@ class _Packing:
         kind = type(obj)
         registered = registry.registration_of_class(kind)
         if registered is not None:
-            self.entry_packers[kind] = wire_format.TAG_TYPES + len(self.types), registered.pack
+            self.entry_encoders[kind] = wire_format.TAG_TYPES + len(self.types), registered.encode
             if len(registered.readers) >= wire_format.MIN_RUN_FIELDS:
                 self.readers[kind] = registered.readers
             self.types.append(registered.type_row())
-            return _Packing.add_entry
-        if kind in PACKERS:
-            self.entry_packers[kind] = PACKERS[kind]
-            return _Packing.add_entry
+            return _Encoding.add_entry
+        if kind in ENCODERS:
+            self.entry_encoders[kind] = ENCODERS[kind]
+            return _Encoding.add_entry
         if kind is tuple:
-            self.entry_packers[kind] = wire_format.TAG_TUPLE, list
-            return _Packing.add_entry
+            self.entry_encoders[kind] = wire_format.TAG_TUPLE, list
+            return _Encoding.add_entry
         if kind is set or kind is frozenset:
-            self.entry_packers[kind] = wire_format.TAG_SET if kind is set else wire_format.TAG_FROZENSET, list
-            return _Packing.add_set
+            self.entry_encoders[kind] = wire_format.TAG_SET if kind is set else wire_format.TAG_FROZENSET, list
+            return _Encoding.add_set
         if isinstance(obj, np.generic):
-            self.entry_packers[kind] = wire_format.TAG_SCALAR, pack_scalar
-            return _Packing.add_scalar
+            self.entry_encoders[kind] = wire_format.TAG_SCALAR, encode_scalar
+            return _Encoding.add_scalar
         if kind is MediaSource:
-            return lambda packing, source: _reference(wire_format.REF_BLOB, packing.blobs.add_media(source))
+            return lambda encoding, source: _reference(wire_format.REF_BLOB, encoding.blobs.add_media(source))
         if is_array(obj):
-            return lambda packing, array: _reference(wire_format.REF_BLOB, packing.blobs.add_array(array))
+            return lambda encoding, array: _reference(wire_format.REF_BLOB, encoding.blobs.add_array(array))
         if is_tensor(obj):
-            return lambda packing, tensor: _reference(wire_format.REF_BLOB, packing.blobs.add_tensor(tensor))
+            return lambda encoding, tensor: _reference(wire_format.REF_BLOB, encoding.blobs.add_tensor(tensor))
         raise _unsupported(obj)
 
     def add_entry(self, obj: object) -> msgpack.ExtType:
@@ -375,7 +368,7 @@ class _Packing:
         return reference
 
     def add_scalar(self, scalar: np.generic) -> msgpack.ExtType:
-        pack_scalar(scalar)  # raises here, where the path is known
+        encode_scalar(scalar)  # raises here, where the path is known
         return self.add_entry(scalar)
 
     def add_set(self, members: Any) -> msgpack.ExtType:

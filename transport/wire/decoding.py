@@ -29,8 +29,8 @@ _ONLY_LISTS: Final = frozenset({list})
 _MSGPACK_ERRORS: Final = (msgpack.UnpackException, ValueError, TypeError, OverflowError)
 
 
-def unpack(frames: Sequence[wire_format.Buffer], limits: DecodeLimits, find_media: FindMedia) -> Any:
-    """The object that `pack` encoded. `find_media` supplies the media that the sender left out."""
+def decode_message(frames: Sequence[wire_format.Buffer], limits: DecodeLimits, find_media: FindMedia) -> Any:
+    """The object that `encode_message` encoded. `find_media` supplies the media that the sender left out."""
     views = [as_bytes(frame) for frame in frames]
     require_limits(limits).check("max_frames", len(views))
     limits.check("max_total_bytes", sum(view.nbytes for view in views))
