@@ -80,7 +80,6 @@ class ForeignRenderersError(RolloutsError, ImportError):
     """
 
     def __init__(self, location: str) -> None:
-        self.location = location
         super().__init__(
             f"the import package `renderers` at {location} belongs to another distribution, which overwrote the one "
             "that mmrollouts installs. Run `pip uninstall -y renderers mmrollouts`, then install mmrollouts. For a "
@@ -97,9 +96,7 @@ class MissingExtraError(RolloutsError, ImportError):
     """
 
     def __init__(self, feature: str, extra: str, missing: str) -> None:
-        self.feature = feature
         self.extra = extra
-        self.missing = missing
         super().__init__(f"{feature} needs {missing}, not installed here: pip install 'mmrollouts[{extra}]'")
 
 
@@ -112,8 +109,6 @@ class UnsupportedVersionError(RolloutsError, ImportError):
     def __init__(
         self, feature: str, package: str, version: str | None, needed: str, reason: str, *, cure: str = ""
     ) -> None:
-        self.feature = feature
-        self.package = package
         self.version = version
         super().__init__(
             f"{feature} needs {package} {needed}, and {version or 'none'} is installed ({reason}); "
@@ -149,8 +144,6 @@ class TrajectoryFinishedError(TrajectoryError):
     """
 
     def __init__(self, episode_id: str, field: str) -> None:
-        self.episode_id = episode_id
-        self.field = field
         super().__init__(f"episode {episode_id} is finished; {field} cannot change any more. Copy what you need")
 
 
@@ -176,8 +169,6 @@ class NodeIndexError(TrajectoryError, IndexError):
     """
 
     def __init__(self, episode_id: str, node: int, count: int) -> None:
-        self.episode_id = episode_id
-        self.node = node
         super().__init__(f"episode {episode_id} has {count} nodes and no node {node}; pass one of leaves()")
 
 
@@ -190,7 +181,6 @@ class InvalidStepError(TrajectoryError):
     def __init__(self, step: int, field: str, reason: str) -> None:
         self.step = step
         self.field = field
-        self.reason = reason
         super().__init__(f"steps[{step}]{'.' * bool(field)}{field}: {reason}")
 
 
@@ -201,7 +191,6 @@ class PixelFormError(RolloutsError):
     """
 
     def __init__(self, reason: str, cure: str) -> None:
-        self.reason = reason
         super().__init__(f"{reason}. {cure}")
 
 
@@ -392,7 +381,6 @@ class FleetMismatchError(EngineError):
     """
 
     def __init__(self, member: str, field: str, value: object, other: str, expected: object) -> None:
-        self.member = member
         self.field = field
         super().__init__(
             "check",
@@ -519,7 +507,6 @@ class SampleError(RolloutsError, ValueError):
 
     def __init__(self, sample: str | None, reason: str) -> None:
         self.sample = sample
-        self.reason = reason
         super().__init__(reason if sample is None else f"sample {sample}: {reason}")
 
 
@@ -538,8 +525,6 @@ class RowIndexError(RolloutsError, IndexError):
     """
 
     def __init__(self, index: object, count: int, rule: str) -> None:
-        self.index = index
-        self.count = count
         super().__init__(f"index {short_repr(index)} into {count} rows; {rule}")
 
 
@@ -577,8 +562,6 @@ class PixelMismatchError(RolloutsError):
     """
 
     def __init__(self, expected: str, actual: str) -> None:
-        self.expected = expected
-        self.actual = actual
         super().__init__(
             f"the sampler saw pixels {expected}, this side derives {actual}: the processor fingerprints (the part "
             "behind the dash) differ. Use the same preprocessor_config.json and Pillow version on both sides."
@@ -607,7 +590,6 @@ class CommandFileError(RolloutsError):
 
     def __init__(self, path: Path, reason: str, *, line: int | None = None) -> None:
         self.path = path
-        self.reason = reason
         self.line = line
         super().__init__(f"{path}{'' if line is None else f', line {line}'}: {reason}")
 
@@ -620,7 +602,6 @@ class ExportError(RolloutsError):
 
     def __init__(self, digest: str, reason: str) -> None:
         self.digest = digest
-        self.reason = reason
         super().__init__(f"{digest}: {reason}")
 
 
@@ -633,5 +614,4 @@ class TrainingLogError(RolloutsError):
     def __init__(self, path: str, record: int, reason: str) -> None:
         self.path = path
         self.record = record
-        self.reason = reason
         super().__init__(f"{path}, record {record}: {reason}; delete the file if another program wrote it")

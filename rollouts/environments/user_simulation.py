@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from renderers import Message, Renderer, RendererPool
 from renderers.messages import check_messages, media_parts
@@ -124,7 +124,7 @@ class UserSimulation:
     def close(self) -> None:
         self._at_end.close()
 
-    def _make_user(self, seed: int) -> _User:
+    def _make_user(self, seed: int) -> _Policy | _OtherModel:
         if self._engine is not None and self._renderer is not None:
             pool = self._at_end.enter_context(renderer_pool(self._renderer))
             sampling = replace(self._sampling or SamplingParams(), seed=derived_seed(seed, "user"))
@@ -154,12 +154,6 @@ class UserSimulation:
         return StepResult(reward=scores.reward, done=True, info={**info, **scores.info})
 
 
-class _User(Protocol):
-    """Writes the next message of the user after the new messages of its view."""
-
-    async def write(self, messages: Sequence[Message]) -> Message: ...
-
-
 class _Policy:
     """The policy of the episode as the user: its turns are in the episode's trajectory."""
 
@@ -169,6 +163,7 @@ class _Policy:
         self._last: GeneratedTurn | None = None
 
     async def write(self, messages: Sequence[Message]) -> Message:
+        """The next message of the user, after the new messages of its view."""
         self._last = await self._context.generate_turn(
             messages, agent="user", sampling=self._sampling, after=self._last
         )

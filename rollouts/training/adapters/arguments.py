@@ -33,7 +33,7 @@ class AdapterError(RolloutsError):
     Cure: change the part of the sample that the text names, as the text says.
     """
 
-    def __init__(self, target: str, row: TrainingSample | str, part: str, reason: str) -> None:
+    def __init__(self, target: str, row: str | TrainingSample, part: str, reason: str) -> None:
         self.target = target
         self.row = row if isinstance(row, str) else f"sample {row.name}"
         self.part = part
