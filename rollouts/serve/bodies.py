@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
 
 from rollouts.errors import short_repr
 from rollouts.serve.errors import RequestError, is_openai_path
@@ -116,13 +117,13 @@ def _listed(lines: list[str]) -> str:
     return "\n".join([f"{len(lines)} validation {noun}:", *shown])
 
 
-async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
     """The result of `work`, which is cancelled when the client disconnects; then raises `ClientDisconnect`.
 
     The body of the request must have been read.
     """
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(disconnected(request))
+    gone = asyncio.ensure_future(_disconnected(request))
     try:
         await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -134,10 +135,26 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) ->
         await asyncio.wait([task, gone])
 
 
-async def disconnected(request: Request) -> None:
-    """Return when the client has closed the connection. The body must have been read."""
+async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+async def streamed_response(
+    request: Request, events: AsyncIterator[bytes], headers: Mapping[str, str] | None = None
+) -> Response:
+    """The response of a stream, which begins with its first event: errors before it have their HTTP status.
+
+    `events` is cancelled when the client disconnects, after the first event by Starlette.
+    """
+    first = await unless_disconnected(request, anext(events))
+
+    async def all_events() -> AsyncIterator[bytes]:
+        yield first
+        async for following in events:
+            yield following
+
+    return StreamingResponse(all_events(), media_type="text/event-stream", headers=headers)
 
 
 def event(content: Mapping[str, Any]) -> bytes:

@@ -350,29 +350,20 @@ class TokenStream:
         self._queue: asyncio.Queue[TokenDelta | None] = asyncio.Queue()
         self._task = asyncio.ensure_future(engine.generate_streamed(request, self._queue.put_nowait))
         self._task.add_done_callback(lambda _: self._queue.put_nowait(None))
-        self._first: TokenDelta | None = None
-
-    async def begin(self) -> None:
-        """Wait for the first token, or the end. Raises what the engine raises before the first token."""
-        self._first = await self._queue.get()
-        if self._first is None:
-            await self._task
 
     async def deltas(self, interval: int) -> AsyncIterator[TokenDelta]:
         """The first token of each completion as soon as it is there, then its tokens in chunks of `interval`.
 
         The last chunk of a completion may be missing: those tokens are in the result alone.
         """
-        delta = self._first
         pending: dict[int, list[TokenDelta]] = {}
-        while delta is not None:
+        while (delta := await self._queue.get()) is not None:
             is_first = delta.index not in pending
             waiting = pending.setdefault(delta.index, [])
             waiting.append(delta)
             if is_first or sum(len(each.token_ids) for each in waiting) >= interval:
                 yield _joined(waiting)
                 waiting.clear()
-            delta = await self._queue.get()
 
     async def result(self) -> GenerateResult:
         """The result. Raises what the engine raises."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -154,7 +155,9 @@ class PausableEngine:
                     exchange.is_kept |= mode == "keep" or (mode == "abort" and each.continues)
             if mode != "wait":
                 await self._end(self._exchanges())
-            await _wait(self._idle, None if mode == "wait" else _ABORT_AGAIN_SECONDS)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if mode == "wait" else _ABORT_AGAIN_SECONDS):
+                    await self._idle.wait()
 
     def resume(self) -> None:
         """Let all requests continue."""
@@ -313,15 +316,6 @@ class ContinuingEngine:
     async def close(self) -> None:
         """Close the engine."""
         await self._pausable.close()
-
-
-async def _wait(event: asyncio.Event, seconds: float | None) -> None:
-    """Wait for an event, at most `seconds`."""
-    waiting = asyncio.ensure_future(event.wait())
-    try:
-        await asyncio.wait([waiting], timeout=seconds)
-    finally:
-        waiting.cancel()
 
 
 def _with_index(listen: TokenListener | None, index: int) -> TokenListener | None:

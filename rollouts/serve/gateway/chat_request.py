@@ -13,11 +13,11 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from rollouts.engines.protocol import SamplingParams
-from rollouts.errors import ArgumentError, short_repr
+from rollouts.errors import short_repr
 from rollouts.serve.bodies import json_object
 from rollouts.serve.errors import RequestError, invalid_field, unsupported_field
 from rollouts.serve.gateway.chat_messages import check_tool_results, read_message
-from rollouts.values import finite_number, whole_number
+from rollouts.values import check_integer, check_positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +53,9 @@ class GatewayLimits:
         for one in fields(self):
             value = getattr(self, one.name)
             if one.name.endswith("_seconds"):
-                seconds = None if isinstance(value, bool) else finite_number(value)
-                if seconds is None or seconds <= 0:
-                    raise ArgumentError(one.name, value, "pass a number of seconds above 0")
-            elif (whole_number(value) or 0) < 1:
-                raise ArgumentError(one.name, value, "pass an integer of at least 1")
+                check_positive(one.name, value, "pass a number of seconds above 0")
+            else:
+                check_integer(one.name, value)
 
 
 def kept_bytes(*values: object) -> int:

@@ -13,8 +13,6 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
 
 from renderers import ParsedResponse
 from renderers.errors import MediaError, MessageError
@@ -32,7 +30,7 @@ from rollouts.engines.protocol import (
 )
 from rollouts.episodes.turns import Prompt, SampledTurn, check_uninterrupted, generate_completions, generated
 from rollouts.errors import EngineError
-from rollouts.serve.bodies import END_OF_STREAM, disconnected, event
+from rollouts.serve.bodies import END_OF_STREAM, event
 from rollouts.serve.errors import (
     ANSWERED,
     RequestError,
@@ -451,11 +449,17 @@ class SentText:
     content: str = ""
 
 
-def text_event(completion: ChatCompletion, chat: ChatRequest, index: int, delta: dict[str, Any]) -> bytes:
-    """The event of text of choice `index` of a completion that is not finished."""
-    usage = {"usage": None} if chat.include_usage else {}
+def _delta_event(
+    completion: ChatCompletion, chat: ChatRequest, index: int, delta: dict[str, Any], **fields: Any
+) -> bytes:
+    """The event of a part of choice `index`, which is not finished; `fields` are of the whole event."""
     entry = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-    return event({**_head(completion, "chat.completion.chunk"), "choices": [entry], **usage})
+    return _chunk_event(completion, chat, entry, **fields)
+
+
+def _chunk_event(completion: ChatCompletion, chat: ChatRequest, entry: dict[str, Any], **fields: Any) -> bytes:
+    usage = {"usage": None} if chat.include_usage else {}
+    return event({**_head(completion, "chat.completion.chunk"), "choices": [entry], **usage, **fields})
 
 
 def completion_events(
@@ -469,13 +473,10 @@ def completion_events(
     Each part of a message is one chunk: role, reasoning, content, and the name and the arguments of each tool call.
     Log-probabilities and token ids are in the last chunk of their choice.
     """
-    head = _head(completion, "chat.completion.chunk")
-    usage = {"usage": None} if chat.include_usage else {}
     first = {"prompt_token_ids": completion.prompt_ids} if chat.return_token_ids else {}
     for choice in completion.choices:
         for delta in _deltas(choice.message, sent.get(choice.index)):
-            entry = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
-            yield event({**head, "choices": [entry], **usage, **first})
+            yield _delta_event(completion, chat, choice.index, delta, **first)
             first = {}
         last = {
             "index": choice.index,
@@ -485,10 +486,10 @@ def completion_events(
             "turn": choice.turn,
             **({"token_ids": choice.token_ids} if chat.return_token_ids else {}),
         }
-        yield event({**head, "choices": [last], **usage, **first})
+        yield _chunk_event(completion, chat, last, **first)
         first = {}
     if chat.include_usage:
-        yield event({**head, "choices": [], "usage": _usage(completion)})
+        yield event({**_head(completion, "chat.completion.chunk"), "choices": [], "usage": _usage(completion)})
     yield END_OF_STREAM
 
 
@@ -537,7 +538,7 @@ def _usage(completion: ChatCompletion) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
-class TokenStream:
+class TextStream:
     """The events of one request. Reasoning and content are sent as they are sampled, tool calls when they are complete.
 
     `complete` samples and records the completion, with a listener for its tokens.
@@ -562,18 +563,14 @@ class TokenStream:
         self._held: dict[int, ReasoningDelta | ContentDelta] = {}  # text with which a stop string may begin
         self._events: asyncio.Queue[bytes | None] = asyncio.Queue()
 
-    async def events(self, request: Request) -> AsyncIterator[bytes]:
+    async def events(self) -> AsyncIterator[bytes]:
         """The events. An error before the first one is raised; a later one is the last event, in OpenAI's form."""
         completing = asyncio.ensure_future(self._complete(self._listener))
         completing.add_done_callback(lambda _: self._events.put_nowait(None))
-        gone = asyncio.ensure_future(disconnected(request))
-        gone.add_done_callback(lambda _: completing.cancel())
         try:
             while (sent := await self._events.get()) is not None:
                 yield sent
-            if completing.cancelled():
-                raise ClientDisconnect
-            completion = replace(completing.result(), id=self._head.id, created=self._head.created)
+            completion = replace(await completing, id=self._head.id, created=self._head.created)
             for last in completion_events(completion, self._chat, self._texts, self._sent):
                 yield last
         except ANSWERED as error:
@@ -581,9 +578,8 @@ class TokenStream:
                 raise
             yield event(error_fields(request_error(error), openai=True))
         finally:
-            for task in (completing, gone):
-                task.cancel()
-            await asyncio.gather(completing, gone, return_exceptions=True)
+            completing.cancel()
+            await asyncio.gather(completing, return_exceptions=True)
 
     def _listener(self, prompt: Prompt) -> TokenListener:
         def listen(delta: TokenDelta) -> None:
@@ -617,24 +613,11 @@ class TokenStream:
         if sent is None:
             sent = self._sent[index] = SentText()
             role = {"role": "assistant", "content": ""}
-            self._events.put_nowait(text_event(self._head, self._chat, index, role))
+            self._events.put_nowait(_delta_event(self._head, self._chat, index, role))
         if isinstance(piece, ReasoningDelta):
             sent.reasoning += piece.text
             delta = {"reasoning_content": piece.text}
         else:
             sent.content += piece.text
             delta = {"content": piece.text}
-        self._events.put_nowait(text_event(self._head, self._chat, index, delta))
-
-
-async def streamed_response(request: Request, stream: TokenStream, headers: dict[str, str]) -> Response:
-    """The response of a stream, which begins with its first event: errors before it have their HTTP status."""
-    events = stream.events(request)
-    first = await anext(events)
-
-    async def all_events() -> AsyncIterator[bytes]:
-        yield first
-        async for following in events:
-            yield following
-
-    return StreamingResponse(all_events(), media_type="text/event-stream", headers=headers)
+        self._events.put_nowait(_delta_event(self._head, self._chat, index, delta))

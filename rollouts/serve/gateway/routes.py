@@ -20,7 +20,7 @@ from rollouts.episodes.episode import check_on_end, check_settings
 from rollouts.episodes.turns import EpisodeSettings
 from rollouts.errors import is_unicode
 from rollouts.serve.access import BodyLimitMiddleware
-from rollouts.serve.bodies import read_body, read_object, unless_disconnected
+from rollouts.serve.bodies import read_body, read_object, streamed_response, unless_disconnected
 from rollouts.serve.errors import RequestError, answering_errors, invalid_field, unsupported_field
 from rollouts.serve.gateway.chat_messages import developer_role
 from rollouts.serve.gateway.chat_request import (
@@ -32,12 +32,11 @@ from rollouts.serve.gateway.chat_request import (
 from rollouts.serve.gateway.completions import (
     ChatCompletion,
     ListenerFactory,
-    TokenStream,
+    TextStream,
     complete_chat,
     completion_events,
     completion_object,
     decoder,
-    streamed_response,
     token_texts_of,
 )
 from rollouts.serve.gateway.session import Session
@@ -165,10 +164,10 @@ class Gateway:
         headers = {_SESSION_HEADER: session.id}
         complete = partial(self._complete, session, chat, model, adapter)
         if chat.stream and self._streams():
-            stream = TokenStream(
+            stream = TextStream(
                 complete, chat, session.recorder.renderer.renderer, self._token_texts, model, session.id
             )
-            return await streamed_response(request, stream, headers)
+            return await streamed_response(request, stream.events(), headers)
         completion = await unless_disconnected(request, complete(None))
         if chat.stream:
             events = completion_events(completion, chat, self._token_texts)
@@ -305,11 +304,6 @@ class Gateway:
                     name,
                 )
         return fields
-
-
-def gateway_routes(engine: Engine, renderer: Renderer | RendererPool, **options: Any) -> list[BaseRoute]:
-    """The routes of a `Gateway`; the options are its own."""
-    return Gateway(engine, renderer, **options).routes()
 
 
 def _session_id(request: Request) -> str | None:

@@ -9,12 +9,19 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from renderers import MultiModalData
 from rollouts.engines.protocol import GenerateRequest, GenerateResult
-from rollouts.serve.bodies import END_OF_STREAM, event, read_model, read_object, unless_disconnected
+from rollouts.serve.bodies import (
+    END_OF_STREAM,
+    event,
+    read_model,
+    read_object,
+    streamed_response,
+    unless_disconnected,
+)
 from rollouts.serve.errors import RequestError, error_fields, request_error
 from rollouts.serve.generate_body import (
     GenerateBody,
@@ -63,7 +70,9 @@ class GenerationRoutes:
         session_id = request.headers.get("x-session-id")
         prompt = await asyncio.to_thread(self._prompt, body, f"{REQUEST_ID_PREFIX}{request_id}", session_id, adapter)
         if body.stream:
-            return await self._streamed(request, body, prompt)
+            if prompt.request.prompt_logprobs:
+                raise RequestError(400, "prompt_logprobs are not available when stream=true.", param="prompt_logprobs")
+            return await streamed_response(request, self._events(body, prompt))
         result = await unless_disconnected(request, self._state.engine.generate(prompt.request))
         content = whole_response(
             self._with_base_labels(result, adapter),
@@ -116,30 +125,21 @@ class GenerationRoutes:
         eos_id = model.eos_id if model.eos_id in model_stops(sampling, model) else None
         return _Prompt(request, media, eos_id)
 
-    async def _streamed(self, request: Request, body: GenerateBody, prompt: _Prompt) -> Response:
-        """A streamed response, once there is a token; an error before that is a response with its status."""
-        if prompt.request.prompt_logprobs:
-            raise RequestError(400, "prompt_logprobs are not available when stream=true.", param="prompt_logprobs")
-        stream = TokenStream(self._state.engine, prompt.request)
-        try:
-            await unless_disconnected(request, stream.begin())
-        except BaseException:
-            stream.cancel()
-            raise
-        return StreamingResponse(self._events(body, prompt, stream), media_type="text/event-stream")
-
-    async def _events(self, body: GenerateBody, prompt: _Prompt, stream: TokenStream) -> AsyncIterator[bytes]:
+    async def _events(self, body: GenerateBody, prompt: _Prompt) -> AsyncIterator[bytes]:
+        """The events of a streamed response. An error before the first one is raised; a later one is an event."""
         sampling, options = body.sampling_params, body.stream_options or {}
         with_logprobs = sampling.get("logprobs") is not None
         head = {"request_id": prompt.request.request_id, "usage": None, "output_mode": "tokens"}
         more = prompt_fields(prompt.request.prompt_ids, prompt.media, bool(body.return_token_ids))
+        has_begun = False
 
         def chunk(choices: list[Mapping[str, Any]], **fields: Any) -> bytes:
-            nonlocal more
+            nonlocal more, has_begun
             content = {**head, **more, **fields, "choices": choices}
-            more = prompt_fields((), None, False)
+            more, has_begun = prompt_fields((), None, False), True
             return event(content)
 
+        stream = TokenStream(self._state.engine, prompt.request)
         try:
             sent = dict.fromkeys(range(prompt.request.sampling.n), 0)
             async for new in stream.deltas(sampling.get("stream_interval") or 1):
@@ -152,7 +152,9 @@ class GenerationRoutes:
             if options.get("include_usage"):
                 count = sum(len(each.token_ids) for each in result.completions)
                 yield chunk([], usage=usage(len(prompt.request.prompt_ids), count))
-        except Exception as error:  # noqa: BLE001 - the status was sent; the client gets the error as an event
+        except Exception as error:
+            if not has_begun:
+                raise
             yield event(error_fields(request_error(error), openai=False))
         finally:
             stream.cancel()
