@@ -11,13 +11,16 @@ import signal
 from collections.abc import Generator
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+import jinja2
 import pytest
 import typer.testing
 from hypothesis import settings
 from quick import QUICK_MODULES
+
+from renderers.template.environment import TracingEnvironment
 
 if TYPE_CHECKING:
     from renderers import TemplateRenderer
@@ -49,6 +52,27 @@ typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 # Tokenizers and templates live as long as the process; to go through them often is a tenth of a run's time.
 gc.set_threshold(50_000, 20, 50)
+
+
+_compile = TracingEnvironment.compile_chat_template
+_CODE: dict[str, CodeType] = {}
+
+
+def _compile_once(environment: TracingEnvironment, source: str) -> jinja2.Template:
+    """Compiling a template takes some 40 ms, and many tests load a renderer of the same one."""
+    if source in _CODE:
+        return environment.template_class.from_code(environment, _CODE[source], environment.make_globals(None))
+
+    def compile_and_keep(tree: Any) -> CodeType:
+        _CODE[source] = jinja2.Environment.compile(environment, tree)
+        return _CODE[source]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(environment, "compile", compile_and_keep, raising=False)
+        return _compile(environment, source)
+
+
+TracingEnvironment.compile_chat_template = _compile_once  # type: ignore[method-assign]
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -53,7 +53,6 @@ QUICK_MODULES = frozenset(
         "rollouts/test_episode_context",
         "rollouts/test_losses",
         "rollouts/test_packing",
-        "rollouts/test_policy_losses",
         "rollouts/test_readme",
         "rollouts/test_rewards",
         "rollouts/test_runner",

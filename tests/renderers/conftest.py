@@ -8,16 +8,13 @@ import json
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 import corpus
 import grafted
-import jinja2
 import pytest
 from hostile_server import HostileServer, serving
 
-from renderers.template.environment import TracingEnvironment
 from renderers.tokens.tokenizer import TemplateTokenizer
 from renderers.vision.hf_processor import HFProcessor
 
@@ -41,26 +38,6 @@ def _digest(path: Path) -> str:
 
 
 TemplateTokenizer.from_file = _read_once  # type: ignore[method-assign,assignment]
-
-_compile = TracingEnvironment.compile_chat_template
-_CODE: dict[str, CodeType] = {}
-
-
-def _compile_once(environment: TracingEnvironment, source: str) -> jinja2.Template:
-    """Compiling a template takes some 40 ms, and many modules run each template of the corpus."""
-    if source in _CODE:
-        return environment.template_class.from_code(environment, _CODE[source], environment.make_globals(None))
-
-    def compile_and_keep(tree: Any) -> CodeType:
-        _CODE[source] = jinja2.Environment.compile(environment, tree)
-        return _CODE[source]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(environment, "compile", compile_and_keep, raising=False)
-        return _compile(environment, source)
-
-
-TracingEnvironment.compile_chat_template = _compile_once  # type: ignore[method-assign]
 
 
 @pytest.fixture

@@ -1,12 +1,22 @@
-"""The code of the pages on environments, trajectories and training runs, and the values that its comments state."""
+"""The code of the pages on environments, trajectories, training runs and concepts, the values that its comments state,
+and the limits on the page on security."""
 
+import inspect
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
 
+from renderers import MediaPolicy, MediaStore
+from rollouts.engines.protocol import EngineLimits
+from rollouts.engines.vllm import HttpLimits
+from rollouts.environments import ToolEnvironment
 from rollouts.observability import METRICS
+from rollouts.serve.gateway.chat_request import GatewayLimits
+from transport import DecodeLimits
+from transport.link import LinkLimits
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -204,3 +214,109 @@ def test_the_page_on_the_gateway():
     assert [node.parent for node in trajectory.nodes] == [-1, 0, 1, 2]
     assert (trajectory.reward, trajectory.finished) == (1.0, True)
     assert names["response"].content.startswith(b"MMRRECS\n")
+
+
+# The code of the pages on concepts (`docs/concepts`), and the values that its comments state.
+
+
+def test_each_concept_has_a_test_here_and_a_drawing_that_its_page_shows():
+    pages = {path.stem for path in (DOCS / "concepts").glob("*.md")}
+    assert pages == {"token", "image", "bridging", "branches", "staleness", "mismatch"}
+    for page in pages:
+        assert f"]({page}.svg)" in (DOCS / "concepts" / f"{page}.md").read_text("utf-8")
+        assert (DOCS / "concepts" / f"{page}.svg").is_file()
+
+
+def test_the_life_of_a_token():
+    names = run_page("concepts/token.md")
+    completion = names["completion"]
+    assert list(names["prompt"].token_ids) == list(names["engine"].requests[0].prompt_ids)
+    assert completion.sampled.all()
+    assert len(completion.logprobs) == len(completion.token_ids)
+
+
+def test_the_life_of_an_image():
+    names = run_page("concepts/image.md")
+    assert names["first"].offset + names["first"].length <= names["second"].offset
+    assert names["first_hash"] == names["second_hash"]
+
+
+def test_bridging():
+    names = run_page("concepts/bridging.md")
+    prefix = names["prefix"]
+    assert names["bridged"].token_ids[: len(prefix)] == prefix
+    assert len(names["bridged"].token_ids) > len(prefix)
+
+
+def test_branches():
+    trajectory = run_page("concepts/branches.md")["trajectory"]
+    assert [node.parent for node in trajectory.nodes] == [-1, 0, 0]
+    assert trajectory.leaves() == [1, 2]
+
+
+def test_staleness():
+    assert run_page("concepts/staleness.md")["modes"][2].max_staleness == 2
+
+
+def test_the_mismatch():
+    report = run_page("concepts/mismatch.md")["report"]
+    assert report.max_abs < 1e-4
+    assert report.likely_causes == ()
+
+
+# The limits that docs/security.md states are those of the code.
+
+CLASSES = (MediaPolicy, DecodeLimits, LinkLimits, HttpLimits, EngineLimits, GatewayLimits, MediaStore, ToolEnvironment)
+#: Classes all of whose numbers are limits.
+COMPLETE = (MediaPolicy, DecodeLimits, LinkLimits, EngineLimits, GatewayLimits)
+ROW = re.compile(r"^\| `(\w+)\.(\w+)` \| ([^|]+) \| [^|]+ \|$", re.MULTILINE)
+
+
+def stated_limits(text):
+    return {(owner, name): default for owner, name, default in ROW.findall(text)}
+
+
+def as_stated(name, value):
+    """A default as the page writes it."""
+    if "bytes" in name:
+        size, unit = (value >> 30, "GiB") if value >= 1 << 30 else (value >> 20, "MiB")
+        return f"{size} {unit}"
+    return f"{value:,.0f} s" if name == "timeout" or name.endswith("seconds") else f"{value:,}"
+
+
+def differences(text):
+    defaults = {
+        (owner.__name__, parameter.name): parameter.default
+        for owner in CLASSES
+        for parameter in inspect.signature(owner).parameters.values()
+    }
+    return [
+        f"{owner}.{name}: {stated}"
+        for (owner, name), stated in stated_limits(text).items()
+        if stated != as_stated(name, defaults[owner, name])
+    ]
+
+
+@pytest.fixture(scope="module")
+def page():
+    return (DOCS / "security.md").read_text("utf-8")
+
+
+def test_the_page_states_the_default_of_each_limit(page):
+    assert stated_limits(page)
+    assert differences(page) == []
+
+
+def test_another_default_on_the_page_is_found(page):
+    assert differences(page.replace("| 32 MiB |", "| 33 MiB |")) == ["MediaPolicy.max_bytes: 33 MiB"]
+    assert differences(page.replace("| 3,600 s | a call", "| 60 s | a call")) == ["HttpLimits.total_seconds: 60 s"]
+
+
+def test_the_page_leaves_no_limit_out(page):
+    numbers = {
+        (owner.__name__, field.name)
+        for owner in COMPLETE
+        for field in fields(owner)
+        if isinstance(field.default, int | float)
+    }
+    assert numbers - stated_limits(page).keys() == set()

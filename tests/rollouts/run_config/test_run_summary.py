@@ -1,4 +1,4 @@
-"""The summary of a run: its figures for rewards of any size, and its file."""
+"""The summary of a run: its figures for rewards of any size, its errors, and its file."""
 
 from __future__ import annotations
 
@@ -44,3 +44,30 @@ def test_a_summary_that_cannot_be_written_leaves_the_earlier_one(tmp_path: Path)
         write_summary(path, {"complete": object()})
     assert json.loads(path.read_text()) == {"complete": True}
     assert [file.name for file in tmp_path.iterdir()] == ["summary.json"]
+
+
+# The errors in the summary of a run.
+
+
+def test_an_error_that_quotes_a_million_characters_is_shortened_in_the_summary() -> None:
+    text = "EnvironmentFailedError: Game.step raised ValueError: begin" + "W" * 1_000_000 + "end"
+    counts = dict.fromkeys(("done", "truncated", "turns", "tokens", "sampled_tokens", "images"), 0)
+    row = {"attempts": [1], "failed": 1, "rewards": [0.0], "reward_parts": {}, "errors": [text], **counts}
+    summary = summarise([row, row], complete=True, seconds=1.0, metrics={})
+    error = summary["errors"]["EnvironmentFailedError"]
+    assert error["episodes"] == 2
+    assert error["example"].startswith("EnvironmentFailedError: Game.step raised ValueError: beginWWW")
+    assert error["example"].endswith("WWWend")
+    assert "characters left out" in error["example"]
+    assert len(error["example"]) < 1100
+    output = io.StringIO()
+    print_summary(summary, Console(file=output, width=80))
+    assert "characters left out" in output.getvalue()
+    assert len(output.getvalue()) < 5000
+
+
+def test_an_error_of_usual_length_is_whole_in_the_summary() -> None:
+    text = "EngineFailedError: " + "x" * 500
+    counts = dict.fromkeys(("done", "truncated", "turns", "tokens", "sampled_tokens", "images"), 0)
+    row = {"attempts": [1], "failed": 1, "rewards": [0.0], "reward_parts": {}, "errors": [text], **counts}
+    assert summarise([row], complete=True, seconds=1.0, metrics={})["errors"]["EngineFailedError"]["example"] == text
