@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from importlib.metadata import PackageNotFoundError, distribution, requires
@@ -16,7 +15,7 @@ import typer
 
 import renderers
 from renderers.process.threads import available_cores
-from rollouts.terminal.table import Column, print_line, print_table
+from rollouts.terminal.table import Column, print_json, print_line, print_table
 
 _PACKAGES: Final = (
     "mmrollouts",
@@ -47,7 +46,7 @@ def env(
     """
     report = _report()
     if as_json:
-        sys.stdout.write(json.dumps(report) + "\n")
+        print_json(report)
     else:
         _print(report)
     if report["conflict"]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 import os
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,7 +38,15 @@ from renderers.process.files import open_readable, read_bytes
 from rollouts.cli.command_group import APP_SETTINGS, Command, CommandGroup
 from rollouts.errors import CommandFileError, ExportError
 from rollouts.files import new_file, replaced_file
-from rollouts.terminal.table import Column, exit_with_error, print_error, print_line, print_table, printable_line
+from rollouts.terminal.table import (
+    Column,
+    exit_with_error,
+    print_error,
+    print_json,
+    print_line,
+    print_table,
+    printable_line,
+)
 from rollouts.trajectory.packed_episodes import AbsentSource
 from rollouts.trajectory_files import is_run_directory, open_reader, read_episodes
 from transport import RecordReader, TransportError
@@ -502,7 +508,7 @@ def ls(
 
     with open_inventory(target) as inventory:
         if as_json:
-            sys.stdout.write(json.dumps(media_as_json(inventory)) + "\n")
+            print_json(media_as_json(inventory))
         elif inventory.media:
             print_media(inventory)
         else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,7 +20,7 @@ from renderers import RenderedTokens, TemplateRenderer, load_renderer
 from renderers.process.files import open_readable
 from renderers.rendered import TokenSpan
 from rollouts.errors import CommandFileError
-from rollouts.terminal.table import Column, counted, print_table, printable
+from rollouts.terminal.table import Column, counted, print_json, print_table, printable
 
 _JSONL_SUFFIXES = (".jsonl", ".ndjson")
 
@@ -406,7 +405,7 @@ def render(
     rendered = renderer.render(read.messages, tools=offered_tools, add_generation_prompt=generation_prompt)
     cells = token_cells(renderer, rendered)
     if as_json:
-        sys.stdout.write(json.dumps(tokens_as_json(rendered, cells)) + "\n")
+        print_json(tokens_as_json(rendered, cells))
         return
     console = Console()
     colours = console.color_system is not None and not console.no_color

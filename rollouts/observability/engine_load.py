@@ -6,12 +6,11 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from rollouts.engines.vllm.server_state import ServerMetrics
-from rollouts.errors import ArgumentError, RolloutsError, describe_exception
-from rollouts.values import finite_number
+from rollouts.errors import RolloutsError, describe_exception
+from rollouts.values import check_positive
 
 log = logging.getLogger("rollouts.observability")
 
@@ -84,11 +83,8 @@ class EngineMonitor:
     """
 
     def __init__(self, engine: object, *, seconds: float = 5.0) -> None:
-        number = finite_number(seconds)
-        if number is None or number <= 0:
-            raise ArgumentError("seconds", seconds, "pass a number of seconds above 0")
         self._engine = engine
-        self._seconds = number
+        self._seconds = check_positive("seconds", seconds, "pass a number of seconds above 0")
         self._of_server: dict[str, float] = {}
         self._errors = 0
         self._task: asyncio.Task[None] | None = None
@@ -134,9 +130,7 @@ class EngineMonitor:
         self._task = asyncio.create_task(self._read_repeatedly(), name="engine-monitor")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])

@@ -11,7 +11,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TextIO
 
 import numpy as np
@@ -178,9 +177,7 @@ class JsonLogs:
         root.setLevel(min(root.level, self._level))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._handler is not None:
             root = logging.getLogger()
             root.removeHandler(self._handler)

@@ -9,13 +9,12 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, Protocol, Self
 
-from rollouts.errors import ArgumentError, MissingExtraError, RolloutsError
+from rollouts.errors import MissingExtraError, RolloutsError
 from rollouts.observability.engine_load import PeriodicThread
 from rollouts.observability.run_metrics import RunMetrics
-from rollouts.values import finite_number
+from rollouts.values import check_positive
 
 #: A longer line is no line of metrics, and is not read into memory as a whole.
 MAX_LINE_BYTES: Final = 16 << 20
@@ -134,23 +133,22 @@ class MetricHistory:
     def __init__(
         self, metrics: RunMetrics, sinks: Sequence[MetricSink], *, seconds: float = 10.0, first_step: int = 0
     ) -> None:
-        number = finite_number(seconds)
-        if number is None or number <= 0:
-            raise ArgumentError("seconds", seconds, "pass a number of seconds above 0")
         self._metrics = metrics
         self._sinks = list(sinks)
         self._failed: list[MetricSink] = []
         self._first_step = first_step
-        self._thread = PeriodicThread(self._write, number, "rollouts-metric-history")
+        self._thread = PeriodicThread(
+            self._write,
+            check_positive("seconds", seconds, "pass a number of seconds above 0"),
+            "rollouts-metric-history",
+        )
 
     def __enter__(self) -> Self:
         self._write()
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._thread.stop()
         self._write()
         for sink in [*self._sinks, *self._failed]:  # those too: they may hold what they received before

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from rollouts.errors import ArgumentError
 from rollouts.observability.engine_load import PeriodicThread
 from rollouts.observability.run_metrics import RunMetrics
 from rollouts.terminal.table import printable_line
-from rollouts.values import finite_number, whole_number
+from rollouts.values import check_integer, check_positive
 
 _REFRESHES_PER_SECOND = 4.0
 _LABEL_WIDTH = 10
@@ -45,11 +43,9 @@ class ProgressDisplay:
         console: Console | None = None,
         seconds: float = 10.0,
     ) -> None:
-        number = finite_number(seconds)
-        if number is None or number <= 0:
-            raise ArgumentError("seconds", seconds, "pass a number of seconds above 0")
-        if total_groups is not None and ((whole_number(total_groups) or 0) < 0 or whole_number(total_groups) is None):
-            raise ArgumentError("total_groups", total_groups, "pass the number of tasks, or None")
+        number = check_positive("seconds", seconds, "pass a number of seconds above 0")
+        if total_groups is not None:
+            check_integer("total_groups", total_groups, least=0, rule="pass the number of tasks, or None")
         self._metrics = metrics
         self._total_groups = total_groups
         self._console = console or Console()
@@ -66,9 +62,7 @@ class ProgressDisplay:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._thread.stop()
         if self._live is not None:
             self._live.refresh()

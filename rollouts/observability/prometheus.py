@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from threading import Thread
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 from wsgiref.simple_server import WSGIServer
 
@@ -162,9 +161,7 @@ class PrometheusEndpoint:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 

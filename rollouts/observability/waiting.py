@@ -11,13 +11,11 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
-from rollouts.errors import ArgumentError
 from rollouts.observability.engine_load import PeriodicThread
 from rollouts.runner.events import EpisodeEnded, EpisodeStarted, EpisodeWaiting, RunnerEvent
-from rollouts.values import finite_number
+from rollouts.values import check_positive
 
 _MAX_FRAMES = 8
 
@@ -112,9 +110,7 @@ class WaitWatcher:
     """
 
     def __init__(self, *, threshold_seconds: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
-        seconds = finite_number(threshold_seconds)
-        if seconds is None or seconds <= 0:
-            raise ArgumentError("threshold_seconds", threshold_seconds, "pass a number of seconds above 0")
+        seconds = check_positive("threshold_seconds", threshold_seconds, "pass a number of seconds above 0")
         self.threshold_seconds = seconds
         self._clock = clock
         self._running: dict[str, _Running] = {}
@@ -185,9 +181,7 @@ class WaitWatcher:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._thread.stop()
 
 

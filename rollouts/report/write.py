@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +25,7 @@ from rollouts.report.sections import (
     throughput_section,
 )
 from rollouts.report.viewer_page import ViewerPage, write_viewer_page
+from rollouts.view.page import PAGE_END, content_hash, document_head, static_file
 
 # The document of a report. It has no script: numbers under the pointer are `<title>`s of its SVG.
 
@@ -45,8 +42,10 @@ def report_page(collected: Collected, viewer: ViewerPage) -> bytes:
         ("Errors", errors_section(collected, viewer)),
         ("Episodes", examples_section(collected, viewer)),
     ]
-    style = _style()
-    policy = f"default-src 'none'; style-src '{_hash(style)}'; img-src data:; base-uri 'none'; form-action 'none'"
+    style = static_file("rollouts.report", "report.css")
+    policy = (
+        f"default-src 'none'; style-src '{content_hash(style)}'; img-src data:; base-uri 'none'; form-action 'none'"
+    )
     title = f"Report of {escaped(collected.title, 200)}"
     all_episodes = f'<a href="{escaped(viewer.name)}">all episodes in the viewer</a>' if viewer.places else ""
     if viewer.places and len(viewer.places) < len(collected.episodes):
@@ -57,24 +56,10 @@ def report_page(collected: Collected, viewer: ViewerPage) -> bytes:
         for number, (name, content) in enumerate(sections)
     )
     document = (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{escaped(policy)}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="referrer" content="no-referrer">\n<meta name="color-scheme" content="light dark">\n'
-        f"<title>{title}</title>\n<style>{style}</style>\n</head>\n<body>\n"
         f"<header><h1>{title}</h1>{all_episodes}</header>\n"
-        f'<nav aria-label="sections"><ul>{contents}</ul></nav>\n<main>\n{body}</main>\n</body>\n</html>\n'
+        f'<nav aria-label="sections"><ul>{contents}</ul></nav>\n<main>\n{body}</main>\n'
     )
-    return document.encode("utf-8", "replace")
-
-
-def _hash(text: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
-
-
-@cache
-def _style() -> str:
-    return resources.files("rollouts.report").joinpath("static", "report.css").read_text("utf-8").strip()
+    return document_head(title, policy, style) + document.encode("utf-8", "replace") + PAGE_END
 
 
 REPORT_FILE: Final = "report.html"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 from rich.cells import cell_len
@@ -45,6 +47,11 @@ def counted(count: int, noun: str, plural: str = "") -> str:
 def print_line(text: str) -> None:
     """Print to standard output, without wrapping."""
     Console().print(Text(printable(text)), soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """Print a value as one line of JSON, of ASCII characters alone, to standard output."""
+    sys.stdout.write(json.dumps(value) + "\n")
 
 
 def print_error(message: str) -> None:

@@ -47,41 +47,41 @@ def page_start(title: str, *, connects: bool) -> bytes:
     The content security policy allows the script and the style of this page by their hashes, images from memory, and
     nothing else; texts cannot become markup, because the policy forbids to assign markup.
     """
-    script, style = _static("viewer.js"), _static("viewer.css")
+    script, style = static_file("rollouts.view", "viewer.js"), static_file("rollouts.view", "viewer.css")
     policy = "; ".join(
         [
             "default-src 'none'",
-            f"script-src '{_hash(script)}'",
-            f"style-src '{_hash(style)}'",
+            f"script-src '{content_hash(script)}'",
+            f"style-src '{content_hash(style)}'",
             "img-src blob: data:",
-            f"connect-src {_own_origin(connects)}",
+            "connect-src 'self'" if connects else "connect-src 'none'",
             "base-uri 'none'",
             "form-action 'none'",
             "require-trusted-types-for 'script'",
             "trusted-types 'none'",
         ]
     )
+    return (
+        document_head(html.escape(title), policy, style)
+        + b"<noscript>This page shows trajectories with its own script. Allow scripts to read it.</noscript>\n"
+    )
+
+
+def document_head(escaped_title: str, policy: str, style: bytes) -> bytes:
+    """A document up to the beginning of its body, with a content security policy."""
     head = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="referrer" content="no-referrer">\n<meta name="color-scheme" content="light dark">\n'
-        f"<title>{html.escape(title)}</title>\n"
+        f"<title>{escaped_title}</title>\n<style>"
     )
-    return b"".join(
-        [
-            head.encode("utf-8", "replace"),
-            b"<style>",
-            style,
-            b"</style>\n</head>\n<body>\n",
-            b"<noscript>This page shows trajectories with its own script. Allow scripts to read it.</noscript>\n",
-        ]
-    )
+    return head.encode("utf-8", "replace") + style + b"</style>\n</head>\n<body>\n"
 
 
 def script_block() -> bytes:
     """The page's program. It reads the index from a block before it, and other blocks as they are parsed."""
-    return b"".join([b"<script>", _static("viewer.js"), b"</script>\n"])
+    return b"".join([b"<script>", static_file("rollouts.view", "viewer.js"), b"</script>\n"])
 
 
 PAGE_END = b"</body>\n</html>\n"
@@ -102,18 +102,15 @@ def _block(name: str, media_type: str, text: bytes) -> bytes:
     return b"".join([f'<script type="{media_type}" id="{html.escape(name)}">'.encode(), text, b"</script>\n"])
 
 
-def _own_origin(connects: bool) -> str:
-    return "'self'" if connects else "'none'"
-
-
-def _hash(content: bytes) -> str:
+def content_hash(content: bytes) -> str:
+    """The hash of a script or style, as a content security policy names it."""
     return f"sha256-{base64.b64encode(hashlib.sha256(content).digest()).decode()}"
 
 
 @cache
-def _static(name: str) -> bytes:
-    """A built file of the front end (`rollouts/view/frontend`)."""
-    return resources.files("rollouts.view").joinpath("static", name).read_bytes().strip()
+def static_file(package: str, name: str) -> bytes:
+    """A file of the folder `static` of a package; those of the viewer are built from `rollouts/view/frontend`."""
+    return resources.files(package).joinpath("static", name).read_bytes().strip()
 
 
 def write_html(

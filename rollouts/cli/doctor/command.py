@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
-import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, replace
 from functools import partial
@@ -26,7 +24,7 @@ from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapab
 from rollouts.engines.vllm.connection import HttpLimits, ServerConnection
 from rollouts.engines.vllm.engine import VLLMEngine
 from rollouts.errors import ApiKeyError, CapabilityError, EngineError, OverlongPromptError, RolloutsError
-from rollouts.terminal.table import exit_with_error, print_line
+from rollouts.terminal.table import exit_with_error, print_json, print_line
 
 # Run all checks of a server, one after the other. No check leaves the server changed.
 
@@ -209,8 +207,7 @@ def doctor(
         exit_with_error(f"could not run: {message}")
     failures = sum(finding.outcome is Outcome.FAILED for finding in findings)
     if as_json:
-        report = {"ok": not failures, "findings": [asdict(finding) for finding in findings]}
-        sys.stdout.write(json.dumps(report) + "\n")
+        print_json({"ok": not failures, "findings": [asdict(finding) for finding in findings]})
     else:
         print_findings(findings)
         print_line(summary(findings))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -33,7 +31,15 @@ from rollouts.cli.traj.printing import (
 )
 from rollouts.errors import NoJsonFormError
 from rollouts.files import made_directory, new_file
-from rollouts.terminal.table import counted, exit_with_error, print_error, print_line, print_note, printable_line
+from rollouts.terminal.table import (
+    counted,
+    exit_with_error,
+    print_error,
+    print_json,
+    print_line,
+    print_note,
+    printable_line,
+)
 from rollouts.trajectory.packed_episodes import AbsentSource
 from rollouts.trajectory.step_lists import is_step_source
 from rollouts.trajectory_files import Episode, open_reader, read_episodes, trajectory_file
@@ -68,7 +74,7 @@ def ls(
         described = [describe_episode(episode) for episode in _printable_episodes(reader, problems)]
     if as_json:
         finite = [{**one, "reward": one["reward"] if math.isfinite(one["reward"]) else None} for one in described]
-        sys.stdout.write(json.dumps(finite) + "\n")  # JSON has no infinite numbers
+        print_json(finite)  # JSON has no infinite numbers
     elif described:
         print_episodes(described)
     else:
