@@ -223,10 +223,14 @@ def request_error(error: Exception) -> RequestError:
     return RequestError(500, INTERNAL_ERROR) if row is None else RequestError(row[1], message, code=row[2])
 
 
+#: Routes of vLLM below the paths of OpenAI's API.
+_OF_VLLM: Final = ("/v1/chat/completions/render", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+
+
 def is_openai_path(scope: Scope) -> bool:
-    """Whether clients of OpenAI's API request this path of the application. vLLM's adapter routes are beside them."""
+    """Whether clients of OpenAI's API request this path of the application."""
     path: str = scope["path"].removeprefix(scope.get("root_path", ""))
-    return f"{path}/".startswith(("/v1/", "/sessions/")) and not path.endswith("_lora_adapter")
+    return f"{path}/".startswith(("/v1/", "/sessions/")) and path not in _OF_VLLM
 
 
 def error_fields(error: RequestError, *, openai: bool) -> dict[str, Any]:

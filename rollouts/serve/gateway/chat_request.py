@@ -266,7 +266,8 @@ class _ChatBody(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    model: str | None = None
+    # A bound on the length also refuses half of a surrogate pair, which no response could hold.
+    model: Annotated[str, Field(max_length=1024)] | None = None
     messages: list[Any] = Field(min_length=1)
     tools: list[_Tool] = []
     stop: Annotated[list[_StopString], Field(max_length=64), BeforeValidator(_as_list)] = []

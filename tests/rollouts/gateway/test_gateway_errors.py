@@ -175,6 +175,7 @@ WRONG = [
     ({**HELLO, "functions": [{"name": "f"}]}, "functions", "use tools"),
     ({**HELLO, "reasoning_effort": "high"}, "reasoning_effort", "template"),
     ({**HELLO, "mood": "good"}, "mood", "unknown field"),
+    ({**HELLO, "model": "\ud800"}, "model", "unicode string"),
     ({**HELLO, "model": 3}, "model", "3: Input should be a valid string"),
 ]
 

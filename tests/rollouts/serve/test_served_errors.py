@@ -167,6 +167,15 @@ def test_an_openai_client_reads_the_error_of_a_route_that_there_is_not(gateway_s
     assert (raised.value.code, raised.value.type) == ("unknown_url", "invalid_request_error")
 
 
+@pytest.mark.parametrize(
+    ("path", "sent"),
+    [("/v1/chat/completions/render", {"messages": 1}), ("/v1/load_lora_adapter", {"lora_name": 1}), (GENERATE, {})],
+)
+def test_routes_of_vllm_below_v1_have_errors_in_its_form(gateway_server, path, sent):
+    answer = gateway_server.post(path, sent)
+    assert (answer.status, answer.json["error"]["code"], answer.json["error"]["type"]) == (400, 400, "Bad Request")
+
+
 def test_other_unknown_routes_have_the_form_of_vllm(gateway_server):
     assert gateway_server.get("/nope").json == {"detail": "Not Found"}
     answer = gateway_server.get(GENERATE)
