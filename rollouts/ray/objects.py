@@ -36,10 +36,6 @@ class ObjectFrames:
     def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., ObjectFrames], tuple[Any, ...]]:
         return _from_buffers, tuple(PickleBuffer(frame) for frame in self.frames)
 
-    @property
-    def nbytes(self) -> int:
-        return sum(memoryview(frame).nbytes for frame in self.frames)
-
 
 def frames_and_media(value: object) -> tuple[ObjectFrames, dict[str, MediaSource]]:
     """An encoded value without its media, and these by their digest. Raises `EncodeError`."""
