@@ -185,7 +185,6 @@ class _Encoding:
         }
         self.readers: dict[type, Sequence[Callable[[Any], Any]]] = {}  # of the classes that are encoded in runs
         self.blobs = BlobTable(omit_media)
-        self.blob_numbers = self.blobs.numbers
         self.objects: list[Any] = [root]  # one per entry
         self.entries: dict[int, tuple[msgpack.ExtType, int]] = {}  # reference and number of each entry, by id()
         self.children: list[int] = []  # the children of the first encoded entry, then those of the second, ...
@@ -302,7 +301,7 @@ class _Encoding:
         kind = type(obj)
         self.references += 1
         if kind is _ARRAY:
-            number = self.blob_numbers.get(id(obj))
+            number = self.blobs.numbers.get(id(obj))
             return self.add(kind, obj) if number is None else _reference(wire_format.REF_BLOB, number)
         self.found_objects = True
         if obj is _EMPTY_TUPLE:

@@ -37,7 +37,6 @@ from rollouts.observability.run_metrics import Source
 from rollouts.rewards import GroupReward
 from rollouts.run_config.config_file import ConfigFile, ProblemList, read_config
 from rollouts.run_config.engines import connect, engine_factory
-from rollouts.run_config.engines import connect as connect_engine
 from rollouts.run_config.import_paths import check_call, imported_function
 from rollouts.run_config.parts import (
     WorkerParts,
@@ -349,7 +348,7 @@ class ConfiguredParts:
         """The engine, after it was asked what it is. Raises `RunConfigError`."""
         engine = self._parts.make_engine()
         try:
-            await connect_engine(self._file, engine)
+            await connect(self._file, engine)
         except BaseException:
             await engine.close()
             raise

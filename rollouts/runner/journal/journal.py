@@ -27,6 +27,7 @@ from rollouts.runner.errors import JournalClosedError, JournalError, JournalOfAn
 from rollouts.runner.group import Group
 from rollouts.runner.journal.files import (
     ENTRIES,
+    Entry,
     History,
     JournalAttempted,
     JournalBegun,
@@ -158,27 +159,19 @@ class Recorder:
             records=tuple(task.attempts[index][-1].record for index in range(len(group.episodes))),
             episode_ids=tuple(episode.episode_id for episode in group.episodes),
         )
-        self._files.append_entry(entry)
-        self._flush()
-        self.history.apply(entry)
+        self._record(entry)
 
     def close_task(self, task_id: str, reason: str) -> None:
         if task_id not in self.history:
             raise JournalError(self.path, f"task {task_id!r:.80} was not started; call started(task) first")
         if task_id in self.history.closed:
             return
-        entry = JournalClosed(task_id, reason)
-        self._files.append_entry(entry)
-        self._flush()
-        self.history.apply(entry)
+        self._record(JournalClosed(task_id, reason))
         self._was_read(task_id)
 
     def use_weights(self, version: str) -> None:
         if version not in self.history.versions:
-            entry = JournalWeights(version)
-            self._files.append_entry(entry)
-            self._flush()
-            self.history.apply(entry)
+            self._record(JournalWeights(version))
 
     def close(self) -> None:
         self._files.close()
@@ -228,9 +221,6 @@ class Recorder:
             reason = f"the entry of the group of task {entry.task_id!r:.80} does not fit this installation: {error}"
             raise JournalError(self.path, f"{reason}. Continue the run with the version that began it") from error
 
-    def _is_readable(self, entry: JournalAttempted) -> bool:
-        return self._files.read_episode(entry.record, entry.episode_id) is not None
-
     def _open_task(self, task_id: str) -> OpenTask:
         task = self.history.open.get(task_id)
         if task is not None:
@@ -269,7 +259,7 @@ class Recorder:
                 self.history.open.pop(task_id)
                 continue
             for index, attempts in list(task.attempts.items()):
-                while attempts and not self._is_readable(attempts[-1]):
+                while attempts and self._files.read_episode(attempts[-1].record, attempts[-1].episode_id) is None:
                     forgotten.append(f"episode {attempts.pop().episode_id!r:.80}")
                 if not attempts:
                     task.attempts.pop(index)
@@ -280,9 +270,11 @@ class Recorder:
                 "recorded: %s", self.path, len(forgotten), shown
             )  # fmt: skip
 
-    def _flush(self) -> None:
+    def _record(self, entry: Entry) -> None:
+        self._files.append_entry(entry)
         if self._fsync:
             self._files.flush()
+        self.history.apply(entry)
 
     def _was_read(self, task_id: str) -> None:
         self._to_read.discard(task_id)
