@@ -86,7 +86,7 @@ class BaseRendererConfig(_ConfigBase):
     name: str = ""
     thinking_retention: ThinkingRetention | None = None
 
-    _template_fields: ClassVar[frozenset[str]] = frozenset()
+    #: The fields that are no variables of the chat template; all others are.
     _internal_fields: ClassVar[frozenset[str]] = frozenset()
     _allow_opaque_template_kwargs: ClassVar[bool] = False
     #: A template variable that decides about earlier reasoning, and what True and False of it mean.
@@ -95,20 +95,9 @@ class BaseRendererConfig(_ConfigBase):
     _default_retention: ClassVar[ResolvedThinkingRetention] = "tool_cycle"
 
     @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        super().__pydantic_init_subclass__(**kwargs)
-        fields = set(cls.model_fields) - set(BaseRendererConfig.model_fields)
-        classified = cls._template_fields ^ cls._internal_fields
-        if fields != classified:
-            raise TypeError(
-                f"{cls.__name__}: each field must be in _template_fields or in _internal_fields; wrong are "
-                f"{sorted(fields ^ classified)}"
-            )
-
-    @classmethod
     def template_field_names(cls) -> frozenset[str]:
         """The fields that are variables of the chat template."""
-        return cls._template_fields
+        return frozenset(cls.model_fields) - frozenset(BaseRendererConfig.model_fields) - cls._internal_fields
 
     @model_validator(mode="after")
     def _check_retention(self) -> Self:
@@ -183,22 +172,16 @@ class _ImageConfig(BaseRendererConfig):
 class _QwenVisionConfig(_ImageConfig):
     add_vision_id: bool = False
 
-    _template_fields = frozenset({"add_vision_id"})
-
 
 class _QwenThinkingVisionConfig(_QwenVisionConfig):
     """`enable_thinking` None leaves the choice to the template: small models do not think by default."""
 
     enable_thinking: bool | None = None
 
-    _template_fields = frozenset({"add_vision_id", "enable_thinking"})
-
 
 class Qwen3RendererConfig(BaseRendererConfig):
     name: Literal["qwen3"] = "qwen3"
     enable_thinking: bool = True
-
-    _template_fields = frozenset({"enable_thinking"})
 
 
 class PrimeQwen3RendererConfig(BaseRendererConfig):
@@ -213,7 +196,6 @@ class Qwen36RendererConfig(_QwenThinkingVisionConfig):
     name: Literal["qwen3.6"] = "qwen3.6"
     preserve_thinking: bool = False
 
-    _template_fields = frozenset({"add_vision_id", "enable_thinking", "preserve_thinking"})
     _retention_variable = ("preserve_thinking", "all", "tool_cycle")
 
 
@@ -222,7 +204,6 @@ class Qwen38RendererConfig(_QwenThinkingVisionConfig):
     preserve_thinking: bool = True
     reasoning_effort: Literal["xhigh", "medium", "low"] = "xhigh"
 
-    _template_fields = frozenset({"add_vision_id", "enable_thinking", "preserve_thinking", "reasoning_effort"})
     _retention_variable = ("preserve_thinking", "all", "tool_cycle")
 
 
@@ -235,7 +216,6 @@ class Gemma4RendererConfig(_ImageConfig):
     enable_thinking: bool = False
     preserve_thinking: bool = False
 
-    _template_fields = frozenset({"enable_thinking", "preserve_thinking"})
     _retention_variable = ("preserve_thinking", "all", "tool_cycle")
 
 
@@ -243,7 +223,6 @@ class _GLM5Config(BaseRendererConfig):
     enable_thinking: bool = True
     clear_thinking: bool = True
 
-    _template_fields = frozenset({"enable_thinking", "clear_thinking"})
     _retention_variable = ("clear_thinking", "tool_cycle", "all")
 
 
@@ -260,15 +239,12 @@ class GLM53RendererConfig(BaseRendererConfig):
     clear_thinking: bool = False
     reasoning_effort: Literal["low", "high", "max"] = "max"
 
-    _template_fields = frozenset({"clear_thinking", "reasoning_effort"})
     _retention_variable = ("clear_thinking", "tool_cycle", "all")
 
 
 class GLM45RendererConfig(BaseRendererConfig):
     name: Literal["glm-4.5"] = "glm-4.5"
     enable_thinking: bool = True
-
-    _template_fields = frozenset({"enable_thinking"})
 
 
 class Hy3RendererConfig(BaseRendererConfig):
@@ -281,9 +257,6 @@ class Hy3RendererConfig(BaseRendererConfig):
     raw_last_assistant: bool = False
     fallback_strategy: Literal["reasoning_toolcall_retry"] | None = None
 
-    _template_fields = frozenset(
-        {"reasoning_effort", "preserved_thinking", "is_training", "raw_last_assistant", "fallback_strategy"}
-    )
     _retention_variable = ("preserved_thinking", "all", "tool_cycle")
 
 
@@ -294,7 +267,6 @@ class InklingRendererConfig(_ImageConfig):
     reasoning_effort: str | float = 0.9
     audio_cache_max: int = 256
 
-    _template_fields = frozenset({"reasoning_effort"})
     _internal_fields = frozenset({"image_cache_max", "audio_cache_max"})
     _default_retention = "all"
 
@@ -318,7 +290,6 @@ class GptOssRendererConfig(BaseRendererConfig):
     model_identity: str | None = None
     auto_drop_analysis: bool = True
 
-    _template_fields = frozenset({"reasoning_effort", "conversation_start_date"})
     _internal_fields = frozenset({"use_system_prompt", "knowledge_cutoff", "model_identity", "auto_drop_analysis"})
     _retention_variable = ("auto_drop_analysis", "tool_cycle", "all")
 
@@ -336,14 +307,10 @@ class KimiK25RendererConfig(_ImageConfig):
     name: Literal["kimi-k2.5"] = "kimi-k2.5"
     thinking: bool = True
 
-    _template_fields = frozenset({"thinking"})
-
 
 class _LagunaRawConfig(BaseRendererConfig):
     enable_thinking: bool = False
     render_assistant_messages_raw: bool = False
-
-    _template_fields = frozenset({"enable_thinking", "render_assistant_messages_raw"})
 
 
 class LagunaXS2RendererConfig(_LagunaRawConfig):
@@ -358,15 +325,11 @@ class LagunaXS21RendererConfig(BaseRendererConfig):
     name: Literal["laguna-xs-2.1"] = "laguna-xs-2.1"
     enable_thinking: bool = False
 
-    _template_fields = frozenset({"enable_thinking"})
-
 
 class LagunaS21RendererConfig(BaseRendererConfig):
     name: Literal["laguna-s-2.1"] = "laguna-s-2.1"
     enable_thinking: bool = True
     preserve_thinking: bool = False
-
-    _template_fields = frozenset({"enable_thinking", "preserve_thinking"})
 
 
 class Llama3RendererConfig(BaseRendererConfig):
@@ -376,21 +339,16 @@ class Llama3RendererConfig(BaseRendererConfig):
     date_string: str = LLAMA_3_DATE
     tools_in_user_message: bool = True
 
-    _template_fields = frozenset({"date_string", "tools_in_user_message"})
-
 
 class MiniMaxM2RendererConfig(BaseRendererConfig):
     name: Literal["minimax-m2"] = "minimax-m2"
     model_identity: str = "You are a helpful assistant. Your name is MiniMax-M2.5 and is built by MiniMax."
-
-    _template_fields = frozenset({"model_identity"})
 
 
 class _NemotronConfig(BaseRendererConfig):
     enable_thinking: bool = True
     truncate_history_thinking: bool = True
 
-    _template_fields = frozenset({"enable_thinking", "truncate_history_thinking"})
     _retention_variable = ("truncate_history_thinking", "tool_cycle", "all")
 
 
@@ -398,14 +356,10 @@ class Nemotron3RendererConfig(_NemotronConfig):
     name: Literal["nemotron-3"] = "nemotron-3"
     low_effort: bool = False
 
-    _template_fields = frozenset({"enable_thinking", "truncate_history_thinking", "low_effort"})
-
 
 class Nemotron3UltraRendererConfig(_NemotronConfig):
     name: Literal["nemotron-3-ultra"] = "nemotron-3-ultra"
     medium_effort: bool = False
-
-    _template_fields = frozenset({"enable_thinking", "truncate_history_thinking", "medium_effort"})
 
 
 class Nemotron35RendererConfig(_NemotronConfig):
@@ -430,7 +384,6 @@ class DeepSeekV4RendererConfig(BaseRendererConfig):
     drop_thinking: bool = True
     reasoning_effort: Literal["low", "high", "max"] = "low"
 
-    _template_fields = frozenset({"enable_thinking", "drop_thinking", "reasoning_effort"})
     _retention_variable = ("drop_thinking", "tool_cycle", "all")
 
 

@@ -11,10 +11,9 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, Future
-from contextlib import suppress
 from contextvars import copy_context
-from typing import Any, Final, Generic, ParamSpec, TypeAlias, TypeVar
-from weakref import WeakKeyDictionary, WeakSet, finalize, ref
+from typing import Any, Final, ParamSpec, TypeVar
+from weakref import WeakSet, finalize
 
 from renderers.process.fork_reset import register_fork_reset
 
@@ -39,11 +38,6 @@ T = TypeVar("T")
 END_SECONDS: Final = 0.5
 
 
-#: Coroutines that an event loop resumes before it looks at what else is due: each may compute for a fraction of a
-#: millisecond before it waits again.
-_RESULTS_AT_ONCE: Final = 16
-
-
 class DaemonThreads(Executor):
     """An executor with up to `max_threads` threads, made when they are needed, that do not keep the process alive.
 
@@ -64,20 +58,20 @@ class DaemonThreads(Executor):
     async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call the function on a thread, with the context variables of the caller, and wait for the result.
 
-        Takes a fraction of the time of `submit` with `asyncio.wrap_future`. A call that is cancelled before a thread
-        begins it never runs. Raises RuntimeError after `shutdown`, and `CancelledError` if `shutdown` cancelled it.
+        A call that is cancelled before a thread begins it never runs. Raises RuntimeError after `shutdown`, and
+        `CancelledError` if `shutdown` cancelled it.
         """
         return await self.begin(function, *args, **kwargs)
 
     def begin(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
         """`run`, which begins at once and is awaited later. Raises RuntimeError after `shutdown`."""
-        call: _AwaitedCall[T] = _AwaitedCall(functools.partial(copy_context().run, function, *args, **kwargs))
+        call: _Call[T] = _Call(functools.partial(copy_context().run, function, *args, **kwargs))
         self._workers.add(call)
         return self._result(call)
 
-    async def _result(self, call: _AwaitedCall[T]) -> T:
+    async def _result(self, call: _Call[T]) -> T:
         try:
-            return await call.future
+            return await asyncio.wrap_future(call)
         except asyncio.CancelledError:
             self._workers.abandon(call)
             raise
@@ -112,74 +106,6 @@ class _Call(Future[T]):
             self.set_result(result)
 
 
-class _AwaitedCall(Generic[T]):
-    """A call whose result a coroutine awaits. Made on its event loop."""
-
-    __slots__ = ("_function", "_inbox", "future", "is_abandoned")
-
-    def __init__(self, function: Callable[[], T]) -> None:
-        loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[T] = loop.create_future()
-        self.is_abandoned = False
-        self._function = function
-        self._inbox = _inbox_of(loop)
-
-    def execute(self) -> None:
-        if self.future.cancelled():
-            return
-        try:
-            result = self._function()
-        except BaseException as error:  # noqa: BLE001  the coroutine that waits for the result raises it
-            self._inbox.post(functools.partial(self.future.set_exception, error), self.future)
-        else:
-            self._inbox.post(functools.partial(self.future.set_result, result), self.future)
-
-    def cancel(self) -> None:
-        self._inbox.post(self.future.cancel, self.future)
-
-
-class _Inbox:
-    """Passes results from threads to an event loop, which is woken once for all results that have come meanwhile."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = ref(loop)  # weak: the inbox is kept as long as its loop
-        self._results: deque[tuple[Callable[[], object], asyncio.Future[Any]]] = deque()
-        self._is_woken = False
-
-    def post(self, set_result: Callable[[], object], future: asyncio.Future[Any]) -> None:
-        """Call `set_result` on the event loop unless the future is done. Any thread may call this."""
-        self._results.append((set_result, future))
-        if not self._is_woken:
-            self._is_woken = True
-            loop = self._loop()
-            with suppress(RuntimeError):  # the loop is closed: nobody waits for the result
-                if loop is not None:
-                    loop.call_soon_threadsafe(self._deliver)
-
-    def _deliver(self) -> None:
-        self._is_woken = False  # first: a result that is posted from here on wakes the loop again
-        for _ in range(min(len(self._results), _RESULTS_AT_ONCE)):
-            set_result, future = self._results.popleft()
-            if not future.done():
-                set_result()
-        if self._results and not self._is_woken:
-            self._is_woken = True
-            asyncio.get_running_loop().call_soon(self._deliver)
-
-
-_inboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, _Inbox] = WeakKeyDictionary()
-
-
-def _inbox_of(loop: asyncio.AbstractEventLoop) -> _Inbox:
-    inbox = _inboxes.get(loop)
-    if inbox is None:
-        inbox = _inboxes[loop] = _Inbox(loop)
-    return inbox
-
-
-_AnyCall: TypeAlias = "_Call[Any] | _AwaitedCall[Any]"
-
-
 class _Workers:
     """The threads of one executor. They refer to this object and not to the executor, so that it can be freed."""
 
@@ -195,12 +121,12 @@ class _Workers:
         """A forked process has none of the threads, and their calls belong to its parent."""
         self._process = os.getpid()
         self._changed = threading.Condition()  # its lock is reentrant: `close` may be called by the garbage collector
-        self._waiting: deque[_AnyCall] = deque()
+        self._waiting: deque[_Call[Any]] = deque()
         self._threads: set[threading.Thread] = set()  # without those of abandoned calls
         self._idle = 0
-        self._running: dict[_AnyCall, threading.Thread] = {}
+        self._running: dict[_Call[Any], threading.Thread] = {}
 
-    def add(self, call: _AnyCall) -> None:
+    def add(self, call: _Call[Any]) -> None:
         with self._changed:
             if self._closed:
                 raise RuntimeError("cannot submit a call after shutdown")
@@ -208,7 +134,7 @@ class _Workers:
             self._changed.notify()
             self._start_thread()
 
-    def abandon(self, call: _AnyCall) -> None:
+    def abandon(self, call: _Call[Any]) -> None:
         with self._changed:
             thread = self._running.get(call)
             if thread is not None and not call.is_abandoned:
@@ -251,7 +177,7 @@ class _Workers:
                 if call.is_abandoned:
                     return  # another thread has its place
 
-    def _next_call(self, thread: threading.Thread) -> _AnyCall | None:
+    def _next_call(self, thread: threading.Thread) -> _Call[Any] | None:
         with self._changed:
             self._idle += 1
             while not self._waiting and not self._closed:

@@ -180,6 +180,17 @@ def test_a_thinking_part_is_reasoning_and_a_part_without_type_is_what_its_key_sa
     assert as_parts == renderer.render_ids([*QUESTION, {"role": "assistant", "content": "A", "reasoning_content": "T"}])
 
 
+def test_a_field_of_a_configuration_is_a_template_variable_unless_it_is_internal() -> None:
+    class Own(BaseRendererConfig):
+        effort: int = 1
+        cache_size: int = 8
+        _template_fields = frozenset({"effort"})  # configurations that were written for PyPI's package list them, too
+        _internal_fields = frozenset({"cache_size"})
+
+    assert Own.template_field_names() == {"effort"}
+    assert Own(effort=2).model_dump(exclude_unset=True) == {"effort": 2}
+
+
 def test_a_custom_renderer_is_built_with_the_tokenizer_and_its_own_configuration(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
