@@ -56,7 +56,13 @@ def _threads() -> DaemonThreads:
 
 
 async def gathered(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of calls that run at the same time, in their order. The first error cancels the others."""
+    """The results of calls that run at the same time, in their order. The first error cancels the others.
+
+    A single call runs in the task of its caller: an event loop ends with the `SystemExit` of any other task.
+    """
+    calls = list(calls)
+    if len(calls) == 1:
+        return [await calls[0]]
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(call) for call in calls]
