@@ -96,7 +96,7 @@ def check_integer(name: str, value: Any, *, least: int = 1, rule: str = "") -> i
 
 def check_positive(name: str, value: Any, rule: str = "pass a finite number above 0") -> float:
     """The argument `name` as a float. Raises `ArgumentError` unless it is a finite number above 0."""
-    number = finite_number(value)
+    number = None if isinstance(value, bool) else finite_number(value)
     if number is None or number <= 0:
         raise ArgumentError(name, value, rule)
     return number

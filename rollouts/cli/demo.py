@@ -107,8 +107,13 @@ def _check_address(engine: EngineKind, base_url: str) -> None:
 
 def _run(console: Console, recipe: Recipe, *, seed: int, out: Path, base_url: str, api_key_env: str | None) -> Results:
     """Run the demonstration; without `base_url`, completions are sampled in this process."""
-    from rollouts.demo.run import has_episodes, interrupted_message, prepare_output
-    from rollouts.demo.trainer import TrainerProcess, collect_garbage_rarely
+    from rollouts.demo.process import (
+        TrainerProcess,
+        collect_garbage_rarely,
+        has_episodes,
+        interrupted_message,
+        prepare_output,
+    )
 
     api_key = api_key_from_environment(api_key_env)
     started_at = time.time()

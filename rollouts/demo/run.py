@@ -25,6 +25,7 @@ from transformers.utils import logging as transformers_logging
 
 from renderers import load_renderer
 from renderers.vision.processor import MediaProcessor
+from rollouts.demo.process import TrainerProcess, episodes_file, remove_earlier_episodes
 from rollouts.demo.recipe import ATTENTION, TARGETS, Recipe
 from rollouts.demo.task import (
     Curriculum,
@@ -34,7 +35,6 @@ from rollouts.demo.task import (
     WarmStart,
     load_digit_sets,
 )
-from rollouts.demo.trainer import TrainerProcess
 from rollouts.engines.local import LocalEngine
 from rollouts.engines.protocol import Engine, SamplingParams
 from rollouts.engines.vllm import VLLMEngine
@@ -42,52 +42,10 @@ from rollouts.episodes.episode import EpisodeSpec, run_episodes
 from rollouts.episodes.turns import derived_seed
 from rollouts.files import replaced_file
 from rollouts.observability import TrainingLog
-from rollouts.observability.training_log import MISMATCH_FILE, TRAINING_FILE
 from rollouts.terminal.table import Column, print_table
 from rollouts.testing import tiny_qwen3_vl
 from rollouts.trajectory.tree import Trajectory
-from transport import RecordReader, RecordWriter
-from transport.records.file_lock import check_unlocked, locked
-
-
-def episodes_file(out: Path) -> Path:
-    return out / "trajectories.mmr"
-
-
-def prepare_output(out: Path) -> None:
-    """Create the directory before the slow work begins.
-
-    Raises `OSError`, and `FileLockedError` if another run is writing its episodes there.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    if episodes_file(out).exists():
-        check_unlocked(episodes_file(out))
-
-
-def remove_earlier_episodes(out: Path) -> None:
-    """Delete the episodes and the training log of an earlier run. Raises the errors of `prepare_output`."""
-    for records in (episodes_file(out), out / MISMATCH_FILE):
-        if records.exists():
-            with locked(records):
-                records.unlink()
-    (out / TRAINING_FILE).unlink(missing_ok=True)
-
-
-def interrupted_message(out: Path, started_at: float) -> str:
-    """Return the message after Ctrl-C. It names the file only if this run (started at `started_at`, epoch) wrote it."""
-    if has_episodes(out, started_at):
-        return f"interrupted; the episodes so far are in {episodes_file(out)}"
-    return "interrupted before the first episode"
-
-
-def has_episodes(out: Path, started_at: float) -> bool:
-    """Whether this run (started at `started_at`, epoch) wrote episodes: the file is made before the first of them."""
-    episodes = episodes_file(out)
-    if not episodes.exists() or episodes.stat().st_mtime < started_at:
-        return False
-    with RecordReader(episodes) as reader:
-        return len(reader) > 0
-
+from transport import RecordWriter
 
 _WIDTH_WITH_ALL_FIGURES = 88  # columns
 _WIDTH_WITH_BAR = 112  # columns; on a narrower terminal the bar would leave too little room for the figures

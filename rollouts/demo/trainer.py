@@ -1,21 +1,11 @@
-"""The trainer of the demonstration: in a process of its own, it receives episodes only as decoded bytes."""
+"""The trainer of the demonstration, which receives episodes only as decoded bytes, and its policy on a server."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import gc
-import multiprocessing
 import os
 import shlex
-import signal
-import traceback
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import torch
@@ -23,13 +13,10 @@ from safetensors.numpy import save_file
 from transformers import AutoModelForImageTextToText
 
 from renderers import Message, load_renderer
-from renderers.process.threads import available_cores
 from rollouts.demo.recipe import ATTENTION, Recipe
 from rollouts.demo.task import DigitsEnvironment, Learn, Learned, WarmStart, load_digit_sets
 from rollouts.engines.protocol import InFlight
 from rollouts.engines.vllm import VLLMEngine, write_tied_head
-from rollouts.errors import RolloutsError
-from rollouts.terminal.interrupts import defer_interrupts
 from rollouts.training import (
     MismatchReport,
     TrainingBatch,
@@ -45,7 +32,6 @@ from rollouts.training import (
     token_logprobs,
 )
 from rollouts.trajectory.tree import Trajectory
-from transport import decode, encode, wire_type
 
 
 class Trainer:
@@ -180,113 +166,6 @@ class Trainer:
 
     def _weights(self) -> dict[str, np.ndarray]:
         return {name: parameter.detach().numpy() for name, parameter in self.model.named_parameters()}
-
-
-# The training process and the pipe to it. Only the child process imports torch from here.
-
-
-@wire_type("rollouts.demo.Failed")
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The response of the training process when it fails."""
-
-    reason: str
-
-
-class TrainerProcess:
-    """The training process. All messages on its pipe are bytes of `transport.encode`."""
-
-    def __init__(self, model_directory: Path, recipe: Recipe, seed: int) -> None:
-        self.threads = min(2, available_cores())
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_serve, args=(theirs, str(model_directory), recipe, seed, self.threads), daemon=True
-        )
-        with _sigint_blocked():
-            self._process.start()
-        theirs.close()
-
-    async def request(self, request: WarmStart | Learn) -> tuple[Learned, int]:
-        """Return the trainer's response, and the size of the request in bytes."""
-        message = encode(request)
-        return await asyncio.to_thread(self._exchange, message), len(message)
-
-    def _exchange(self, message: bytes) -> Learned:
-        try:
-            self._connection.send_bytes(message)
-            reply = decode(self._connection.recv_bytes())
-        except (EOFError, ConnectionError) as error:
-            raise RolloutsError(f"the training process ended with exit code {self._process.exitcode}") from error
-        if isinstance(reply, Failed):
-            raise RolloutsError(reply.reason)
-        learned: Learned = reply
-        return learned
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """End the process: it exits when its pipe closes; after 5 s it is killed."""
-        self._connection.close()
-        self._process.join(timeout=5)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-
-
-@contextlib.contextmanager
-def _sigint_blocked() -> Iterator[None]:
-    """Start a process with SIGINT blocked in it; otherwise Ctrl-C during its imports prints a traceback.
-
-    Blocking the signal does not defer it in the parent, because a thread of another library may receive it, and Python
-    then interrupts the main thread: so `defer_interrupts`.
-    """
-    with defer_interrupts():
-        resource_tracker.ensure_running()  # a later start would unblock the signal
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            yield
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-
-
-def collect_garbage_rarely() -> None:
-    """Exclude the objects that exist now from garbage collection, and collect less often.
-
-    Episodes create several hundred thousand objects; scanning those of torch and transformers in each collection costs
-    as much as sampling.
-    """
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
-
-
-def _serve(connection: Connection, model_directory: str, recipe: Recipe, seed: int, threads: int) -> None:
-    """Handle requests until the pipe closes. Only the parent handles Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    import torch
-    from transformers.utils import logging as transformers_logging
-
-    torch.set_num_threads(threads)
-    transformers_logging.disable_progress_bar()
-    collect_garbage_rarely()
-    trainer: Trainer | None = None
-    while True:
-        try:
-            request = decode(connection.recv_bytes())
-        except EOFError:
-            return
-        try:
-            # Created at the first request: the parent has written the model by then.
-            trainer = trainer or Trainer(Path(model_directory), recipe, seed)
-            reply = trainer.handle(request)
-        except BaseException:
-            connection.send_bytes(encode(Failed(traceback.format_exc())))
-            raise
-        connection.send_bytes(encode(reply))
 
 
 # The policy of the demonstration on a vLLM server. Weights are sent as checkpoints in the file system.

@@ -10,9 +10,10 @@ from functools import partial
 import pytest
 from rich.console import Console
 
+from rollouts.demo.process import TrainerProcess
 from rollouts.demo.recipe import QUICK
 from rollouts.demo.run import Demo, Progress
-from rollouts.demo.trainer import ServerPolicy, TrainerProcess
+from rollouts.demo.trainer import ServerPolicy
 from rollouts.engines.vllm import VLLMEngine
 
 SHORT = replace(

@@ -352,7 +352,7 @@ def test_ctrl_c_before_the_first_episode_of_a_demo_prints_one_line_and_names_no_
     os.utime(earlier, (1, 1))
     reading, writing = os.pipe()
     code = (
-        "import os, rollouts.demo.trainer as trainer\n"
+        "import os, rollouts.demo.process as trainer\n"
         "class Announced(trainer.TrainerProcess):\n"
         "    def __enter__(self):\n"
         f"        os.write({writing}, b'started')\n"

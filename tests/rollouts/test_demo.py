@@ -13,10 +13,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from rollouts.demo.process import TrainerProcess
 from rollouts.demo.recipe import QUICK
 from rollouts.demo.run import Demo, Progress, plot_curves, print_results
 from rollouts.demo.task import Learn
-from rollouts.demo.trainer import Trainer, TrainerProcess
+from rollouts.demo.trainer import Trainer
 from rollouts.errors import RolloutsError
 from transport import RecordReader, decode, encode, read_records
 
@@ -60,7 +61,7 @@ def run(out, trainer):
 def first_run(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rollouts.demo.trainer.available_cores", lambda: 1)  # another test runs on the other
+        patch.setattr("rollouts.demo.process.available_cores", lambda: 1)  # another test runs on the other
         trainer = TrainerProcess(out / "model", SHORT, 0)
     with trainer:
         return out, run(out, trainer)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
-from rollouts.demo.run import has_episodes, interrupted_message
+from rollouts.demo.process import has_episodes, interrupted_message
 from transport import RecordWriter
 
 
@@ -27,3 +29,8 @@ def test_episodes_of_an_earlier_run_are_not_named_after_an_interruption(tmp_path
         out.append({"an": "episode"})
     os.utime(file, (1000, 1000))
     assert not has_episodes(tmp_path, 2000.0)
+
+
+def test_the_process_of_the_trainer_can_be_started_before_torch_is_imported() -> None:
+    code = "import sys, rollouts.demo.process; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 
 import httpx
 import openai
@@ -596,3 +597,10 @@ def test_an_id_that_is_no_plain_name_is_refused(renderer, name):
             json={"messages": [user("a")]},
         )
     assert response.status_code == 400
+
+
+@pytest.mark.parametrize("name", ["body_seconds", "request_seconds", "idle_seconds", "max_sessions", "max_body_bytes"])
+@pytest.mark.parametrize("value", [True, 0, -1, math.nan, "1"])
+def test_limits_of_the_gateway_are_numbers_above_0(name, value):
+    with pytest.raises(ArgumentError, match=name):
+        GatewayLimits(**{name: value})
