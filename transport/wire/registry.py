@@ -88,7 +88,7 @@ DECLARED_IN: Final[Mapping[str, str]] = MappingProxyType(
         "rollouts.WeightSpan": "rollouts.engines.protocol",
         "rollouts.WorkerHello": "rollouts.workers.link.messages",
         "rollouts.WorkerLeaves": "rollouts.workers.link.messages",
-        "rollouts.demo.Failed": "rollouts.demo.trainer",
+        "rollouts.demo.Failed": "rollouts.demo.process",
         "rollouts.demo.Learn": "rollouts.demo.task",
         "rollouts.demo.Learned": "rollouts.demo.task",
         "rollouts.demo.WarmStart": "rollouts.demo.task",
