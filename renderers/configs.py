@@ -97,7 +97,12 @@ class BaseRendererConfig(_ConfigBase):
     @classmethod
     def template_field_names(cls) -> frozenset[str]:
         """The fields that are variables of the chat template."""
-        return frozenset(cls.model_fields) - frozenset(BaseRendererConfig.model_fields) - cls._internal_fields
+        return frozenset(cls.model_fields) - frozenset(BaseRendererConfig.model_fields) - cls.internal_field_names()
+
+    @classmethod
+    def internal_field_names(cls) -> frozenset[str]:
+        """The other fields: the `_internal_fields` of the class and of those that it extends."""
+        return frozenset().union(*(vars(base).get("_internal_fields", ()) for base in cls.__mro__))
 
     @model_validator(mode="after")
     def _check_retention(self) -> Self:

@@ -34,7 +34,7 @@ def merge_chat_template_kwargs(config: BaseRendererConfig, variables: Mapping[st
     fields = _fields_class(config)
     allowed = fields.template_field_names()
     any_name = fields._allow_opaque_template_kwargs
-    wrong = sorted(set(variables) & fields._internal_fields if any_name else set(variables) - allowed)
+    wrong = sorted(set(variables) & fields.internal_field_names() if any_name else set(variables) - allowed)
     if wrong:
         names = "any variable of the template" if any_name else ", ".join(sorted(allowed)) or "none"
         raise ValueError(
@@ -83,7 +83,7 @@ def options_of(config: BaseRendererConfig) -> RendererOptions:
 
 
 def _is_template_variable(config: BaseRendererConfig, name: str) -> bool:
-    if name in config._internal_fields:
+    if name in config.internal_field_names():
         # The template has this one under the same name, although it is not one of its documented variables.
         return isinstance(config, GptOssRendererConfig) and name == "model_identity"
     # The date is always passed: a template that prints today's date would print other tokens tomorrow.

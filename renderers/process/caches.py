@@ -24,7 +24,7 @@ class ByteLRU(Generic[K, V]):
         self.max_bytes = max_bytes
         self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()  # with its bytes; the most recently used one last
         self._nbytes = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a value that is freed within a call may call the cache
         register_fork_reset(self)
 
     def get(self, key: K) -> V | None:
@@ -67,7 +67,7 @@ class ByteLRU(Generic[K, V]):
 
     def reset_after_fork(self) -> None:
         """Keep the entries, which a thread of the parent may have been changing."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._nbytes = sum(nbytes for _, nbytes in self._entries.values())
 
     @property

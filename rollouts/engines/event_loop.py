@@ -26,13 +26,17 @@ class EngineLoop:
         if self._loop is running:
             return False
         if self._loop is not None and not self._loop.is_closed():
-            raise EngineError(
-                request_id,
-                "the engine belongs to another event loop, on which it was used first; use it there, or make an engine "
-                "for each event loop, thread and process",
-            )
+            raise _of_another_loop(request_id)
         self._loop = running
         return True
+
+
+def _of_another_loop(request_id: str) -> EngineError:
+    return EngineError(
+        request_id,
+        "the engine belongs to another event loop, on which it was used first; use it there, or make an engine "
+        "for each event loop, thread and process",
+    )
 
 
 class SingleFlight(Generic[T]):
@@ -45,9 +49,13 @@ class SingleFlight(Generic[T]):
         self._running: dict[Hashable, asyncio.Task[T]] = {}
 
     async def run(self, key: Hashable, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The result of the running call of this key, else of `make()`."""
+        """The result of the running call of this key, else of `make()`. Raises `EngineError` on another open loop."""
         task = self._running.get(key)
-        if task is None or task.get_loop().is_closed():
+        if task is not None and task.get_loop() is not asyncio.get_running_loop():
+            if not task.get_loop().is_closed():
+                raise _of_another_loop(str(key))
+            task = None
+        if task is None:
             task = self._running[key] = asyncio.create_task(make())
             task.add_done_callback(lambda ended: self._end(key, ended))
         return await asyncio.shield(task)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, NoReturn, TypeVar
@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 #: Characters and tokens of the largest call that is made on the event loop.
 _LARGEST_SIZE: Final = 4096
+#: What a message without text costs, in characters.
+_MESSAGE_SIZE: Final = 32
 #: As many calls are made before the loop looks at what else is due.
 _CALLS_AT_ONCE: Final = 8
 
@@ -173,9 +175,10 @@ class RendererCalls:
 
 
 def _text_size(messages: Sequence[Message]) -> tuple[int, bool]:
-    """The characters in the contents of messages, and whether there may be media, too."""
+    """The characters of messages, with a few for each of them, and whether there may be media, too."""
     size, has_media = 0, False
     for message in messages:
+        size += _MESSAGE_SIZE + sum(_characters(value) for key, value in message.items() if key != "content")
         content: Any = message.get("content")
         if type(content) is str:
             size += len(content)
@@ -187,6 +190,15 @@ def _text_size(messages: Sequence[Message]) -> tuple[int, bool]:
             else:
                 has_media = True
     return size, has_media
+
+
+def _characters(value: Any) -> int:
+    """The characters of the texts in a value, which is not nested inside itself: messages were checked."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(_characters, value.values()))
+    return sum(map(_characters, value)) if isinstance(value, list | tuple) else 0
 
 
 def _is_pool(renderer: object) -> bool:

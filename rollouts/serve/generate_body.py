@@ -71,7 +71,8 @@ class ContentPartBody(BaseModel):
 class GenerateBody(BaseModel):
     """Token ids and sampling options. Members that are not named here are ignored, as in vLLM."""
 
-    request_id: str | None = None
+    # A bound on the length also refuses half of a surrogate pair, which no response could hold.
+    request_id: str | None = Field(default=None, max_length=4096)
     token_ids: list[NonNegativeInt] = Field(min_length=1)
     sampling_params: dict[str, Any]
     features: FeaturesBody | None = None

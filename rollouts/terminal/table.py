@@ -138,7 +138,10 @@ def print_table(columns: Sequence[Column], rows: Iterable[Row], console: Console
         if not droppable:
             break
         shown.remove(min(droppable, key=lambda place: columns[place].drop_order or 0))
-    console.print(_table(columns, cells, least, shown), crop=False)
+    table = _table(columns, cells, least, shown)
+    if (needed := sum(least[place] for place in shown) + _GAP * len(shown)) > console.width:
+        table.width = needed  # it is not cut: the terminal wraps its lines
+    console.print(table, crop=False)
     if len(shown) < len(columns):
         left_out = ", ".join(column.heading for place, column in enumerate(columns) if place not in shown)
         console.print(Text(f"not shown at this width: {left_out}"))

@@ -101,3 +101,17 @@ def test_no_thread_sees_more_bytes_than_the_bound_while_a_value_is_added() -> No
         reader.join()
     assert len(cache.seen) == 2
     assert max(cache.seen) <= 10
+
+
+def test_a_value_that_is_freed_within_a_call_may_call_the_cache() -> None:
+    cache = ByteLRU[int, object](10)
+    found: list[object] = []
+
+    class Value:
+        def __del__(self) -> None:
+            found.append(cache.get(2))
+
+    cache.put(2, 2, 1)
+    cache.put(1, Value(), 1)
+    cache.put(1, 1, 1)
+    assert found == [2]

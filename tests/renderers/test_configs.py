@@ -187,7 +187,11 @@ def test_a_field_of_a_configuration_is_a_template_variable_unless_it_is_internal
         _template_fields = frozenset({"effort"})  # configurations that were written for PyPI's package list them, too
         _internal_fields = frozenset({"cache_size"})
 
-    assert Own.template_field_names() == {"effort"}
+    class Extended(Own):
+        more: int = 2
+        _internal_fields = frozenset({"more"})
+
+    assert Own.template_field_names() == Extended.template_field_names() == {"effort"}
     assert Own(effort=2).model_dump(exclude_unset=True) == {"effort": 2}
 
 

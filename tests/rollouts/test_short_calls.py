@@ -160,6 +160,26 @@ def test_a_large_message_is_added_on_a_thread(tiny_model_dir):
     assert places_of_bridges(tiny_model_dir, ["Go on.", "Go on." * 1000, "Go on."]) == [False, False, True]
 
 
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"function": {"name": "f", "arguments": {"a": ["x" * 5000]}}}],
+            }
+        ],
+        [{"role": "assistant", "content": "", "reasoning_content": "x" * 5000}],
+        [{"role": "user", "content": ""}] * 200,
+        [{"role": "user", "content": [{"type": "text", "text": "x" * 5000}]}],
+    ],
+    ids=["arguments of a call", "reasoning", "many messages", "a part"],
+)
+def test_all_texts_and_the_number_of_messages_count_in_the_size_of_a_call(messages):
+    assert short_calls._text_size(messages)[0] > short_calls._LARGEST_SIZE
+
+
 def test_an_image_is_added_on_the_loop_only_if_it_was_processed_before(tiny_model_dir):
     red, blue = image("red"), image("blue")
     places = places_of_bridges(tiny_model_dir, [red, red, red, blue, blue])

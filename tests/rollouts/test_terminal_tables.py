@@ -70,6 +70,15 @@ def test_a_terminal_that_is_too_narrow_for_what_remains_gets_lines_that_it_wraps
     assert words(lines(40)) >= NUMBERS
 
 
+@pytest.mark.parametrize("width", [5, 12, 20, 40])
+def test_no_column_is_lost_without_being_named(width):
+    digest = "0123456789abcdef" * 4
+    columns = [Column("message", wraps=True), Column("sha"), Column("group", drop_order=1)]
+    printed = lines(width, columns, [["first", digest, "g"]])
+    assert {"message", "sha", "first", digest} <= words(printed)
+    assert {"not", "shown", "group"} <= words(printed)
+
+
 def test_cells_with_several_lines_stay_in_their_column():
     rows = [["a", Text("seen\n-> cure", "bold")], ["b", "fine"]]
     assert lines(40, [Column("check"), Column("seen", wraps=True)], rows) == [

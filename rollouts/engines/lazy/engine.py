@@ -186,11 +186,13 @@ class LazyEngine:
         return found
 
     async def close(self) -> None:
-        """Refuse further requests; close the engine and end its server."""
-        self._closed = True
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            await engine.close()
+        """Refuse further requests; close the engine and end its server.
+
+        An engine that refuses to be closed, because it belongs to another event loop, stays in use.
+        """
+        if self._engine is not None:
+            await self._engine.close()
+        self._closed, self._engine = True, None
         if self._process is not None:  # also one that is starting
             await self._process.stop()
 

@@ -166,6 +166,7 @@ class LocalEngine:
 
         A running request ends after the token that is sampled now, a waiting one at once, without tokens.
         """
+        self._enter("abort")
         for request_id in request_ids:
             for running in self._running.get(request_id, ()):
                 running.is_aborted = True

@@ -154,6 +154,7 @@ class ServerConnection:
             self._headers["Authorization"] = authorization
         self._loop = EngineLoop()
         self._open: _Open | None = None
+        self._former: _Open | None = None  # of a loop that was closed
         self._closed = False
         self._failing = False
 
@@ -222,17 +223,21 @@ class ServerConnection:
                 response.release()  # which closes the connection if the body has not been read to its end
 
     async def close(self) -> None:
-        """Refuse further requests, end the running ones with `EngineClosedError`, close every connection."""
-        self._loop.enter("close")
+        """Refuse further requests, end the running ones with `EngineClosedError`, close every connection.
+
+        Raises `EngineError` on another loop; the connection stays open then.
+        """
+        is_new_loop = self._loop.enter("close")
         self._closed = True
         if (state := self._open) is None:
             return
         self._open = None
-        for scope in list(state.running):  # ended by moving their deadlines to now
+        running = set() if is_new_loop else state.running  # those of a closed loop never end
+        for scope in list(running):  # ended by moving their deadlines to now
             if not scope.expired():
                 scope.reschedule(0.0)
         try:
-            while state.running:  # noqa: ASYNC110 a few rounds, until the ended calls have unwound
+            while running:  # noqa: ASYNC110 a few rounds, until the ended calls have unwound
                 await asyncio.sleep(0)
         finally:  # also if the closing task is cancelled, as one that closes inside of its own stream is
             await state.loop_end.aclose()
@@ -255,7 +260,8 @@ class ServerConnection:
     async def _slot(self, call: Call, *, control: bool = False) -> AsyncIterator[aiohttp.ClientSession]:
         """A slot, under the deadline of the call, with the session of the running loop."""
         self._raise_if_closed(call)
-        if self._loop.enter(call.name):
+        self.enter(call.name)
+        if self._open is None:
             await self._open_session()
         state = self._open
         assert state is not None  # it is closed by `close` alone
@@ -342,12 +348,17 @@ class ServerConnection:
         if self._closed:
             raise EngineClosedError(call.name, "the engine is closed") from None
 
+    def enter(self, name: str) -> None:
+        """Begin a call on the running loop. Raises `EngineError` where the engine belongs to another one."""
+        if self._loop.enter(name):
+            self._former, self._open = self._open, None
+
     async def _open_session(self) -> None:
         """A session for the running loop. That of a loop before it is closed, where the loop was not wound up."""
-        former = self._open
         session = self._session(keepalive_timeout=self.limits.keepalive_seconds)
         slots, control_slots = asyncio.Semaphore(self.limits.concurrency), asyncio.Semaphore(_CONTROL_SLOTS)
         self._open = _Open(session, slots, control_slots, _closing(session))
+        former, self._former = self._former, None
         await anext(self._open.loop_end)
         if former is not None:
             await former.loop_end.aclose()

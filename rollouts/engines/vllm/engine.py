@@ -216,6 +216,7 @@ class VLLMEngine:
         A request that has not reached the server yet is ended on this side. Where the server cannot abort by id (vLLM's
         Rust frontend outside development mode) its connection is closed, which ends it there.
         """
+        self._connection.enter("abort")
         running = self._requests.mark_aborted(request_ids)
         if server_ids := self._requests.server_ids(running):
             received = await self._abort_on_server(server_ids)
@@ -262,9 +263,12 @@ class VLLMEngine:
             return await self._adapters.loaded()
 
     async def close(self) -> None:
-        """Refuse further requests and close the connections."""
-        self._closed = True
+        """Refuse further requests and close the connections.
+
+        Raises `EngineError` on another event loop than that of the engine, which stays open then.
+        """
         await self._connection.close()
+        self._closed = True
 
     async def __aenter__(self) -> Self:
         return self

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from renderers.process.caches import ByteLRU
+from rollouts.engines.event_loop import EngineLoop
 
 #: Below the 4 GiB that a server's media cache has by default: an item is evicted here before the server evicts it.
 DEFAULT_MEDIA_CACHE_BYTES = 2 * 2**30
@@ -63,13 +64,16 @@ class ServerMediaCache:
         self._epoch = 0
         self._counts = MediaCacheCounts()
         self._pending: dict[str, asyncio.Event] = {}
+        self._loop = EngineLoop()
 
     async def reserve(self, names: Mapping[str, int], *, include_all: bool = False) -> MediaReservation:
         """Decide which items of `names` (name -> bytes) a request includes, once none of them is being sent.
 
         `include_all`: include every item, without waiting. Each reservation must end with `commit`, `release` or
-        `evict`.
+        `evict`. Raises `EngineError` on another event loop than that of the reservations before, while it is open.
         """
+        if self._loop.enter("media"):
+            self._pending.clear()  # what a closed loop was sending never ends
         while True:
             waiting = [] if include_all else [self._pending[name] for name in names if name in self._pending]
             # All or nothing: two requests that each included an item for which the other waits would deadlock.

@@ -129,7 +129,7 @@ class FunctionParameters:
         place = ".".join(map(str, error["loc"]))
         if not place:  # pydantic reads 200 levels
             return f"the arguments cannot be read: {error['msg']}"
-        if error["type"] == "unexpected_keyword_argument":
+        if error["type"] == "unexpected_keyword_argument" and len(error["loc"]) == 1:
             return f"there is no argument {place!r}; the arguments are {', '.join(self._names) or 'none'}"
         if error["type"].startswith("missing"):
             return f"{place} is missing"
@@ -208,8 +208,9 @@ def _described(tool: str, parameter: inspect.Parameter, annotation: Any) -> Any:
             "is not a type of an argument; write the type alone"
         )
     for each in metadata:
-        if isinstance(each, FieldInfo) and each.alias not in (None, name):
-            reason = f"the Field of parameter {name!r} has the alias {each.alias!r}; give the parameter this name"
+        aliases = [each.alias, each.validation_alias] if isinstance(each, FieldInfo) else []
+        if found := [alias for alias in aliases if alias not in (None, name)]:
+            reason = f"the Field of parameter {name!r} has the alias {found[0]!r}; give the parameter this name"
             raise RolloutsError(f"tool {tool!r}: {reason}")
         if isinstance(each, FieldInfo) and not each.is_required() and parameter.default is parameter.empty:
             reason = f"the Field of parameter {name!r} has a default, and the function has none; write it in the"

@@ -353,7 +353,8 @@ def _refused(error: ValidationError) -> RequestError:
     if first["type"] == "extra_forbidden":
         return _unknown(place)
     value = "missing" if first["type"] == "missing" else short_repr(first["input"])
-    return invalid_field(f"{place} is {value}: {first['msg']}", place)
+    message = "Input should be an object" if first["type"] == "model_type" else first["msg"]
+    return invalid_field(f"{place} is {value}: {message}", place)
 
 
 def _check_fields(fields: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from renderers.messages import check_tools
 from rollouts.environments import Tool
@@ -281,6 +281,12 @@ def default_of_field(n: Annotated[int, Field(5, gt=1)]) -> None: ...
 def alias(n: Annotated[int, Field(alias="number")] = 1) -> None: ...
 
 
+def validation_alias(n: Annotated[int, Field(validation_alias="number")] = 1) -> None: ...
+
+
+def alias_choices(n: Annotated[int, Field(validation_alias=AliasChoices("number", "count"))] = 1) -> None: ...
+
+
 def class_variable(n: Annotated[ClassVar[int], "how many"] = 1) -> None: ...
 
 
@@ -313,6 +319,8 @@ def recursive(tree: Tree) -> None: ...
         (required_field, r"'n' is a pydantic Field.* write .* n: Annotated\[the type, Field\(...\)\]$"),
         (default_of_field, "the Field of parameter 'n' has a default, and the function has none"),
         (alias, "the Field of parameter 'n' has the alias 'number'; give the parameter this name"),
+        (validation_alias, "the Field of parameter 'n' has the alias 'number'; give the parameter this name"),
+        (alias_choices, r"has the alias AliasChoices\(choices=\['number', 'count'\]\); give the parameter this name"),
         (class_variable, r"parameter 'n' is annotated .*ClassVar\[int\].*, which is not a type of an argument"),
         (recursive, "the type Tree contains itself"),
         (generator, "'generator': is a generator; return a list"),

@@ -174,6 +174,7 @@ WRONG = [
     ({**HELLO, "logprobs": 1}, "logprobs", "valid boolean"),
     ({**HELLO, "functions": [{"name": "f"}]}, "functions", "use tools"),
     ({**HELLO, "reasoning_effort": "high"}, "reasoning_effort", "template"),
+    ({**HELLO, "tools": [5]}, "tools[0]", "5: Input should be an object"),
     ({**HELLO, "mood": "good"}, "mood", "unknown field"),
     ({**HELLO, "model": "\ud800"}, "model", "unicode string"),
     ({**HELLO, "model": 3}, "model", "3: Input should be a valid string"),

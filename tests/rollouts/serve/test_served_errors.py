@@ -49,6 +49,7 @@ REFUSED = {
     "a prompt longer than the context": (body(token_ids=[5] * 5000), 400, "BadRequestError", None),
     "a prompt as long as the context": (body(token_ids=[5] * 4096), 400, "BadRequestError", None),
     "a token beyond the vocabulary": (body(token_ids=[999_999]), 400, "BadRequestError", None),
+    "an id that no response could hold": (body(request_id="\ud800"), 400, "Bad Request", "body.request_id"),
     "no tokens": (body(token_ids=[]), 400, "Bad Request", "body.token_ids"),
     "a negative token": (body(token_ids=[-1]), 400, "Bad Request", "body.token_ids"),
     "no sampling options": ({"token_ids": [5]}, 400, "Bad Request", "body.sampling_params"),

@@ -9,7 +9,7 @@ import pytest
 from engine_inputs import connected, expected, generate_one, image, request
 from fake_model import logprob_of
 from fake_responses import hold
-from fake_server import FakeVLLM
+from fake_server import GENERATE, FakeVLLM
 
 from rollouts.engines.vllm import VLLMEngine
 from rollouts.errors import EngineError
@@ -120,6 +120,32 @@ async def test_an_engine_refuses_another_event_loop_while_its_own_is_open(server
     with pytest.raises(EngineError, match="belongs to another event loop, on which it was used first"):
         await asyncio.to_thread(asyncio.run, generate_one(engine, request()))
     assert (await generate_one(engine, request())).token_ids.size
+
+
+async def test_what_another_event_loop_may_not_close_or_abort_goes_on(server, engine):
+    await generate_one(engine, request())
+    for call in (engine.close, lambda: engine.abort(["r"])):
+        with pytest.raises(EngineError, match="belongs to another event loop"):
+            await asyncio.to_thread(asyncio.run, call())
+    assert (await generate_one(engine, request())).token_ids.size
+
+
+async def test_an_image_that_a_closed_loop_was_sending_is_sent_again_on_the_next_one(server):
+    engine, sent = VLLMEngine(server.base_url), request(image())
+    server.script[GENERATE] = [hold(asyncio.Event())]
+
+    def careless():
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(generate_one(engine, sent))
+        while not server.generations:
+            loop.run_until_complete(asyncio.sleep(0.01))
+        loop.close()
+        task._log_destroy_pending = False  # it is never run again
+
+    await asyncio.to_thread(careless)
+    result = await asyncio.wait_for(generate_one(engine, sent), 30)
+    assert result.token_ids.tolist() == expected(sent)
+    await engine.close()
 
 
 async def test_a_weight_version_reset_by_another_client_is_read_from_responses(engine, server):

@@ -19,7 +19,7 @@ from runner_world import advance_clock
 from rollouts.engines.fleet import EngineFleet, FleetLimits
 from rollouts.engines.lazy import LazyEngine
 from rollouts.engines.protocol import Engine
-from rollouts.errors import ArgumentError, EngineClosedError, EngineStartError, FleetMismatchError
+from rollouts.errors import ArgumentError, EngineClosedError, EngineError, EngineStartError, FleetMismatchError
 from rollouts.testing import ScriptedEngine
 
 SERVE = Path(__file__).with_name("fake_vllm_serve.py")
@@ -291,3 +291,44 @@ async def test_a_member_that_starts_with_another_model_samples_nothing(tmp_path)
 def test_a_wrong_command_is_refused(command):
     with pytest.raises(ArgumentError, match="list of texts"):
         LazyEngine.from_command(command, "http://127.0.0.1:8000")
+
+
+async def test_an_engine_that_refuses_to_be_closed_stays_in_use():
+    class Refusing(ScriptedEngine):
+        refuses = True
+
+        async def close(self):
+            if self.refuses:
+                raise EngineError("close", "the engine belongs to another event loop")
+
+    inner = Refusing(lambda _: [7])
+
+    async def start():
+        return inner
+
+    engine = LazyEngine(start)
+    await generate_one(engine, request())
+    with pytest.raises(EngineError):
+        await engine.close()
+    assert (await generate_one(engine, request())).token_ids.tolist() == [7]
+    inner.refuses = False
+    await engine.close()
+    with pytest.raises(EngineClosedError):
+        await generate_one(engine, request())
+
+
+async def test_a_start_that_runs_on_another_event_loop_is_not_awaited():
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def start():
+        begun.set()
+        await may_end.wait()
+        return ScriptedEngine(lambda _: [7])
+
+    engine = LazyEngine(start)
+    first = asyncio.create_task(generate_one(engine, request()))
+    await begun.wait()
+    with pytest.raises(EngineError, match="belongs to another event loop"):
+        await asyncio.to_thread(asyncio.run, generate_one(engine, request()))
+    may_end.set()
+    assert (await first).token_ids.tolist() == [7]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import fake_server
 import pytest
-from fake_responses import stream_pieces
+from fake_responses import hold, stream_pieces
 from fake_server import GENERATE, FakeVLLM
 from http_calls import GENERATION, generate
 
@@ -121,6 +121,38 @@ async def test_a_loop_that_was_closed_without_shutting_down_is_forgotten(server:
         gc.collect()
     await server.requests[0].disconnected.wait()
     await connection.close()
+
+
+async def test_closing_after_a_loop_was_closed_with_a_request_that_ran_ends(server: FakeVLLM) -> None:
+    connection = ServerConnection(server.base_url)
+    server.script[GENERATE] = [hold(asyncio.Event())]
+
+    def careless() -> None:
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(generate(connection))
+        while not server.requests:
+            loop.run_until_complete(asyncio.sleep(0.01))
+        loop.close()
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is never run again
+
+    await asyncio.to_thread(careless)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # of the loop that nobody wound up
+        await asyncio.wait_for(connection.close(), 30)
+        gc.collect()
+
+
+async def test_a_connection_whose_first_session_cannot_be_made_makes_another_one(
+    server: FakeVLLM, connection: ServerConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**options: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(connection, "_session", refuse)
+        with pytest.raises(OSError, match="Too many"):
+            await generate(connection)
+    assert (await generate(connection)).status == 200
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
