@@ -292,13 +292,16 @@ def test_the_time_of_a_call_that_waits_for_a_thread_begins_when_a_thread_begins_
 
 
 def test_a_call_that_is_cancelled_while_it_waits_for_a_thread_ends_at_once_and_never_runs(one_thread):
-    free, begun = threading.Event(), []
+    free, occupied, begun = threading.Event(), threading.Event(), []
 
     def occupy() -> None:
+        occupied.set()
         free.wait(30)
 
     async def scenario():
         first = asyncio.create_task(Tool.from_function(occupy).call({}))
+        while not occupied.is_set():  # noqa: ASYNC110  a state of the thread
+            await asyncio.sleep(0.001)
         tools = environment(Tool.from_function(lambda: begun.append("late"), name="late"))
         await tools.reset(0)
         function = {"name": "late", "arguments": {}}
