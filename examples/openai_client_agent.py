@@ -50,11 +50,13 @@ def picture(colour):
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-async def agent(client, task, max_turns=3):
+async def agent(client, task, seed, max_turns=3):
     """Play one task: it knows messages, and nothing of tokens. Returns the last answer."""
     messages = [{"role": "user", "content": f"{task} Answer after you have looked."}]
     for _ in range(max_turns):
-        response = await client.chat.completions.create(model="policy", messages=messages, tools=TOOLS, max_tokens=16)
+        response = await client.chat.completions.create(
+            model="policy", messages=messages, tools=TOOLS, max_tokens=16, seed=seed
+        )
         message = response.choices[0].message
         messages.append(message)
         for call in message.tool_calls or ():
@@ -70,14 +72,14 @@ async def play(root, episodes):
     """Play episodes at the same time, each in a session of its own, and reward them. Returns the ids of sessions."""
     sessions = [f"episode-{number}" for number in range(episodes)]
 
-    async def episode(session):
+    async def episode(seed, session):
         # The session is in the base URL, for agents that let their users choose nothing else.
         async with openai.AsyncOpenAI(base_url=f"{root}/sessions/{session}/v1", api_key="none") as client:
-            answer = await agent(client, "Which colour is on the left?")
+            answer = await agent(client, "Which colour is on the left?", seed)
         async with openai.AsyncOpenAI(base_url=f"{root}/sessions/{session}", api_key="none") as client:
             await client.post("/reward", body={"reward": float("red" in (answer or ""))}, cast_to=object)
 
-    await asyncio.gather(*map(episode, sessions))
+    await asyncio.gather(*(episode(*each) for each in enumerate(sessions)))
     return sessions
 
 
