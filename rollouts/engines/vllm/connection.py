@@ -227,12 +227,11 @@ class ServerConnection:
 
         Raises `EngineError` on another loop; the connection stays open then.
         """
-        is_new_loop = self._loop.enter("close")
+        self.enter("close")
         self._closed = True
-        if (state := self._open) is None:
-            return
-        self._open = None
-        running = set() if is_new_loop else state.running  # those of a closed loop never end
+        former, state = self._former, self._open
+        self._former = self._open = None
+        running = set() if state is None else state.running
         for scope in list(running):  # ended by moving their deadlines to now
             if not scope.expired():
                 scope.reschedule(0.0)
@@ -240,7 +239,9 @@ class ServerConnection:
             while running:  # noqa: ASYNC110 a few rounds, until the ended calls have unwound
                 await asyncio.sleep(0)
         finally:  # also if the closing task is cancelled, as one that closes inside of its own stream is
-            await state.loop_end.aclose()
+            for each in (former, state):
+                if each is not None:
+                    await each.loop_end.aclose()
 
     def _call(
         self,

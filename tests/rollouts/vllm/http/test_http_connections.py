@@ -123,6 +123,22 @@ async def test_a_loop_that_was_closed_without_shutting_down_is_forgotten(server:
     await connection.close()
 
 
+async def test_closing_closes_the_connections_of_a_loop_before_whatever_came_first_on_this_one(
+    server: FakeVLLM,
+) -> None:
+    connection = ServerConnection(server.base_url)
+
+    def careless() -> None:
+        loop = asyncio.new_event_loop()
+        assert loop.run_until_complete(generate(connection)).status == 200
+        loop.close()
+
+    await asyncio.to_thread(careless)
+    connection.enter("abort")
+    await connection.close()
+    await asyncio.wait_for(server.requests[0].disconnected.wait(), 30)
+
+
 async def test_closing_after_a_loop_was_closed_with_a_request_that_ran_ends(server: FakeVLLM) -> None:
     connection = ServerConnection(server.base_url)
     server.script[GENERATE] = [hold(asyncio.Event())]
