@@ -135,7 +135,14 @@ async def test_closing_closes_the_connections_of_a_loop_before_whatever_came_fir
 
     await asyncio.to_thread(careless)
     connection.enter("abort")
-    await connection.close()
+    former = connection._former
+    assert former is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # of the loop that nobody wound up
+        await connection.close()
+        assert former.session.closed
+        del former
+        gc.collect()
     await asyncio.wait_for(server.requests[0].disconnected.wait(), 30)
 
 
