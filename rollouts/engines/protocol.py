@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, Protocol, TypeGuard, get_args, runtime_c
 
 import numpy as np
 
-from renderers import MultiModalData
+from renderers import Message, MultiModalData, ParsedResponse
 from renderers.placement import PlacedItem
 from rollouts.errors import (
     ArgumentError,
@@ -298,6 +298,40 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Refuse further requests and release what the engine holds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ChatAnswer:
+    """The answer of a chat endpoint: the message, what it was parsed into, and why it ended.
+
+    `prompt_tokens` and `completion_tokens` are those that the endpoint counted, None where it says nothing; `model` is
+    the name that it reports.
+    """
+
+    message: Message
+    parsed: ParsedResponse
+    finish_reason: FinishReason
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    model: str = ""
+
+
+@runtime_checkable
+class ChatEngine(Protocol):
+    """Answers conversations, without token ids and log-probabilities: a chat endpoint.
+
+    Episodes run on it as on an `Engine`, without a renderer. Nothing can be trained on them (`Trajectory.has_tokens`).
+    """
+
+    async def chat(
+        self, messages: Sequence[Message], *, tools: Any = None, sampling: SamplingParams, seed: int | None = None
+    ) -> ChatAnswer:
+        """Answer checked messages, whose images are `MediaSource`s. Raises an `EngineError`."""
+        ...
+
+    async def close(self) -> None:
+        """Refuse further calls and release what the engine holds."""
         ...
 
 

@@ -10,12 +10,14 @@ from typing import Any, cast
 
 from renderers import Message, Renderer, RendererPool
 from renderers.messages import check_messages, media_parts
-from rollouts.engines.protocol import Engine, SamplingParams
+from rollouts.engines.protocol import ChatEngine, Engine, SamplingParams
 from rollouts.episodes.calls import renderer_pool
+from rollouts.episodes.chat_turns import new_recorder
 from rollouts.episodes.context import EpisodeContext, GeneratedTurn
 from rollouts.episodes.deadlines import OVERLONG_ERRORS, EpisodeActivity, EpisodeLimits, overlong_limit
 from rollouts.episodes.environment import StepResult, resolve
-from rollouts.episodes.turns import EpisodeSettings, SampledTurn, TurnRecorder, derived_seed
+from rollouts.episodes.episode import check_renderer
+from rollouts.episodes.turns import EpisodeSettings, SampledTurn, derived_seed
 from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.rewards import Reward, rewards_of, score_episode
 from rollouts.trajectory.tree import Trajectory
@@ -64,7 +66,7 @@ class UserSimulation:
         instructions: str,
         opening: Sequence[Message] = (),
         begin: str = "Write your first message.",
-        engine: Engine | None = None,
+        engine: Engine | ChatEngine | None = None,
         renderer: Renderer | RendererPool | None = None,
         sampling: SamplingParams | None = None,
         max_user_turns: int = 8,
@@ -74,8 +76,10 @@ class UserSimulation:
     ) -> None:
         if not isinstance(instructions, str) or not instructions:
             raise ArgumentError("instructions", instructions, "pass text: what the simulated user is to do")
-        if (engine is None) != (renderer is None):
-            raise ArgumentError("renderer", renderer, "pass engine and renderer of the user's model, or neither")
+        if engine is None and renderer is not None:
+            raise ArgumentError("renderer", renderer, "pass the engine of the user's model too, or neither")
+        if engine is not None:
+            check_renderer(renderer, engine)
         check_integer("max_user_turns", max_user_turns)
         if stop_phrase is not None and (not isinstance(stop_phrase, str) or not stop_phrase):
             raise ArgumentError("stop_phrase", stop_phrase, "pass text that is not empty, or None")
@@ -125,7 +129,7 @@ class UserSimulation:
         self._at_end.close()
 
     def _make_user(self, seed: int) -> _Policy | _OtherModel:
-        if self._engine is not None and self._renderer is not None:
+        if self._engine is not None:
             pool = self._at_end.enter_context(renderer_pool(self._renderer))
             sampling = replace(self._sampling or SamplingParams(), seed=derived_seed(seed, "user"))
             return _OtherModel(self._engine, pool, sampling)
@@ -173,9 +177,9 @@ class _Policy:
 class _OtherModel:
     """Another model as the user: its turns are in a trajectory of their own, which is not kept."""
 
-    def __init__(self, engine: Engine, renderer: RendererPool, sampling: SamplingParams) -> None:
+    def __init__(self, engine: Engine | ChatEngine, renderer: RendererPool | None, sampling: SamplingParams) -> None:
         settings = EpisodeSettings(engine, renderer, sampling, EpisodeLimits())
-        self._recorder = TurnRecorder(Trajectory(uuid.uuid4().hex), settings, EpisodeActivity())
+        self._recorder = new_recorder(Trajectory(uuid.uuid4().hex), settings, EpisodeActivity())
         self._last: SampledTurn | None = None
 
     async def write(self, messages: Sequence[Message]) -> Message:

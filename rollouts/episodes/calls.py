@@ -64,12 +64,12 @@ class ShortCalls:
 
 
 @contextmanager
-def renderer_pool(renderer: Renderer | RendererPool) -> Iterator[RendererPool]:
-    """The pool that was given, or a pool of the renderer, which is closed at the end of the block.
+def renderer_pool(renderer: Renderer | RendererPool | None) -> Iterator[RendererPool | None]:
+    """The pool that was given, or a pool of the renderer, which is closed at the end of the block; None without one.
 
     Closing does not wait: after a cancellation a thread may stay busy for as long as fetching an image takes.
     """
-    if _is_pool(renderer):
+    if renderer is None or _is_pool(renderer):
         yield renderer  # type: ignore[misc]  # it has the methods that are used, if not the class
         return
     pool = RendererPool(renderer)

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from renderers import Message, RendererPool
-from rollouts.engines.protocol import Engine, SamplingParams
+from rollouts.engines.protocol import ChatEngine, Engine, SamplingParams
 from rollouts.episodes.deadlines import OVERLONG_ERRORS, max_turns_limit, overlong_limit
 from rollouts.episodes.environment import Environment, check_environment, close_environment
 from rollouts.episodes.errors import EpisodeLimitError
-from rollouts.episodes.turns import Prompt, SampledTurn, TurnRecorder, derived_seed
+from rollouts.episodes.turns import EpisodeRecorder, Prompt, SampledTurn, derived_seed
 from rollouts.errors import ArgumentError, is_unicode
 from rollouts.values import check_integer, whole_number
 
@@ -26,7 +26,7 @@ class GeneratedTurn:
     index: int
     message: Message
     sampled: SampledTurn = field(repr=False)
-    recorder: TurnRecorder = field(repr=False, compare=False)  # that of the episode
+    recorder: EpisodeRecorder = field(repr=False, compare=False)  # that of the episode
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +70,12 @@ class EpisodeContext:
     same time. Those that still run when the episode ends are cancelled, together with the tasks that wait for them.
 
     `episode_id` is the episode's, `seed` the environment's, `agent` who plays the environment ("" if it is not a
-    child), `engine` and `renderer` those of the policy, `sampling` the parameters of its turns.
+    child), `engine` and `renderer` those of the policy, `sampling` the parameters of its turns. An episode on a chat
+    endpoint has no renderer.
     """
 
     def __init__(
-        self, recorder: TurnRecorder, play: PlayEnvironment, *, seed: int, agent: str, path: tuple[int, ...]
+        self, recorder: EpisodeRecorder, play: PlayEnvironment, *, seed: int, agent: str, path: tuple[int, ...]
     ) -> None:
         self.recorder = recorder
         self.seed = seed
@@ -88,11 +89,11 @@ class EpisodeContext:
         return self.recorder.trajectory.episode_id
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> Engine | ChatEngine:
         return self.recorder.engine
 
     @property
-    def renderer(self) -> RendererPool:
+    def renderer(self) -> RendererPool | None:
         return self.recorder.renderer
 
     @property

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
+from renderers import MediaSource
 from renderers.errors import OverlongPromptError as OverlongRenderError
 from rollouts.engines.protocol import GenerateRequest, InFlight
 from rollouts.episodes.errors import EpisodeLimitError
@@ -68,11 +69,14 @@ class EpisodeLimits:
             raise _reached("max_tokens", turn, f"{tokens} tokens", self.max_tokens)
         if self.max_images is None and self.max_media_bytes is None:
             return
-        media = request.media
-        if self.max_images is not None and len(media) > self.max_images:
-            raise _reached("max_images", turn, f"{len(media)} images and videos", self.max_images)
+        self.check_media([item.source for item, _ in request.media], turn)
+
+    def check_media(self, sources: Sequence[MediaSource], turn: int) -> None:
+        """Raises `EpisodeLimitError` if a prompt has more images and videos than a limit allows."""
+        if self.max_images is not None and len(sources) > self.max_images:
+            raise _reached("max_images", turn, f"{len(sources)} images and videos", self.max_images)
         if self.max_media_bytes is not None:
-            total = sum({item.source.digest: item.source.nbytes for item, _ in media}.values())
+            total = sum({source.digest: source.nbytes for source in sources}.values())
             if total > self.max_media_bytes:
                 raise _reached("max_media_bytes", turn, f"{total} bytes of images and videos", self.max_media_bytes)
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from renderers import Renderer, RendererError, RendererPool
-from rollouts.engines.protocol import Engine, SamplingParams
+from rollouts.engines.protocol import ChatEngine, Engine, SamplingParams
 from rollouts.episodes.calls import renderer_pool
+from rollouts.episodes.chat_turns import new_recorder
 from rollouts.episodes.context import EpisodeContext, PlayedTurns
 from rollouts.episodes.deadlines import OVERLONG_ERRORS, EpisodeActivity, EpisodeLimits, EpisodeObserver, overlong_limit
 from rollouts.episodes.environment import (
@@ -39,7 +40,7 @@ from rollouts.episodes.errors import (
     ends_process,
     ends_task,
 )
-from rollouts.episodes.turns import EpisodeSettings, TurnRecorder, check_only_new
+from rollouts.episodes.turns import EpisodeRecorder, EpisodeSettings, check_only_new
 from rollouts.errors import (
     ArgumentError,
     RolloutsError,
@@ -97,8 +98,8 @@ class EpisodeSpec:
 async def run_episode(
     environment: Environment,
     *,
-    engine: Engine,
-    renderer: Renderer | RendererPool,
+    engine: Engine | ChatEngine,
+    renderer: Renderer | RendererPool | None,
     sampling: SamplingParams,
     max_turns: int,
     seed: int = 0,
@@ -133,19 +134,24 @@ async def run_episode(
 def check_settings(engine: object, renderer: object, sampling: object, max_turns: object) -> None:
     """Raises `ArgumentError`."""
     check_engine(engine)
-    check_renderer(renderer)
+    check_renderer(renderer, engine)
     check_sampling(sampling)
     check_integer("max_turns", max_turns)
 
 
 def check_engine(engine: object) -> None:
     """Raises `ArgumentError`."""
-    if isinstance(engine, type) or not callable(getattr(engine, "generate", None)):
-        raise ArgumentError("engine", engine, "pass an Engine, such as VLLMEngine(url)")
+    methods = (getattr(engine, name, None) for name in ("generate", "chat"))
+    if isinstance(engine, type) or not any(map(callable, methods)):
+        raise ArgumentError("engine", engine, "pass an Engine, such as VLLMEngine(url), or a ChatEndpoint")
 
 
-def check_renderer(renderer: object) -> None:
-    """Raises `ArgumentError`."""
+def check_renderer(renderer: object, engine: object) -> None:
+    """Raises `ArgumentError` for what is no renderer; a `ChatEngine` has none."""
+    if isinstance(engine, ChatEngine):
+        if renderer is not None:
+            raise ArgumentError("renderer", renderer, "pass None: a chat endpoint renders the messages itself")
+        return
     if isinstance(renderer, type) or not callable(getattr(renderer, "get_stop_token_ids", None)):
         raise ArgumentError("renderer", renderer, "pass a renderer, such as load_renderer(directory)")
 
@@ -177,7 +183,7 @@ async def record_episode(
     trajectory.started_at, started = time.time(), time.monotonic()
     failure: BaseException | None = None
     try:
-        await _run(factory, TurnRecorder(trajectory, settings, EpisodeActivity(observer)))
+        await _run(factory, new_recorder(trajectory, settings, EpisodeActivity(observer)))
     except BaseException as error:  # noqa: BLE001  no exception of any component may lose the completed turns
         trajectory.error = text_with_notes(error, describe_exception(error))
         failure = error
@@ -202,7 +208,7 @@ async def record_episode(
         del failure  # it refers to this frame: the memory of the episode would wait for Python's collector
 
 
-async def _run(factory: EnvironmentFactory, recorder: TurnRecorder) -> None:
+async def _run(factory: EnvironmentFactory, recorder: EpisodeRecorder) -> None:
     """Run the turns of an episode within its deadlines, and close the environment."""
     trajectory = recorder.trajectory
     trajectory.provenance = Provenance.of(recorder.renderer, recorder.engine)
@@ -219,7 +225,7 @@ async def _run(factory: EnvironmentFactory, recorder: TurnRecorder) -> None:
         trajectory.truncation_reason = reached.reason
 
 
-async def _play_in_own_task(factory: EnvironmentFactory, recorder: TurnRecorder) -> EpisodeLimitError | None:
+async def _play_in_own_task(factory: EnvironmentFactory, recorder: EpisodeRecorder) -> EpisodeLimitError | None:
     """Run all code of the environment in one task of its own, which is left if it ignores its cancellation.
 
     The end of a cancelled episode, of one whose deadline passed, and of one that is over, then does not depend on
@@ -264,7 +270,7 @@ def _result_of(playing: asyncio.Task[EpisodeLimitError | None]) -> EpisodeLimitE
 
 
 async def _play(
-    factory: EnvironmentFactory, recorder: TurnRecorder, ended: asyncio.Future[EpisodeLimitError | None]
+    factory: EnvironmentFactory, recorder: EpisodeRecorder, ended: asyncio.Future[EpisodeLimitError | None]
 ) -> EpisodeLimitError | None:
     """Make the environment, play it and close it. `ended` receives the result before the environment is closed."""
     recorder.deadlines.begin_turn()
@@ -288,7 +294,7 @@ async def _play(
     return reached
 
 
-async def _wait_for_end(playing: asyncio.Task[Any], recorder: TurnRecorder) -> None:
+async def _wait_for_end(playing: asyncio.Task[Any], recorder: EpisodeRecorder) -> None:
     """Wait for the task of an episode that has ended or is cancelled, for at most `END_SECONDS`.
 
     A cancellation of the caller meanwhile does not shorten the time that the environment has to close.
@@ -361,8 +367,8 @@ async def run_episodes(
     make_environment: Callable[[], Environment],
     specs: Sequence[EpisodeSpec],
     *,
-    engine: Engine,
-    renderer: Renderer | RendererPool,
+    engine: Engine | ChatEngine,
+    renderer: Renderer | RendererPool | None,
     sampling: SamplingParams,
     max_turns: int,
     concurrency: int = 1024,

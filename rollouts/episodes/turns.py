@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, cast
 
@@ -14,6 +15,7 @@ from renderers import Message, ParsedResponse, ParsedToolCall, RenderedTokens, R
 from renderers.errors import MediaError, MessageError
 from renderers.messages import is_media_part, with_medium
 from rollouts.engines.protocol import (
+    ChatEngine,
     Completion,
     Engine,
     FinishReason,
@@ -184,10 +186,10 @@ def _own_call(call: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSettings:
-    """What the episodes of a run have in common."""
+    """What the episodes of a run have in common. A `ChatEngine` has no renderer."""
 
-    engine: Engine
-    renderer: RendererPool
+    engine: Engine | ChatEngine
+    renderer: RendererPool | None
     sampling: SamplingParams
     limits: EpisodeLimits
     short_calls: ShortCalls = field(default_factory=ShortCalls)
@@ -226,7 +228,7 @@ class SampledTurn:
     renderer_seconds: float
 
 
-class TurnRecorder:
+class EpisodeRecorder(ABC):
     """Samples turns of one episode, for all of its agents, into its trajectory. The limits hold for all together.
 
     Made on the event loop of the episode, where the episode begins.
@@ -234,18 +236,123 @@ class TurnRecorder:
 
     def __init__(self, trajectory: Trajectory, settings: EpisodeSettings, activity: EpisodeActivity) -> None:
         self.trajectory = trajectory
-        self.engine = settings.engine
-        self.renderer = settings.renderer
         self.sampling = settings.sampling
         self.limits = settings.limits
         self.activity = activity
         self.deadlines = EpisodeDeadlines(settings.limits, settings.pauses)
-        self._calls = RendererCalls(self.renderer, settings.short_calls)
-        self.vocab_size = known_vocab_size(self.engine, self.renderer)
-        self.stop_token_ids = self.sampling.stop_token_ids or self._calls.stop_token_ids()
         self._in_flight = 0
         self._closed = False
         self.tasks: set[asyncio.Task[Any]] = set()  # those that wait for a turn or a child of an environment
+
+    @property
+    @abstractmethod
+    def engine(self) -> Engine | ChatEngine: ...
+
+    @property
+    @abstractmethod
+    def renderer(self) -> RendererPool | None: ...
+
+    @abstractmethod
+    async def first_prompt(self, messages: Sequence[Message], tools: Any, origin: str) -> Prompt:
+        """The prompt of a conversation. `origin` says in errors where the messages come from."""
+
+    @abstractmethod
+    async def next_prompt(self, turn: SampledTurn, messages: Sequence[Message], origin: str) -> Prompt:
+        """The prompt after a turn and new messages."""
+
+    async def sample(
+        self, prompt: Prompt, *, agent: str, path: tuple[int, ...], sampling: SamplingParams | None = None
+    ) -> SampledTurn:
+        """Sample a turn of `agent` and add it to the trajectory. Raises `EpisodeLimitError` where a limit is reached.
+
+        `path` distinguishes the turns of an episode, whatever order they are sampled in: the request's id and its seed
+        derive from it.
+        """
+        self.check_open()
+        if (limit := self.limit_reached()) is not None:
+            raise limit
+        sampling = sampling or self.sampling
+        seed = None if sampling.seed is None else derived_seed(sampling.seed, *path)
+        request_id = "-".join(map(str, (self.trajectory.episode_id, *path)))
+        number = len(self.trajectory.turns) + self._in_flight
+        return await self._sample(prompt, agent, sampling, seed, request_id, number)
+
+    @abstractmethod
+    async def _sample(
+        self, prompt: Prompt, agent: str, sampling: SamplingParams, seed: int | None, request_id: str, number: int
+    ) -> SampledTurn:
+        """Sample the turn `number`, with `seed` for that of `sampling`, inside of `_requesting`."""
+
+    @contextmanager
+    def _requesting(self, number: int) -> Iterator[None]:
+        """The block in which a turn is sampled and recorded."""
+        self._in_flight += 1
+        try:
+            self.activity.waits_for("engine", number)
+            with self.activity.requesting():
+                yield
+        finally:
+            self._in_flight -= 1
+
+    def check_open(self) -> None:
+        """Raises `TrajectoryFinishedError` if the episode has ended."""
+        if self._closed:
+            raise TrajectoryFinishedError(self.trajectory.episode_id, "turns")
+
+    def finish_turn(self, turn: SampledTurn, environment_seconds: float, *, failed: bool = False) -> None:
+        """Report a turn of the trajectory, whose reward is recorded unless its step `failed`.
+
+        Nothing is reported of an episode that was left: it has been reported as ended.
+        """
+        if self.trajectory.finished:
+            return
+        seconds = TurnSeconds(turn.engine_seconds, turn.renderer_seconds, environment_seconds)
+        prompt_tokens, completion_tokens, images = self._counts(turn)
+        self.activity.turn_finished(turn.index, prompt_tokens, completion_tokens, images, seconds, failed)
+
+    @abstractmethod
+    def _counts(self, turn: SampledTurn) -> tuple[int, int, int]:
+        """The tokens of prompt and completion of a turn, and the images of its prompt."""
+
+    def limit_reached(self) -> EpisodeLimitError | None:
+        """The limit that allows no further turn, those that are being sampled included."""
+        max_turns = self.limits.max_turns
+        if max_turns is not None and len(self.trajectory.turns) + self._in_flight >= max_turns:
+            return max_turns_limit(max_turns)
+        return self.deadlines.passed(self.activity)
+
+    def refuse_turns(self) -> None:
+        """From now on `check_open` raises."""
+        self._closed = True
+
+    async def close(self) -> None:
+        """Refuse further turns, and cancel the tasks that still wait for one."""
+        self.refuse_turns()
+        tasks = list(self.tasks)
+        for task in tasks:
+            task.cancel("the episode has ended")
+        if tasks:
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class TurnRecorder(EpisodeRecorder):
+    """Samples turns as tokens, from an engine and a renderer."""
+
+    def __init__(self, trajectory: Trajectory, settings: EpisodeSettings, activity: EpisodeActivity) -> None:
+        super().__init__(trajectory, settings, activity)
+        self._engine = cast(Engine, settings.engine)
+        self._renderer = cast(RendererPool, settings.renderer)
+        self._calls = RendererCalls(self._renderer, settings.short_calls)
+        self.vocab_size = known_vocab_size(self._engine, self._renderer)
+        self.stop_token_ids = self.sampling.stop_token_ids or self._calls.stop_token_ids()
+
+    @property
+    def engine(self) -> Engine:
+        return self._engine
+
+    @property
+    def renderer(self) -> RendererPool:
+        return self._renderer
 
     async def first_prompt(self, messages: Sequence[Message], tools: Any, origin: str) -> Prompt:
         """The prompt of a conversation. `origin` says in errors where the messages come from."""
@@ -292,34 +399,17 @@ class TurnRecorder:
         seconds, sampled = time.perf_counter() - began, _sampled_ranges(rendered)
         return Prompt(rendered, conversation, conversation, previous.tools, sampled, seconds, turn.index)
 
-    async def sample(
-        self, prompt: Prompt, *, agent: str, path: tuple[int, ...], sampling: SamplingParams | None = None
+    async def _sample(
+        self, prompt: Prompt, agent: str, sampling: SamplingParams, seed: int | None, request_id: str, number: int
     ) -> SampledTurn:
-        """Sample a turn of `agent` and add it to the trajectory. Raises `EpisodeLimitError` where a limit is reached.
-
-        `path` distinguishes the turns of an episode, whatever order they are sampled in: the request's id and its seed
-        derive from it.
-        """
-        self.check_open()
-        if (limit := self.limit_reached()) is not None:
-            raise limit
-        sampling = sampling or self.sampling
-        seed = None if sampling.seed is None else derived_seed(sampling.seed, *path)
-        trajectory = self.trajectory
-        request = self.request(prompt, sampling, seed, "-".join(map(str, (trajectory.episode_id, *path))))
-        number = len(trajectory.turns) + self._in_flight
+        request = self.request(prompt, sampling, seed, request_id)
         self.limits.check_prompt(request, number)
-        self._in_flight += 1
-        try:
-            self.activity.waits_for("engine", number)
+        with self._requesting(number):
             sent_at = time.perf_counter()
-            with self.activity.requesting():
-                with self.deadlines.requesting():
-                    completion = await generate_completion(self.engine, request, self.vocab_size)
-                self.activity.waits_for("renderer", number)
-                return await self.record(prompt, completion, agent=agent, engine_seconds=time.perf_counter() - sent_at)
-        finally:
-            self._in_flight -= 1
+            with self.deadlines.requesting():
+                completion = await generate_completion(self._engine, request, self.vocab_size)
+            self.activity.waits_for("renderer", number)
+            return await self.record(prompt, completion, agent=agent, engine_seconds=time.perf_counter() - sent_at)
 
     async def record(self, prompt: Prompt, completion: Completion, *, agent: str, engine_seconds: float) -> SampledTurn:
         """Parse a completion of a prompt and add it to the trajectory."""
@@ -341,43 +431,11 @@ class TurnRecorder:
         index = len(trajectory.turns) - 1
         return SampledTurn(prompt, ids, message, parsed, index, engine_seconds, renderer_seconds)
 
-    def check_open(self) -> None:
-        """Raises `TrajectoryFinishedError` if the episode has ended."""
-        if self._closed:
-            raise TrajectoryFinishedError(self.trajectory.episode_id, "turns")
-
-    def finish_turn(self, turn: SampledTurn, environment_seconds: float, *, failed: bool = False) -> None:
-        """Report a turn of the trajectory, whose reward is recorded unless its step `failed`.
-
-        Nothing is reported of an episode that was left: it has been reported as ended.
-        """
-        if self.trajectory.finished:
-            return
-        seconds = TurnSeconds(turn.engine_seconds, turn.renderer_seconds, environment_seconds)
+    def _counts(self, turn: SampledTurn) -> tuple[int, int, int]:
         rendered = turn.prompt.rendered
         media = rendered.multi_modal_data
         images = 0 if media is None else sum(map(len, media.mm_hashes.values()))
-        self.activity.turn_finished(turn.index, len(rendered), len(turn.completion_ids), images, seconds, failed)
-
-    def limit_reached(self) -> EpisodeLimitError | None:
-        """The limit that allows no further turn, those that are being sampled included."""
-        max_turns = self.limits.max_turns
-        if max_turns is not None and len(self.trajectory.turns) + self._in_flight >= max_turns:
-            return max_turns_limit(max_turns)
-        return self.deadlines.passed(self.activity)
-
-    def refuse_turns(self) -> None:
-        """From now on `check_open` raises."""
-        self._closed = True
-
-    async def close(self) -> None:
-        """Refuse further turns, and cancel the tasks that still wait for one."""
-        self.refuse_turns()
-        tasks = list(self.tasks)
-        for task in tasks:
-            task.cancel("the episode has ended")
-        if tasks:
-            await asyncio.gather(*tasks, return_exceptions=True)
+        return len(rendered), len(turn.completion_ids), images
 
     def request(self, prompt: Prompt, sampling: SamplingParams, seed: int | None, request_id: str) -> GenerateRequest:
         """The request for a prompt, with `seed` for that of `sampling`, whose stop tokens default to the renderer's."""

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from renderers import Renderer, RendererPool
-from rollouts.engines.protocol import Engine, InFlight, SamplingParams
+from rollouts.engines.protocol import ChatEngine, Engine, InFlight, SamplingParams
 from rollouts.episodes.deadlines import EpisodeLimits
 from rollouts.episodes.episode import check_engine, check_renderer, check_sampling
 from rollouts.errors import ArgumentError, RolloutsError
@@ -37,7 +37,7 @@ def check_parts(make_environment: object, engine: object, renderer: object, work
     if workers is None:
         check_make_environment(make_environment)
         check_engine(engine)
-        check_renderer(renderer)
+        check_renderer(renderer, engine)
         return
     if not are_workers(workers):
         raise ArgumentError("workers", workers, "pass Workers, such as LinkWorkers(...), or None")
@@ -120,7 +120,7 @@ class Runner:
     def __init__(
         self,
         make_environment: MakeEnvironment | None,
-        engine: Engine | None,
+        engine: Engine | ChatEngine | None,
         renderer: Renderer | RendererPool | None,
         *,
         sampling: SamplingParams,
@@ -162,7 +162,6 @@ class Runner:
             if workers is None:
                 assert make_environment is not None  # `check_parts` has refused the others
                 assert engine is not None
-                assert renderer is not None
                 running = EpisodeWorker(make_environment, engine, renderer)
                 self._resources.callback(running.release)
                 self._capacity = Capacity(concurrency)

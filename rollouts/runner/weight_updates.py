@@ -9,7 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from renderers import RendererError
-from rollouts.engines.protocol import Engine, InFlight, UpdatableEngine, check_update_arguments, is_updatable
+from rollouts.engines.protocol import (
+    ChatEngine,
+    Engine,
+    InFlight,
+    UpdatableEngine,
+    check_update_arguments,
+    is_updatable,
+)
 from rollouts.episodes.errors import wrap_exceptions
 from rollouts.errors import ArgumentError, RolloutsError, WeightUpdateError, describe_exception, is_unicode
 from rollouts.runner.events import Reporter, WeightsUpdated, WeightUpdateFailed
@@ -181,7 +188,7 @@ class WeightUpdates:
 
     def __init__(
         self,
-        engine: Engine | None,
+        engine: Engine | ChatEngine | None,
         reporter: Reporter,
         set_update: Callable[[InFlight | None], object] = lambda in_flight: None,
     ) -> None:

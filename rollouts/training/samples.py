@@ -14,7 +14,7 @@ from renderers.media.item import Modality
 from renderers.placement import item_placement_error
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import WeightSpan, weight_span_error
-from rollouts.errors import ArgumentError, SampleError
+from rollouts.errors import ArgumentError, SampleError, TrajectoryError
 from rollouts.trajectory.token_node import ROUTED_EXPERTS, TokenNode
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import check_choice, finite_number
@@ -180,8 +180,14 @@ def samples_from_trajectory(
 
     `processors` (a renderer's, by modality) compute the pixels again from the sources; raises `PixelMismatchError` if
     they differ from the pixels that the sampler saw. Raises `ArgumentError` for another advantage, `shared` or
-    `agents`, and `TrajectoryError` for routed experts whose numbers of layers or dtypes differ along a path.
+    `agents`, and `TrajectoryError` for routed experts whose numbers of layers or dtypes differ along a path, and for an
+    episode of a chat endpoint, of which no tokens are known.
     """
+    if not trajectory.has_tokens:
+        raise TrajectoryError(
+            f"episode {trajectory.episode_id}: its engine gave messages without tokens, and nothing can be trained on "
+            "them; sample with an engine of tokens, such as VLLMEngine or LocalEngine"
+        )
     if isinstance(agents, str) or (agents is not None and not isinstance(agents, Collection)):
         raise ArgumentError("agents", agents, "pass a collection of names, or None for all agents")
     others = {turn.node for turn in trajectory.turns if agents is not None and turn.agent not in agents}

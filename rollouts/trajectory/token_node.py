@@ -244,7 +244,10 @@ def _extras_error(extras: object, count: int) -> str | None:
 def _media_error(media: object, count: int) -> str | None:
     if not isinstance(media, _SEQUENCES) or not all(map(_is_reference, media)):
         return "media are not references with a source and a range"
-    error = placement_error((reference.placeholder for reference in media), count)
+    placeholders = [reference.placeholder for reference in media]
+    if not count and all(one.offset == one.length == 0 for one in placeholders):  # of a prompt without tokens
+        return None
+    error = placement_error(placeholders, count)
     if error is None:
         return None
     wrong = media[error.position]

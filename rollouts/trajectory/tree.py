@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from types import NoneType
 from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 
-from renderers import Message, MultiModalData, RenderedTokens
+from renderers import MediaSource, Message, MultiModalData, PlaceholderRange, RenderedTokens
 from renderers.media.item import Modality
-from renderers.messages import is_media_part
+from renderers.messages import is_media_part, media_parts, media_value, part_kind
 from renderers.placement import placement_error
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import Completion, FinishReason, ending_error, logprobs_error, token_ids_error
@@ -407,13 +407,63 @@ class Trajectory:
         stored_message = cast(Message, stored_copy(message, f"the message of turn {len(turns)}"))
         turn = Turn(node, completion.finish_reason, stored_message, seconds=seconds, agent=agent)
         check_turn_stored(added, turn, f"turn {len(turns)}")
-        if not turns or turns[-1].agent != agent or turns[-1].node != parent:
-            latest = next((earlier.node for earlier in reversed(turns) if earlier.agent == agent), parent)
-            if parent != latest:
-                self.forks += 1
+        self._count_fork(agent, parent)
         nodes += added
         turns.append(turn)
         return node
+
+    def add_message_turn(
+        self,
+        message: Message,
+        finish_reason: FinishReason,
+        messages: Sequence[Message],
+        *,
+        seconds: float = 0.0,
+        agent: str = "",
+        after: int | None = None,
+    ) -> int:
+        """Attach a turn of which the messages are known and no tokens; return the index of the completion's node.
+
+        A chat endpoint gives such turns. Their nodes have no tokens: `has_tokens` is False, and no training sample is
+        made of them. `messages` are all of a conversation, or the new ones after the turn whose node is `after`; their
+        images are `MediaSource`s. Messages are copied.
+
+        Raises `TrajectoryFinishedError`, `NodeIndexError` for an `after` that is no node, and `InvalidTurnError` for
+        what cannot be stored. After an error the trajectory is unchanged.
+        """
+        nodes, turns = self._growing()
+        parent = -1 if after is None else after
+        if not -1 <= parent < len(nodes):
+            raise NodeIndexError(self.episode_id, parent, len(nodes))
+        media = tuple(
+            MediaReference(cast(Modality, part_kind(part)), source.digest, source, PlaceholderRange(0, 0))
+            for one in messages
+            for _, part in media_parts(one)
+            if isinstance(source := media_value(part), MediaSource)
+        )
+        empty = TokenNode(parent, read_only((), np.int32), _mask(b""), read_only((), np.float32))
+        prompt = replace(empty, media=media, messages=_with_sources(messages, media, 0))
+        added = [prompt, replace(empty, parent=len(nodes))]
+        turn = Turn(
+            len(nodes) + 1,
+            finish_reason,
+            cast(Message, stored_copy(message, f"the message of turn {len(turns)}")),
+            seconds=seconds,
+            agent=agent,
+        )
+        check_turn_stored(added, turn, f"turn {len(turns)}")
+        self._count_fork(agent, parent)
+        nodes += added
+        turns.append(turn)
+        return turn.node
+
+    def _count_fork(self, agent: str, parent: int) -> None:
+        """Count a turn of `agent` that does not continue its latest one."""
+        if self.turns and self.turns[-1].agent == agent and self.turns[-1].node == parent:
+            return  # the usual case
+        latest = next((earlier.node for earlier in reversed(self.turns) if earlier.agent == agent), parent)
+        if parent != latest:
+            self.forks += 1
 
     def record_reward(self, reward: float, info: Mapping[str, Any], *, turn: int | None = None) -> None:
         """Set the reward and the info of the turn with index `turn`, in place of earlier ones; `info` is copied.
@@ -459,6 +509,11 @@ class Trajectory:
     @property
     def num_turns(self) -> int:
         return len(self.turns)
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether the tokens of the turns are known. Those of a chat endpoint are not: it cannot be trained on."""
+        return not self.turns or any(len(node) for node in self.nodes)
 
     @property
     def length_stops(self) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Self, get_args
 
 from renderers import Renderer, RendererPool
-from rollouts.engines.protocol import Engine, InFlight, SamplingParams
+from rollouts.engines.protocol import ChatEngine, Engine, InFlight, SamplingParams
 from rollouts.episodes.calls import renderer_pool
 from rollouts.episodes.deadlines import EpisodeLimits, EpisodeObserver, UpdatePauses
 from rollouts.episodes.episode import check_engine, check_renderer, record_episode
@@ -162,15 +162,15 @@ class EpisodeWorker:
     def __init__(
         self,
         make_environment: MakeEnvironment,
-        engine: Engine,
-        renderer: Renderer | RendererPool,
+        engine: Engine | ChatEngine,
+        renderer: Renderer | RendererPool | None,
         *,
         slots: int = 64,
     ) -> None:
         check_make_environment(make_environment)
         check_integer("slots", slots)
         check_engine(engine)
-        check_renderer(renderer)
+        check_renderer(renderer, engine)
         self._make_environment = make_environment
         self._resources = ExitStack()
         pool = self._resources.enter_context(renderer_pool(renderer))

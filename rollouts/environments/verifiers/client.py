@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -82,7 +82,7 @@ class EngineClient(Client):  # type: ignore[misc]
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        self._pool = self._stack.enter_context(renderer_pool(self._given_renderer))
+        self._pool = cast(RendererPool, self._stack.enter_context(renderer_pool(self._given_renderer)))
         self._renderer = RendererCalls(self._pool)
         self._vocab_size = known_vocab_size(self.engine, self._pool)
         self._provenance = Provenance.of(self._pool, self.engine)

@@ -95,6 +95,7 @@ class Gateway:
         self._adapters = ServedAdapters(engine)
         self._allow_media_urls = allow_media_urls
         self._developer_role = developer_role(pool.renderer)
+        self._pool = pool
         self._settings = EpisodeSettings(engine, pool, SamplingParams(), EpisodeLimits())
         self._sessions = SessionStore(self._settings, self._limits, on_session_end)
         self._token_texts = token_texts_of(getattr(pool.renderer, "tokenizer", None))
@@ -195,8 +196,7 @@ class Gateway:
 
     def _streams(self) -> bool:
         """Whether text is sent while it is sampled."""
-        pool = self._settings.renderer
-        parses = pool.shares_one_renderer and hasattr(pool.renderer, "response_parser")
+        parses = self._pool.shares_one_renderer and hasattr(self._pool.renderer, "response_parser")
         return parses and is_streaming(self._settings.engine)
 
     async def _checked_model(self, chat: ChatRequest) -> tuple[str, str | None]:
@@ -204,7 +204,7 @@ class Gateway:
         if chat.logprobs and self._token_texts is None:
             raise unsupported_field("this renderer has no tokenizer for logprobs; use return_token_ids", "logprobs")
         if chat.stop:
-            decoder(self._settings.renderer.renderer)
+            decoder(self._pool.renderer)
         name = chat.model
         if name is None or name == self._model:
             return self._model or "model", None

@@ -1,0 +1,141 @@
+"""Turns of an episode on a chat endpoint: messages in, a message out, and no tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from renderers import MediaPolicy, MediaSource, Message, RenderedTokens
+from renderers.errors import MediaError, MessageError
+from renderers.media.reference import source_of_part
+from renderers.messages import check_messages, check_tools, media_parts, media_value, with_medium
+from rollouts.engines.protocol import ChatEngine, FinishReason, SamplingParams
+from rollouts.episodes.deadlines import EpisodeActivity
+from rollouts.episodes.errors import raise_naming_origin, wrap_exceptions
+from rollouts.episodes.turns import (
+    EpisodeRecorder,
+    EpisodeSettings,
+    Prompt,
+    SampledTurn,
+    TurnRecorder,
+    own_messages,
+    own_tools,
+)
+from rollouts.errors import EngineFailedError, GenerationInterruptedError, RolloutsError, describe_exception
+from rollouts.trajectory.tree import Trajectory
+
+#: The metrics of an episode that hold what the endpoint has counted, summed over turns.
+PROMPT_TOKENS, COMPLETION_TOKENS = "endpoint_prompt_tokens", "endpoint_completion_tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredTurn(SampledTurn):
+    """A turn of an endpoint, with the tokens that it has counted."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class ChatRecorder(EpisodeRecorder):
+    """Samples turns as messages, from a chat endpoint.
+
+    `media_policy` of the engine says which references in messages may be followed; without one, nothing is read but
+    data.
+    """
+
+    renderer = None
+
+    def __init__(self, trajectory: Trajectory, settings: EpisodeSettings, activity: EpisodeActivity) -> None:
+        super().__init__(trajectory, settings, activity)
+        self._engine = cast(ChatEngine, settings.engine)
+        self._policy: MediaPolicy = getattr(self._engine, "media_policy", None) or MediaPolicy()
+
+    @property
+    def engine(self) -> ChatEngine:
+        return self._engine
+
+    async def first_prompt(self, messages: Sequence[Message], tools: Any, origin: str) -> Prompt:
+        began = time.perf_counter()
+        tools = own_tools(tools)
+        check_tools(tools)
+        new = await self._with_sources(messages, origin)
+        return Prompt(RenderedTokens(), new, new, tools, (), time.perf_counter() - began)
+
+    async def next_prompt(self, turn: SampledTurn, messages: Sequence[Message], origin: str) -> Prompt:
+        began = time.perf_counter()
+        new = await self._with_sources(messages, f"what {origin} returned for turn {turn.index}")
+        answer = self.trajectory.turns[turn.index].message
+        conversation = [*turn.prompt.conversation, answer, *new]
+        seconds = time.perf_counter() - began
+        return Prompt(RenderedTokens(), new, conversation, turn.prompt.tools, (), seconds, turn.index)
+
+    async def _sample(
+        self, prompt: Prompt, agent: str, sampling: SamplingParams, seed: int | None, request_id: str, number: int
+    ) -> SampledTurn:
+        trajectory = self.trajectory
+        self.limits.check_media(_sources(prompt.conversation), number)
+        sampling = replace(sampling, seed=None)
+        with self._requesting(number):
+            sent_at = time.perf_counter()
+            failed = f"{type(self._engine).__name__} raised"
+            with (
+                self.deadlines.requesting(),
+                wrap_exceptions(
+                    lambda error: EngineFailedError(request_id, f"{failed} {describe_exception(error)}"),
+                    unchanged=(RolloutsError,),
+                ),
+            ):
+                answer = await self._engine.chat(prompt.conversation, tools=prompt.tools, sampling=sampling, seed=seed)
+            engine_seconds = time.perf_counter() - sent_at
+            if answer.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
+                raise GenerationInterruptedError(request_id, f"generation ended with {answer.finish_reason.value!r}")
+            previous = prompt.previous_turn
+            trajectory.add_message_turn(
+                answer.message,
+                answer.finish_reason,
+                prompt.messages,
+                seconds=engine_seconds,
+                agent=agent,
+                after=None if previous is None else trajectory.turns[previous].node,
+            )
+        counts = answer.prompt_tokens or 0, answer.completion_tokens or 0
+        for name, count in zip((PROMPT_TOKENS, COMPLETION_TOKENS), counts, strict=True):
+            trajectory.metrics[name] = trajectory.metrics.get(name, 0) + count
+        index = len(trajectory.turns) - 1
+        return AnsweredTurn(prompt, (), answer.message, answer.parsed, index, engine_seconds, prompt.seconds, *counts)
+
+    def _counts(self, turn: SampledTurn) -> tuple[int, int, int]:
+        assert isinstance(turn, AnsweredTurn)
+        return turn.prompt_tokens, turn.completion_tokens, len(_sources(turn.prompt.conversation))
+
+    async def _with_sources(self, messages: Sequence[Message], origin: str) -> list[Message]:
+        """Checked copies of messages, with a `MediaSource` for each image."""
+        self.activity.waits_for("renderer", self.trajectory.num_turns)  # the part of an episode that prepares prompts
+        try:
+            checked = check_messages(own_messages(messages))
+            if any(any(True for _ in media_parts(message)) for message in checked):
+                return await asyncio.to_thread(_loaded, checked, self._policy)
+            return cast("list[Message]", checked)
+        except (MediaError, MessageError) as error:
+            raise_naming_origin(error, origin, messages)
+
+
+def new_recorder(trajectory: Trajectory, settings: EpisodeSettings, activity: EpisodeActivity) -> EpisodeRecorder:
+    """The recorder of an episode: of messages for a `ChatEngine`, else of tokens."""
+    recorder = ChatRecorder if isinstance(settings.engine, ChatEngine) else TurnRecorder
+    return recorder(trajectory, settings, activity)
+
+
+def _loaded(messages: Sequence[dict[str, Any]], policy: MediaPolicy) -> list[Message]:
+    for message in messages:
+        for index, part in media_parts(message):
+            others = {key: value for key, value in part.items() if key != "fps"}  # a source has its own
+            message["content"][index] = with_medium(others, source_of_part(part, policy))
+    return cast("list[Message]", messages)
+
+
+def _sources(messages: Sequence[Message]) -> list[MediaSource]:
+    return [media_value(part) for message in messages for _, part in media_parts(message)]

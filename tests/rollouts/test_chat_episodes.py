@@ -1,0 +1,217 @@
+"""Episodes on a chat endpoint: their messages are stored as they were sent, and they have no tokens to train on."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from renderers import MediaSource, Message, ParsedResponse
+from renderers.parsing.response import ParsedToolCall
+from rollouts.engines.protocol import ChatAnswer, FinishReason, SamplingParams
+from rollouts.environments import ScoredPrompt, ToolEnvironment, UserSimulation
+from rollouts.episodes.deadlines import EpisodeLimits
+from rollouts.episodes.environment import StepResult
+from rollouts.episodes.episode import run_episode
+from rollouts.episodes.errors import EpisodeError
+from rollouts.errors import ArgumentError, OverlongPromptError, ServerUnreachableError, TrajectoryError
+from rollouts.runner import Runner
+from rollouts.task import Task
+from rollouts.trajectory.tree import Trajectory
+from transport import decode, encode
+
+SAMPLING = SamplingParams(max_tokens=16, temperature=0.5)
+
+
+class ScriptedChat:
+    """A `ChatEngine` that gives its answers in order; an exception among them is raised."""
+
+    def __init__(self, *answers: str | ParsedResponse | Exception, finish: FinishReason = FinishReason.STOP) -> None:
+        self.answers = list(answers)
+        self.finish = finish
+        self.calls: list[dict[str, Any]] = []
+
+    async def chat(
+        self, messages: Sequence[Message], *, tools: Any = None, sampling: SamplingParams, seed: int | None = None
+    ) -> ChatAnswer:
+        self.calls.append({"messages": copy.copy(messages), "tools": tools, "sampling": sampling, "seed": seed})
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        parsed = ParsedResponse(answer) if isinstance(answer, str) else answer
+        return ChatAnswer(parsed.to_message(), parsed, self.finish, 10 * len(messages), 3, "scripted")
+
+    async def close(self) -> None:
+        pass
+
+
+class Counting:
+    """Asks for the next number until 3, each time with a picture."""
+
+    def __init__(self) -> None:
+        self.seen: list[Message] = []
+
+    def reset(self, seed: int) -> list[Message]:
+        return [{"role": "user", "content": [{"type": "text", "text": "count"}, picture(0)]}]
+
+    def step(self, assistant: Message) -> StepResult:
+        self.seen.append(assistant)
+        number = int(str(assistant["content"]))
+        done = number == 3
+        return StepResult([] if done else [{"role": "user", "content": [picture(number)]}], float(number), done)
+
+
+def picture(shade: int) -> dict[str, Any]:
+    return {"type": "image", "image": Image.new("RGB", (8, 8), (shade, 0, 0))}
+
+
+async def play(environment: Any, engine: Any, **options: Any) -> Trajectory:
+    options = {"max_turns": 8, **options}
+    return await run_episode(environment, engine=engine, renderer=None, sampling=SAMPLING, **options)
+
+
+async def test_each_call_has_the_whole_conversation_and_the_trajectory_has_its_messages_and_pictures() -> None:
+    engine = ScriptedChat("1", "2", "3")
+    episode = await play(Counting(), engine)
+    assert episode.done
+    assert [turn.reward for turn in episode.turns] == [1, 2, 3]
+    assert [len(call["messages"]) for call in engine.calls] == [1, 3, 5]
+    assert [message.get("content") for message in engine.calls[2]["messages"] if message["role"] == "assistant"] == [
+        "1",
+        "2",
+    ]
+    (leaf,) = episode.leaves()
+    messages = episode.to_messages(leaf)
+    assert [message["role"] for message in messages] == ["user", "assistant"] * 3
+    assert messages[:5] == engine.calls[2]["messages"]
+    assert len({reference.source.digest for reference in episode.media(leaf)}) == 3
+    assert episode.metrics == {"endpoint_prompt_tokens": 90, "endpoint_completion_tokens": 9}
+
+
+async def test_such_an_episode_survives_storage_and_cannot_be_trained_on() -> None:
+    from rollouts.training import samples_from_trajectory
+
+    episode = await play(Counting(), ScriptedChat("1", "2", "3"))
+    stored = decode(encode(episode))
+    assert not stored.has_tokens
+    assert stored.to_messages(stored.leaves()[0]) == episode.to_messages(episode.leaves()[0])
+    assert len(list(stored.all_media())) == 3
+    with pytest.raises(TrajectoryError, match=r"messages without tokens.*VLLMEngine or LocalEngine"):
+        samples_from_trajectory(stored, advantage=1.0, processors={})
+
+
+async def test_what_the_environment_does_to_a_picture_afterwards_changes_neither_request_nor_record() -> None:
+    image = Image.new("RGB", (8, 8), "red")
+
+    class Painting(Counting):
+        def reset(self, seed: int) -> list[Message]:
+            return [{"role": "user", "content": [{"type": "image", "image": image}]}]
+
+        def step(self, assistant: Message) -> StepResult:
+            image.paste((0, 0, 255), (0, 0, 8, 8))
+            return super().step(assistant)
+
+    engine = ScriptedChat("1", "3")
+    episode = await play(Painting(), engine)
+    (first, second, *_) = (call["messages"][0]["content"][0]["image"] for call in engine.calls)
+    assert isinstance(first, MediaSource)
+    assert first.digest == second.digest == next(episode.all_media()).source.digest
+
+
+async def test_tools_are_passed_and_malformed_calls_reach_the_environment() -> None:
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    call = ParsedToolCall("", name="add", arguments={"a": 2, "b": 3})
+    engine = ScriptedChat(ParsedResponse("", tool_calls=[call]), "5")
+    environment = ToolEnvironment(
+        Task("0"), tools=[add], messages=lambda task: [{"role": "user", "content": "2 + 3?"}], score=lambda c, t: 1.0
+    )
+    episode = await play(environment, engine)
+    assert engine.calls[0]["tools"][0]["function"]["name"] == "add"
+    assert [message["role"] for message in engine.calls[1]["messages"]] == ["user", "assistant", "tool"]
+    assert engine.calls[1]["messages"][2]["content"] == "5"
+    assert episode.reward == 1.0
+
+
+async def test_the_seed_of_a_turn_is_derived_and_differs_from_turn_to_turn() -> None:
+    engine = ScriptedChat("1", "2", "3")
+    await run_episode(
+        Counting(),
+        engine=engine,
+        renderer=None,
+        sampling=SamplingParams(max_tokens=4, seed=7),
+        max_turns=8,
+    )
+    seeds = [call["seed"] for call in engine.calls]
+    assert len(set(seeds)) == 3
+    assert None not in seeds
+    assert {call["sampling"].seed for call in engine.calls} == {None}
+
+
+async def test_an_error_of_the_endpoint_keeps_the_turns_before_it() -> None:
+    with pytest.raises(EpisodeError) as failure:
+        await play(Counting(), ScriptedChat("1", ServerUnreachableError("request", "nobody answers")))
+    assert failure.value.trajectory.num_turns == 1
+    assert "nobody answers" in failure.value.trajectory.error
+
+
+async def test_a_prompt_past_the_context_ends_the_episode_truncated() -> None:
+    episode = await play(Counting(), ScriptedChat("1", OverlongPromptError("request", 9000, 8192)))
+    assert (episode.truncated, episode.num_turns) == (True, 1)
+    assert episode.truncation_reason.startswith("overlong prompt: ")
+
+
+async def test_answers_that_were_cut_are_counted() -> None:
+    episode = await play(Counting(), ScriptedChat("3", finish=FinishReason.LENGTH))
+    assert episode.length_stops == 1
+
+
+async def test_limits_of_pictures_hold_for_the_whole_conversation() -> None:
+    engine = ScriptedChat("1", "2", "3")
+    async with Runner(
+        lambda task: Counting(), engine, None, sampling=SAMPLING, limits=EpisodeLimits(max_turns=8, max_images=2)
+    ) as runner:
+        (group,) = [group async for group in runner.stream([Task("0")])]
+    (episode,) = group.episodes
+    assert episode.truncation_reason == "max_images: the prompt of turn 2 has 3 images and videos, the limit is 2"
+    assert episode.num_turns == 2
+
+
+async def test_a_path_in_a_message_is_refused_without_a_policy_that_allows_it(tmp_path: Any) -> None:
+    path = tmp_path / "secret.png"
+    Image.new("RGB", (8, 8)).save(path)
+
+    def messages(task: Task) -> list[Message]:
+        return [{"role": "user", "content": [{"type": "image", "image": str(path)}]}]
+
+    engine = ScriptedChat("1")
+    with pytest.raises(EpisodeError, match=r"message 0.*policy|policy.*message 0|allowed"):
+        await play(ScoredPrompt(Task("0"), messages, lambda c, t: 1.0), engine)
+    assert engine.calls == []
+
+
+async def test_an_endpoint_can_play_the_user() -> None:
+    user = ScriptedChat("hello?", "bye END")
+    environment = UserSimulation(
+        instructions="ask", engine=user, stop_phrase="END", score=lambda conversation: float(len(conversation))
+    )
+    episode = await play(environment, ScriptedChat("hi"))
+    assert episode.done
+    assert episode.reward == 2.0
+    assert len(user.calls) == 2
+
+
+async def test_a_renderer_beside_an_endpoint_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="a chat endpoint renders the messages itself"):
+        await run_episode(
+            Counting(),
+            engine=ScriptedChat(),
+            renderer=object(),
+            sampling=SAMPLING,
+            max_turns=1,  # type: ignore[arg-type]
+        )
