@@ -153,12 +153,10 @@ def _serve(connection: Connection, model_directory: str, recipe: Recipe, seed: i
     """Handle requests until the pipe closes. Only the parent handles Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import torch
-    from transformers.utils import logging as transformers_logging
 
     from rollouts.demo.trainer import Trainer
 
     torch.set_num_threads(threads)
-    transformers_logging.disable_progress_bar()
     collect_garbage_rarely()
     trainer: Trainer | None = None
     while True:

@@ -19,9 +19,8 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
-from transformers.utils import logging as transformers_logging
 
 from renderers import load_renderer
 from renderers.vision.processor import MediaProcessor
@@ -47,45 +46,54 @@ from rollouts.testing import tiny_qwen3_vl
 from rollouts.trajectory.tree import Trajectory
 from transport import RecordWriter
 
-_WIDTH_WITH_ALL_FIGURES = 88  # columns
+_STEPS_OF_A_LINE = 5  # where output is no terminal
+_WIDTH_WITH_ALL_FIGURES = 100  # columns
 _WIDTH_WITH_BAR = 112  # columns; on a narrower terminal the bar would leave too little room for the figures
 
 
 class Progress(RichProgress):
-    """One bar for the warm start, one for RL, and one line for each evaluation."""
+    """The steps of the warm start and of RL, with the time that is left, and a line for each evaluation.
+
+    A terminal shows them on two lines that change; elsewhere a line is printed for every fifth step.
+    """
 
     def __init__(self, console: Console, recipe: Recipe) -> None:
         super().__init__(
             TextColumn("{task.description}"),
             *([BarColumn(bar_width=24)] if console.width >= _WIDTH_WITH_BAR else []),
             MofNCompleteColumn(),
-            TimeElapsedColumn(),
+            *([TimeElapsedColumn()] if console.width >= _WIDTH_WITH_ALL_FIGURES else []),
             TextColumn("{task.fields[figures]}"),
             refresh_per_second=2,
             console=console,
+            disable=not console.is_terminal,
         )
         self._recipe = recipe
+        self._rl_seconds = 0.0
         self._warm = self.add_task("warm start", total=recipe.sft_max_steps, figures="")
-        self._rl = self.add_task("RL", total=recipe.rl_steps, figures="", start=False)
+        self._rl = self.add_task("step", total=recipe.rl_steps, figures="", start=False)
 
     def update_warm_start(self, steps: int, loss: float, accuracy: float) -> None:
-        done = accuracy >= self._recipe.sft_target
-        self.update(
-            self._warm,
-            completed=steps,
-            total=steps if done else self._recipe.sft_max_steps,
-            figures=f"loss {loss:.3f}  accuracy {accuracy:.2f}",
-        )
+        total = steps if accuracy >= self._recipe.sft_target else self._recipe.sft_max_steps
+        self._show(self._warm, "warm start", steps, total, f"loss {loss:.3f}  accuracy {accuracy:.2f}")
 
     def update_rl(self, step: int, accuracy: float, reward: float, mismatch: float, seconds: float) -> None:
         self.start_task(self._rl)
-        figures = f"accuracy {accuracy:.3f}  mismatch {mismatch:.0e}"
-        if self.console.width >= _WIDTH_WITH_ALL_FIGURES:
+        total = self._recipe.rl_steps
+        self._rl_seconds += seconds
+        left = round(self._rl_seconds / step * (total - step))
+        figures = f"{left // 60}:{left % 60:02} left  accuracy {accuracy:.3f}  mismatch {mismatch:.0e}"
+        if self.disable or self.console.width >= _WIDTH_WITH_ALL_FIGURES:
             figures += f"  reward {reward:.3f}  {seconds:.1f} s/step"
-        self.update(self._rl, completed=step, figures=figures)
+        self._show(self._rl, "step", step, total, figures)
 
     def print_evaluation(self, step: int, accuracy: float) -> None:
-        self.console.print(f"step {step:>3}: held-out first-try accuracy {accuracy:.3f}")
+        self.console.print(f"step {step}/{self._recipe.rl_steps}: held-out first-try accuracy {accuracy:.3f}")
+
+    def _show(self, task: TaskID, name: str, step: int, total: int, figures: str) -> None:
+        self.update(task, completed=step, total=total, figures=figures)
+        if self.disable and (step in (1, total) or step % _STEPS_OF_A_LINE == 0):
+            self.console.print(f"{name} {step}/{total}: {figures}", soft_wrap=True)
 
 
 class Policy(Engine, Protocol):
@@ -199,7 +207,6 @@ class Demo:
         make_policy: Callable[[Path], Policy] = local_policy,
     ) -> None:
         remove_earlier_episodes(out)
-        transformers_logging.disable_progress_bar()
         torch.set_num_threads(trainer.threads)
         model_directory = tiny_qwen3_vl(out / "model", seed)
         self._recipe, self._seed, self._trainer, self._progress = recipe, seed, trainer, progress

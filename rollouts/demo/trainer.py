@@ -17,6 +17,7 @@ from rollouts.demo.recipe import ATTENTION, Recipe
 from rollouts.demo.task import DigitsEnvironment, Learn, Learned, WarmStart, load_digit_sets
 from rollouts.engines.protocol import InFlight
 from rollouts.engines.vllm import VLLMEngine, write_tied_head
+from rollouts.models.progress_bars import without_progress_bars
 from rollouts.training import (
     MismatchReport,
     TrainingBatch,
@@ -40,9 +41,10 @@ class Trainer:
     def __init__(self, model_directory: Path, recipe: Recipe, seed: int) -> None:
         self.recipe = recipe
         self.renderer = load_renderer(model_directory)
-        self.model = AutoModelForImageTextToText.from_pretrained(
-            model_directory, dtype=torch.float32, attn_implementation=ATTENTION
-        )
+        with without_progress_bars():
+            self.model = AutoModelForImageTextToText.from_pretrained(
+                model_directory, dtype=torch.float32, attn_implementation=ATTENTION
+            )
         self.pad_id = int(self.model.config.text_config.pad_token_id)
         self.optimizer = self._new_optimizer()
         self._updates = 0

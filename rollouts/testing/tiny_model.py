@@ -152,6 +152,8 @@ def _write_model(directory: Path, token_ids: dict[str, int], seed: int) -> None:
     import torch
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
+    from rollouts.models.progress_bars import without_progress_bars
+
     stop, pad = token_ids["<|im_end|>"], token_ids["<|endoftext|>"]
     config = Qwen3VLConfig(
         text_config={
@@ -200,7 +202,8 @@ def _write_model(directory: Path, token_ids: dict[str, int], seed: int) -> None:
         model = Qwen3VLForConditionalGeneration(config)
     model.generation_config.eos_token_id = [stop, pad]
     model.generation_config.pad_token_id = pad
-    model.save_pretrained(directory)
+    with without_progress_bars():
+        model.save_pretrained(directory)
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

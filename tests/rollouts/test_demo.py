@@ -120,12 +120,32 @@ def test_the_report_shows_what_was_measured(first_run, tmp_path):
 @pytest.mark.parametrize("width", [60, 80, 160])
 def test_progress_shows_complete_numbers_at_every_width(width):
     output = io.StringIO()
-    with Progress(Console(file=output, width=width), QUICK) as progress:
+    with Progress(Console(file=output, width=width, force_terminal=True, color_system=None), QUICK) as progress:
         progress.update_warm_start(60, 0.123, 0.56)
-        progress.update_rl(40, 0.912, 0.934, 2.1e-6, 12.3)
+        progress.update_rl(1, 0.912, 0.934, 2.1e-6, 12.3)
     text = output.getvalue()
     assert "…" not in text
-    assert {"60/60", "40/40", "0.912", "2e-06"} <= set(text.split())
+    assert {"60/60", "1/40", "0.912", "2e-06"} <= set(text.split())
+    assert "8:00 left" in text  # 39 steps of 12.3 s
+
+
+def test_progress_in_a_pipe_is_a_line_for_every_fifth_step_with_the_time_that_is_left():
+    output = io.StringIO()
+    with Progress(Console(file=output, width=60), QUICK) as progress:
+        progress.update_warm_start(60, 0.123, 0.56)
+        for step in range(1, 11):
+            progress.update_rl(step, 0.5, 0.25, 2.1e-6, 2.0)
+        progress.print_evaluation(10, 0.75)
+    lines = output.getvalue().splitlines()
+    assert [line.partition(": ")[0] for line in lines] == [
+        "warm start 60/60",
+        "step 1/40",
+        "step 5/40",
+        "step 10/40",
+        "step 10/40",
+    ]
+    assert "1:10 left" in lines[2]  # 35 steps of 2 s
+    assert "held-out first-try accuracy 0.750" in lines[-1]
 
 
 def test_a_training_process_that_dies_is_noticed(first_run):

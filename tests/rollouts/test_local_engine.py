@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForImageTextToText
+from transformers.utils import logging
 
 from renderers import MultiModalData, PlaceholderRange
 from rollouts import Engine, FinishReason, GenerateRequest, SamplingParams
@@ -39,6 +40,28 @@ def engine(tiny_model_dir):
 @pytest.fixture(scope="module")
 def reference(tiny_model_dir):
     return AutoModelForImageTextToText.from_pretrained(tiny_model_dir, dtype=torch.float32).eval()
+
+
+def test_an_engine_is_printed_with_its_model_its_weights_and_its_device(engine):
+    assert repr(engine) == "LocalEngine(Qwen3VLForConditionalGeneration, weight_version='0', float32 on cpu)"
+    asyncio.run(engine.close())
+    assert repr(engine).endswith("float32 on cpu, closed)")
+
+
+def test_loading_prints_no_progress_bar_and_leaves_the_setting_of_the_program(tiny_model_dir, capsys):
+    enabled = logging.is_progress_bar_enabled()
+    try:
+        logging.enable_progress_bar()
+        AutoModelForImageTextToText.from_pretrained(tiny_model_dir)
+        assert "Loading weights" in capsys.readouterr().err  # what is turned off
+        LocalEngine.from_pretrained(tiny_model_dir)
+        assert capsys.readouterr().err == ""
+        assert logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
+        LocalEngine.from_pretrained(tiny_model_dir)
+        assert not logging.is_progress_bar_enabled()
+    finally:
+        (logging.enable_progress_bar if enabled else logging.disable_progress_bar)()
 
 
 def noise(seed: int, height: int = 32, width: int = 32) -> np.ndarray:

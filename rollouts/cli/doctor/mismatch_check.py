@@ -106,13 +106,15 @@ def load_reference(target: Target) -> Any:
     """The model in float32, on the CPU."""
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
+    from rollouts.models.progress_bars import without_progress_bars
+
     model_class = AutoModelForImageTextToText if "vision_config" in target.config else AutoModelForCausalLM
-    return model_class.from_pretrained(
-        str(target.directory), dtype=torch.float32, trust_remote_code=False, local_files_only=True
-    ).eval()
+    with without_progress_bars():
+        model = model_class.from_pretrained(
+            str(target.directory), dtype=torch.float32, trust_remote_code=False, local_files_only=True
+        )
+    return model.eval()
 
 
 def completion_logits(

@@ -52,6 +52,7 @@ except ImportError as error:
 from rollouts.engines.local.batch import Batch
 from rollouts.engines.local.weights import LocalAdapter, LocalAdapters, adapted, checkpoint_weights, matched_weights
 from rollouts.models.forward_pass import ForwardPass
+from rollouts.models.progress_bars import without_progress_bars
 from rollouts.models.qwen3_vl import VisionFeatures
 
 
@@ -119,11 +120,17 @@ class LocalEngine:
             config = AutoConfig.from_pretrained(directory, local_files_only=True)
         reads_images = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
         auto_class = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
-        with _naming_directory(directory, OSError):  # a ValueError would be of `attn_implementation`
+        # A ValueError would be of `attn_implementation`.
+        with _naming_directory(directory, OSError), without_progress_bars():
             model = auto_class.from_pretrained(
                 directory, dtype=torch.float32, attn_implementation=attn_implementation, local_files_only=True
             )
         return cls(model, **options)
+
+    def __repr__(self) -> str:
+        model, place = type(self._model).__name__, f"{self.dtype} on {self._model.device}"
+        state = ", closed" if self._closed.is_set() else ""
+        return f"LocalEngine({model}, weight_version={self._weight_version!r}, {place}{state})"
 
     #: `update_weights` takes tensors, and not directories alone.
     takes_tensors = True

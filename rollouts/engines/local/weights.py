@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from rollouts.engines.lora import adapter_exists_error
 from rollouts.engines.protocol import check_adapter_name
 from rollouts.errors import MissingExtraError, UnknownAdapterError, WeightUpdateError
+from rollouts.models.progress_bars import without_progress_bars
 
 
 def matched_weights(model: torch.nn.Module, weights: Mapping[str, Any]) -> list[tuple[torch.Tensor, Any]]:
@@ -80,7 +81,8 @@ def checkpoint_weights(
         place = str(checkpoint)
     model_class: Any = type(model)
     try:
-        loaded, report = model_class.from_pretrained(**source, dtype=torch.float32, output_loading_info=True)
+        with without_progress_bars():
+            loaded, report = model_class.from_pretrained(**source, dtype=torch.float32, output_loading_info=True)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise _error(f"{place} holds no checkpoint that {model_class.__name__} can load ({error})") from error
     for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
