@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars
 from transformers.utils import logging
 
 # The setting belongs to the process. Two threads that both restored it could leave it off.

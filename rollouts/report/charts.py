@@ -101,7 +101,7 @@ class Figures:
         if len(at) == 1:
             at = [(_LEFT + _RIGHT_EDGE) / 2]
         marks = "".join(_line(line, index, at, scale) for index, line in enumerate(chart.lines))
-        body = _y_axis(scale) + _x_axis(left, right, len(at)) + marks + _hover(chart, at)
+        body = _y_axis(scale) + _x_axis(chart.xs) + marks + _hover(chart, at)
         rows = [
             [_name(chart, index), *(_value(line.ys[index]) for line in chart.lines)] for index in range(len(chart.xs))
         ]
@@ -117,7 +117,7 @@ class Figures:
         shares = [count / total if total else 0.0 for count in bars.counts]
         highest = max(shares, default=0.0) or 1.0
         step = (_RIGHT_EDGE - _LEFT) / max(len(shares), 1)
-        scale = _Scale(0.0, highest, False)
+        scale = _Scale(0.0, highest, False, _round_step(0.0, highest))
         parts = [_y_axis(scale, percent=True)]
         for index, (name, share, count) in enumerate(zip(bars.bins, shares, bars.counts, strict=True)):
             x, y = _LEFT + index * step, scale.y(share)
@@ -179,6 +179,7 @@ class _Scale:
     low: float
     high: float
     logarithmic: bool
+    step: float = 0.0  # from tick to tick of a linear scale
 
     @classmethod
     def of(cls, values: Sequence[float]) -> _Scale:
@@ -188,10 +189,9 @@ class _Scale:
         if low >= 0 and low < high / 2:
             low = 0.0
         if high - low <= 1e-9 * max(abs(low), abs(high)):
-            low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
-        ticks = _round_ticks(low, high)
-        step = ticks[1] - ticks[0] if len(ticks) > 1 else high - low
-        return cls(math.floor(low / step) * step, math.ceil(high / step) * step, False)
+            low, high = (min(low, 0.0), max(high, 0.0)) if low else (0.0, 1.0)
+        step = _round_step(low, high) or high - low
+        return cls(math.floor(low / step) * step, math.ceil(high / step) * step, False, step)
 
     def y(self, value: float) -> float:
         if self.logarithmic:
@@ -202,19 +202,25 @@ class _Scale:
 
     def ticks(self) -> list[float]:
         if not self.logarithmic:
-            return _round_ticks(self.low, self.high)
+            return _multiples(self.low, self.high, self.step)
         decades = round(math.log10(self.high / self.low))
         step = max(1, math.ceil(decades / 5))
         return [self.low * 10.0**power for power in range(0, decades + 1, step)]
 
 
-def _round_ticks(low: float, high: float, count: int = 4) -> list[float]:
-    """Multiples of 1, 2 or 5 times a power of ten, about `count` of them."""
+def _round_step(low: float, high: float, count: int = 4) -> float:
+    """1, 2 or 5 times a power of ten, about `count` of which are the distance; 0 where there is no distance."""
     span = high - low
     if not span > 0 or not math.isfinite(span):
-        return [low]
+        return 0.0
     power = 10.0 ** math.floor(math.log10(span / count))
-    step = next((power * factor for factor in (1, 2, 5) if span / (power * factor) <= count), power * 10)
+    return next((power * factor for factor in (1, 2, 5) if span / (power * factor) <= count), power * 10)
+
+
+def _multiples(low: float, high: float, step: float) -> list[float]:
+    """The multiples of `step` from `low` to `high`; `low` alone without a step."""
+    if not step:
+        return [low]
     first = math.ceil(low / step - 1e-9)
     return [index * step for index in range(first, math.floor(high / step + 1e-9) + 1)]
 
@@ -223,17 +229,24 @@ def _y_axis(scale: _Scale, *, percent: bool = False) -> str:
     parts = []
     for tick in scale.ticks():
         y = scale.y(tick)
-        label = f"{tick:.3g}" if not percent else f"{tick:.0%}" if tick >= 0.01 or not tick else f"{tick:.1%}"
+        label = _share_text(tick) if percent else f"{tick:,.0f}" if 1e3 <= abs(tick) < 1e6 else f"{tick:.3g}"
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_RIGHT_EDGE}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(_text(_LEFT - 5, y + 4, label, "end"))
     return "".join(parts)
 
 
-def _x_axis(left: float, right: float, points: int) -> str:
-    if points == 1:
+def _share_text(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.01 or not share else f"{share:.1%}"
+
+
+def _x_axis(xs: Sequence[float]) -> str:
+    left, right = min(xs), max(xs)
+    if len(xs) == 1:
         return _text((_LEFT + _RIGHT_EDGE) / 2, _BOTTOM_EDGE + 14, _value(left), "middle")
     span = right - left
-    ticks = [tick for tick in _round_ticks(left, right) if left <= tick <= right]
+    ticks = [tick for tick in _multiples(left, right, _round_step(left, right)) if left <= tick <= right]
+    if all(float(x).is_integer() for x in xs):  # between two steps is no step
+        ticks = [tick for tick in ticks if float(tick).is_integer()]
     return "".join(
         _text(_LEFT + (tick - left) / span * (_RIGHT_EDGE - _LEFT), _BOTTOM_EDGE + 14, _value(tick), "middle")
         for tick in ticks

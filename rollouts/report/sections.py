@@ -88,7 +88,7 @@ def summary_section(collected: Collected) -> str:
         named = {"error": "failed", "open": "not ended"}
         facts += [
             (
-                "of them",
+                "how they ended",
                 ", ".join(f"{count:,} {named.get(ending, ending)}" for ending, count in sorted(endings.items())),
             ),
             ("groups", f"{len({episode.group_id for episode in episodes}):,}"),
@@ -113,20 +113,19 @@ def summary_section(collected: Collected) -> str:
 
 
 def curves_section(collected: Collected, figures: Figures) -> str:
-    """Rewards, lengths and entropy over the episodes, and the trainer's figures over its steps."""
-    parts = [
-        _charts(map(figures.chart, [*episode_charts(collected.episodes), *group_charts(collected.groups)]))
-        or _absent("No episode is written yet, so there are no curves of rewards and lengths.")
-    ]
-    parts.append("<h2>Training</h2>")
-    parts.append(
-        _charts(map(figures.chart, training_charts(collected.training)))
-        or _absent(
-            "The directory has no training.jsonl: loss and accuracy of a trainer are in it if the trainer writes a "
-            "TrainingLog."
-        )
+    """Rewards, lengths and entropy over the episodes."""
+    charts = [*episode_charts(collected.episodes), *group_charts(collected.groups)]
+    return _charts(map(figures.chart, charts)) or _absent(
+        "No episode is written yet, so there are no curves of rewards and lengths."
     )
-    return "".join(parts)
+
+
+def training_section(collected: Collected, figures: Figures) -> str:
+    """The trainer's figures over its steps."""
+    return _charts(map(figures.chart, training_charts(collected.training))) or _absent(
+        "The directory has no training.jsonl: loss and accuracy of a trainer are in it if the trainer writes a "
+        "TrainingLog."
+    )
 
 
 def mismatch_section(collected: Collected, figures: Figures) -> str:

@@ -23,6 +23,7 @@ from rollouts.report.sections import (
     staleness_section,
     summary_section,
     throughput_section,
+    training_section,
 )
 from rollouts.report.viewer_page import ViewerPage, write_viewer_page
 from rollouts.view.page import PAGE_END, content_hash, document_head, static_file
@@ -36,6 +37,7 @@ def report_page(collected: Collected, viewer: ViewerPage) -> bytes:
     sections = [
         ("Summary", summary_section(collected)),
         ("Curves", curves_section(collected, figures)),
+        ("Training", training_section(collected, figures)),
         ("Mismatch", mismatch_section(collected, figures)),
         ("Throughput", throughput_section(collected, figures)),
         ("Staleness and queues", staleness_section(collected, figures)),

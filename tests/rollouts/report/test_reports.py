@@ -79,6 +79,10 @@ def test_a_report_has_curves_mismatch_and_links_into_the_viewer_beside_it(tmp_pa
     assert "lag 0" in page.text
     assert "lag 1" in page.text
     assert "largest mismatch at lag 0" in page.text
+    headings = re.findall(r'<h2 id="h\d+">(.*?)</h2>', (directory / "report.html").read_text("utf-8"))
+    linked = re.findall(r'<a href="#s\d+">(.*?)</a>', (directory / "report.html").read_text("utf-8"))
+    assert linked == headings
+    assert "Training" in linked
     links = [link["href"] for link in page.all("a") if link["href"].startswith("viewer.html#")]
     assert "viewer.html#e=0" in links
     assert (directory / "viewer.html").read_text("utf-8").startswith("<!doctype html>")
@@ -339,6 +343,29 @@ def test_a_number_that_cannot_be_drawn_is_a_gap_that_is_counted() -> None:
     html = Figures().chart(Chart("t", "x", [0, 1, 2, 3], [Line("y", [1.0, 2e200, math.nan, 2.0])]))
     assert "1 value of 1e150 or more cannot be drawn" in html
     assert html.count("<circle") == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "labels"),
+    [
+        ([0.0, 0.0], ["0", "0.5", "1"]),
+        ([3.0, 3.0, 3.0], ["0", "1", "2", "3"]),
+        ([-2.0], ["-2", "-1.5", "-1", "-0.5", "0"]),
+        ([153.0, 220.5], ["140", "160", "180", "200", "220", "240"]),
+        ([1200.0, 1700.0], ["1,200", "1,400", "1,600", "1,800"]),
+    ],
+)
+def test_the_axis_of_a_curve_has_round_ticks_at_its_ends_and_that_of_equal_numbers_begins_at_0(
+    values: list[float], labels: list[str]
+) -> None:
+    html = Figures().chart(Chart("t", "x", list(range(len(values))), [Line("y", values)]))
+    assert re.findall(r'text-anchor="end">(.*?)</text>', html) == labels
+
+
+def test_an_axis_of_steps_has_no_tick_between_two_steps() -> None:
+    html = Figures().chart(Chart("t", "step", [1, 2, 3], [Line("y", [0.5, 1.5, 0.5])]))
+    bottom = [label for label in re.findall(r'text-anchor="middle">(.*?)</text>', html) if label != "step"]
+    assert bottom == ["1", "2", "3"]
 
 
 @given(st.lists(st.floats(), min_size=1, max_size=30))

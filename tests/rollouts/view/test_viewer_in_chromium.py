@@ -14,6 +14,8 @@ pytestmark = pytest.mark.browser
 
 AXE = Path(__file__).parents[3] / "rollouts" / "view" / "frontend" / "node_modules" / "axe-core" / "axe.min.js"
 
+EPISODE = ".episodehead .facts"
+
 
 def rows(opened):
     return opened.texts("tbody tr td.id")
@@ -208,16 +210,36 @@ def test_frames_of_a_video_are_shown_and_an_image_that_cannot_be_shown_says_why(
     opened.screenshot("video")
 
 
+def test_the_page_begins_with_the_first_episode_and_titles_it_by_its_task(small_page, open_page):
+    opened = open_page(small_page)
+    opened.page.wait_for_selector(".message.head")
+    assert opened.texts("h2")[0] == "doors"
+    assert opened.texts(EPISODE)[0].startswith("episode two-turns · reward ")
+    assert opened.page.title() == "doors, 6 episodes"
+    opened.page.keyboard.press("Escape")
+    opened.until("document.querySelector('h2').textContent", "No episode is open")
+    assert opened.page.title() == "6 episodes"
+    opened.check_quiet()
+
+
+def test_the_visible_messages_are_there_before_the_browser_reports_what_is_visible(small_page, open_page):
+    opened = open_page(small_page)
+    opened.page.add_init_script("window.IntersectionObserver = class { observe() {} disconnect() {} }")
+    opened.page.reload()
+    for view in ("conversation", "tokens", "prompt"):
+        opened.show(f"#e=0&v={view}")
+        opened.until("document.getElementById('view').textContent.includes('this?')")
+
+
 def test_keys_reach_every_view(small_page, open_page):
     opened = open_page(small_page)
     press = opened.page.keyboard.press
-    press("j")
     opened.page.wait_for_selector(".message.head")
-    assert opened.texts("h2")[0] == "two-turns"
+    assert opened.texts(EPISODE)[0].startswith("episode two-turns ")
     press("j")
-    opened.until("document.querySelector('h2').textContent", "sibling")
+    opened.until(f"document.querySelector('{EPISODE}').textContent.startsWith('episode sibling ')")
     press("k")
-    opened.until("document.querySelector('h2').textContent", "two-turns")
+    opened.until(f"document.querySelector('{EPISODE}').textContent.startsWith('episode two-turns ')")
     for number, name in enumerate(["conversation", "tokens", "prompt", "tree", "drift", "compare", "details"], 1):
         press(str(number))
         opened.page.wait_for_selector(f'[role="tab"][aria-selected="true"][data-view="{name}"]')
@@ -229,7 +251,7 @@ def test_keys_reach_every_view(small_page, open_page):
     press("/")
     opened.page.keyboard.type("status:error")
     press("Enter")
-    opened.until("document.querySelector('h2').textContent", "failed")
+    opened.until("document.querySelector('h2').textContent", "windows")
     press("Escape")
     opened.until("location.hash === ''")
     press("?")
@@ -244,7 +266,7 @@ def test_keys_reach_every_view(small_page, open_page):
 def test_a_link_opens_an_episode_at_a_token(small_page, open_page):
     opened = open_page(f"{small_page.as_uri()}#e=1&v=tokens&b=3&t=40")
     opened.page.wait_for_selector(".chosen")
-    assert opened.texts("h2")[0] == "sibling"
+    assert opened.texts(EPISODE)[0].startswith("episode sibling ")
     assert opened.texts("#token dd")[2].startswith("40 of the branch")
 
 

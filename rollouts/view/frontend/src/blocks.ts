@@ -16,7 +16,7 @@ export class Blocks {
   private readonly filled = new Set<number>();
 
   constructor(
-    scroller: HTMLElement,
+    private readonly scroller: HTMLElement,
     private readonly blocks: Block[],
   ) {
     this.element.className = "blocks";
@@ -33,6 +33,15 @@ export class Blocks {
     });
     this.element.append(...this.elements);
     for (const element of this.elements) this.observer.observe(element);
+  }
+
+  /**
+   * Fill the blocks in the viewport at once. The observer reports them only with a frame of the browser, and a headless
+   * one with virtual time may print the page without another frame.
+   */
+  fillVisible(): void {
+    const bottom = this.scroller.getBoundingClientRect().bottom;
+    for (let index = 0; index < this.elements.length && this.elements[index].getBoundingClientRect().top < bottom; index++) this.fill(index);
   }
 
   /** Stop following the viewport. */

@@ -5,7 +5,7 @@ import { counted, h } from "./dom.ts";
 import { FILTER_HELP } from "./filter.ts";
 import { EpisodeList } from "./list.ts";
 import { type Place, VIEWS, fragmentOf, placeOf } from "./location.ts";
-import { EpisodePane } from "./pane.ts";
+import { EpisodePane, titleOf } from "./pane.ts";
 import { lineOf } from "./visible_text.ts";
 
 const POLL_MILLISECONDS = 1500;
@@ -53,11 +53,15 @@ function start(): void {
     const place = placeOf(location.hash);
     document.body.classList.toggle("open", place.episode !== null);
     list.select(place.episode);
+    const opened = list.all.find(({ number }) => number === place.episode);
+    document.title = lineOf(opened ? `${titleOf(opened)}, ${index.title}` : index.title, 200);
     await pane.show(place);
   };
   addEventListener("hashchange", () => void show());
   document.addEventListener("keydown", (event) => onKey(event, list, pane, help, open));
-  if (placeOf(location.hash).episode === null && index.episodes.length === 1) open(0);
+  // A narrow page shows either the list or an episode, and begins with the list.
+  const opensFirst = index.episodes.length === 1 || (index.episodes.length > 1 && !matchMedia("(max-width: 760px)").matches);
+  if (!location.hash && opensFirst) open(0);
   else void show();
   if (index.live) void follow(list, problems, state, () => pane.isShown(placeOf(location.hash)) || void show());
 }

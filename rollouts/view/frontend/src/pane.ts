@@ -195,10 +195,11 @@ export class EpisodePane {
   private drawHead({ header }: Episode): void {
     const tokens = header.nodes.reduce((sum, node) => sum + node.tokens, 0);
     const facts = [`reward ${short(header.reward)}`, counted(header.turns.length, "turn"), counted(tokens, "token")];
-    if (header.group) facts.unshift(`group ${lineOf(header.group, 60)}`);
+    if (header.group) facts.unshift(`episode ${lineOf(header.id || "(no id)", 80)}`);
+    const [whole, task] = [lineOf(titleOf(header), 400), lineOf(titleOf(header), 80)];
     this.head.replaceChildren(
       h("a", { class: "back", href: "#" }, "‹ list"),
-      h("h2", { title: lineOf(header.id, 400) }, lineOf(header.id || "(no id)", 80)),
+      h("h2", { title: whole }, task),
       h("span", { class: "facts" }, facts.join(" · ")),
     );
     if (header.error) this.head.append(h("p", { class: "bad error" }, lineOf(header.error, 500)));
@@ -220,6 +221,7 @@ export class EpisodePane {
     const shown = new Blocks(scroller, blocks);
     this.open.push(shown);
     scroller.append(shown.element);
+    shown.fillVisible();
     return shown;
   }
 
@@ -399,6 +401,11 @@ export class EpisodePane {
     header.turns.forEach((turn, index) => this.scroller.append(jsonDetails(`turn ${index + 1}: message and info`, { message: turn.message, info: turn.info })));
     for (const details of this.scroller.querySelectorAll("details")) details.open = details.textContent !== null && header.turns.length < 20;
   }
+}
+
+/** The task of an episode, which names its group; the id of an episode without a group. */
+export function titleOf({ group, id }: { group: string; id: string }): string {
+  return group || id || "(no id)";
 }
 
 function copyButton(label: string, text: () => string): HTMLElement {
