@@ -73,7 +73,7 @@ class EpisodeSpans:
     weight update is a span `weight_update`.
 
     Attributes begin with `mmrollouts.`: `episode.id`, `task.id`, `episode.index`, `attempt`, `turn`, `outcome`,
-    `reward`, `images`; the token counts of a turn are those of the conventions for generative AI
+    `environment_reward`, `images`; the token counts of a turn are those of the conventions for generative AI
     (`gen_ai.usage.input_tokens`, `gen_ai.usage.output_tokens`). A failed episode has the status ERROR with its error.
 
     `tracer_provider` None is the global one. Raises `MissingExtraError`.
@@ -188,7 +188,9 @@ class EpisodeSpans:
         episode = self._running.pop(event.episode_id, None)
         if episode is None:
             return
-        episode.span.set_attributes({"mmrollouts.outcome": event.outcome, "mmrollouts.reward": event.reward})
+        episode.span.set_attributes(
+            {"mmrollouts.outcome": event.outcome, "mmrollouts.environment_reward": event.environment_reward}
+        )
         for span in episode.open_spans():
             if event.outcome == "failed":
                 span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, event.error))

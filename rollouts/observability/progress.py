@@ -124,9 +124,11 @@ def progress_rows(values: Values, total_groups: int | None = None) -> Iterator[t
             *_nonzero(values, length_stops="cut at max_tokens"),
         ),
     )
-    if "reward_mean" in values:
+    if "total_reward_mean" in values:
+        names = ("total", "environment", "group") if values.get("group_reward_mean") else ("total",)
+        sums = (f"{name} {values[key]:.3f}" for name in names if (key := f"{name}_reward_mean") in values)
         parts = (f"{name} {value:.3f}" for name, value in _labelled(values, "reward_part_mean"))
-        yield "reward", _joined(f"{values['reward_mean']:.3f}", *parts)
+        yield "reward", _joined(*sums, *parts)
     if "staleness_mean" in values:
         yield "staleness", f"{values['staleness_mean']:.2f}, at most {values['staleness_max']:.0f}"
     if engine := _engine_texts(values):

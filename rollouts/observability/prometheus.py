@@ -59,8 +59,12 @@ METRICS = (
     Metric("groups_stale", "counter", "groups", "groups older than allowed: drop, downweight", "action"),
     Metric("groups_queued", "gauge", "groups", "finished groups that wait for the consumer"),
     Metric("group_seconds", "histogram", "seconds", "time from the start of a group to its end"),
-    Metric("reward_mean", "gauge", "reward", "mean over the episodes of the last 64 finished groups"),
-    Metric("reward_part_mean", "gauge", "reward", "the same for each part of the reward", "part"),
+    Metric("total_reward_mean", "gauge", "reward", "environment reward + group reward, of the last 64 finished groups"),
+    Metric("environment_reward_mean", "gauge", "reward", "sum over the turns of an episode, of the same groups"),
+    Metric(
+        "group_reward_mean", "gauge", "reward", "what the group rewards add, with their weights, of the same groups"
+    ),
+    Metric("reward_part_mean", "gauge", "reward", "named reward without its weight, of the same groups", "part"),
     Metric("staleness_mean", "gauge", "versions", "mean over the last 64 delivered groups"),
     Metric("staleness_max", "gauge", "versions", "maximum over the last 64 delivered groups"),
     Metric("weight_updates", "counter", "updates", "updates of the engine's weights that succeeded"),

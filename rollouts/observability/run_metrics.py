@@ -154,8 +154,7 @@ class RunMetrics:
         self._environment_seconds = self.histograms["turn_seconds/environment"]
         self._turns = self._prompt_tokens = self._completion_tokens = self._images = 0
         self._turn_rate, self._token_rate = RecentRate(self._begun), RecentRate(self._begun)
-        self._rewards: deque[np.ndarray] = deque(maxlen=RECENT_GROUPS)
-        self._reward_parts: deque[Mapping[str, np.ndarray]] = deque(maxlen=RECENT_GROUPS)
+        self._finished: deque[GroupFinished] = deque(maxlen=RECENT_GROUPS)
         self._staleness: deque[int] = deque(maxlen=RECENT_GROUPS)
         #: The version of the last update of the weights; empty before the first.
         self.weight_version = ""
@@ -235,12 +234,17 @@ class RunMetrics:
 
     def _means(self) -> dict[str, float]:
         values: dict[str, float] = {}
-        if (mean := _mean(self._rewards.copy())) is not None:
-            values["reward_mean"] = mean
-        parts = self._reward_parts.copy()
-        for name in {name for each in parts for name in each}:
-            if (mean := _mean(each[name] for each in parts if name in each)) is not None:
-                values[f"reward_part_mean/{name}"] = mean
+        finished = self._finished.copy()
+        columns = {
+            "total_reward_mean": [group.total_rewards for group in finished],
+            "environment_reward_mean": [group.environment_rewards for group in finished],
+            "group_reward_mean": [group.group_rewards for group in finished],
+        }
+        for name in sorted({name for group in finished for name in group.reward_parts}):
+            parts = [group.reward_parts[name] for group in finished if name in group.reward_parts]
+            columns[f"reward_part_mean/{name}"] = parts
+        means = {name: _mean(arrays) for name, arrays in columns.items()}
+        values |= {name: mean for name, mean in means.items() if mean is not None}
         if staleness := self._staleness.copy():
             values["staleness_mean"] = sum(staleness) / len(staleness)
             values["staleness_max"] = max(staleness)
@@ -284,8 +288,7 @@ class RunMetrics:
         self._counts["groups_finished"] += 1
         self.histograms["group_seconds"].add(event.seconds)
         self._queued.add(event.task_id)
-        self._rewards.append(event.rewards)
-        self._reward_parts.append(event.reward_parts)
+        self._finished.append(event)
 
     def _group_delivered(self, event: GroupDelivered) -> None:
         self._counts["groups_delivered"] += 1

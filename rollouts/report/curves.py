@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from rollouts.observability.group_metrics import GroupMetrics
 from rollouts.report.charts import Chart, Line
 from rollouts.report.figures import EpisodeFigures
 from rollouts.values import mean_and_spread
@@ -33,7 +34,7 @@ def episode_charts(episodes: Sequence[EpisodeFigures]) -> list[Chart]:
         return []
     bins = _bins(len(episodes))
     charts = [
-        _mean_chart("Reward", "mean reward without failed episodes", episodes, bins, _reward),
+        _mean_chart("Environment reward", "mean without failed episodes", episodes, bins, _reward),
         _mean_chart("Length", "sampled tokens per episode", episodes, bins, lambda episode: episode.sampled),
         _mean_chart("Turns", "turns per episode", episodes, bins, lambda episode: episode.turns),
         _entropy_chart(episodes, bins),
@@ -47,19 +48,18 @@ def episode_charts(episodes: Sequence[EpisodeFigures]) -> list[Chart]:
     return charts
 
 
-def group_charts(groups: Sequence[Mapping[str, Sequence[float]]]) -> list[Chart]:
-    """Curves over the groups: the reward of their episodes with what the group adds, and each part of it."""
-    names = [name for name in dict.fromkeys(name for group in groups for name in group) if name]
-    if not names:  # the rewards are those of the episodes
-        return []
+def group_charts(groups: Sequence[GroupMetrics]) -> list[Chart]:
+    """Curves over the groups: total and group rewards, where a group has any, and each part of the rewards."""
+    columns: dict[str, list[Sequence[float]]] = {}
+    if any(reward for group in groups for reward in group.group_rewards):
+        columns["Total reward"] = [group.total_rewards for group in groups]
+        columns["Group reward"] = [group.group_rewards for group in groups]
+    for name in list(dict.fromkeys(name for group in groups for name in group.reward_parts))[:_MAX_METRIC_CHARTS]:
+        columns[f"Reward part {name}"] = [group.reward_parts.get(name, ()) for group in groups]
     bins = _bins(len(groups))
     charts = []
-    for name in ["", *names[:_MAX_METRIC_CHARTS]]:
-        means = [
-            mean_and_spread(value for group in groups[each.first : each.last + 1] for value in group.get(name, ())).mean
-            for each in bins
-        ]
-        title = f"Part of the reward: {name}" if name else "Reward with that of the group"
+    for title, rewards in columns.items():
+        means = [mean_and_spread(chain.from_iterable(rewards[each.first : each.last + 1])).mean for each in bins]
         ends = [each.last + 1 for each in bins]
         labels = [f"groups {each.first + 1} to {each.last + 1}" for each in bins]
         charts.append(Chart(title, "group", ends, [Line("mean", means)], labels, "mean"))
@@ -138,7 +138,7 @@ def _mean_chart(
 
 def _reward(episode: EpisodeFigures) -> float:
     """NaN for a failed episode: an engine that fails is no fall of the reward."""
-    return float("nan") if episode.failed else episode.reward
+    return float("nan") if episode.failed else episode.environment_reward
 
 
 def _entropy_chart(episodes: Sequence[EpisodeFigures], bins: Sequence[_Bin]) -> Chart:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from rollouts.observability.group_metrics import GroupMetrics
 from rollouts.observability.training_log import StepMismatch
 from rollouts.report.run_files import RunFiles
 from rollouts.trajectory.tree import Trajectory
@@ -29,7 +30,7 @@ class EpisodeFigures:
     record: int
     episode_id: str
     group_id: str
-    reward: float
+    environment_reward: float
     turns: int
     length_stops: int
     tokens: int
@@ -50,7 +51,7 @@ class EpisodeFigures:
 
 
 def episode_figures(trajectory: Trajectory, number: int, record: int) -> EpisodeFigures:
-    """The figures of an episode. Its reward may be infinite: that is the sum of rewards of turns."""
+    """The figures of an episode. Its environment reward may be infinite: that is the sum of rewards of turns."""
     entropies = [
         node.extras[ENTROPY][node.sampled]
         for node in trajectory.nodes
@@ -64,7 +65,7 @@ def episode_figures(trajectory: Trajectory, number: int, record: int) -> Episode
         record=record,
         episode_id=trajectory.episode_id,
         group_id=trajectory.group_id,
-        reward=trajectory.reward,
+        environment_reward=trajectory.reward,
         turns=len(trajectory.turns),
         length_stops=trajectory.length_stops,
         tokens=sum(map(len, trajectory.nodes)),
@@ -217,7 +218,7 @@ class Collected:
     episodes: list[EpisodeFigures] = field(default_factory=list)
     training: list[dict[str, Any]] = field(default_factory=list)
     runner: list[dict[str, Any]] = field(default_factory=list)
-    groups: list[dict[str, list[float]]] = field(default_factory=list)
+    groups: list[GroupMetrics] = field(default_factory=list)
     mismatch: MismatchFigures = field(default_factory=MismatchFigures)
     mismatch_source: str = ""
     complete: bool | None = None
@@ -247,7 +248,7 @@ def collect(files: RunFiles, deadline: float | None = None) -> Collected:
     """
     collected = Collected(files.path.resolve().name, problems=files.problems, complete=files.is_complete())
     collected.training, collected.runner = files.training(), files.runner()
-    collected.groups = files.groups()
+    collected.groups = list(files.groups())
     collected.mismatch = of_training(files.mismatches())
     if collected.mismatch.tokens:
         collected.mismatch_source = "mismatch.mmr, which the trainer wrote"

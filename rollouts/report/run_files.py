@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from rollouts.errors import RolloutsError, TrainingLogError
+from rollouts.observability.group_metrics import GroupMetrics
 from rollouts.observability.metric_sinks import complete_lines, read_json_lines
 from rollouts.observability.training_log import (
     MISMATCH_FILE,
@@ -99,17 +102,15 @@ class RunFiles:
         """The lines of `runner_metrics.jsonl`: step, time, metrics."""
         return list(read_json_lines(self.path / RUNNER_FILE, self.problems))
 
-    def groups(self) -> list[dict[str, list[float]]]:
-        """The rewards of each group in `metrics.jsonl`: those of its episodes under "", their parts by name."""
-        found: list[dict[str, list[float]]] = []
+    def groups(self) -> Iterator[GroupMetrics]:
+        """The lines of `metrics.jsonl` that can be read, none where there is no file."""
         for number, line in complete_lines(self.path / GROUPS_FILE, self.problems):
             try:
-                row = json.loads(line)
-                columns = {"": row["rewards"], **row["reward_parts"]}
-                found.append({name: _numbers(values) for name, values in columns.items()})
-            except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-                self.problems.append(f"{GROUPS_FILE}, line {number}: no object with rewards and reward_parts")
-        return found
+                yield GroupMetrics.of_line(line)
+            except ValidationError as error:
+                first = error.errors()[0]
+                reason = ": ".join([*map(str, first["loc"]), first["msg"]])
+                self.problems.append(f"{GROUPS_FILE}, line {number}: no line of a group ({reason})")
 
     def is_complete(self) -> bool | None:
         """What `summary.json` says: whether all tasks were run. None without one, as while the run is going.
@@ -162,10 +163,3 @@ def _completeness(content: bytes) -> tuple[bool | None, str]:
     if not isinstance(summary, dict) or not isinstance(summary.get("complete"), bool):
         return None, 'it is no object with "complete": true or false, so it does not say whether all tasks were run'
     return summary["complete"], ""
-
-
-def _numbers(values: object) -> list[float]:
-    """Raises `TypeError` and `ValueError`."""
-    if not isinstance(values, list):
-        raise TypeError
-    return [float(value) for value in values]

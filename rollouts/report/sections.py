@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Final
 
 from renderers.errors import RendererError
@@ -57,8 +59,11 @@ _QUEUES: Final = {
 
 
 def best_and_worst(episodes: Sequence[EpisodeFigures]) -> tuple[list[EpisodeFigures], list[EpisodeFigures]]:
-    """The 6 episodes with the largest rewards, and 6 others with the smallest; of different groups where possible."""
-    ordered = sorted(episodes, key=lambda episode: episode.reward)
+    """The 6 episodes with the largest environment rewards, and 6 others with the smallest.
+
+    They are of different groups where possible.
+    """
+    ordered = sorted(episodes, key=lambda episode: episode.environment_reward)
     best = _of_different_groups(ordered[::-1][: (len(ordered) + 1) // 2])
     chosen = {episode.number for episode in best}
     return best, _of_different_groups([episode for episode in ordered if episode.number not in chosen])
@@ -68,16 +73,16 @@ def _of_different_groups(ordered: Sequence[EpisodeFigures]) -> list[EpisodeFigur
     """The first 6. Of equal rewards, those whose groups have no earlier episode precede the others."""
     seen: Counter[str] = Counter()
     ranked: list[tuple[float, int, EpisodeFigures]] = []
-    sign = 1 if ordered and ordered[0].reward <= ordered[-1].reward else -1
+    sign = 1 if ordered and ordered[0].environment_reward <= ordered[-1].environment_reward else -1
     for episode in ordered:
-        ranked.append((sign * episode.reward, seen[episode.group_id], episode))
+        ranked.append((sign * episode.environment_reward, seen[episode.group_id], episode))
         seen[episode.group_id] += 1
     return [episode for _, _, episode in sorted(ranked, key=lambda each: each[:2])[:_SHOWN]]
 
 
 def summary_section(collected: Collected) -> str:
     """The totals, what the report covers, and what of the directory cannot be read."""
-    episodes, succeeded = collected.episodes, collected.succeeded
+    episodes = collected.episodes
     facts = [("run", _completeness(collected)), ("episodes", f"{len(episodes):,}")]
     notes: list[str] = []
     if episodes:
@@ -97,8 +102,7 @@ def summary_section(collected: Collected) -> str:
             ("tokens", f"{sum(episode.tokens for episode in episodes):,}"),
             ("sampled tokens", f"{sum(episode.sampled for episode in episodes):,}"),
         ]
-    if succeeded:
-        facts += _reward_facts(succeeded)
+        facts += _reward_facts(collected)
     if collected.training:
         facts.append(("training steps", f"{len({row['step'] for row in collected.training}):,}"))
     if collected.mismatch.tokens:
@@ -207,27 +211,34 @@ def errors_section(collected: Collected, viewer: ViewerPage) -> str:
 
 
 def examples_section(collected: Collected, viewer: ViewerPage) -> str:
-    """The episodes with the largest and the smallest rewards, with their first images."""
+    """The episodes with the largest and the smallest environment rewards, with their first images."""
     succeeded = collected.succeeded
     if not succeeded:
         return _absent("No episode ended without an error.")
     best, worst = best_and_worst(succeeded)
-    if len({episode.reward for episode in succeeded}) == 1:
-        equal = f"All episodes have the reward {number_text(succeeded[0].reward)}; these are some of them."
+    if len({episode.environment_reward for episode in succeeded}) == 1:
+        reward = number_text(succeeded[0].environment_reward)
+        equal = f"All episodes have the environment reward {reward}; these are some of them."
         return _absent(equal) + _cards(best, viewer)
-    return f"<h3>Largest rewards</h3>{_cards(best, viewer)}<h3>Smallest rewards</h3>{_cards(worst, viewer)}"
+    largest, smallest = (f"<h3>{name} environment rewards</h3>" for name in ("Largest", "Smallest"))
+    return f"{largest}{_cards(best, viewer)}{smallest}{_cards(worst, viewer)}"
 
 
-def _reward_facts(succeeded: Sequence[EpisodeFigures]) -> list[tuple[str, str]]:
-    reward = mean_and_spread(episode.reward for episode in succeeded)
-    facts = []
-    if reward.used:
-        facts = [
-            ("mean reward without failed episodes", number_text(reward.mean)),
-            ("standard deviation of the reward", number_text(reward.spread)),
-        ]
+def _reward_facts(collected: Collected) -> list[tuple[str, str]]:
+    """The means of the rewards over all episodes, as in `summary.json`, and over those that did not fail."""
+    reward = mean_and_spread(episode.environment_reward for episode in collected.episodes)
+    means = {"mean environment reward": reward.mean}
+    if len(collected.succeeded) < len(collected.episodes):
+        succeeded = mean_and_spread(episode.environment_reward for episode in collected.succeeded)
+        means["mean environment reward without failed episodes"] = succeeded.mean
+    means["standard deviation of the environment reward"] = reward.spread
+    for name in ("group", "total"):
+        rewards = chain.from_iterable(getattr(group, f"{name}_rewards") for group in collected.groups)
+        means[f"mean {name} reward"] = mean_and_spread(rewards).mean
+    facts = [(name, number_text(mean)) for name, mean in means.items() if not math.isnan(mean)]
     if reward.not_finite:
-        facts.append(("episodes whose reward is not finite, left out of the mean", f"{reward.not_finite:,}"))
+        name = "episodes whose environment reward is not finite, left out of the mean"
+        facts.append((name, f"{reward.not_finite:,}"))
     return facts
 
 
@@ -271,7 +282,7 @@ def _card(episode: EpisodeFigures, viewer: ViewerPage) -> str:
     picture = viewer.thumbnails.get(episode.number)
     image = f'<img src="{picture}" alt="first image of episode {episode.number}">' if picture else ""
     facts = (
-        f"reward {number_text(episode.reward)} · {counted(episode.turns, 'turn')} · "
+        f"environment reward {number_text(episode.environment_reward)} · {counted(episode.turns, 'turn')} · "
         f"{counted(episode.sampled, 'sampled token')} · {episode.ending}"
     )
     return f"<li>{image}<div>{_link(episode, viewer)}<p>{escaped(facts)}</p></div></li>"

@@ -116,7 +116,7 @@ class EpisodeEnded:
 
     episode_id: str
     outcome: Outcome
-    reward: float
+    environment_reward: float
     error: str
     seconds: float
     forks: int = 0
@@ -134,10 +134,12 @@ class EpisodeRetried:
 
 @dataclass(frozen=True, slots=True)
 class GroupFinished:
-    """All episodes of a task ended. `rewards` and each of `reward_parts` are float64 (G,)."""
+    """All episodes of a task ended. The rewards, and each of `reward_parts`, are those of the `Group`, float64 (G,)."""
 
     task_id: str
-    rewards: np.ndarray
+    total_rewards: np.ndarray
+    environment_rewards: np.ndarray
+    group_rewards: np.ndarray
     reward_parts: Mapping[str, np.ndarray]
     seconds: float
 

@@ -25,11 +25,15 @@ class Group:
     """The G episodes of a task.
 
     `episodes` are in order of their index; the `error` of a failed one is not empty, and it holds the turns that were
-    completed. `attempts` is how often each was begun. `rewards`, float64 (G,), are the episodes' own rewards plus the
-    weighted rewards of the group; `reward_parts` has the terms by name, float64 (G,) each, without their weights.
-    `sample_weights`, float64 (G,), are factors for the loss of each episode. `oldest_version` is the oldest version of
-    the weights that sampled a token of the group, empty where no token has a version. `seconds` is the time from the
-    start of the first episode to the end of the last.
+    completed. `attempts` is how often each was begun. `rewards`, float64 (G,), are the total rewards: the environment
+    reward of each episode (`environment_rewards`) plus `group_rewards`, which is what the runner's group rewards add,
+    with their weights. `reward_parts` has the named rewards of the environment and of the group, float64 (G,) each,
+    without their weights, and none of these sums. `sample_weights`, float64 (G,), are factors for the loss of each
+    episode. `oldest_version` is the oldest version of the weights that sampled a token of the group, empty where no
+    token has a version. `seconds` is the time from the start of the first episode to the end of the last.
+
+    Without `group_rewards`, as in groups that an earlier version stored, they are what `rewards` differs by from the
+    environment rewards; the part "environment", in which such a group has these, is left out.
 
     Raises `ArgumentError` for values of other types and lengths, also when decoded.
     """
@@ -42,6 +46,7 @@ class Group:
     sample_weights: np.ndarray = field(default_factory=lambda: np.empty(0))
     oldest_version: str = ""
     seconds: float = 0.0
+    group_rewards: np.ndarray = field(default_factory=lambda: np.empty(0))
 
     def __post_init__(self) -> None:
         name = f"group of task {getattr(self.task, 'task_id', '')!r:.80}"
@@ -61,10 +66,17 @@ class Group:
         if not isinstance(parts, Mapping) or not all(isinstance(part, str) for part in parts):
             raise ArgumentError("reward_parts", parts, f"pass a mapping from names to arrays for the {name}")
         columns = {"rewards": self.rewards, "sample_weights": self.sample_weights}
+        if len(self.group_rewards):
+            columns["group_rewards"] = self.group_rewards
         columns |= {f"reward_parts[{part!r:.80}]": values for part, values in parts.items()}
         for column, values in columns.items():
             if not isinstance(values, np.ndarray) or values.shape != (count,) or values.dtype != np.float64:
                 raise ArgumentError(column, values, f"pass a float64 array ({count},) for the {name}")
+        if not len(self.group_rewards):
+            with np.errstate(invalid="ignore"):  # of sums that are infinite
+                object.__setattr__(self, "group_rewards", self.rewards - self.environment_rewards)
+            named = {part: values for part, values in parts.items() if part != "environment"}
+            object.__setattr__(self, "reward_parts", named)
 
     def __repr__(self) -> str:
         failed = f", {self.num_failed} failed" if self.num_failed else ""
@@ -72,6 +84,11 @@ class Group:
 
     def __len__(self) -> int:
         return len(self.episodes)
+
+    @property
+    def environment_rewards(self) -> np.ndarray:
+        """The environment reward of each episode (`Trajectory.reward`), float64 (G,)."""
+        return np.array([episode.reward for episode in self.episodes], np.float64)
 
     @property
     def num_failed(self) -> int:

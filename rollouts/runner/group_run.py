@@ -386,14 +386,15 @@ class GroupRun:
             if ends_task(error):
                 raise
             raise GroupFailedError(task_id, episodes, "a group reward", error) from error
-        own = np.array([episode.reward for episode in episodes], np.float64)
+        environment_rewards = np.array([episode.reward for episode in episodes], np.float64)
         oldest = _oldest(self.places())
         return Group(
             task=self.task,
             episodes=episodes,
             attempts=tuple(self._attempts),
-            rewards=own + scores.rewards,
-            reward_parts={"environment": own, **reward_parts(episodes), **scores.parts},
+            rewards=environment_rewards + scores.rewards,
+            group_rewards=scores.rewards,
+            reward_parts={**reward_parts(episodes), **scores.parts},
             oldest_version="" if oldest is None else settings.history.name_of(oldest),
             seconds=self._seconds if self._started_at is None else time.monotonic() - self._started_at,
         )

@@ -314,7 +314,15 @@ class Schedule:
             group = await run.run()
             run.is_over = True
             self._reporter.counters.groups_finished += 1
-            self._reporter.emit(GroupFinished, task_id, group.rewards, group.reward_parts, group.seconds)
+            self._reporter.emit(
+                GroupFinished,
+                task_id,
+                group.rewards,
+                group.environment_rewards,
+                group.group_rewards,
+                group.reward_parts,
+                group.seconds,
+            )
             reason = self._skip_reason(group)
             if reason:
                 await self._skip(task_id, reason)

@@ -161,7 +161,7 @@ def test_the_page_on_observability(capsys):
     names = run_page("observability.md")
     values, lines = names["values"], names["lines"]
     assert [values[key] for key in ("episodes_ended/done", "turns", "groups_delivered")] == [6, 6, 3]
-    assert values["reward_mean"] == pytest.approx(1 / 3)
+    assert values["total_reward_mean"] == pytest.approx(1 / 3)
     assert (names["answers"][0]["message"], names["answers"][0]["turn"]) == ("the answer is 3", 0)
     assert sorted(line["task_id"] for line in names["answers"]) == ["0", "0", "1", "1", "2", "2"]
     assert [line["outcome"] for line in lines if line.get("event") == "EpisodeEnded"] == ["done"] * 6

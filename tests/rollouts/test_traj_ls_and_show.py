@@ -30,7 +30,7 @@ from rollouts.trajectory.packed_episodes import pack_episodes
 def test_each_episode_is_one_line_and_shared_tokens_count_once(tmp_path: Path) -> None:
     path = file_of(tmp_path / "t.mmr", forked(), short("second"))
     header, first, second, footer = lines(run("ls", path))
-    assert header == "# episode group turns branches tokens sampled images reward done"
+    assert header == "# episode group turns branches tokens sampled images environment reward done"
     assert first == "0 forked group-a 3 2 17 6 2 0.75 done"
     assert second == "1 second - 1 1 2 1 1 -1 truncated"
     assert footer.startswith("2 episodes")
@@ -51,14 +51,14 @@ def test_a_reward_that_overflows_is_left_out_of_the_mean_and_is_null_in_json(tmp
     path = file_of(tmp_path / "t.mmr", [infinite, large, large])
     printed = run("ls", path).stdout
     assert "1.5e+308" in printed.splitlines()[-2]  # the totals
-    assert "not in the mean reward: 1 episode whose reward is not finite" in printed
+    assert "not in the mean environment reward: 1 episode whose reward is not finite" in printed
     listed = json.loads(run("ls", path, "--json").stdout, parse_constant=pytest.fail)
-    assert [one["reward"] for one in listed] == [None, 1.5e308, 1.5e308]
+    assert [one["environment_reward"] for one in listed] == [None, 1.5e308, 1.5e308]
 
 
 def test_show_uses_the_singular_for_one(tmp_path: Path) -> None:
     head, *_ = lines(run("show", file_of(tmp_path / "t.mmr", short("one"))))
-    assert "1 turn, 1 branch, 2 tokens, 1 sampled, 1 image, reward -1" in head
+    assert "1 turn, 1 branch, 2 tokens, 1 sampled, 1 image, environment reward -1" in head
 
 
 def test_show_prints_roles_text_media_weight_versions_and_rewards(tmp_path: Path) -> None:
@@ -66,8 +66,8 @@ def test_show_prints_roles_text_media_weight_versions_and_rewards(tmp_path: Path
     head, *tree = lines(run("show", path, "forked"))
     digests = [hashlib.sha256(png(level)).hexdigest()[:16] for level in (1, 2)]
     assert head == (
-        "episode forked of group group-a, seed 11: 3 turns, 2 branches, 17 tokens, 6 sampled, 2 images, reward 0.75, "
-        "done"
+        "episode forked of group group-a, seed 11: 3 turns, 2 branches, 17 tokens, 6 sampled, 2 images, "
+        "environment reward 0.75, done"
     )
     assert tree == [
         f"0 user 5 tokens image {digests[0]} at 0+1 image {digests[1]} at 1+1 What is this?",

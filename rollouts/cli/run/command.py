@@ -108,7 +108,7 @@ def _run(
     def report(*, complete: bool, report_seconds: float = REPORT_SECONDS) -> dict[str, Any]:
         rows = (row.values for row in read_group_rows(output.metrics))
         seconds = time.monotonic() - started
-        summary = summarise(rows, complete=complete, seconds=seconds, metrics=execution.metrics())
+        summary = summarise(rows, complete=complete, process_seconds=seconds, metrics=execution.metrics())
         try:
             write_summary(output.summary, summary)
         except OSError:  # the disk is full, perhaps

@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import os
-import time
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,11 +15,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 from rich.console import Console
 
-from rollouts.errors import CommandFileError, short_repr
+from rollouts.errors import CommandFileError
 from rollouts.files import replaced_file
+from rollouts.observability.group_metrics import GroupMetrics
 from rollouts.observability.run_metrics import length_stops_warning
 from rollouts.run_config.config_file import ConfigFile
 from rollouts.runner.group import Group
@@ -110,50 +110,7 @@ class StoredRow(NamedTuple):
     """A line of the file, as it is there, and its values."""
 
     line: bytes
-    values: dict[str, Any]
-
-
-class _Row(BaseModel):
-    """The values of a line that the summary needs, and the task that it is of."""
-
-    model_config = ConfigDict(strict=True)
-
-    task_id: str
-    rewards: list[float]
-    reward_parts: dict[str, list[float]]
-    attempts: list[int]
-    done: int
-    truncated: int
-    failed: int
-    errors: list[str]
-    turns: int
-    length_stops: int = 0  # of lines that an earlier version wrote
-    tokens: int
-    sampled_tokens: int
-    images: int
-
-
-def group_row(group: Group) -> dict[str, Any]:
-    """The line for a group."""
-    episodes = group.episodes
-    return {
-        "task_id": group.task.task_id,
-        "time": time.time(),
-        "seconds": group.seconds,
-        "rewards": group.rewards.tolist(),
-        "reward_parts": {name: values.tolist() for name, values in group.reward_parts.items()},
-        "attempts": list(group.attempts),
-        "done": sum(episode.done for episode in episodes),
-        "truncated": sum(episode.truncated for episode in episodes),
-        "failed": group.num_failed,
-        "errors": [episode.error for episode in episodes if episode.error],  # "KindOfError: text"
-        "turns": sum(episode.num_turns for episode in episodes),
-        "length_stops": sum(episode.length_stops for episode in episodes),
-        "tokens": sum(len(node) for episode in episodes for node in episode.nodes),
-        "sampled_tokens": sum(len(node.logprobs) for episode in episodes for node in episode.nodes),
-        "images": sum(1 for episode in episodes for _ in episode.all_media()),
-        "oldest_version": group.oldest_version,
-    }
+    values: GroupMetrics
 
 
 def read_group_rows(path: Path) -> Iterator[StoredRow]:
@@ -163,25 +120,15 @@ def read_group_rows(path: Path) -> Iterator[StoredRow]:
     """
     if not path.exists():
         return
+    cure = "remove the line; --resume writes it anew from trajectories.mmr"
     with open(path, "rb") as lines:
         for number, line in enumerate(lines, 1):
-            yield StoredRow(line, _values(path, number, line))
-
-
-def _values(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    cure = "remove the line; --resume writes it anew from trajectories.mmr"
-    try:
-        values: dict[str, Any] = json.loads(line.decode("utf-8"))
-        if not isinstance(values, dict):
-            raise CommandFileError(path, f"no line of a run ({short_repr(values)}); {cure}", line=number)
-        _Row.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        problem = ": ".join([*map(str, first["loc"]), first["msg"]])
-        raise CommandFileError(path, f"no line of a run ({problem}); {cure}", line=number) from error
-    except (ValueError, RecursionError) as error:
-        raise CommandFileError(path, f"not JSON ({error}); {cure}", line=number) from error
-    return values
+            try:
+                yield StoredRow(line, GroupMetrics.of_line(line))
+            except ValidationError as error:
+                first = error.errors()[0]
+                problem = ": ".join([*map(str, first["loc"]), first["msg"]])
+                raise CommandFileError(path, f"no line of a run ({problem}); {cure}", line=number) from error
 
 
 class GroupFiles:
@@ -206,7 +153,7 @@ class GroupFiles:
     def write_row(self, group: Group) -> None:
         """Write the line of a group whose record is written. Raises as `write`."""
         with _named(self._output.metrics):
-            self._metrics.write(json.dumps(group_row(group)) + "\n")
+            self._metrics.write(GroupMetrics.of(group).line() + "\n")
             self._metrics.flush()
 
     def __enter__(self) -> Self:
@@ -249,7 +196,7 @@ class StoredGroups:
     def __init__(self, output: OutputDirectory) -> None:
         self._output = output
         _cut_incomplete_line(output.metrics)
-        rows = {row.values["task_id"] for row in read_group_rows(output.metrics)}
+        rows = {row.values.task_id for row in read_group_rows(output.metrics)}
         self._records = dict(_tasks_of_records(output.trajectories))
         self.without_record = frozenset(rows - self._records.keys())
         self.without_row = tuple(task_id for task_id in self._records if task_id not in rows)
@@ -264,7 +211,7 @@ class StoredGroups:
         if self.without_record:
             with replaced_file(self._output.metrics) as file:
                 for row in read_group_rows(self._output.metrics):
-                    if row.values["task_id"] in self._records:
+                    if row.values.task_id in self._records:
                         file.write(row.line)
 
     def groups_without_row(self) -> Iterator[tuple[str, list[Trajectory]]]:
@@ -309,50 +256,60 @@ def _cut_incomplete_line(path: Path) -> None:
 
 
 _TOTALS = ("done", "truncated", "failed", "turns", "length_stops", "tokens", "sampled_tokens", "images")
+_SECONDS = ("episode_seconds", "engine_seconds")
+_REWARDS = ("total", "environment", "group")
 _MOST_ERRORS = 10
 _MOST_ERROR_CHARACTERS = 1000  # an error may quote a whole message; the episode has all of it
 _MOST_WITHOUT_EXPONENT = 1e12
 
 
 def summarise(
-    rows: Iterable[Mapping[str, Any]], *, complete: bool, seconds: float, metrics: Mapping[str, float]
+    rows: Iterable[GroupMetrics], *, complete: bool, process_seconds: float, metrics: Mapping[str, float]
 ) -> dict[str, Any]:
     """Figures over all groups of the output directory.
 
-    `complete`: every task of the source, up to the limit, has been run. `seconds` and `metrics` are those of this
-    process. Rewards are means over all episodes, failed ones included, and null without episodes; rewards that are not
+    `complete`: every task of the source, up to the limit, has been run. `process_seconds`, the wall time of the
+    command, and `metrics` are those of this process; the other figures are of earlier ones too. `episode_seconds` and
+    `engine_seconds` are sums over the episodes, which run side by side; None if a line of an earlier version is without
+    them. Rewards are means over all episodes, failed ones included, and null without episodes; rewards that are not
     finite (sums that overflow) are counted in `rewards_not_finite` and in no mean. `errors` has the most frequent
     kinds of errors, with the number of episodes and the first text of each, shortened to 1,000 characters.
     """
     groups = attempts = 0
     totals = dict.fromkeys(_TOTALS, 0)
-    rewards = array("d")
+    seconds: dict[str, float | None] = dict.fromkeys(_SECONDS, 0.0)
+    rewards: dict[str, array[float]] = {name: array("d") for name in _REWARDS}
     parts: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
     errors: Counter[str] = Counter()
     examples: dict[str, str] = {}
     for row in rows:
         groups += 1
-        attempts += sum(row["attempts"])
+        attempts += sum(row.attempts)
         for name in _TOTALS:
-            totals[name] += row.get(name, 0)
-        rewards.extend(row["rewards"])
-        for name, values in row["reward_parts"].items():
-            parts[name].extend(values)
-        for text in row["errors"]:
+            totals[name] += getattr(row, name)
+        for name, known in seconds.items():
+            of_row = getattr(row, name)
+            seconds[name] = None if known is None or of_row is None else known + of_row
+        for name, values in rewards.items():
+            values.extend(getattr(row, f"{name}_rewards"))
+        for name, part in row.reward_parts.items():
+            parts[name].extend(part)
+        for text in row.errors:
             kind = text.partition(":")[0]
             errors[kind] += 1
             examples.setdefault(kind, shortened(text, _MOST_ERROR_CHARACTERS))
-    reward = mean_and_spread(rewards)
+    found = {name: mean_and_spread(values) for name, values in rewards.items()}
     return {
         "complete": complete,
-        "seconds": seconds,
         "groups": groups,
-        "episodes": len(rewards),
+        "episodes": len(rewards["total"]),
         **totals,
         "attempts": attempts,
-        "reward_mean": _known(reward.mean),
-        "reward_std": _known(reward.spread),
-        "rewards_not_finite": reward.not_finite,
+        "process_seconds": process_seconds,
+        **seconds,
+        **{f"{name}_reward_mean": _known(reward.mean) for name, reward in found.items()},
+        "total_reward_std": _known(found["total"].spread),
+        "rewards_not_finite": found["total"].not_finite,
         "reward_parts": {name: _known(mean_and_spread(parts[name]).mean) for name in sorted(parts)},
         "errors": {
             kind: {"episodes": count, "example": examples[kind]} for kind, count in errors.most_common(_MOST_ERRORS)
@@ -371,7 +328,7 @@ def print_summary(summary: Mapping[str, Any], console: Console) -> None:
     """Print the figures as a table, and the errors below it. Texts of environments and rewards are on one line each."""
     names = [name for name, value in summary.items() if name != "complete" and not isinstance(value, dict)]
     rows = [[name.replace("_", " "), _figure(summary[name])] for name in names]
-    rows += [[f"reward {printable_line(name)}", _figure(value)] for name, value in summary["reward_parts"].items()]
+    rows += [[f"reward part {printable_line(name)}", _figure(value)] for name, value in summary["reward_parts"].items()]
     for name, value in summary["metrics"].items():
         kind, _, reason = name.partition("/")
         if kind in ("groups_skipped", "groups_stale"):

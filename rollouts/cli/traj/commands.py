@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -43,6 +42,7 @@ from rollouts.terminal.table import (
 from rollouts.trajectory.packed_episodes import AbsentSource
 from rollouts.trajectory.step_lists import is_step_source
 from rollouts.trajectory_files import Episode, open_reader, read_episodes, trajectory_file
+from rollouts.values import finite_number
 from transport import RecordReader
 from transport.errors import quoted
 from transport.records.file_lock import locked
@@ -65,7 +65,7 @@ def commands() -> None:
 def ls(
     file: File, as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list of objects.")] = False
 ) -> None:
-    """List the episodes: id, group, turns, branches, tokens, sampled tokens, images, reward, and how it ended.
+    """List the episodes: id, group, turns, branches, tokens, sampled tokens, images, environment reward, ending.
 
     Exits with 1 if a record could not be read and was left out.
     """
@@ -73,7 +73,7 @@ def ls(
     with open_reader(file) as reader:
         described = [describe_episode(episode) for episode in _printable_episodes(reader, problems)]
     if as_json:
-        finite = [{**one, "reward": one["reward"] if math.isfinite(one["reward"]) else None} for one in described]
+        finite = [{**one, "environment_reward": finite_number(one["environment_reward"])} for one in described]
         print_json(finite)  # JSON has no infinite numbers
     elif described:
         print_episodes(described)
@@ -132,7 +132,7 @@ def show(
             f"episode {name} of group {group}, seed {found.trajectory.seed}: "
             f"{counted(described['turns'], 'turn')}, {counted(described['branches'], 'branch', 'branches')}, "
             f"{counted(described['tokens'], 'token')}, {described['sampled']:,} sampled, "
-            f"{counted(described['images'], 'image')}, reward {described['reward']:.4g}, "
+            f"{counted(described['images'], 'image')}, environment reward {described['environment_reward']:.4g}, "
             f"{ending(described)}"
         )
         if found.trajectory.error:

@@ -426,7 +426,7 @@ def describe_episode(episode: Episode) -> dict[str, Any]:
         "tokens": sum(map(len, trajectory.nodes)),
         "sampled": sum(len(node.logprobs) for node in trajectory.nodes),
         "images": len({reference.source.digest for reference in trajectory.all_media()}),
-        "reward": trajectory.reward,
+        "environment_reward": trajectory.reward,
         "done": trajectory.done,
         "truncated": trajectory.truncated,
         "error": trajectory.error,
@@ -446,13 +446,13 @@ def print_episodes(described: Sequence[dict[str, Any]]) -> None:
     """Print a table of episodes, with totals below it; of the reward the mean."""
     totals = {name: f"{sum(one[name] for one in described):,}" for name in _COUNTS}
     groups = len({one["group"] for one in described})
-    reward = mean_and_spread(one["reward"] for one in described)
+    reward = mean_and_spread(one["environment_reward"] for one in described)
     columns = [
         Column("#", align_right=True),
         Column("episode", counted(len(described), "episode"), wraps=True),
         Column("group", counted(groups, "group"), wraps=True, drop_order=2),
         *(Column(name, totals[name], align_right=True, drop_order=order) for name, order in _COUNTS.items()),
-        Column("reward", f"{reward.mean:.4g}" if reward.used else "-", align_right=True),
+        Column("environment reward", f"{reward.mean:.4g}" if reward.used else "-", align_right=True, wraps=True),
         Column("done", f"{sum(one['done'] for one in described):,}"),
     ]
     rows = (
@@ -461,14 +461,15 @@ def print_episodes(described: Sequence[dict[str, Any]]) -> None:
             printable_line(one["episode"]),
             printable_line(one["group"]) or "-",
             *(f"{one[name]:,}" for name in _COUNTS),
-            f"{one['reward']:.4g}",
+            f"{one['environment_reward']:.4g}",
             ending(one),
         ]
         for one in described
     )
     print_table(columns, rows)
     if reward.not_finite:
-        print_line(f"not in the mean reward: {counted(reward.not_finite, 'episode')} whose reward is not finite")
+        left_out = counted(reward.not_finite, "episode")
+        print_line(f"not in the mean environment reward: {left_out} whose reward is not finite")
 
 
 def tree_lines(trajectory: Trajectory, details: NodeDetails, *, ids: bool = False) -> Iterator[Text]:

@@ -17,6 +17,14 @@ from rollouts.runner.events import (
     WeightUpdateFailed,
 )
 
+GROUP = GroupFinished(
+    "t",
+    total_rewards=np.array([1.5, 0.25]),
+    environment_rewards=np.array([1.0, 0.25]),
+    group_rewards=np.array([0.5, 0.0]),
+    reward_parts={"correct": np.array([1.0, 0.0])},
+    seconds=9.0,
+)
 TIMELINE = [
     (0.0, EpisodeStarted("t-0", "t", 0, 0)),
     (0.0, EpisodeStarted("t-1", "t", 1, 0)),
@@ -38,7 +46,7 @@ TIMELINE = [
     (8.0, EpisodeEnded("t-1-1", "truncated", 0.25, "", 1.0)),
     (9.0, TurnFinished("t-0", 1, 130, 5, 1, 1.0, 1.0, 1.0)),
     (9.0, EpisodeEnded("t-0", "done", 1.0, "", 9.0)),
-    (9.0, GroupFinished("t", np.array([1.0, 0.25]), {"correct": np.array([1.0, 0.0])}, 9.0)),
+    (9.0, GROUP),
     (9.5, WeightsUpdated("1", "abort", 0.5)),
     (9.5, WeightUpdateFailed("2", "WeightUpdateError: no such directory")),
     (10.0, GroupDelivered("t", 1)),

@@ -75,7 +75,7 @@ async def test_an_episode_has_a_span_for_each_turn_and_in_it_what_the_turn_waite
         "mmrollouts.episode.index": 0,
         "mmrollouts.attempt": 0,
         "mmrollouts.outcome": "done",
-        "mmrollouts.reward": 1.0,
+        "mmrollouts.environment_reward": 1.0,
     }
 
 

@@ -65,7 +65,7 @@ async def test_metrics_of_events_are_those_that_the_runner_counts_itself(rendere
     assert counted["episodes_ended/failed"] == 1
     assert values["turns"] == sum(episode.num_turns for group in groups for episode in group.episodes)
     assert values["completion_tokens"] > 0
-    assert values["reward_mean"] == pytest.approx(sum(group.rewards.sum() for group in groups) / 10)
+    assert values["total_reward_mean"] == pytest.approx(sum(group.rewards.sum() for group in groups) / 10)
     assert values["longest_wait_seconds"] == 0.0
     assert values["bridges"] >= 9
 

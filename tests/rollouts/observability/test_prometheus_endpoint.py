@@ -47,7 +47,8 @@ def test_the_endpoint_serves_counters_gauges_and_histograms_of_the_run(run_metri
     assert found["mmrollouts_completion_tokens_total", ()] == 35
     assert found["mmrollouts_episodes_ended_total", (("outcome", "failed"),)] == 1
     assert found["mmrollouts_episodes_running", ()] == 0
-    assert found["mmrollouts_reward_mean", ()] == 0.625
+    means = {name: found[f"mmrollouts_{name}_reward_mean", ()] for name in ("total", "environment", "group")}
+    assert means == {"total": 0.875, "environment": 0.625, "group": 0.25}
     assert found["mmrollouts_turn_seconds_sum", (("part", "engine"),)] == 4.0
     assert found["mmrollouts_turn_seconds_count", (("part", "engine"),)] == 3
     # Of 2, 1 and 1 seconds.
@@ -77,7 +78,7 @@ def test_names_follow_the_conventions_of_prometheus(run_metrics):
 def test_a_label_may_hold_any_text():
     run_metrics = RunMetrics()
     name = 'a "part"\n\\ with é'
-    run_metrics(GroupFinished("t", np.ones(1), {name: np.ones(1)}, 1.0))
+    run_metrics(GroupFinished("t", np.ones(1), np.ones(1), np.zeros(1), {name: np.ones(1)}, 1.0))
     with PrometheusEndpoint(run_metrics, port=0) as endpoint:
         assert samples(scrape(endpoint))["mmrollouts_reward_part_mean", (("part", name),)] == 1.0
 
@@ -145,6 +146,7 @@ async def test_metrics_can_be_read_while_events_change_them():
     for number in range(3000):
         run_metrics(EpisodeStarted(f"e{number}", "t", 0, 0))
         run_metrics(EpisodeWaiting(f"e{number}", 0, "engine"))
-        run_metrics(GroupFinished(f"t{number}", np.ones(2), {f"part{number % 7}": np.ones(2)}, 1.0))
+        parts = {f"part{number % 7}": np.ones(2)}
+        run_metrics(GroupFinished(f"t{number}", np.ones(2), np.ones(2), np.zeros(2), parts, 1.0))
     stop.set()
     await reader  # raises what a reading raised

@@ -125,7 +125,8 @@ def test_every_event_is_a_line_with_its_fields():
     written = lines(stream)
     assert [line["event"] for line in written] == [type(event).__name__ for _, event in TIMELINE]
     finished = next(line for line in written if line["event"] == "GroupFinished")
-    assert (finished["rewards"], finished["reward_parts"]) == ([1.0, 0.25], {"correct": [1.0, 0.0]})
+    assert (finished["total_rewards"], finished["environment_rewards"]) == ([1.5, 0.25], [1.0, 0.25])
+    assert (finished["group_rewards"], finished["reward_parts"]) == ([0.5, 0.0], {"correct": [1.0, 0.0]})
     turn = next(line for line in written if line["event"] == "TurnFinished")
     assert (turn["episode_id"], turn["turn"], turn["completion_tokens"]) == ("t-0", 0, 10)
     started = written[1]

@@ -56,7 +56,9 @@ def test_every_event_of_a_run_is_counted(run_metrics, clock):
         "groups_delivered": 1,
         "groups_queued": 0,
         "group_seconds_sum": 9.0,
-        "reward_mean": 0.625,
+        "total_reward_mean": 0.875,
+        "environment_reward_mean": 0.625,
+        "group_reward_mean": 0.25,
         "reward_part_mean/correct": 0.5,
         "staleness_mean": 1.0,
         "staleness_max": 1,
@@ -100,16 +102,18 @@ def test_a_wait_of_an_episode_that_is_not_running_is_not_counted(run_metrics):
     ids=["skipped", "dropped", "down-weighted"],
 )
 def test_a_group_leaves_the_queue_when_it_will_not_be_delivered(run_metrics, event, key, queued):
-    run_metrics(GroupFinished("t", np.ones(2), {}, 1.0))
+    run_metrics(GroupFinished("t", np.ones(2), np.ones(2), np.zeros(2), {}, 1.0))
     run_metrics(event)
     values = run_metrics.metrics()
     assert (values[key], values["groups_queued"]) == (1, queued)
 
 
 def test_rewards_that_are_not_finite_are_left_out_of_the_mean(run_metrics):
-    run_metrics(GroupFinished("t", np.array([np.nan, 0.5]), {"part": np.array([np.nan, np.nan])}, 1.0))
+    rewards, none = np.array([np.nan, 0.5]), np.array([np.nan, np.nan])
+    run_metrics(GroupFinished("t", rewards, rewards, none, {"part": none}, 1.0))
     values = run_metrics.metrics()
-    assert values["reward_mean"] == 0.5
+    assert (values["total_reward_mean"], values["environment_reward_mean"]) == (0.5, 0.5)
+    assert "group_reward_mean" not in values
     assert "reward_part_mean/part" not in values
 
 

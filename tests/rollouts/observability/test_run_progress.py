@@ -47,7 +47,7 @@ def test_every_figure_of_a_run_is_on_its_row(run_metrics, clock):
         "groups": "1 of 1,200 finished, 1 queued, 0 delivered",
         "episodes": "0 running, 1 done, 1 failed, 1 truncated, 1 retried",
         "turns": "3, 0.3/s, 4 tokens/s",
-        "reward": "0.625, correct 0.500",
+        "reward": "total 0.875, environment 0.625, group 0.250, correct 0.500",
         "engine": "64 running, 12 queued, KV cache 83%, prefix cache hits 91%, media cache hits 99%",
         "prompts": "media sent by name 75%, bridged 90%",
         "weights": "1 updates, 1 failed",
@@ -106,7 +106,7 @@ def test_without_a_terminal_there_is_a_plain_line_at_the_end_and_one_after_each_
 def test_a_line_is_one_line_whatever_names_a_reward_part_has(run_metrics):
     import numpy as np
 
-    run_metrics(GroupFinished("t", np.ones(1), {"a\nb\x1b[2J": np.ones(1)}, 1.0))
+    run_metrics(GroupFinished("t", np.ones(1), np.ones(1), np.zeros(1), {"a\nb\x1b[2J": np.ones(1)}, 1.0))
     line = ProgressDisplay(run_metrics).line()
     assert "\n" not in line
     assert "\x1b" not in line

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -120,6 +120,14 @@ def _exact(tokens: ComparedTokens) -> ComparedTokens:
     return ComparedTokens(**{**columns, "trainer": tokens.sampler - np.float32(1e-6)})
 
 
+def group_line(parts: dict[str, list[float]], *rewards: float) -> dict[str, Any]:
+    """A line of metrics.jsonl of a group whose episodes have these rewards of their environment and no others."""
+    counts = dict.fromkeys(("done", "truncated", "failed", "turns", "tokens", "sampled_tokens", "images"), 0)
+    zeros = [0.0] * len(rewards)
+    line = {"task_id": "t", "total_rewards": rewards, "environment_rewards": rewards, "group_rewards": zeros}
+    return {**line, "reward_parts": parts, "attempts": [1] * len(rewards), "errors": [], **counts}
+
+
 def failing_run(directory: Path) -> Path:
     """Five episodes: two that timed out, one with an error of its environment, one truncated and one done."""
     directory.mkdir(parents=True)
@@ -145,6 +153,6 @@ def hostile_run(directory: Path) -> Path:
         writer.append([*found, truncated])
     with TrainingLog(directory) as log:
         log.write(1, {text: 1.0})
-    row = {"rewards": [1.0], "reward_parts": {text: [1.0]}}
+    row = group_line({text: [1.0]}, 1.0)
     (directory / "metrics.jsonl").write_text(json.dumps(row) + "\n" + text.replace("\x00", "") + "\n")
     return directory

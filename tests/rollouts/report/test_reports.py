@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_runs import HOSTILE, episode, failing_run, hostile_run, trained_run
+from report_runs import HOSTILE, episode, failing_run, group_line, hostile_run, trained_run
 from typer.testing import CliRunner, Result
 
 from rollouts import Trajectory
@@ -73,7 +73,15 @@ def test_a_report_has_curves_mismatch_and_links_into_the_viewer_beside_it(tmp_pa
     result = run(directory)
     assert result.exit_code == 0, result.output
     page = read(directory / "report.html")
-    for title in ("Reward", "Length", "Entropy, estimated", "loss", "mismatch max", "Turns a second", "Staleness"):
+    for title in (
+        "Environment reward",
+        "Length",
+        "Entropy, estimated",
+        "loss",
+        "mismatch max",
+        "Turns a second",
+        "Staleness",
+    ):
         assert f"values: {title}" in page.text, title
     assert "tokens after image" in page.text
     assert "lag 0" in page.text
@@ -127,7 +135,7 @@ def test_errors_are_counted_with_an_example_and_a_cure(tmp_path: Path) -> None:
 def test_failed_episodes_do_not_count_in_the_curve_of_rewards(tmp_path: Path) -> None:
     episodes = collect(open_run(failing_run(tmp_path / "run"))).episodes
     (line,) = episode_charts(episodes)[0].lines
-    expected = [math.nan if episode.failed else episode.reward for episode in episodes]
+    expected = [math.nan if episode.failed else episode.environment_reward for episode in episodes]
     np.testing.assert_array_equal(line.ys, expected)
     assert 0 < np.isnan(expected).sum() < len(episodes)
 
@@ -145,7 +153,7 @@ def test_what_a_directory_does_not_have_is_said_in_a_sentence(tmp_path: Path) ->
         "No episode has the time at which it began",
         "The directory has no runner_metrics.jsonl",
         "No episode failed.",
-        "All episodes have the reward 0",
+        "All episodes have the environment reward 0",
         "going on, or ended without a summary",
     ):
         assert sentence in page.text, sentence
@@ -233,8 +241,8 @@ def test_a_file_of_mismatches_that_cannot_be_read_is_listed_and_the_rest_is_repo
         ("summary.json", b'{"a": "' + b"x" * (1 << 20) + b'"}', "it is larger than 1 MiB"),
         ("summary.json", b"\xff\xfe\x00", "it is no JSON"),
         ("metrics.jsonl", b'{"rewards": [1.0], "reward_pa', "line 1: the last 29 bytes are incomplete"),
-        ("metrics.jsonl", b'{"rewards": "12", "reward_parts": {}}\n', "line 1: no object with rewards"),
-        ("metrics.jsonl", b"null\n", "line 1: no object with rewards"),
+        ("metrics.jsonl", b'{"total_rewards": "12", "reward_parts": {}}\n', "line 1: no line of a group (task_id: "),
+        ("metrics.jsonl", b"null\n", "line 1: no line of a group (Input should be an object"),
         ("runner_metrics.jsonl", b'{"step": 1, "time"', "line 1: the last 18 bytes are incomplete"),
         ("runner_metrics.jsonl", b"{}\n", "line 1: no object with step, time and metrics"),
         ("training.jsonl", b'{"step": 1', "line 1: the last 10 bytes are incomplete"),
@@ -252,7 +260,7 @@ def test_a_file_that_cannot_be_read_is_listed_with_its_reason_and_the_rest_is_re
     assert reason in listed
     page = read(directory / "report.html")
     assert reason in page.text
-    assert "values: Reward" in page.text
+    assert "values: Environment reward" in page.text
 
 
 def test_directories_in_place_of_files_are_listed_and_the_rest_is_reported(tmp_path: Path) -> None:
@@ -265,7 +273,7 @@ def test_directories_in_place_of_files_are_listed_and_the_rest_is_reported(tmp_p
         (directory / name).mkdir()
     problems = write_report(directory).problems
     assert sorted(problem.partition(":")[0] for problem in problems) == sorted(names)
-    assert "values: Reward" in read(directory / "report.html").text
+    assert "values: Environment reward" in read(directory / "report.html").text
 
 
 @pytest.mark.filterwarnings("error")
@@ -303,16 +311,16 @@ def test_rewards_up_to_the_largest_float_have_a_mean_and_those_of_1e150_are_not_
     overflows.turns.append(replace(overflows.turns[0]))
     with RecordWriter(directory / "trajectories.mmr") as writer:
         writer.append([episode(0, reward=1e308), episode(1, reward=1.6e308), overflows])
-    row = {"rewards": [1e308, 1.6e308, math.inf, math.nan], "reward_parts": {"part": [1e308, 1e308, 1e308, 1e308]}}
+    row = group_line({"part": [1e308] * 4}, 1e308, 1.6e308, math.inf, math.nan)
     (directory / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     result = run(directory)
     assert result.exit_code == 0, result.output
     page = read(directory / "report.html")
-    assert "mean reward without failed episodes1.30e+308" in page.text
-    assert "standard deviation of the reward3.00e+307" in page.text
-    assert "episodes whose reward is not finite, left out of the mean1" in page.text
+    assert "mean environment reward1.30e+308" in page.text
+    assert "standard deviation of the environment reward3.00e+307" in page.text
+    assert "episodes whose environment reward is not finite, left out of the mean1" in page.text
     assert "each is unknown, infinite, or 1e150 or more" in page.text
-    assert "reward inf" in page.text  # in the card of the episode
+    assert "environment reward inf" in page.text  # in the card of the episode
     drawn = [line for tag, line in page.elements if tag in ("polyline", "circle")]
     assert drawn
     index = re.search(r'id="index">(.*?)</script>', (directory / "viewer.html").read_text("utf-8"))
@@ -384,7 +392,7 @@ def figures_of(count: int, **changed: object):
 
 @given(st.integers(1, 300))
 def test_the_points_of_a_curve_cover_every_episode_once(count: int) -> None:
-    episodes = [replace(each, reward=float(each.number)) for each in figures_of(count)]
+    episodes = [replace(each, environment_reward=float(each.number)) for each in figures_of(count)]
     reward = episode_charts(episodes)[0]
     covered = [int(end) for name in reward.names for end in re.findall(r"\d+", name)]
     assert (min(covered), max(covered)) == (0, count - 1)

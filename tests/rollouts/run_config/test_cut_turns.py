@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from rollouts.cli.main import app
 from rollouts.cli.run.output import summarise
+from rollouts.observability.group_metrics import GroupMetrics
 from rollouts.observability.run_metrics import length_stops_warning
 
 
@@ -40,9 +41,9 @@ def test_a_line_of_an_earlier_version_counts_as_without_cut_turns() -> None:
     row: dict[str, Any] = dict.fromkeys(
         ("done", "truncated", "failed", "turns", "tokens", "sampled_tokens", "images"), 1
     )
-    row |= {"attempts": [1], "errors": [], "reward_parts": {}, "rewards": [1.0]}
-    rows = [row, {**row, "length_stops": 1}]
-    assert summarise(rows, complete=True, seconds=1.0, metrics={})["length_stops"] == 1
+    row |= {"task_id": "t", "attempts": [1], "errors": [], "reward_parts": {}, "rewards": [1.0]}
+    rows = [GroupMetrics.model_validate(one) for one in (row, {**row, "length_stops": 1})]
+    assert summarise(rows, complete=True, process_seconds=1.0, metrics={})["length_stops"] == 1
 
 
 @pytest.mark.parametrize(

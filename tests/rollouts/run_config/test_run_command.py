@@ -27,7 +27,7 @@ def test_a_run_writes_every_group_once_with_its_figures(tmp_path: Path) -> None:
         ["four/0.0", "four/1.0"],
         ["seven/0.0", "seven/1.0"],
     ]
-    rewards = {row["task_id"]: row["rewards"] for row in rows_of(tmp_path)}
+    rewards = {row["task_id"]: row["total_rewards"] for row in rows_of(tmp_path)}
     assert rewards == {"four": [1.0, 1.0], "seven": [0.0, 0.0]}
     summary = summary_of(tmp_path)
     assert {name: summary[name] for name in ("complete", "groups", "episodes", "done", "failed", "turns")} == {
@@ -38,7 +38,7 @@ def test_a_run_writes_every_group_once_with_its_figures(tmp_path: Path) -> None:
         "failed": 0,
         "turns": 1 + 1 + 2 + 2,
     }
-    assert (summary["reward_mean"], summary["reward_std"], summary["rewards_not_finite"]) == (0.5, 0.5, 0)
+    assert (summary["total_reward_mean"], summary["total_reward_std"], summary["rewards_not_finite"]) == (0.5, 0.5, 0)
     assert "reward mean" in result.stdout
     assert "0.500" in result.stdout
 
@@ -429,6 +429,7 @@ def test_group_rewards_are_added_and_groups_are_left_out_as_the_file_says(tmp_pa
     )
     assert run(path).exit_code == 0
     (row,) = rows_of(tmp_path)
-    assert (row["task_id"], row["rewards"]) == ("four", [3.0, 1.0])
-    assert row["reward_parts"]["first"] == [1.0, 0.0]
+    assert (row["task_id"], row["total_rewards"]) == ("four", [3.0, 1.0])
+    assert (row["environment_rewards"], row["group_rewards"]) == ([1.0, 1.0], [2.0, 0.0])
+    assert row["reward_parts"] == {"first": [1.0, 0.0]}
     assert summary_of(tmp_path)["metrics"]["groups_skipped/unsolved"] == 1

@@ -43,7 +43,12 @@ def figures_of(directory: Path) -> dict[str, dict[str, Any]]:
     """The lines of metrics.jsonl by task, without what depends on the clock; every task has one line."""
     rows = rows_of(directory)
     figures = {
-        row["task_id"]: {key: value for key, value in row.items() if key not in ("time", "seconds")} for row in rows
+        row["task_id"]: {
+            key: value
+            for key, value in row.items()
+            if key not in ("time", "task_data") and not key.endswith("_seconds")
+        }
+        for row in rows
     }
     assert len(figures) == len(rows)
     return figures
@@ -139,7 +144,7 @@ def test_a_line_that_is_computed_from_a_record_knows_how_often_its_episodes_were
     (tmp_path / "out/metrics.jsonl").unlink()
     assert run(path, "--resume").exit_code == 0
     assert figures_of(tmp_path) == before
-    assert all(row["seconds"] > 0 for row in rows_of(tmp_path))
+    assert all(row["group_seconds"] > 0 for row in rows_of(tmp_path))
 
 
 def test_tasks_that_are_lost_and_not_run_again_are_named_and_the_run_is_not_complete(
@@ -199,16 +204,16 @@ def test_files_are_not_changed_where_a_run_is_continued_with_other_values(tmp_pa
 
 
 DAMAGES = {
-    "bytes that are not UTF-8": (lambda line: line.replace(b"number", b"n\xffmber", 1), "not JSON"),
+    "bytes that are not UTF-8": (lambda line: line.replace(b"number", b"n\xffmber", 1), "Invalid JSON"),
     "no object": (lambda line: b"[1]", "no line of a run"),
-    "a key is missing": (lambda line: line.replace(b'"rewards"', b'"rewardz"'), "rewards: Field required"),
+    "a key is missing": (lambda line: line.replace(b'"total_rewards"', b'"rewardz"'), "total_rewards: Field required"),
     "another type": (lambda line: re.sub(rb'"attempts": \[[^]]*\]', b'"attempts": 11', line), "attempts: "),
     "another type inside": (
-        lambda line: re.sub(rb'"rewards": \[[^]]*\]', b'"rewards": [""]', line),
-        "rewards: 0: ",
+        lambda line: re.sub(rb'"total_rewards": \[[^]]*\]', b'"total_rewards": [""]', line),
+        "total_rewards: 0: ",
     ),
-    "not JSON": (lambda line: line[:-5], "not JSON"),
-    "nested too deep": (lambda line: b"[" * 100_000, "not JSON"),
+    "not JSON": (lambda line: line[:-5], "Invalid JSON"),
+    "nested too deep": (lambda line: b"[" * 100_000, "Invalid JSON"),
 }
 
 

@@ -8,26 +8,35 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from rollouts.cli.run.output import print_summary, summarise, write_summary
+from rollouts.observability.group_metrics import GroupMetrics, stored_task_data
 
 ROW: dict[str, Any] = {
     **dict.fromkeys(("done", "truncated", "failed", "turns", "tokens", "sampled_tokens", "images"), 1),
+    "task_id": "t",
     "attempts": [1],
     "errors": [],
     "reward_parts": {},
 }
 
 
+def summary_of_rows(*rows: dict[str, Any]) -> dict[str, Any]:
+    groups = [GroupMetrics.model_validate(row) for row in rows]
+    return summarise(groups, complete=True, process_seconds=1.0, metrics={})
+
+
 @pytest.mark.filterwarnings("error")
 def test_rewards_of_any_size_have_a_mean_and_those_that_are_not_finite_are_counted(tmp_path: Path) -> None:
     rewards = [1e308, 1.6e308, math.inf, math.nan]
-    row = {**ROW, "rewards": rewards, "reward_parts": {"part": [1e308, 1e308], "lost": [math.inf]}}
-    summary = summarise([row], complete=True, seconds=1.0, metrics={})
-    assert summary["reward_mean"] == pytest.approx(1.3e308)
-    assert summary["reward_std"] == pytest.approx(3e307)
+    parts = {"part": [1e308, 1e308, math.nan, math.nan], "lost": [math.inf] * 4}
+    row = {**ROW, "total_rewards": rewards, "environment_rewards": rewards, "group_rewards": [0.0] * 4}
+    summary = summary_of_rows({**row, "reward_parts": parts})
+    assert summary["total_reward_mean"] == pytest.approx(1.3e308)
+    assert summary["total_reward_std"] == pytest.approx(3e307)
     assert summary["rewards_not_finite"] == 2
     assert summary["reward_parts"] == {"lost": None, "part": pytest.approx(1e308)}
     write_summary(tmp_path / "summary.json", summary)
@@ -51,9 +60,8 @@ def test_a_summary_that_cannot_be_written_leaves_the_earlier_one(tmp_path: Path)
 
 def test_an_error_that_quotes_a_million_characters_is_shortened_in_the_summary() -> None:
     text = "EnvironmentFailedError: Game.step raised ValueError: begin" + "W" * 1_000_000 + "end"
-    counts = dict.fromkeys(("done", "truncated", "turns", "tokens", "sampled_tokens", "images"), 0)
-    row = {"attempts": [1], "failed": 1, "rewards": [0.0], "reward_parts": {}, "errors": [text], **counts}
-    summary = summarise([row, row], complete=True, seconds=1.0, metrics={})
+    row = {**ROW, "total_rewards": [0.0], "errors": [text]}
+    summary = summary_of_rows(row, row)
     error = summary["errors"]["EnvironmentFailedError"]
     assert error["episodes"] == 2
     assert error["example"].startswith("EnvironmentFailedError: Game.step raised ValueError: beginWWW")
@@ -68,6 +76,53 @@ def test_an_error_that_quotes_a_million_characters_is_shortened_in_the_summary()
 
 def test_an_error_of_usual_length_is_whole_in_the_summary() -> None:
     text = "EngineFailedError: " + "x" * 500
-    counts = dict.fromkeys(("done", "truncated", "turns", "tokens", "sampled_tokens", "images"), 0)
-    row = {"attempts": [1], "failed": 1, "rewards": [0.0], "reward_parts": {}, "errors": [text], **counts}
-    assert summarise([row], complete=True, seconds=1.0, metrics={})["errors"]["EngineFailedError"]["example"] == text
+    row = {**ROW, "total_rewards": [0.0], "errors": [text]}
+    assert summary_of_rows(row)["errors"]["EngineFailedError"]["example"] == text
+
+
+# Lines of an earlier version.
+
+
+def test_the_line_of_an_earlier_version_is_read_with_the_names_of_now() -> None:
+    earlier = {**ROW, "attempts": [1, 1], "seconds": 2.5, "rewards": [3.0, 1.0]}
+    earlier |= {"reward_parts": {"environment": [1.0, 1.0], "first": [1.0, 0.0]}}
+    found = GroupMetrics.of_line(json.dumps(earlier))
+    assert found.group_seconds == 2.5
+    assert found.total_rewards == [3.0, 1.0]
+    assert (found.environment_rewards, found.group_rewards) == ([1.0, 1.0], [2.0, 0.0])
+    assert found.reward_parts == {"first": [1.0, 0.0]}
+
+
+def test_the_seconds_of_a_run_with_lines_of_an_earlier_version_are_not_known() -> None:
+    row = {**ROW, "total_rewards": [0.0], "episode_seconds": 2.0, "engine_seconds": 1.5}
+    assert summary_of_rows(row, row)["engine_seconds"] == 3.0
+    summary = summary_of_rows(row, {**ROW, "rewards": [0.0]})
+    assert (summary["episode_seconds"], summary["engine_seconds"]) == (None, None)
+
+
+@pytest.mark.parametrize("column", ["environment_rewards", "group_rewards", "reward_parts"])
+def test_a_line_with_a_reward_for_each_of_other_episodes_is_refused(column: str) -> None:
+    row = {**ROW, "total_rewards": [0.0, 1.0], "environment_rewards": [0.0, 1.0], "group_rewards": [0.0, 0.0]}
+    assert GroupMetrics.of_line(json.dumps(row)).total_rewards == [0.0, 1.0]
+    short: Any = {"part": [0.0]} if column == "reward_parts" else [0.0]
+    with pytest.raises(ValueError, match=f"1 {column}.* for 2 total rewards"):
+        GroupMetrics.of_line(json.dumps({**row, column: short}))
+
+
+# The data of a task in a line.
+
+
+def test_what_json_has_of_the_data_of_a_task_is_in_its_line() -> None:
+    data = {"question": "how many?", "answer": np.int64(3), 7: [1.5, None, True], "image": b"PNG", "pixels": np.ones(2)}
+    expected = {"question": "how many?", "answer": 3, "7": [1.5, None, True], "image": None, "pixels": None}
+    assert stored_task_data(data) == expected
+    assert stored_task_data(object()) is None
+
+
+def test_the_data_of_a_task_has_an_end() -> None:
+    (text,) = stored_task_data(["x" * 1_000_000])
+    assert len(text) < 10_100
+    assert stored_task_data(["x" * 10_000] * 200) is None
+    endless: list[Any] = []
+    endless.append(endless)
+    json.dumps(stored_task_data(endless))

@@ -40,7 +40,7 @@ def test_an_episode_reports_its_parts_and_turns_in_their_order(renderer):
     assert [event.prompt_tokens + event.completion_tokens for event in turns] == [len(path) for path in paths]
     assert all(event.renderer_seconds > 0 and event.engine_seconds > 0 for event in turns)
     (ended,) = [event for event in events if isinstance(event, EpisodeEnded)]
-    assert (ended.outcome, ended.reward, ended.error) == ("done", 2.0, "")
+    assert (ended.outcome, ended.environment_reward, ended.error) == ("done", 2.0, "")
     (delivered,) = [event for event in events if isinstance(event, GroupDelivered)]
     assert delivered == GroupDelivered("t0", 0)
 
@@ -68,7 +68,7 @@ def test_counts_and_events_agree_when_episodes_fail(renderer):
     recorded = sum(len(node.logprobs) for group in groups.values() for e in group.episodes for node in e.nodes)
     sampled = sum(event.completion_tokens for event in events if isinstance(event, TurnFinished))
     assert sampled == recorded == metrics["completion_tokens"]
-    assert sum(len(event.rewards) for event in events if isinstance(event, GroupFinished)) == 8
+    assert sum(len(event.total_rewards) for event in events if isinstance(event, GroupFinished)) == 8
 
 
 def test_forks_are_counted(renderer):

@@ -370,8 +370,9 @@ def test_group_rewards_are_added_to_those_of_the_episodes(renderer):
     rank = GroupReward("rank", 10.0, rank_by(lambda episode: episode.reward))
     groups, _ = run_groups(renderer, tasks(1), FirstIsBest, group_size=3, group_rewards=[rank])
     assert groups["t0"].rewards.tolist() == [10.0, 4.0, -2.0]
+    assert groups["t0"].environment_rewards.tolist() == [0.0, -1.0, -2.0]
+    assert list(groups["t0"].reward_parts) == ["rank"]
     assert groups["t0"].reward_parts["rank"].tolist() == [1.0, 0.5, 0.0]
-    assert groups["t0"].reward_parts["environment"].tolist() == [0.0, -1.0, -2.0]
 
 
 def test_a_failing_group_reward_is_raised_with_the_episodes_and_the_stream_continues(renderer):

@@ -1,0 +1,133 @@
+"""The lines of `metrics.jsonl`: the figures of each group of a run."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any, Final, Self
+
+import numpy as np
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+
+from rollouts.errors import NoJsonFormError
+from rollouts.runner.group import Group
+from rollouts.terminal.table import shortened
+from rollouts.trajectory.plain_json import plain
+from transport.wire.arrays import is_tensor
+
+_MOST_DEPTH: Final = 20
+_MOST_CHARACTERS: Final = 10_000
+_MOST_DATA_CHARACTERS: Final = 1 << 20
+
+
+class GroupMetrics(BaseModel):
+    """The figures of a group. Lists have a number for each episode, in the order of the group's record.
+
+    An episode's total reward is its environment reward, the sum over its turns, plus its group reward, which is what
+    the group rewards add, with their weights; `reward_parts` has the named rewards of both, without their weights.
+    `task_data` is that of `stored_task_data`. `time`, when the line was made, is in seconds since the epoch.
+    `group_seconds` is the time from the start of the group's first episode to the end of the last, `episode_seconds`
+    the sum of the durations of its episodes, `engine_seconds` the part of these that the engine took; both are None in
+    the line of an earlier version, which called the total rewards "rewards", had "environment" among their parts, and
+    called the seconds of the group "seconds".
+    """
+
+    model_config = ConfigDict(strict=True)
+
+    task_id: str
+    task_data: Any = None
+    time: float = 0.0
+    group_seconds: float = Field(0.0, validation_alias=AliasChoices("group_seconds", "seconds"))
+    episode_seconds: float | None = None
+    engine_seconds: float | None = None
+    total_rewards: list[float] = Field(validation_alias=AliasChoices("total_rewards", "rewards"))
+    environment_rewards: list[float] = Field(default_factory=list)
+    group_rewards: list[float] = Field(default_factory=list)
+    reward_parts: dict[str, list[float]]
+    attempts: list[int]
+    done: int
+    truncated: int
+    failed: int
+    errors: list[str]
+    turns: int
+    length_stops: int = 0
+    tokens: int
+    sampled_tokens: int
+    images: int
+    oldest_version: str = ""
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
+        if "environment_rewards" not in self.model_fields_set:  # the line of an earlier version
+            environment = self.reward_parts.pop("environment", self.total_rewards)
+            self.environment_rewards = environment
+            self.group_rewards = [total - own for total, own in zip(self.total_rewards, environment, strict=False)]
+        columns = {"environment_rewards": self.environment_rewards, "group_rewards": self.group_rewards}
+        columns |= {f"reward_parts of {name!r:.80}": values for name, values in self.reward_parts.items()}
+        for name, values in columns.items():
+            if len(values) != len(self.total_rewards):
+                raise ValueError(f"{len(values)} {name} for {len(self.total_rewards)} total rewards")
+        return self
+
+    @classmethod
+    def of(cls, group: Group) -> Self:
+        """The figures of a finished group."""
+        episodes = group.episodes
+        return cls(
+            task_id=group.task.task_id,
+            task_data=stored_task_data(group.task.data),
+            time=time.time(),
+            group_seconds=group.seconds,
+            episode_seconds=sum(episode.seconds for episode in episodes),
+            engine_seconds=sum(turn.seconds for episode in episodes for turn in episode.turns),
+            total_rewards=group.rewards.tolist(),
+            environment_rewards=group.environment_rewards.tolist(),
+            group_rewards=group.group_rewards.tolist(),
+            reward_parts={name: values.tolist() for name, values in group.reward_parts.items()},
+            attempts=list(group.attempts),
+            done=sum(episode.done for episode in episodes),
+            truncated=sum(episode.truncated for episode in episodes),
+            failed=group.num_failed,
+            errors=[episode.error for episode in episodes if episode.error],  # "KindOfError: text"
+            turns=sum(episode.num_turns for episode in episodes),
+            length_stops=sum(episode.length_stops for episode in episodes),
+            tokens=sum(len(node) for episode in episodes for node in episode.nodes),
+            sampled_tokens=sum(len(node.logprobs) for episode in episodes for node in episode.nodes),
+            images=sum(1 for episode in episodes for _ in episode.all_media()),
+            oldest_version=group.oldest_version,
+        )
+
+    @classmethod
+    def of_line(cls, line: bytes | str) -> Self:
+        """Read a line. Raises `ValueError`, of which `pydantic.ValidationError` is one, for anything else."""
+        return cls.model_validate_json(line)
+
+    def line(self) -> str:
+        """The line, without a line feed."""
+        return json.dumps(self.model_dump())
+
+
+def stored_task_data(data: Any) -> Any:
+    """What `metrics.jsonl` has of the data of a task: lists, dicts with text as keys, text, numbers, booleans and None.
+
+    Images, arrays, bytes and other values without a JSON form are None, texts are shortened to 10,000 characters.
+    None also for data of more than 1,048,576 characters of JSON.
+    """
+    found = _json_form(data, 0)
+    return found if len(json.dumps(found)) <= _MOST_DATA_CHARACTERS else None
+
+
+def _json_form(value: Any, depth: int) -> Any:
+    if depth > _MOST_DEPTH or isinstance(value, bytes | bytearray | memoryview | np.ndarray) or is_tensor(value):
+        return None
+    if isinstance(value, str):
+        return shortened(value, _MOST_CHARACTERS)
+    if isinstance(value, Mapping):
+        return {str(key): _json_form(each, depth + 1) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_form(each, depth + 1) for each in value]
+    try:
+        return plain(value)
+    except NoJsonFormError:
+        return None
