@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
 
 import numpy as np
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
+from rollouts.episodes.chat_turns import COMPLETION_TOKENS, PROMPT_TOKENS
 from rollouts.errors import NoJsonFormError
 from rollouts.runner.group import Group
 from rollouts.terminal.table import shortened
 from rollouts.trajectory.plain_json import plain
+from rollouts.trajectory.tree import Trajectory
 from transport.wire.arrays import is_tensor
 
 _MOST_DEPTH: Final = 20
@@ -26,11 +28,13 @@ class GroupMetrics(BaseModel):
 
     An episode's total reward is its environment reward, the sum over its turns, plus its group reward, which is what
     the group rewards add, with their weights; `reward_parts` has the named rewards of both, without their weights.
-    `task_data` is that of `stored_task_data`. `time`, when the line was made, is in seconds since the epoch.
-    `group_seconds` is the time from the start of the group's first episode to the end of the last, `episode_seconds`
-    the sum of the durations of its episodes, `engine_seconds` the part of these that the engine took; both are None in
-    the line of an earlier version, which called the total rewards "rewards", had "environment" among their parts, and
-    called the seconds of the group "seconds".
+    `failed_episodes` are the indices of those with an error, None where the line of an earlier version does not say
+    which they are. Of an episode on a chat endpoint, `tokens` are those that it counted in the prompts of all turns and
+    in their completions. `task_data` is that of `stored_task_data`. `time`, when the line was made, is in seconds since
+    the epoch. `group_seconds` is the time from the start of the group's first episode to the end of the last,
+    `episode_seconds` the sum of the durations of its episodes, `engine_seconds` the part of these that the engine took;
+    both are None in the line of an earlier version, which called the total rewards "rewards", had "environment" among
+    their parts, and called the seconds of the group "seconds".
     """
 
     model_config = ConfigDict(strict=True)
@@ -49,6 +53,7 @@ class GroupMetrics(BaseModel):
     done: int
     truncated: int
     failed: int
+    failed_episodes: list[int] | None = None
     errors: list[str]
     turns: int
     length_stops: int = 0
@@ -59,6 +64,8 @@ class GroupMetrics(BaseModel):
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
+        if self.failed_episodes is None and self.failed in (0, len(self.total_rewards)):
+            self.failed_episodes = list(range(self.failed))
         if "environment_rewards" not in self.model_fields_set:  # the line of an earlier version
             environment = self.reward_parts.pop("environment", self.total_rewards)
             self.environment_rewards = environment
@@ -89,11 +96,15 @@ class GroupMetrics(BaseModel):
             done=sum(episode.done for episode in episodes),
             truncated=sum(episode.truncated for episode in episodes),
             failed=group.num_failed,
+            failed_episodes=[index for index, episode in enumerate(episodes) if episode.error],
             errors=[episode.error for episode in episodes if episode.error],  # "KindOfError: text"
             turns=sum(episode.num_turns for episode in episodes),
             length_stops=sum(episode.length_stops for episode in episodes),
-            tokens=sum(len(node) for episode in episodes for node in episode.nodes),
-            sampled_tokens=sum(len(node.logprobs) for episode in episodes for node in episode.nodes),
+            tokens=sum(len(node) for episode in episodes for node in episode.nodes)
+            + _counted_by_endpoint(episodes, PROMPT_TOKENS)
+            + _counted_by_endpoint(episodes, COMPLETION_TOKENS),
+            sampled_tokens=sum(len(node.logprobs) for episode in episodes for node in episode.nodes)
+            + _counted_by_endpoint(episodes, COMPLETION_TOKENS),
             images=sum(1 for episode in episodes for _ in episode.all_media()),
             oldest_version=group.oldest_version,
         )
@@ -106,6 +117,10 @@ class GroupMetrics(BaseModel):
     def line(self) -> str:
         """The line, without a line feed."""
         return json.dumps(self.model_dump())
+
+
+def _counted_by_endpoint(episodes: Sequence[Trajectory], name: str) -> int:
+    return int(sum(episode.metrics.get(name, 0) for episode in episodes if not episode.has_tokens))
 
 
 def stored_task_data(data: Any) -> Any:

@@ -267,6 +267,11 @@ class Runner:
             )
         return await GroupRun.ended(task, self._settings, episodes).make_group()
 
+    @property
+    def group_size(self) -> int:
+        """The number of episodes of each task."""
+        return self._settings.group_size
+
     # Weights.
 
     @property

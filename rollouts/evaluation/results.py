@@ -1,0 +1,296 @@
+"""The results of an evaluation: estimates over its groups, and the file `results.json`."""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rollouts.errors import ArgumentError, CommandFileError, RolloutsError, short_repr
+from rollouts.evaluation.statistics import Estimate, mean_of_tasks, pass_at_k, pass_hat_k, rate_of_tasks
+from rollouts.files import replaced_file
+from rollouts.observability.group_metrics import GroupMetrics
+from rollouts.observability.run_metrics import length_stops_warning
+from rollouts.terminal.table import shortened
+from rollouts.values import check_choice, check_integer, finite_number
+
+#: The version of the form of `results.json`. A reader refuses any other.
+RESULTS_VERSION: Final = 1
+_MOST_BYTES: Final = 16 << 20
+_MOST_ERRORS: Final = 10
+_MOST_ERROR_CHARACTERS: Final = 1000
+
+#: How failed episodes count: with a reward of 0, which is no success, or not at all.
+FailedEpisodes = Literal["zero", "exclude"]
+
+
+class ErrorCount(BaseModel):
+    """The failed episodes with one kind of error, and the first text of it, shortened to 1,000 characters."""
+
+    episodes: int
+    example: str
+
+
+class EvaluationResults(BaseModel):
+    """What is known after an evaluation; `results.json` has these fields.
+
+    Every `Estimate` has a `value`, its `standard_error`, and the ends `low` and `high` of its 95 % interval, all
+    clustered by task (`rollouts.evaluation.statistics`), and the number of `tasks` that it is of. None where there is
+    no task to estimate from.
+
+    - `version`: of this form.
+    - `complete`: whether every task was evaluated.
+    - `tasks`, `samples`, `episodes`: tasks with results, episodes that each has, and all episodes.
+    - `failed`, `failed_episodes`: the episodes that ended with an error, and how they count ("zero" or "exclude").
+    - `threshold`: an episode succeeds if its total reward is at least this.
+    - `total_reward`, `environment_reward`, `group_reward`: means; the first is the sum of the others.
+    - `reward_parts`: the mean of each named reward, without its weight.
+    - `pass_at_k`, `pass_hat_k`: by k, the probability that at least one of k samples succeeds, and that all do.
+    - `truncated`: the share of episodes that a limit ended.
+    - `turns`, `length_stops`: all turns, and those that were cut before the model had ended them.
+    - `tokens`, `sampled_tokens`, `images`: totals, as in `metrics.jsonl`.
+    - `errors`: the most frequent kinds of errors.
+    - `configuration`: what was evaluated and how, as far as it is known.
+    - `warnings`: what a reader has to know before using the numbers.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    version: Literal[1] = RESULTS_VERSION
+    complete: bool
+    tasks: int
+    samples: int
+    episodes: int
+    failed: int
+    failed_episodes: FailedEpisodes
+    threshold: float
+    total_reward: Estimate | None
+    environment_reward: Estimate | None
+    group_reward: Estimate | None
+    reward_parts: dict[str, Estimate]
+    pass_at_k: dict[int, Estimate]
+    pass_hat_k: dict[int, Estimate]
+    truncated: Estimate | None
+    turns: int
+    length_stops: int
+    tokens: int
+    sampled_tokens: int
+    images: int
+    errors: dict[str, ErrorCount]
+    configuration: dict[str, Any] = Field(default_factory=dict)
+    warnings: list[str] = Field(default_factory=list)
+
+    def write(self, path: Path) -> None:
+        """Write `results.json`; an earlier file stays until the new one is complete. Raises `OSError`."""
+        with replaced_file(path) as file:
+            file.write(self.model_dump_json(indent=2).encode() + b"\n")
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read `results.json`. Raises `CommandFileError` for any other file, and for one of another version."""
+        with open(path, "rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        try:
+            if len(content) > _MOST_BYTES:
+                raise ValueError(f"it is larger than {_MOST_BYTES >> 20} MiB")
+            values = json.loads(content)
+            version = values.get("version") if isinstance(values, dict) else None
+            if version != RESULTS_VERSION:
+                cure = "`rollouts eval ... --resume` on the directory writes it anew from metrics.jsonl"
+                reason = f"its version is {short_repr(version)}, and this release reads {RESULTS_VERSION}; {cure}"
+                raise CommandFileError(path, reason)
+            return cls.model_validate(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            problem = ": ".join([".".join(map(str, first["loc"])), first["msg"]])
+            raise CommandFileError(path, f"no results of an evaluation ({problem})") from error
+        except (ValueError, RecursionError) as error:
+            raise CommandFileError(path, f"no results of an evaluation: {error}") from error
+
+
+class TaskScores(NamedTuple):
+    """The episodes of one task that count: rewards float64 (n,) by name, and which succeed, bool (n,)."""
+
+    rewards: Mapping[str, np.ndarray]
+    parts: Mapping[str, np.ndarray]
+    successes: np.ndarray
+
+
+def task_scores(row: GroupMetrics, threshold: float, failed: FailedEpisodes) -> TaskScores:
+    """The scores of a group.
+
+    A failed episode, or one whose total reward is not finite, never succeeds; it has rewards of 0 with "zero", and is
+    left out with "exclude". Raises `RolloutsError` where it is not known which episodes failed.
+    """
+    if row.failed_episodes is None:
+        reason = (
+            f"the line of task {row.task_id!r:.80} in metrics.jsonl is of an earlier version, and does not say which"
+        )
+        raise RolloutsError(f"{reason} of its episodes failed; remove the line, and --resume computes it again")
+    total = np.array(row.total_rewards, np.float64)
+    counts = np.isfinite(total)
+    counts[row.failed_episodes] = False
+    successes = counts & (np.where(counts, total, 0.0) >= threshold)
+    kept = np.ones(len(total), bool) if failed == "zero" else counts
+
+    def column(values: Sequence[float]) -> np.ndarray:
+        return np.where(counts, np.array(values, np.float64), 0.0)[kept]
+
+    rewards: dict[str, Sequence[float]] = {
+        "total": row.total_rewards,
+        "environment": row.environment_rewards,
+        "group": row.group_rewards,
+    }
+    return TaskScores(
+        {name: column(values) for name, values in rewards.items()},
+        {name: column(values) for name, values in row.reward_parts.items()},
+        successes[kept],
+    )
+
+
+def chosen_k(samples: int, k: Iterable[int] | None) -> tuple[int, ...]:
+    """The k of pass@k and pass^k: those given, or the powers of 2 up to `samples`, and `samples` itself.
+
+    Raises `ArgumentError` for a k that `samples` episodes of a task do not allow.
+    """
+    if k is None:
+        return tuple(sorted({1 << power for power in range(samples.bit_length())} | {samples}))
+    chosen = sorted({check_integer("k", one) for one in k})
+    if chosen and chosen[-1] > samples:
+        raise ArgumentError(
+            "k", chosen[-1], f"pass at most {samples}, the number of episodes of a task, or sample more"
+        )
+    return tuple(chosen)
+
+
+class Tally:
+    """Adds up the groups of an evaluation. It keeps a few numbers for each task, and no episode.
+
+        tally = Tally(samples=4, threshold=1.0)
+        for group in groups:
+            tally.add(GroupMetrics.of(group))
+        tally.results(complete=True).pass_at_k[1].value
+
+    - `samples`: the episodes of each task.
+    - `threshold`: the total reward from which on an episode succeeds.
+    - `failed`: how failed episodes count.
+    - `k`: those of pass@k and pass^k (`chosen_k`).
+
+    Raises `ArgumentError` for other values.
+    """
+
+    def __init__(
+        self,
+        *,
+        samples: int,
+        threshold: float = 1.0,
+        failed: FailedEpisodes = "zero",
+        k: Iterable[int] | None = None,
+    ) -> None:
+        self._samples = check_integer("samples", samples)
+        number = finite_number(threshold)
+        if number is None or isinstance(threshold, bool):
+            raise ArgumentError("threshold", threshold, "pass a finite number")
+        check_choice("failed", failed, FailedEpisodes)
+        self._threshold = number
+        self._failed = failed
+        self._rewards: defaultdict[str, array[float]] = defaultdict(_column)
+        self._parts: defaultdict[str, array[float]] = defaultdict(_column)
+        self._pass_at: dict[int, array[float]] = {one: _column() for one in chosen_k(self._samples, k)}
+        self._pass_hat: dict[int, array[float]] = {one: _column() for one in self._pass_at}
+        self._truncated = _column()
+        self._totals = dict.fromkeys(("failed", "turns", "length_stops", "tokens", "sampled_tokens", "images"), 0)
+        self._episodes = self._counted = 0
+        self._lowest, self._highest = math.inf, -math.inf
+        self._errors: Counter[str] = Counter()
+        self._examples: dict[str, str] = {}
+
+    def add(self, row: GroupMetrics) -> None:
+        """Add the group of a task. Raises `ArgumentError` for another number of episodes than `samples`."""
+        count = len(row.total_rewards)
+        if count != self._samples:
+            rule = f"the group of task {row.task_id!r:.80} has so many episodes; pass groups of {self._samples}"
+            raise ArgumentError("row", count, rule)
+        self._episodes += count
+        for name in self._totals:
+            self._totals[name] += getattr(row, name)
+        self._truncated.append(row.truncated / count)
+        for text in row.errors:
+            kind = text.partition(":")[0]
+            self._errors[kind] += 1
+            self._examples.setdefault(kind, shortened(text, _MOST_ERROR_CHARACTERS))
+        scores = task_scores(row, self._threshold, self._failed)
+        total = scores.rewards["total"]
+        if not len(total):
+            return
+        self._counted += len(total)
+        self._lowest, self._highest = min(self._lowest, total.min()), max(self._highest, total.max())
+        for columns, values in ((self._rewards, scores.rewards), (self._parts, scores.parts)):
+            for name, column in values.items():
+                columns[name].append(column.mean())
+        successes = int(scores.successes.sum())
+        for k in self._pass_at:
+            if k <= len(total):
+                self._pass_at[k].append(pass_at_k(len(total), successes, k))
+                self._pass_hat[k].append(pass_hat_k(len(total), successes, k))
+
+    def results(self, *, complete: bool, configuration: Mapping[str, Any] | None = None) -> EvaluationResults:
+        """The estimates over the groups so far. `complete` and `configuration` are as in `EvaluationResults`."""
+        return EvaluationResults(
+            complete=complete,
+            tasks=len(self._truncated),
+            samples=self._samples,
+            episodes=self._episodes,
+            failed_episodes=self._failed,
+            threshold=self._threshold,
+            total_reward=_mean(self._rewards["total"]),
+            environment_reward=_mean(self._rewards["environment"]),
+            group_reward=_mean(self._rewards["group"]),
+            reward_parts={name: mean_of_tasks(np.array(self._parts[name])) for name in sorted(self._parts)},
+            pass_at_k={k: self._rate(column) for k, column in self._pass_at.items() if len(column)},
+            pass_hat_k={k: self._rate(column) for k, column in self._pass_hat.items() if len(column)},
+            truncated=rate_of_tasks(np.array(self._truncated), self._episodes) if self._truncated else None,
+            failed=self._totals["failed"],
+            turns=self._totals["turns"],
+            length_stops=self._totals["length_stops"],
+            tokens=self._totals["tokens"],
+            sampled_tokens=self._totals["sampled_tokens"],
+            images=self._totals["images"],
+            errors={
+                kind: ErrorCount(episodes=count, example=self._examples[kind])
+                for kind, count in self._errors.most_common(_MOST_ERRORS)
+            },
+            configuration=dict(configuration or {}),
+            warnings=list(self._warnings()),
+        )
+
+    def _rate(self, column: array[float]) -> Estimate:
+        return rate_of_tasks(np.array(column), self._counted)
+
+    def _warnings(self) -> Iterable[str]:
+        if self._counted and not self._lowest <= self._threshold <= self._highest:
+            all_or_none = "no episode succeeds" if self._threshold > self._highest else "every episode succeeds"
+            yield (
+                f"the threshold {self._threshold:g} is outside of the rewards, which are from {self._lowest:g} to "
+                f"{self._highest:g}: {all_or_none}; choose another threshold"
+            )
+        without = len(self._truncated) - len(self._rewards["total"])
+        if without:
+            yield f"{without:,} of {len(self._truncated):,} tasks have no episode that counts, and are in no estimate"
+        if warning := length_stops_warning(self._totals["length_stops"], self._totals["turns"]):
+            yield warning
+
+
+def _column() -> array[float]:
+    return array("d")
+
+
+def _mean(column: array[float]) -> Estimate | None:
+    return mean_of_tasks(np.array(column)) if column else None

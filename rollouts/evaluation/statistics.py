@@ -1,0 +1,194 @@
+"""Estimates of an evaluation with their uncertainty, and the comparison of two evaluations.
+
+Episodes of one task resemble each other, so that counting each as independent evidence gives intervals that are too
+narrow. Every estimate here is therefore the mean over tasks of one value a task (the mean reward of its episodes, its
+share of successes...), and its standard error is that of the differences between tasks: it is clustered by task. Where
+all tasks have as many episodes, this equals the cluster-robust standard error of the mean over episodes with the
+correction G / (G - 1) for G clusters (E. Miller, "Adding Error Bars to Evals", arXiv:2411.00640, section on clustered
+questions; Cameron and Miller, "A Practitioner's Guide to Cluster-Robust Inference", 2015, section VI).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from rollouts.errors import ArgumentError, MissingExtraError
+from rollouts.values import check_integer, mean_and_spread
+
+#: The probability with which an interval holds the true value.
+CONFIDENCE: Final = 0.95
+
+#: Sign-flip tests of up to so many differences; for more, the t-test gives the same to three digits, at once.
+_MOST_FLIPPED: Final = 10_000
+_FLIPS: Final = 9_999
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over tasks, its standard error, and the ends of its 95 % interval.
+
+    `tasks` is the number of tasks that it is of. The last three are None for a single task, of which nothing is known
+    about the differences between tasks.
+    """
+
+    value: float
+    tasks: int
+    standard_error: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PairedDifference:
+    """How much larger the values of one run are than those of another, on the same tasks.
+
+    `difference` is the mean over tasks of second minus first. `p_value` is the probability of a difference at least as
+    large, in either direction, if it were chance for each task which of the two runs has the larger value; None for a
+    single task.
+    """
+
+    difference: Estimate
+    p_value: float | None
+
+
+def pass_at_k(samples: int, successes: int, k: int) -> float:
+    """The probability that at least one of `k` samples of a task succeeds.
+
+    >>> pass_at_k(4, 1, 2)
+    0.5
+
+    The unbiased estimate from `successes` of `samples`: 1 - C(n - c, k) / C(n, k) (Chen et al., "Evaluating Large
+    Language Models Trained on Code", arXiv:2107.03374, equation 1). Computed in integers, so that it is exact up to the
+    rounding of the result. Raises `ArgumentError` unless 0 <= successes <= samples and 1 <= k <= samples.
+    """
+    _check_counts(samples, successes, k)
+    return _pass_at_k(samples, successes, k)
+
+
+def pass_hat_k(samples: int, successes: int, k: int) -> float:
+    """pass^k: the probability that all of `k` samples of a task succeed.
+
+    >>> pass_hat_k(4, 3, 2)
+    0.5
+
+    The unbiased estimate from `successes` of `samples`: C(c, k) / C(n, k) (Yao et al., "tau-bench", arXiv:2406.12045,
+    section 3). Raises as `pass_at_k` does.
+    """
+    _check_counts(samples, successes, k)
+    return _pass_hat_k(samples, successes, k)
+
+
+def _check_counts(samples: int, successes: int, k: int) -> None:
+    check_integer("samples", samples)
+    if not 0 <= successes <= samples:
+        raise ArgumentError("successes", successes, f"pass a number from 0 to {samples}, the number of samples")
+    if not 1 <= k <= samples:
+        raise ArgumentError("k", k, f"pass a number from 1 to {samples}, the number of samples of the task")
+
+
+# Of a million tasks, few have different counts.
+@functools.lru_cache(maxsize=4096)
+def _pass_at_k(samples: int, successes: int, k: int) -> float:
+    drawn = math.comb(samples, k)
+    return (drawn - math.comb(samples - successes, k)) / drawn
+
+
+@functools.lru_cache(maxsize=4096)
+def _pass_hat_k(samples: int, successes: int, k: int) -> float:
+    return math.comb(successes, k) / math.comb(samples, k)
+
+
+def mean_of_tasks(values: np.ndarray) -> Estimate:
+    """The mean of finite `values`, float64 (tasks,), with Student's t interval for tasks - 1 degrees of freedom.
+
+    Raises `ArgumentError` without values.
+    """
+    if not len(values):
+        raise ArgumentError("values", values, "pass the value of at least one task")
+    mean, spread = mean_and_spread(values)[:2]
+    count = len(values)
+    if count == 1:
+        return Estimate(mean, 1)
+    error = spread / math.sqrt(count - 1)  # `spread` divides by the count
+    half = _t_quantile(count - 1) * error
+    return Estimate(mean, count, error, mean - half, mean + half)
+
+
+def rate_of_tasks(values: np.ndarray, episodes: int) -> Estimate:
+    """The mean of `values`, float64 (tasks,), each the share or the probability of something in one task.
+
+    The interval is Wilson's for as many independent trials as would have the standard error of the clustered mean, with
+    Student's t (Korn and Graubard, "Confidence intervals for proportions with small expected number of positive counts
+    estimated from survey data", 1998; Franco et al., "Comparative study of confidence intervals for proportions in
+    complex sample surveys", 2019). It lies in 0 to 1, and where every task succeeds, it does not say that the next one
+    will. The trials are at most the `episodes`, and as many as there are tasks where no task differs from another in
+    never, or always, succeeding. Raises `ArgumentError` without values.
+    """
+    mean = mean_of_tasks(values)
+    if mean.standard_error is None:
+        return mean
+    value, count = min(max(mean.value, 0.0), 1.0), float(len(values))
+    variance = value * (1 - value)
+    trials = min(variance / mean.standard_error**2, float(episodes)) if mean.standard_error else float(episodes)
+    if not variance:
+        trials = count
+    t = _t_quantile(len(values) - 1)
+    centre = (value + t * t / (2 * trials)) / (1 + t * t / trials)
+    half = t * math.sqrt(variance / trials + (t / (2 * trials)) ** 2) / (1 + t * t / trials)
+    low = 0.0 if value == 0 else max(centre - half, 0.0)
+    high = 1.0 if value == 1 else min(centre + half, 1.0)
+    return Estimate(value, len(values), mean.standard_error, low, high)
+
+
+def paired_difference(first: np.ndarray, second: np.ndarray) -> PairedDifference:
+    """Compare the values of two runs on the same tasks: `second` minus `first`, float64 (tasks,) each, in one order.
+
+    The p-value is that of the paired permutation test: under the hypothesis that the runs do not differ, the sign of
+    each task's difference is chance (`scipy.stats.permutation_test` with "samples": exact for few tasks, else from
+    9,999 permutations with a fixed seed; for more than 10,000 tasks that differ, that of the paired t-test). Raises
+    `ArgumentError` for rows of different lengths or without values.
+    """
+    if len(first) != len(second):
+        raise ArgumentError("second", len(second), f"pass a value for each of the {len(first)} tasks of first")
+    differences = np.asarray(second, np.float64) - np.asarray(first, np.float64)
+    estimate = mean_of_tasks(differences)
+    if estimate.tasks == 1:
+        return PairedDifference(estimate, None)
+    return PairedDifference(estimate, _p_value(differences))
+
+
+def _p_value(differences: np.ndarray) -> float:
+    changed = differences[differences != 0]  # another sign of 0 is the same difference
+    if not len(changed):
+        return 1.0
+    stats = _scipy_stats()
+    if len(changed) > _MOST_FLIPPED:
+        return float(stats.ttest_1samp(differences, 0.0).pvalue)
+    tested = stats.permutation_test(
+        (changed,),
+        lambda sample, axis: np.sum(sample, axis=axis),
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=_FLIPS,
+        batch=max(1, 2**22 // len(changed)),
+        rng=np.random.default_rng(0),
+    )
+    return float(tested.pvalue)
+
+
+@functools.lru_cache(maxsize=1024)
+def _t_quantile(degrees: int) -> float:
+    return float(_scipy_stats().t.ppf((1 + CONFIDENCE) / 2, degrees))
+
+
+def _scipy_stats() -> Any:
+    try:
+        from scipy import stats
+    except ImportError as error:
+        raise MissingExtraError("intervals of an evaluation", "eval", "scipy") from error
+    return stats

@@ -1,0 +1,175 @@
+"""What an evaluation adds up: how failed episodes count, what is warned of, what `results.json` holds."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollouts.errors import ArgumentError, CommandFileError, RolloutsError
+from rollouts.evaluation import EvaluationResults, Tally
+from rollouts.evaluation.results import chosen_k
+from rollouts.observability.group_metrics import GroupMetrics
+
+
+def row(task_id: str, rewards: list[float], failed: tuple[int, ...] = (), **values: Any) -> GroupMetrics:
+    """A group whose rewards are of the environment alone."""
+    count = len(rewards)
+    return GroupMetrics.model_validate(
+        {
+            "task_id": task_id,
+            "total_rewards": rewards,
+            "environment_rewards": rewards,
+            "group_rewards": [0.0] * count,
+            "reward_parts": {"exact": rewards},
+            "attempts": [1] * count,
+            "done": count - len(failed),
+            "truncated": 0,
+            "failed": len(failed),
+            "failed_episodes": list(failed),
+            "errors": ["EngineError: it broke"] * len(failed),
+            "turns": count,
+            "length_stops": 0,
+            "tokens": 10 * count,
+            "sampled_tokens": 5 * count,
+            "images": count,
+            **values,
+        }
+    )
+
+
+def results_of(*rows: GroupMetrics, samples: int = 4, **options: Any) -> EvaluationResults:
+    tally = Tally(samples=samples, **options)
+    for one in rows:
+        tally.add(one)
+    return tally.results(complete=True)
+
+
+def test_estimates_are_means_over_tasks() -> None:
+    results = results_of(row("a", [1, 1, 0, 0]), row("b", [1, 1, 1, 1]), row("c", [0, 0, 0, 0]))
+    assert (results.tasks, results.episodes, results.failed) == (3, 12, 0)
+    assert results.total_reward is not None
+    assert results.total_reward.value == 0.5
+    assert results.reward_parts["exact"].value == 0.5
+    assert {k: one.value for k, one in results.pass_at_k.items()} == pytest.approx({1: 0.5, 2: 11 / 18, 4: 2 / 3})
+    assert {k: one.value for k, one in results.pass_hat_k.items()} == pytest.approx({1: 0.5, 2: 7 / 18, 4: 1 / 3})
+    assert (results.tokens, results.sampled_tokens, results.images) == (120, 60, 12)
+
+
+def test_a_failed_episode_counts_as_zero_whatever_reward_it_had() -> None:
+    results = results_of(row("a", [1, 1, 1, 1], failed=(0, 1)))
+    assert results.total_reward is not None
+    assert results.total_reward.value == 0.5
+    assert results.pass_at_k[1].value == 0.5
+    assert results.pass_hat_k[4].value == 0.0
+    assert results.errors["EngineError"].episodes == 2
+
+
+def test_excluded_failures_leave_fewer_samples_and_no_estimate_for_more_k_than_these() -> None:
+    results = results_of(row("a", [1, 1, 1, 1], failed=(0, 1)), row("b", [0, 0, 1, 0]), failed="exclude")
+    assert results.total_reward is not None
+    assert results.total_reward.value == (1.0 + 0.25) / 2
+    assert {k: one.tasks for k, one in results.pass_at_k.items()} == {1: 2, 2: 2, 4: 1}
+    assert results.failed == 2
+
+
+def test_a_task_of_nothing_but_excluded_failures_is_named_and_in_no_estimate() -> None:
+    results = results_of(row("a", [1, 1, 1, 1]), row("b", [0] * 4, failed=(0, 1, 2, 3)), failed="exclude")
+    assert results.pass_at_k[1].tasks == 1
+    assert any("1 of 2 tasks have no episode that counts" in warning for warning in results.warnings)
+
+
+@pytest.mark.parametrize("reward", [math.inf, -math.inf, math.nan])
+def test_a_reward_that_is_not_finite_is_no_success(reward: float) -> None:
+    results = results_of(row("a", [reward, 1, 0, 0]))
+    assert results.total_reward is not None
+    assert results.total_reward.value == 0.25
+    assert results.pass_at_k[1].value == 0.25
+
+
+def test_a_failed_episode_is_no_success_below_any_threshold() -> None:
+    results = results_of(row("a", [0, 0, 0, 0], failed=(3,)), threshold=-1.0)
+    assert results.pass_at_k[1].value == 0.75
+
+
+@pytest.mark.parametrize(("threshold", "said"), [(1.5, "no episode succeeds"), (-0.5, "every episode succeeds")])
+def test_a_threshold_outside_of_the_rewards_is_named(threshold: float, said: str) -> None:
+    results = results_of(row("a", [0, 0.25, 0.5, 1]), threshold=threshold)
+    assert [said in warning for warning in results.warnings] == [True]
+    assert not results_of(row("a", [0, 0.25, 0.5, 1]), threshold=0.5).warnings
+
+
+def test_many_cut_turns_are_warned_of() -> None:
+    assert "25%" in results_of(row("a", [0, 0, 1, 0], length_stops=1)).warnings[0]
+    assert results_of(row("a", [0, 0, 1, 0], turns=10, length_stops=1)).warnings == []
+
+
+def test_a_line_that_does_not_say_which_episodes_failed_is_refused() -> None:
+    old = row("a", [1, 0, 0, 0], failed=(1,)).model_copy(update={"failed_episodes": None})
+    with pytest.raises(RolloutsError, match=r"task 'a' .* does not say which of its episodes failed; .*--resume"):
+        Tally(samples=4).add(old)
+
+
+def test_groups_of_another_size_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="task 'a' has so many episodes; pass groups of 4"):
+        Tally(samples=4).add(row("a", [1.0]))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"k": [1, 5]}, "k is 5; pass at most 4"),
+        ({"k": [0]}, "k is 0"),
+        ({"threshold": math.nan}, "threshold is nan; pass a finite number"),
+        ({"threshold": True}, "threshold is True"),
+        ({"failed": "ignore"}, "pass one of zero, exclude"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        Tally(samples=4, **options)
+
+
+@pytest.mark.parametrize(("samples", "expected"), [(1, (1,)), (2, (1, 2)), (5, (1, 2, 4, 5)), (8, (1, 2, 4, 8))])
+def test_k_are_powers_of_two_and_all_samples(samples: int, expected: tuple[int, ...]) -> None:
+    assert chosen_k(samples, None) == expected
+
+
+def test_an_evaluation_without_a_task_has_no_estimates() -> None:
+    results = results_of()
+    assert (results.tasks, results.total_reward, results.pass_at_k, results.truncated) == (0, None, {}, None)
+
+
+def test_the_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    results = results_of(row("a", [1, 1, 0, 0], failed=(0,)), row("b", [1, 0, 0, 0]))
+    results.write(path)
+    assert EvaluationResults.read(path) == results
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"version": 0}, "its version is 0, and this release reads 1; .*--resume"),
+        ({"version": None}, "its version is None"),
+        ({"tasks": "many"}, "no results of an evaluation .tasks: "),
+        ({"surplus": 1}, "no results of an evaluation .surplus: "),
+    ],
+)
+def test_a_file_of_another_form_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    path = tmp_path / "results.json"
+    results_of(row("a", [1, 1, 0, 0])).write(path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(CommandFileError, match=said):
+        EvaluationResults.read(path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", "[" * 100_000])
+def test_what_is_no_json_object_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "results.json"
+    path.write_text(content)
+    with pytest.raises(CommandFileError, match=r"no results of an evaluation|its version is None"):
+        EvaluationResults.read(path)

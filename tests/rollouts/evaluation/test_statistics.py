@@ -1,0 +1,179 @@
+"""Estimates of evaluations: against closed forms, enumerations, other implementations and simulations."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from rollouts.errors import ArgumentError
+from rollouts.evaluation import mean_of_tasks, paired_difference, pass_at_k, pass_hat_k, rate_of_tasks
+
+
+def shares_of_subsets(samples: int, successes: int, k: int) -> tuple[Fraction, Fraction]:
+    """Of all choices of k samples: the share with a success, and the share of nothing but successes."""
+    outcomes = [index < successes for index in range(samples)]
+    chosen = list(itertools.combinations(outcomes, k))
+    return Fraction(sum(map(any, chosen)), len(chosen)), Fraction(sum(map(all, chosen)), len(chosen))
+
+
+@pytest.mark.parametrize("samples", [1, 2, 5, 7])
+def test_pass_at_k_and_pass_hat_k_are_shares_of_all_choices_of_k_samples(samples: int) -> None:
+    for successes in range(samples + 1):
+        for k in range(1, samples + 1):
+            any_succeeds, all_succeed = shares_of_subsets(samples, successes, k)
+            assert pass_at_k(samples, successes, k) == float(any_succeeds)
+            assert pass_hat_k(samples, successes, k) == float(all_succeed)
+
+
+def test_both_are_exact_where_products_of_floats_are_not() -> None:
+    assert pass_hat_k(10_000, 9_999, 5_000) == 0.5
+    assert pass_at_k(10_000, 1, 5_000) == 0.5
+    assert pass_at_k(2_000, 1_000, 1_999) == 1.0
+
+
+@pytest.mark.parametrize(("samples", "successes", "k"), [(0, 0, 1), (4, 5, 1), (4, -1, 1), (4, 2, 5), (4, 2, 0)])
+def test_counts_that_cannot_be_are_refused(samples: int, successes: int, k: int) -> None:
+    for estimate in (pass_at_k, pass_hat_k):
+        with pytest.raises(ArgumentError, match=r"pass (a number from|an integer of at least)"):
+            estimate(samples, successes, k)
+
+
+def test_the_mean_has_the_interval_of_students_t() -> None:
+    values = np.array([0.0, 1.0, 0.5, 0.25])
+    estimate = mean_of_tasks(values)
+    expected = stats.t.interval(0.95, 3, loc=values.mean(), scale=stats.sem(values))
+    assert (estimate.value, estimate.tasks) == (0.4375, 4)
+    assert estimate.standard_error == pytest.approx(stats.sem(values), rel=1e-12)
+    assert (estimate.low, estimate.high) == pytest.approx(expected, rel=1e-12)
+
+
+@given(st.integers(2, 30), st.integers(1, 6), st.randoms(use_true_random=False))
+def test_the_standard_error_is_the_cluster_robust_one_of_the_mean_over_episodes(
+    tasks: int, samples: int, random: object
+) -> None:
+    rng = np.random.default_rng(random.getrandbits(32))  # type: ignore[attr-defined]
+    rewards = rng.normal(size=(tasks, samples)) + rng.normal(size=(tasks, 1))
+    residuals = rewards - rewards.mean()
+    # The sandwich estimator of a regression on a constant, summed pair by pair within each task.
+    meat = sum(
+        residuals[task, i] * residuals[task, j] for task in range(tasks) for i in range(samples) for j in range(samples)
+    )
+    variance = meat / (tasks * samples) ** 2 * tasks / (tasks - 1)
+    assert mean_of_tasks(rewards.mean(axis=1)).standard_error == pytest.approx(math.sqrt(variance), rel=1e-9)
+
+
+def test_nothing_is_said_of_the_uncertainty_of_one_task() -> None:
+    for estimate in (mean_of_tasks(np.array([0.5])), rate_of_tasks(np.array([0.5]), 8)):
+        assert (estimate.value, estimate.tasks) == (0.5, 1)
+        assert (estimate.standard_error, estimate.low, estimate.high) == (None, None, None)
+
+
+def test_no_task_is_no_estimate() -> None:
+    with pytest.raises(ArgumentError, match="at least one task"):
+        mean_of_tasks(np.array([]))
+
+
+def test_the_interval_of_a_rate_is_wilsons_where_tasks_have_one_sample() -> None:
+    # Tasks of one sample are independent trials; with many of them Student's t is the normal distribution, and the
+    # clustered variance, which divides by n - 1, that of the proportion.
+    outcomes = np.array([1.0] * 30_000 + [0.0] * 70_000)
+    estimate = rate_of_tasks(outcomes, 100_000)
+    wilson = stats.binomtest(30_000, 100_000).proportion_ci(0.95, method="wilson")
+    assert (estimate.low, estimate.high) == pytest.approx((wilson.low, wilson.high), abs=1e-6)
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0])
+def test_tasks_that_all_agree_do_not_make_a_rate_certain(rate: float) -> None:
+    few, many = (rate_of_tasks(np.full(tasks, rate), 4 * tasks) for tasks in (5, 500))
+    widths = [one.high - one.low for one in (few, many)]  # type: ignore[operator]
+    assert few.value == many.value == rate
+    assert widths[0] > 0.3
+    assert 0.005 < widths[1] < 0.02
+    assert all(0 <= one.low <= rate <= one.high <= 1 for one in (few, many))  # type: ignore[operator]
+
+
+COVERAGES = [
+    pytest.param(100, 4, 2.0, 3.0, id="tasks of middling difficulty"),
+    pytest.param(200, 1, 1.0, 2.0, id="one sample a task"),
+    pytest.param(50, 8, 0.3, 0.3, id="tasks that are easy or hopeless"),
+    pytest.param(60, 4, 8.0, 1.0, id="nearly everything is right"),
+    pytest.param(400, 2, 1.0, 30.0, id="nearly everything is wrong"),
+]
+
+
+@pytest.mark.parametrize(("tasks", "samples", "a", "b"), COVERAGES)
+def test_intervals_hold_the_truth_in_93_to_97_of_100_simulated_evaluations(
+    tasks: int, samples: int, a: float, b: float
+) -> None:
+    rng = np.random.default_rng(30)
+    k = min(2, samples)
+    p = rng.beta(a, b, size=(1_000, tasks))  # each task succeeds with its own probability
+    successes = rng.binomial(samples, p)
+    truth = a / (a + b)
+    truth_at_k = 1 - b * (b + 1) ** (k - 1) / ((a + b) * (a + b + 1) ** (k - 1))  # the mean of 1 - (1 - p)**k, k <= 2
+    held = held_at_k = 0
+    for counts in successes:
+        rate = rate_of_tasks(counts / samples, tasks * samples)
+        at_k = rate_of_tasks(np.array([pass_at_k(samples, int(count), k) for count in counts]), tasks * samples)
+        held += rate.low <= truth <= rate.high  # type: ignore[operator]
+        held_at_k += at_k.low <= truth_at_k <= at_k.high  # type: ignore[operator]
+    assert 930 <= held <= 970
+    assert 930 <= held_at_k <= 970
+
+
+def test_intervals_of_mean_rewards_hold_the_truth_and_those_that_ignore_tasks_do_not() -> None:
+    rng = np.random.default_rng(31)
+    held = held_without_clusters = 0
+    for _ in range(1_000):
+        rewards = rng.normal(0.3, 1.0, size=(80, 1)) + rng.normal(0.0, 0.3, size=(80, 8))
+        estimate = mean_of_tasks(rewards.mean(axis=1))
+        held += estimate.low <= 0.3 <= estimate.high  # type: ignore[operator]
+        low, high = stats.t.interval(0.95, rewards.size - 1, loc=rewards.mean(), scale=stats.sem(rewards, axis=None))
+        held_without_clusters += low <= 0.3 <= high
+    assert 930 <= held <= 970
+    assert held_without_clusters < 700  # so the simulation can tell them apart
+
+
+def test_few_tasks_that_all_improve_are_no_proof() -> None:
+    compared = paired_difference(np.zeros(3), np.ones(3))
+    assert compared.difference.value == 1.0
+    assert compared.p_value == 0.25  # 2 of the 8 possible choices of signs
+
+
+def test_the_p_value_of_few_tasks_is_the_share_of_sign_choices_with_as_large_a_sum() -> None:
+    differences = np.array([0.5, -0.25, 1.0, 0.75, 0.0])
+    sums = [
+        sum(s * d for s, d in zip(signs, differences, strict=True)) for signs in itertools.product((-1, 1), repeat=5)
+    ]
+    share = sum(abs(one) >= 2.0 for one in sums) / len(sums)
+    assert paired_difference(np.zeros(5), differences).p_value == pytest.approx(share)
+
+
+def test_runs_without_a_difference_have_the_p_value_1() -> None:
+    assert paired_difference(np.full(4, 0.5), np.full(4, 0.5)).p_value == 1.0
+
+
+def test_the_difference_is_second_minus_first() -> None:
+    assert paired_difference(np.array([0.0, 0.5]), np.array([1.0, 1.0])).difference.value == 0.75
+
+
+def test_many_tasks_have_the_p_value_of_the_t_test_and_as_many_permutations_agree() -> None:
+    rng = np.random.default_rng(32)
+    first, second = rng.normal(size=12_000), rng.normal(0.02, 1.0, size=12_000)
+    whole = paired_difference(first, second).p_value
+    assert whole == pytest.approx(stats.ttest_rel(second, first).pvalue, rel=1e-9)
+    part = slice(0, 9_000)
+    permuted = paired_difference(first[part], second[part]).p_value
+    assert permuted == pytest.approx(stats.ttest_rel(second[part], first[part]).pvalue, abs=0.02)
+
+
+def test_rows_of_different_lengths_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="a value for each of the 3 tasks"):
+        paired_difference(np.zeros(3), np.zeros(2))
