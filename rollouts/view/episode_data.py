@@ -234,7 +234,7 @@ def summary(
 ) -> dict[str, Any]:
     """The line of the list. `tokens` counts each node once; `mismatch` is the largest one, None if none is known.
 
-    `reward` is None if the sum over the turns is not finite.
+    `reward`, the environment reward, is None if the sum over the turns is not finite. `cut` counts `length_stops`.
     """
     nodes = trajectory.nodes
     given = trainer_logprobs or {}
@@ -246,6 +246,7 @@ def summary(
         "group": trajectory.group_id,
         "reward": finite_number(trajectory.reward),
         "turns": len(trajectory.turns),
+        "cut": trajectory.length_stops,
         "branches": len(trajectory.leaves()),
         "tokens": sum(map(len, nodes)),
         "sampled": sum(len(node.logprobs) for node in nodes),

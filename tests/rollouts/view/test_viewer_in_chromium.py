@@ -2,13 +2,17 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from chromium import PHONE
 from typer.testing import CliRunner
+from viewer_episodes import two_turns
 
+from rollouts import FinishReason, Trajectory
 from rollouts.cli.main import app
+from rollouts.view import write_html
 
 pytestmark = pytest.mark.browser
 
@@ -19,6 +23,20 @@ EPISODE = ".episodehead .facts"
 
 def rows(opened):
     return opened.texts("tbody tr td.id")
+
+
+def test_cut_turns_are_counted_in_the_list_and_above_the_episode(renderer, tmp_path, open_page):
+    cut, whole = two_turns(renderer, "cut"), two_turns(renderer, "whole")
+    turns = [replace(turn, finish_reason=FinishReason.LENGTH) for turn in cut.turns[:2]] + list(cut.turns[2:])
+    cut = Trajectory("cut", nodes=cut.nodes, turns=turns, done=True)
+    write_html([cut, whole], tmp_path / "page.html")
+    opened = open_page(tmp_path / "page.html")
+    assert opened.texts("#count") == ["2 of 2 episodes, mean environment reward 1.5, 2 of 6 turns cut at max_tokens"]
+    assert "3 turns (2 cut at max_tokens)" in opened.texts(EPISODE)[0]
+    opened.page.fill("#filter", "cut>0")
+    assert rows(opened) == ["cut"]
+    opened.page.fill("#filter", "cut=0")
+    assert opened.texts("#count") == ["1 of 2 episodes, mean environment reward 1.5"]
 
 
 def test_the_list_filters_and_sorts(small_page, open_page):
@@ -71,7 +89,9 @@ def test_500_long_episodes_are_searched_with_progress_and_then_at_each_key(large
     opened.page.fill("#filter", 'text:"question 3 of episode 49."')
     opened.until("document.querySelector('#count').textContent.includes('searched')", True)
     opened.until(
-        "/^1 of 500 episodes, mean reward [0-9.]+$/.test(document.querySelector('#count').textContent)", True, 120
+        "/^1 of 500 episodes, mean environment reward [0-9.]+$/.test(document.querySelector('#count').textContent)",
+        True,
+        120,
     )
     assert rows(opened) == ["long-49"]
     took = opened.evaluate("""async () => {
@@ -214,7 +234,7 @@ def test_the_page_begins_with_the_first_episode_and_titles_it_by_its_task(small_
     opened = open_page(small_page)
     opened.page.wait_for_selector(".message.head")
     assert opened.texts("h2")[0] == "doors"
-    assert opened.texts(EPISODE)[0].startswith("episode two-turns · reward ")
+    assert opened.texts(EPISODE)[0].startswith("episode two-turns · environment reward ")
     assert opened.page.title() == "doors, 6 episodes"
     opened.page.keyboard.press("Escape")
     opened.until("document.querySelector('h2').textContent", "No episode is open")

@@ -7,9 +7,11 @@ export interface Summary {
   number: number;
   id: string;
   group: string;
-  /** Null if the sum over the turns is not finite. */
+  /** The environment reward; null if the sum over the turns is not finite. */
   reward: number | null;
   turns: number;
+  /** Turns that were cut, at max_tokens or at the end of the context. */
+  cut: number;
   branches: number;
   tokens: number;
   sampled: number;

@@ -8,6 +8,7 @@ const NUMBERS: { [name: string]: (episode: Summary) => number } = {
   number: (episode) => episode.number,
   reward: (episode) => episode.reward ?? NaN,
   turns: (episode) => episode.turns,
+  cut: (episode) => episode.cut,
   branches: (episode) => episode.branches,
   tokens: (episode) => episode.tokens,
   length: (episode) => episode.tokens,

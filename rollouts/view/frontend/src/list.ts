@@ -21,7 +21,7 @@ const HEADINGS: Heading[] = [
   { key: "number", label: "#", className: "num number", descending: false, cell: (episode) => String(episode.number) },
   { key: "id", label: "episode", className: "id", descending: false, cell: episodeLink },
   { key: "group", label: "group", className: "group wide", descending: false, cell: (episode) => lineOf(episode.group, 40) },
-  { key: "reward", label: "reward", className: "num", descending: true, cell: (episode) => short(episode.reward) },
+  { key: "reward", label: "environment reward", className: "num reward", descending: true, cell: (episode) => short(episode.reward) },
   { key: "turns", label: "turns", className: "num wide", descending: true, cell: (episode) => number(episode.turns) },
   { key: "tokens", label: "tokens", className: "num length", descending: true, cell: (episode) => number(episode.tokens) },
   { key: "mismatch", label: "mismatch", className: "num mismatch wide", descending: true, cell: (episode) => (episode.mismatch === null ? "–" : episode.mismatch.toExponential(1)) },
@@ -149,8 +149,11 @@ export class EpisodeList {
     this.shown = sorted(this.episodes.filter((episode) => parsed.test(episode) && found(episode)), this.key, this.descending);
     const rewards = this.shown.flatMap(({ reward }) => (reward === null ? [] : [reward]));
     const without = rewards.length < this.shown.length ? ` without ${number(this.shown.length - rewards.length)} that are not finite` : "";
-    const reward = rewards.length ? `, mean reward ${short(meanOf(rewards))}${without}` : "";
-    this.count.textContent = `${number(this.shown.length)} of ${number(this.episodes.length)} episodes${reward}${this.searchState()}`;
+    const reward = rewards.length ? `, mean environment reward ${short(meanOf(rewards))}${without}` : "";
+    const cut = this.shown.reduce((sum, episode) => sum + episode.cut, 0);
+    const turns = this.shown.reduce((sum, episode) => sum + episode.turns, 0);
+    const cutTurns = cut ? `, ${number(cut)} of ${number(turns)} turns cut at max_tokens` : "";
+    this.count.textContent = `${number(this.shown.length)} of ${number(this.episodes.length)} episodes${reward}${cutTurns}${this.searchState()}`;
     for (const [key, cell] of this.headings) {
       if (key === this.key) cell.setAttribute("aria-sort", this.descending ? "descending" : "ascending");
       else cell.removeAttribute("aria-sort");

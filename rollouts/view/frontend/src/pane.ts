@@ -194,7 +194,9 @@ export class EpisodePane {
 
   private drawHead({ header }: Episode): void {
     const tokens = header.nodes.reduce((sum, node) => sum + node.tokens, 0);
-    const facts = [`reward ${short(header.reward)}`, counted(header.turns.length, "turn"), counted(tokens, "token")];
+    const cut = header.turns.filter((turn) => turn.finish === "length").length;
+    const turns = counted(header.turns.length, "turn") + (cut ? ` (${number(cut)} cut at max_tokens)` : "");
+    const facts = [`environment reward ${short(header.reward)}`, turns, counted(tokens, "token")];
     if (header.group) facts.unshift(`episode ${lineOf(header.id || "(no id)", 80)}`);
     const [whole, task] = [lineOf(titleOf(header), 400), lineOf(titleOf(header), 80)];
     this.head.replaceChildren(
@@ -364,9 +366,9 @@ export class EpisodePane {
       "div",
       { class: "columnhead" },
       h("a", { href }, lineOf(summary.id || "(no id)", 60)),
-      h("span", { class: "chip reward" }, `reward ${short(summary.reward)}`),
+      h("span", { class: "chip reward" }, `environment reward ${short(summary.reward)}`),
       h("span", { class: `chip status-${summary.status}` }, summary.status),
-      h("span", { class: "hint" }, `${counted(summary.turns, "turn")}, ${counted(summary.tokens, "token")}`),
+      h("span", { class: "hint" }, `${counted(summary.turns, "turn")}${summary.cut ? ` (${number(summary.cut)} cut)` : ""}, ${counted(summary.tokens, "token")}`),
     );
     this.source.episode(summary.number).then(
       (payload) => {
@@ -388,7 +390,7 @@ export class EpisodePane {
       ["episode", lineOf(header.id, 400)],
       ["group", lineOf(header.group || "–", 400)],
       ["seed", header.seed],
-      ["reward", header.reward === null ? short(null) : String(header.reward)],
+      ["environment reward", header.reward === null ? short(null) : String(header.reward)],
       ["ended", header.error ? "error" : header.truncated ? `truncated ${lineOf(header.truncationReason, 200)}` : header.done ? "done" : "not ended"],
       ["started", header.startedAt ? new Date(header.startedAt * 1000).toISOString() : "–"],
       ["duration", header.seconds ? `${short(header.seconds)} s` : "–"],
