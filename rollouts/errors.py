@@ -264,16 +264,20 @@ class InvalidRequestError(EngineError, ValueError):
 class OverlongPromptError(InvalidRequestError):
     """The prompt leaves no room for a single new token.
 
+    `prompt_tokens` and `limit` are None where a server refuses the prompt without naming them; `message` is then its.
+
     Cure: shorten the conversation, end the episode earlier (`EpisodeLimits`), or serve the model with a longer context.
     """
 
-    def __init__(self, request_id: str, prompt_tokens: int, limit: int) -> None:
+    def __init__(self, request_id: str, prompt_tokens: int | None, limit: int | None, message: str = "") -> None:
         self.prompt_tokens = prompt_tokens
         self.limit = limit
+        prompt = "the prompt" if prompt_tokens is None else f"a prompt of {prompt_tokens} tokens"
+        context = "context" if limit is None else str(limit)
         super().__init__(
             request_id,
-            f"a prompt of {prompt_tokens} tokens leaves no room within the model's {limit}; shorten the conversation "
-            "or start a new episode",
+            f"{prompt} leaves no room within the model's {context}{f' ({message})' if message else ''}; shorten the "
+            "conversation or start a new episode",
         )
 
 

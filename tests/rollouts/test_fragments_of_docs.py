@@ -10,12 +10,15 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 import uvicorn
+from served_in_thread import ServedInThread
+from starlette.applications import Starlette
 from test_docs_pages import BLOCK, DOCS, run_page
 
 import renderers
 from renderers import load_renderer
 from rollouts import LocalEngine, SamplingParams, StepResult, VLLMEngine, run_episode
 from rollouts.serve.app import create_app
+from rollouts.serve.gateway.routes import Gateway
 from rollouts.serve.pausable_engine import PausableEngine
 from rollouts.serve.served_model import served_model
 from rollouts.serve.server import base_url, bound_socket
@@ -122,6 +125,14 @@ async def served(directory):
         await local.close()
 
 
+async def run_with_await(page, text, names):
+    """Runs the blocks of a page that await at the top level, with the names `names`, to which theirs are added."""
+    for number, block in enumerate(BLOCK.findall(text)):
+        code = compile(block, f"{page}, block {number}", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        if (running := eval(code, names)) is not None:
+            await running
+
+
 async def test_the_page_on_vllm(tiny_model_dir, tmp_path):
     checkpoint = shutil.copytree(tiny_model_dir, tmp_path / "step-7")
     async with served(tiny_model_dir) as url:
@@ -132,11 +143,24 @@ async def test_the_page_on_vllm(tiny_model_dir, tmp_path):
         image = np.zeros((256, 256, 3), np.uint8)
         names = {"environment": Asks(), "model_dir": tiny_model_dir, "messages": QUESTION, "image": image}
         names |= {"ids": ids, "more_ids": ids}
-        for number, block in enumerate(BLOCK.findall(text)):
-            code = compile(block, f"vllm.md, block {number}", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-            if (running := eval(code, names)) is not None:
-                await running
+        await run_with_await("vllm.md", text, names)
         assert (names["trajectory"].num_turns, names["trajectory"].error) == (2, "")
         assert len(names["prompt"].token_ids) == 2 * len(ids) + 256
         async with VLLMEngine(url) as engine:
             assert await engine.control.weight_version() == "step-7"
+
+
+async def test_the_page_on_chat_endpoints(renderer):
+    engine = ScriptedEngine(["black"], renderer=renderer)
+    with ServedInThread(Starlette(routes=Gateway(engine, renderer).routes())) as server:
+        text = (DOCS / "chat-endpoints.md").read_text("utf-8").replace("http://127.0.0.1:8000", server.base_url)
+        names = {}
+        await run_with_await("chat-endpoints.md", text, names)
+    answer = names["answer"]
+    assert (answer.message["content"], answer.finish_reason) == ("black", "stop")
+    (request,) = engine.requests
+    assert (answer.prompt_tokens, len(request.media), request.sampling.seed is None) == (
+        len(request.prompt_ids),
+        1,
+        False,
+    )

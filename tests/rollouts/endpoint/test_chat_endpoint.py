@@ -1,0 +1,449 @@
+"""`ChatEndpoint` against a real server of this project: what it samples, sends and returns."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import sys
+
+import numpy as np
+import pytest
+from chat_server import ChatServer, call, completion
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from served_in_thread import ServedInThread, local_app
+from starlette.applications import Starlette
+
+from renderers import MediaPolicy, MediaSource, ParsedResponse
+from renderers.errors import MediaDecodeError, MediaPolicyError, MessageError
+from renderers.parsing.response import ToolCallParseStatus as Status
+from rollouts import FinishReason, GenerateRequest, SamplingParams
+from rollouts.engines import ChatEndpoint
+from rollouts.engines.local import LocalEngine
+from rollouts.environments import ToolEnvironment
+from rollouts.errors import (
+    ApiKeyError,
+    ArgumentError,
+    EngineClosedError,
+    EngineError,
+    InvalidRequestError,
+    MissingExtraError,
+    OverlongPromptError,
+)
+from rollouts.serve.gateway.routes import Gateway
+from rollouts.testing import ScriptedEngine
+
+KEY = "a-key-of-this-test"
+PIXELS = np.arange(32 * 32 * 3, dtype=np.uint8).reshape(32, 32, 3)
+LOOK = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Look at a row.",
+        "parameters": {"type": "object", "properties": {"row": {"type": "integer"}}},
+    },
+}
+
+
+def user(content):
+    return {"role": "user", "content": content}
+
+
+def encoded(pixels, kind="PNG", **options):
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, kind, **options)
+    return file.getvalue()
+
+
+def pixels_of(url):
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))))
+
+
+@pytest.fixture(scope="module")
+def served(tiny_model_dir, renderer):
+    """A server with the tiny model and a key."""
+    gateway = Gateway(LocalEngine.from_pretrained(tiny_model_dir), renderer)
+    with ServedInThread(local_app(tiny_model_dir, api_key=KEY, routes=gateway.routes())) as server:
+        yield f"{server.base_url}/v1"
+
+
+@pytest.mark.parametrize("image", [None, Image.fromarray(PIXELS)], ids=["text", "image"])
+async def test_a_seeded_completion_is_that_of_the_engine_behind_the_server(served, tiny_model_dir, renderer, image):
+    parts = [{"type": "text", "text": "Which colour?"}]
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        user(parts if image is None else [{"image": image}, *parts]),
+    ]
+    sampling = SamplingParams(max_tokens=12, temperature=0.7)
+    async with ChatEndpoint(served, "policy", api_key=KEY) as endpoint:
+        answer = await endpoint.chat(messages, sampling=sampling, seed=5)
+    prompt = renderer.render(messages, add_generation_prompt=True)
+    engine = LocalEngine.from_pretrained(tiny_model_dir)
+    stops = tuple(renderer.get_stop_token_ids())
+    request = GenerateRequest(
+        prompt.token_ids,
+        SamplingParams(max_tokens=12, temperature=0.7, seed=5, stop_token_ids=stops),
+        prompt.multi_modal_data,
+        placeholder_token_ids=prompt.placeholder_token_ids,
+    )
+    (completion,) = (await engine.generate(request)).completions
+    expected = renderer.parse_response(completion.token_ids.tolist(), prompt_ids=prompt.token_ids)
+    assert answer.message == expected.to_message()
+    assert answer.finish_reason == completion.finish_reason
+    assert (answer.prompt_tokens, answer.completion_tokens) == (len(prompt.token_ids), len(completion.token_ids))
+    assert answer.model == "policy"
+
+
+async def test_a_prompt_longer_than_the_context_is_an_overlong_prompt(served):
+    async with ChatEndpoint(served, "policy", api_key=KEY) as endpoint:
+        with pytest.raises(OverlongPromptError) as raised:
+            await endpoint.chat([user("a" * 5000)], sampling=SamplingParams(max_tokens=4))
+    assert (raised.value.prompt_tokens > 5000, raised.value.limit) == (True, 4096)
+
+
+async def test_a_completion_ends_with_the_context(served, renderer):
+    around = len(renderer.render([user("")], add_generation_prompt=True).token_ids)
+    async with ChatEndpoint(served, "policy", api_key=KEY) as endpoint:
+        sampling = SamplingParams(max_tokens=500, temperature=0)
+        answer = await endpoint.chat([user("a" * (4096 - 8 - around))], sampling=sampling)
+    assert (answer.prompt_tokens, answer.completion_tokens) == (4096 - 8, 8)
+    assert answer.finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("key", [None, "sk-proj-another-key-1234"])
+async def test_a_server_that_refuses_the_key_is_named_and_the_key_is_not(served, key):
+    async with ChatEndpoint(served, "policy", api_key=key, api_key_env=None) as endpoint:
+        with pytest.raises(ApiKeyError, match=r"HTTP 401 .*its API key") as raised:
+            await endpoint.chat([user("a")], sampling=SamplingParams())
+    assert "another-key" not in str(raised.value)
+    assert raised.value.server == served
+
+
+async def test_the_key_is_that_of_the_environment_unless_one_is_given(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "of-openai")
+    monkeypatch.setenv("OTHER_KEY", "of-another")
+    keys = [{}, {"api_key_env": "OTHER_KEY"}, {"api_key": "given"}, {"api_key_env": "UNSET"}, {"api_key_env": None}]
+    with ChatServer(completion()) as server:
+        for options in keys:
+            async with ChatEndpoint(server.url, "m", **options) as endpoint:
+                await endpoint.chat([user("a")], sampling=SamplingParams())
+    sent = [headers.get("authorization") for headers in server.headers]
+    assert sent == ["Bearer of-openai", "Bearer of-another", "Bearer given", None, None]
+
+
+# Requests.
+
+
+async def sent(messages, *, sampling=None, tools=None, seed=None, response=None, **options):
+    """The body of the request for a conversation."""
+    with ChatServer(response or completion()) as server:
+        async with ChatEndpoint(server.url, "m", api_key_env=None, **options) as endpoint:
+            await endpoint.chat(messages, sampling=sampling or SamplingParams(), tools=tools, seed=seed)
+    return server.bodies[-1]
+
+
+async def test_sampling_options_have_the_names_of_the_api():
+    sampling = SamplingParams(max_tokens=9, temperature=0.5, top_p=0.25, seed=3, extra={"stop": ["\n"], "min_p": 0.1})
+    body = await sent([user("a")], sampling=sampling)
+    assert body == {
+        "model": "m",
+        "messages": [user("a")],
+        "max_completion_tokens": 9,
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "seed": 3,
+        "stop": ["\n"],
+        "min_p": 0.1,
+    }
+
+
+async def test_a_seed_of_the_call_replaces_that_of_the_sampling():
+    assert (await sent([user("a")], sampling=SamplingParams(seed=3), seed=4))["seed"] == 4
+
+
+async def test_the_name_of_the_limit_can_be_chosen_and_fields_left_out():
+    body = await sent(
+        [user("a")],
+        sampling=SamplingParams(max_tokens=9, seed=1),
+        max_tokens_field="max_tokens",
+        omit=("temperature", "top_p", "seed"),
+    )
+    assert body == {"model": "m", "messages": [user("a")], "max_tokens": 9}
+
+
+@pytest.mark.parametrize(
+    ("sampling", "options", "named"),
+    [
+        (SamplingParams(n=2), {}, "SamplingParams.n is 2.*call chat once for each"),
+        (SamplingParams(top_k=5), {}, "SamplingParams.top_k is 5.*extra="),
+        (SamplingParams(stop_token_ids=(1,)), {}, r"SamplingParams.stop_token_ids is \(1,\).*stop strings"),
+        (SamplingParams(extra={"n": 2}), {}, "extra .* sets 'n'; use the argument"),
+        (SamplingParams(extra={"max_tokens": 2}), {}, "sets 'max_tokens'"),
+        (SamplingParams(extra={"stop": object()}), {}, "cannot be written as JSON"),
+        (SamplingParams(temperature=0.5), {"omit": ["temperature"]}, "temperature is 0.5, and this endpoint omits"),
+    ],
+)
+async def test_sampling_options_that_the_api_does_not_have_are_refused(sampling, options, named):
+    async with ChatEndpoint("http://127.0.0.1:9/v1", "m", api_key_env=None, **options) as endpoint:
+        with pytest.raises(InvalidRequestError, match=named):
+            await endpoint.chat([user("a")], sampling=sampling)
+
+
+async def test_bare_schemas_of_tools_are_wrapped():
+    body = await sent([user("a")], tools=[LOOK, LOOK["function"]])
+    assert body["tools"] == [LOOK, LOOK]
+
+
+async def test_arguments_of_calls_are_sent_as_text_and_reasoning_as_the_server_gave_it():
+    calls = [{"id": "c", "type": "function", "function": {"name": "look", "arguments": {"row": 1, "é": None}}}]
+    assistant = {"role": "assistant", "content": None, "tool_calls": calls, "reasoning_content": "hm"}
+    result = {"role": "tool", "tool_call_id": "c", "name": "look", "content": "red"}
+    body = await sent([user("a"), assistant, result])
+    written = body["messages"][1]["tool_calls"][0]["function"]["arguments"]
+    assert json.loads(written) == {"row": 1, "é": None}
+    assert body["messages"][1]["reasoning_content"] == "hm"
+    assert body["messages"][1]["content"] == ""
+    assert body["messages"][2] == result
+
+
+async def test_images_of_every_form_are_sent_as_their_pixels():
+    png = encoded(PIXELS)
+    forms = [Image.fromarray(PIXELS), PIXELS, png, MediaSource.of(png), encoded(PIXELS, "WEBP", lossless=True)]
+    forms.append(f"data:image/png;base64,{base64.b64encode(png).decode()}")
+    body = await sent([user([{"type": "image", "image": form} for form in forms])])
+    parts = body["messages"][0]["content"]
+    assert [part["type"] for part in parts] == ["image_url"] * len(forms)
+    for part in parts:
+        assert part["image_url"]["url"].startswith("data:image/png;base64,")
+        np.testing.assert_array_equal(pixels_of(part["image_url"]["url"]), PIXELS)
+
+
+async def test_a_jpeg_is_sent_unchanged_with_the_detail_of_its_part():
+    data = encoded(PIXELS, "JPEG")
+    url = f"data:image/jpeg;base64,{base64.b64encode(data).decode()}"
+    given = {"type": "image_url", "image_url": {"url": url, "detail": "low"}}
+    assert (await sent([user([given])]))["messages"][0]["content"] == [given]
+
+
+async def test_a_path_is_read_only_below_an_allowed_directory(tmp_path):
+    (tmp_path / "a.png").write_bytes(encoded(PIXELS))
+    messages = [user([{"type": "image", "image": str(tmp_path / "a.png")}])]
+    body = await sent(messages, policy=MediaPolicy(allowed_directories=(tmp_path,)))
+    np.testing.assert_array_equal(pixels_of(body["messages"][0]["content"][0]["image_url"]["url"]), PIXELS)
+    with pytest.raises(MediaPolicyError, match="message 0, part 0"):
+        await sent(messages)
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "named"),
+    [
+        ([{"type": "text", "text": "a"}, {"type": "video", "video": PIXELS[None]}], MessageError, "part 1: .*videos"),
+        ([{"type": "image", "image": b"no image"}], MediaDecodeError, "message 0, part 0"),
+        ("half \ud800", MessageError, "message 0: half of a surrogate pair"),
+        ([{"type": "text", "text": "\udc00"}], MessageError, "message 0, part 0: half of a surrogate pair"),
+    ],
+)
+async def test_content_that_cannot_be_sent_is_refused_with_its_place(content, error, named):
+    async with ChatEndpoint("http://127.0.0.1:9/v1", "m", api_key_env=None) as endpoint:
+        with pytest.raises(error, match=named):
+            await endpoint.chat([user(content)], sampling=SamplingParams())
+
+
+# Answers.
+
+
+async def answer_of(body, **options):
+    with ChatServer(body) as server:
+        async with ChatEndpoint(server.url, "m", api_key_env=None) as endpoint:
+            return await endpoint.chat([user("a")], sampling=SamplingParams(), **options)
+
+
+async def test_the_message_has_what_the_server_returned():
+    body = completion("red", reasoning_content="hm", tool_calls=[call('{"row": 1}')], finish_reason="tool_calls")
+    answer = await answer_of(body, tools=[LOOK])
+    assert answer.message == {
+        "role": "assistant",
+        "content": "red",
+        "reasoning_content": "hm",
+        "tool_calls": [{"id": "id-1", "type": "function", "function": {"name": "look", "arguments": {"row": 1}}}],
+    }
+    assert answer.finish_reason is FinishReason.STOP
+    assert (answer.prompt_tokens, answer.completion_tokens, answer.model) == (7, 3, "model-of-the-server")
+
+
+@pytest.mark.parametrize(
+    ("message", "content", "reasoning"),
+    [
+        ({"content": None, "refusal": "I cannot."}, "I cannot.", None),
+        ({"content": None, "reasoning": "hm"}, "", "hm"),
+        ({"content": ""}, "", None),
+    ],
+    ids=["refusal", "vLLM's name of reasoning", "nothing"],
+)
+async def test_other_forms_of_messages_are_read(message, content, reasoning):
+    answer = await answer_of(completion(**message))
+    assert (answer.message["content"], answer.message.get("reasoning_content")) == (content, reasoning)
+
+
+async def test_a_server_may_leave_out_usage_and_model():
+    body = completion()
+    del body["usage"], body["model"]
+    answer = await answer_of(body)
+    assert (answer.prompt_tokens, answer.completion_tokens, answer.model) == (None, None, None)
+
+
+async def test_reasoning_that_was_cut_off_is_not_complete():
+    answer = await answer_of(completion(None, reasoning_content="hm", finish_reason="length"))
+    assert (answer.finish_reason, answer.parsed.stopped) == (FinishReason.LENGTH, False)
+    assert not answer.parsed.reasoning_complete
+
+
+@pytest.mark.parametrize(
+    ("function_call", "status", "arguments"),
+    [
+        (call('{"row": 1}'), Status.OK, {"row": 1}),
+        (call({"row": 1}), Status.OK, {"row": 1}),
+        (call(""), Status.OK, {}),
+        (call("{}", name="leap"), Status.UNKNOWN_TOOL, {}),
+        (call('{"row": 1'), Status.INVALID_JSON, '{"row": 1'),
+        (call('{"row": 1, "row": 2}'), Status.INVALID_JSON, '{"row": 1, "row": 2}'),
+        (call("[1]"), Status.MALFORMED_STRUCTURE, None),
+        (call('{"a":' * 70 + "1" + "}" * 70), Status.MALFORMED_STRUCTURE, None),
+        (call("{}", name=""), Status.MISSING_NAME, None),
+        ({"id": "x"}, Status.MISSING_NAME, None),
+    ],
+)
+async def test_calls_have_the_status_that_our_parsers_give(function_call, status, arguments):
+    answer = await answer_of(completion(None, tool_calls=[function_call]), tools=[LOOK])
+    (attempt,) = answer.parsed.tool_calls
+    assert (attempt.status, attempt.arguments) == (status, arguments)
+    assert ("tool_calls" in answer.message) == status.is_well_formed
+    assert answer.message["content"] == ("" if status.is_well_formed else attempt.raw)
+
+
+@given(
+    st.dictionaries(
+        st.text(st.characters(codec="utf-8")), st.none() | st.integers() | st.text(st.characters(codec="utf-8"))
+    )
+)
+def test_arguments_return_from_the_server_as_they_were_sent(arguments):
+    from rollouts.engines.endpoint import _Function, _parsed_call, _sent_call
+
+    text = _sent_call({"function": {"name": "look", "arguments": arguments}}, 0, 0)["function"]["arguments"]
+    assert _parsed_call(None, _Function(name="look", arguments=text), ()).arguments == arguments
+
+
+async def test_a_tool_environment_answers_calls_of_the_server_and_malformed_ones(renderer):
+    """Played against the project's server, which refuses results without a call, by the rule of OpenAI's API."""
+
+    def look(row: int) -> str:
+        """Look at a row."""
+        return f"row {row} is red"
+
+    turns = [
+        [call('{"row": 1', call_id="bad"), call('{"row": 2}', call_id="good")],
+        [call('{"row": 3', call_id="bad again")],
+        None,
+    ]
+    responses = [completion(None, tool_calls=calls) if calls else completion("red") for calls in turns]
+    environment = ToolEnvironment(None, tools=[look], messages=lambda task: [user("Which?")], score=lambda *_: 1.0)
+    messages = list(await environment.reset(0))
+    with ChatServer(*responses) as server:
+        async with ChatEndpoint(server.url, "m", api_key_env=None) as endpoint:
+            outcomes = []
+            while True:
+                answer = await endpoint.chat(messages, tools=environment.tools, sampling=SamplingParams())
+                assert isinstance(answer.parsed, ParsedResponse)
+                step = await environment.step_parsed(answer.message, answer.parsed)
+                outcomes += [one["outcome"] for one in step.info.get("tool_calls", ())]
+                if step.done:
+                    break
+                messages += [answer.message, *step.messages]
+    assert (outcomes, step.reward) == (["malformed", "ok", "malformed"], 1.0)
+    for body in server.bodies:
+        assert_results_answer_calls(body["messages"])
+    assert any("not valid JSON" in message["content"] for message in server.bodies[-1]["messages"])
+    engine = ScriptedEngine(lambda request: "red", renderer=renderer)
+    with ServedInThread(Starlette(routes=Gateway(engine, renderer).routes())) as server:
+        async with ChatEndpoint(f"{server.base_url}/v1", "m", api_key_env=None) as endpoint:
+            answer = await endpoint.chat(messages, tools=environment.tools, sampling=SamplingParams())
+    assert answer.message["content"] == "red"
+
+
+def assert_results_answer_calls(messages):
+    """OpenAI: after a message with calls, a result for each, and no result elsewhere."""
+    waiting = set()
+    for message in messages:
+        if message["role"] == "tool":
+            waiting.remove(message["tool_call_id"])
+            continue
+        assert not waiting
+        waiting = {one["id"] for one in message.get("tool_calls", ())}
+    assert not waiting
+
+
+# The object.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"base_url": "127.0.0.1:8000/v1"}, "base_url"),
+        ({"base_url": "http://h/v1/chat/completions"}, "base_url .*before /chat/completions"),
+        ({"base_url": "http://h/v1?key=secret"}, "base_url"),
+        ({"base_url": "http://me:secret@h/v1"}, "base_url .*credentials"),
+        ({"base_url": "http://h:99999/v1"}, "base_url"),
+        ({"base_url": None}, "base_url"),
+        ({"model": ""}, "model"),
+        ({"api_key": "secret\n"}, "api_key is '...'"),
+        ({"concurrency": 0}, "concurrency"),
+        ({"concurrency": 1001}, "concurrency is 1001; pass at most 1000"),
+        ({"timeout_seconds": 0}, "timeout_seconds"),
+        ({"max_retries": -1}, "max_retries"),
+        ({"max_tokens_field": "tokens"}, "max_tokens_field"),
+        ({"omit": "seed"}, "omit"),
+        ({"omit": ["top_k"]}, "omit"),
+    ],
+)
+def test_wrong_arguments_are_refused_without_their_secrets(arguments, named):
+    with pytest.raises(ArgumentError, match=named) as raised:
+        ChatEndpoint(**{"base_url": "http://h/v1", "model": "m", **arguments})
+    assert "secret" not in str(raised.value)
+
+
+def test_the_extra_is_named_where_the_sdk_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(MissingExtraError, match=r"mmrollouts\[openai\]"):
+        ChatEndpoint("http://h/v1", "m")
+
+
+def test_its_repr_has_no_key():
+    assert repr(ChatEndpoint("http://h/v1/", "m", api_key="secret")) == "ChatEndpoint('http://h/v1', 'm')"
+
+
+async def test_a_closed_endpoint_refuses_requests():
+    endpoint = ChatEndpoint("http://127.0.0.1:9/v1", "m", api_key_env=None)
+    await endpoint.close()
+    await endpoint.close()
+    with pytest.raises(EngineClosedError):
+        await endpoint.chat([user("a")], sampling=SamplingParams())
+
+
+def test_an_endpoint_serves_one_event_loop_after_another_and_not_two_at_a_time():
+    with ChatServer(completion()) as server:
+        endpoint = ChatEndpoint(server.url, "m", api_key_env=None)
+
+        async def ask():
+            return (await endpoint.chat([user("a")], sampling=SamplingParams())).message["content"]
+
+        assert [asyncio.run(ask()), asyncio.run(ask())] == ["fine", "fine"]
+
+        async def ask_on_two_loops():
+            await ask()
+            return await asyncio.to_thread(asyncio.run, ask())
+
+        with pytest.raises(EngineError, match="another event loop"):
+            asyncio.run(ask_on_two_loops())

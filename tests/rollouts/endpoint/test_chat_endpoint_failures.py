@@ -1,0 +1,337 @@
+"""`ChatEndpoint` against servers that fail, and what is sent again."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import logging
+import threading
+import traceback
+
+import pytest
+from chat_server import ChatServer, call, completion, failure
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+
+from rollouts import FinishReason, SamplingParams
+from rollouts.engines import ChatEndpoint
+from rollouts.episodes.errors import error_kind, is_outage
+from rollouts.errors import (
+    ApiKeyError,
+    EngineClosedError,
+    EngineError,
+    GenerationInterruptedError,
+    MalformedResultError,
+    OverlongPromptError,
+    ServerError,
+    ServerTimeoutError,
+    ServerUnreachableError,
+)
+
+MESSAGES = [{"role": "user", "content": "Which colour?"}]
+
+
+async def ask(server, *, sampling=None, **options):
+    options = {"api_key_env": None, "max_retries": 1, **options}
+    async with ChatEndpoint(server.url, "m", **options) as endpoint:
+        return await endpoint.chat(MESSAGES, sampling=sampling or SamplingParams())
+
+
+async def error_of(response, **options):
+    """The error for a response, and how many requests the server received."""
+    with ChatServer(response) as server, pytest.raises(EngineError) as raised:
+        await ask(server, **options)
+    assert raised.value.server == server.url
+    return raised.value, len(server.bodies)
+
+
+@pytest.mark.parametrize(
+    "busy",
+    [failure(429, "slow down", headers={"Retry-After": "0.01"}), failure(503, "loading"), PlainTextResponse("", 500)],
+    ids=["429 with Retry-After", "503", "500"],
+)
+async def test_a_busy_server_is_asked_again(busy):
+    with ChatServer(busy, completion("red")) as server:
+        assert (await ask(server)).message["content"] == "red"
+    assert len(server.bodies) == 2
+    assert server.bodies[0] == server.bodies[1]
+
+
+@pytest.mark.parametrize(("status", "outage"), [(429, False), (500, False), (502, True), (503, True)])
+async def test_after_the_retries_the_runner_may_repeat_the_episode(status, outage):
+    error, requests = await error_of(failure(status, "the reason"))
+    assert isinstance(error, ServerError)
+    assert (error.status, requests) == (status, 2)
+    assert "the reason" in str(error)
+    assert (error_kind(error), is_outage(error)) == ("engine", outage)
+
+
+async def test_an_image_for_a_text_model_is_refused_once_with_the_message_of_the_server():
+    error, requests = await error_of(failure(400, "m is not a multimodal model", type="BadRequestError", code=400))
+    assert isinstance(error, ServerError)
+    assert (error.status, requests, error_kind(error)) == (400, 1, None)
+    assert "m is not a multimodal model" in str(error)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_no_text_of_an_error_contains_a_key(status):
+    key = "sk-proj-0123456789abcdef"
+    message = f"Incorrect API key provided: {key}, or sk-pr***cdef. See the account page"
+    error, requests = await error_of(failure(status, message), api_key=key)
+    assert isinstance(error, ApiKeyError)
+    assert requests == 1
+    assert "See the account page" in str(error)
+    shown = "".join(traceback.format_exception(error)) + repr(error)
+    assert key not in shown
+    assert "cdef" not in shown
+
+
+async def test_no_log_record_contains_the_key(caplog):
+    caplog.set_level(logging.DEBUG)
+    with ChatServer(failure(503, "loading"), completion()) as server:
+        await ask(server, api_key="sk-proj-0123456789abcdef")
+    assert server.headers[1]["authorization"] == "Bearer sk-proj-0123456789abcdef"
+    assert any(record.name.startswith("openai") for record in caplog.records)
+    assert "0123456789" not in "".join(record.getMessage() for record in caplog.records)
+
+
+async def test_a_redirect_is_not_followed():
+    with ChatServer(completion()) as other:
+        error, _ = await error_of(RedirectResponse(f"{other.url}/chat/completions?token=secret"), api_key="key")
+        assert other.bodies == []
+    assert isinstance(error, ServerError)
+    assert f"HTTP 307 to {other.url}/chat/completions" in str(error)
+    assert "secret" not in str(error)
+
+
+async def test_an_address_without_a_version_is_noticed():
+    with ChatServer(completion()) as server:
+        async with ChatEndpoint(server.base_url, "m", api_key_env=None) as endpoint:
+            with pytest.raises(ServerError, match=rf"pass {server.url} as base_url.*HTTP 404"):
+                await endpoint.chat(MESSAGES, sampling=SamplingParams())
+
+
+async def test_a_server_that_is_gone_is_an_outage():
+    with ChatServer(completion()) as server:
+        pass
+    with pytest.raises(ServerUnreachableError, match="Is the server running") as raised:
+        await ask(server)
+    assert is_outage(raised.value)
+
+
+async def test_a_response_that_breaks_off_is_requested_again():
+    broken = Response(b"{", headers={"content-length": "100"})
+    with ChatServer(broken, completion("red")) as server:
+        assert (await ask(server)).message["content"] == "red"
+
+
+class SlowServer(ChatServer):
+    """Does not answer until it is released."""
+
+    def __init__(self):
+        super().__init__(completion())
+        self.begun, self.released = asyncio.Event(), threading.Event()
+        self.loop = asyncio.get_running_loop()
+
+    async def _answer(self, request):
+        self.loop.call_soon_threadsafe(self.begun.set)
+        await asyncio.to_thread(self.released.wait)
+        return await super()._answer(request)
+
+
+async def test_a_call_ends_after_its_time():
+    with SlowServer() as server:
+        with pytest.raises(ServerTimeoutError, match=r"0\.2 s\. Raise timeout_seconds") as raised:
+            await ask(server, timeout_seconds=0.2)
+        server.released.set()
+    assert error_kind(raised.value) == "engine"
+
+
+async def test_closing_ends_what_runs_and_what_waits():
+    with SlowServer() as server:
+        endpoint = ChatEndpoint(server.url, "m", api_key_env=None, concurrency=1)
+        calls = [asyncio.create_task(endpoint.chat(MESSAGES, sampling=SamplingParams())) for _ in range(3)]
+        await server.begun.wait()
+        await endpoint.close()
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        server.released.set()
+    assert [type(result) for result in results] == [EngineClosedError] * 3
+
+
+async def test_a_cancelled_call_frees_its_place():
+    with SlowServer() as server:
+        async with ChatEndpoint(server.url, "m", api_key_env=None, concurrency=1) as endpoint:
+            call = asyncio.create_task(endpoint.chat(MESSAGES, sampling=SamplingParams()))
+            await server.begun.wait()
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            server.released.set()
+            assert (await endpoint.chat(MESSAGES, sampling=SamplingParams())).message["content"] == "fine"
+
+
+async def test_no_more_requests_run_at_a_time_than_allowed():
+    running, most = 0, 0
+
+    class CountingServer(ChatServer):
+        async def _answer(self, request):
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0.02)
+            running -= 1
+            return await super()._answer(request)
+
+    with CountingServer(completion()) as server:
+        async with ChatEndpoint(server.url, "m", api_key_env=None, concurrency=3) as endpoint:
+            await asyncio.gather(*(endpoint.chat(MESSAGES, sampling=SamplingParams()) for _ in range(12)))
+    assert (most, len(server.bodies)) == (3, 12)
+
+
+# The length of the context.
+
+TOO_LONG = {
+    "OpenAI": (
+        "This model's maximum context length is 8192 tokens. However, your messages resulted in 9000 tokens. Please "
+        "reduce the length of the messages.",
+        {"code": "context_length_exceeded"},
+        (9000, 8192),
+    ),
+    "OpenAI, newer": (
+        "Input tokens exceed the configured limit of 272000 tokens. Your messages resulted in 300000 tokens.",
+        {"code": "context_length_exceeded"},
+        (300000, 272000),
+    ),
+    "vLLM": (
+        "This model's maximum context length is 4096 tokens. However, your request has 5000 input tokens. Please "
+        "reduce the length of the input messages. (parameter=input_tokens, value=5000)",
+        {"type": "BadRequestError", "code": 400},
+        (5000, 4096),
+    ),
+    "vLLM, older": (
+        "This model's maximum context length is 4096 tokens. However, you requested 5100 tokens (5000 in the messages, "
+        "100 in the completion). Please reduce the length of the messages or completion.",
+        {"type": "BadRequestError", "code": 400},
+        (5000, 4096),
+    ),
+    "SGLang": (
+        "The input (5000 tokens) is longer than the model's context length (4096 tokens).",
+        {"type": "BadRequestError", "code": 400},
+        (5000, 4096),
+    ),
+    "this project": (
+        "a prompt of 5000 tokens leaves no room within the model's 4096; shorten the conversation",
+        {"code": "context_length_exceeded"},
+        (5000, 4096),
+    ),
+}
+
+
+@pytest.mark.parametrize(("message", "fields", "numbers"), TOO_LONG.values(), ids=TOO_LONG)
+async def test_a_prompt_beyond_the_context_is_an_overlong_prompt(message, fields, numbers):
+    error, requests = await error_of(failure(400, message, **fields))
+    assert isinstance(error, OverlongPromptError)
+    assert (error.prompt_tokens, error.limit) == numbers
+    assert message in str(error)
+    assert requests == 1
+
+
+TOO_MUCH = {
+    "vLLM": (
+        "'max_tokens' or 'max_completion_tokens' is too large: 256. This model's maximum context length is 4096 tokens "
+        "and your request has 4000 input tokens (256 > 4096 - 4000). (parameter=max_tokens, value=256)"
+    ),
+    "vLLM that has not counted the prompt": (
+        "This model's maximum context length is 4096 tokens. However, you requested 256 output tokens and your prompt "
+        "contains at least 3841 input tokens, for a total of at least 4097 tokens. Please reduce the length of the "
+        "input prompt or the number of requested output tokens."
+    ),
+    "OpenAI": (
+        "This model's maximum context length is 4096 tokens. However, you requested 4256 tokens (4000 in the messages, "
+        "256 in the completion)."
+    ),
+}
+
+
+@pytest.mark.parametrize("message", TOO_MUCH.values(), ids=TOO_MUCH)
+async def test_a_completion_that_does_not_fit_is_sampled_to_the_end_of_the_context(message):
+    def respond(body):
+        if "max_completion_tokens" in body:
+            return failure(400, message)
+        usage = {"prompt_tokens": 4000, "completion_tokens": 96}
+        return completion("and so on", finish_reason="length", usage=usage)
+
+    with ChatServer(respond) as server:
+        answer = await ask(server)
+    assert (answer.finish_reason, answer.completion_tokens) == (FinishReason.LENGTH, 96)
+    assert len(server.bodies) == 2
+
+
+@pytest.mark.parametrize("message", TOO_MUCH.values(), ids=TOO_MUCH)
+async def test_a_prompt_without_room_for_any_completion_is_an_overlong_prompt(message):
+    error, requests = await error_of(failure(400, message))
+    assert isinstance(error, OverlongPromptError)
+    assert (error.limit, requests) == (4096, 2)
+
+
+async def test_an_overlong_prompt_may_have_no_numbers():
+    error, _ = await error_of(failure(400, "exceeds the available context size", type="exceed_context_size_error"))
+    assert isinstance(error, OverlongPromptError)
+    assert (error.prompt_tokens, error.limit) == (None, None)
+
+
+# Responses that are none.
+
+
+@pytest.mark.parametrize(
+    ("response", "named"),
+    [
+        (PlainTextResponse("<html>welcome</html>"), "no chat completion: the body: .*welcome"),
+        (PlainTextResponse(""), "no chat completion: the body"),
+        ([], "the body: "),
+        ({"choices": []}, "choices: "),
+        ({"choices": completion()["choices"] * 2}, "choices: .*at most 1"),
+        (completion(["text"]), "choices.0.message.content: "),
+        (completion(finish_reason=None), "choices.0.finish_reason: "),
+        (completion(finish_reason="bored"), "finish_reason is 'bored'; this client knows stop, "),
+        (completion(usage={"prompt_tokens": "many"}), "usage.prompt_tokens: "),
+        (completion(usage={"completion_tokens": -1}), "usage.completion_tokens: "),
+        (completion(usage={"completion_tokens": 257}), "257 tokens, and max_completion_tokens was 256: .*'max_tokens'"),
+        (completion(tool_calls="look"), "choices.0.message.tool_calls: "),
+        (completion(tool_calls=[call(7)]), "choices.0.message.tool_calls.0.function.arguments"),
+    ],
+)
+async def test_a_response_of_another_form_names_its_place(response, named):
+    with ChatServer(response) as server, pytest.raises(MalformedResultError, match=named):
+        await ask(server)
+
+
+def compressed(body):
+    return Response(gzip.compress(json.dumps(body).encode()), headers={"content-encoding": "gzip"})
+
+
+async def test_a_response_may_be_compressed():
+    with ChatServer(compressed(completion("red"))) as server:
+        assert (await ask(server)).message["content"] == "red"
+
+
+async def test_a_response_is_bounded_after_decompression(monkeypatch):
+    monkeypatch.setattr("rollouts.engines.endpoint._RESPONSE_BYTES", 10_000)
+    body = compressed(completion("red" * 10_000))
+    assert len(body.body) < 1000
+    error, _ = await error_of(body, max_retries=0)
+    assert isinstance(error, MalformedResultError)
+    assert "larger than 10000 bytes" in str(error)
+
+
+@pytest.mark.parametrize("reason", ["abort", "error"])
+async def test_a_completion_that_the_server_ended_may_be_repeated(reason):
+    error, _ = await error_of(completion("re", finish_reason=reason))
+    assert isinstance(error, GenerationInterruptedError)
+    assert error_kind(error) == "engine"
+
+
+async def test_a_completion_that_a_filter_withheld_is_an_error_that_is_not_repeated():
+    error, _ = await error_of(completion("", finish_reason="content_filter"))
+    assert "content filter" in str(error)
+    assert error_kind(error) is None
