@@ -10,6 +10,7 @@ from rollouts.cli.command_group import APP_SETTINGS, Command, CommandGroup
 from rollouts.cli.demo import demo
 from rollouts.cli.doctor.command import doctor
 from rollouts.cli.env import env, installed_version
+from rollouts.cli.evaluate import evaluate
 from rollouts.cli.init import init
 from rollouts.cli.media import media_commands
 from rollouts.cli.render import render
@@ -29,6 +30,7 @@ app.command(cls=Command)(env)
 app.command(cls=Command)(init)
 app.command(cls=Command)(render)
 app.command(cls=Command)(run)
+app.command("eval", cls=Command)(evaluate)
 app.command(cls=Command)(report)
 app.command(cls=Command)(worker)
 app.command(cls=Command)(keys)

@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rollouts.engines.endpoint import ChatAnswer, ChatEndpoint
+    from rollouts.engines.endpoint import ChatEndpoint
+    from rollouts.engines.protocol import ChatAnswer
 
 __all__ = ["ChatAnswer", "ChatEndpoint"]
 
@@ -11,6 +12,6 @@ __all__ = ["ChatAnswer", "ChatEndpoint"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from rollouts.engines import endpoint  # loaded when it is first used: it needs pydantic and aiohttp
+    from rollouts.engines import endpoint, protocol  # loaded when first used: they need pydantic and aiohttp
 
-    return getattr(endpoint, name)
+    return endpoint.ChatEndpoint if name == "ChatEndpoint" else protocol.ChatAnswer

@@ -8,14 +8,13 @@ import os
 import re
 import uuid
 from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from renderers import Message, ParsedResponse, ParsedToolCall
+from renderers import ParsedResponse, ParsedToolCall
 from renderers.errors import MediaError, MessageError
 from renderers.media.policy import MediaPolicy
 from renderers.media.reference import load_source
@@ -26,7 +25,7 @@ from renderers.parsing.response import ToolCallParseStatus as Status
 from renderers.process.caches import ByteLRU
 from rollouts.calls import call_on_thread
 from rollouts.engines.event_loop import EngineLoop
-from rollouts.engines.protocol import FinishReason, SamplingParams
+from rollouts.engines.protocol import ChatAnswer, FinishReason, SamplingParams
 from rollouts.engines.vllm.exchange import HttpResponse, excerpt, redacted, response_error
 from rollouts.engines.vllm.source_files import image_file
 from rollouts.errors import (
@@ -74,23 +73,6 @@ _RESPONSE_BYTES: Final = 64 * 2**20
 _MAX_CONCURRENCY: Final = 1000  # connections of the SDK's client
 _CONNECT_SECONDS: Final = 10.0
 _DATA_URL_BYTES: Final = 256 * 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class ChatAnswer:
-    """An assistant message of a chat endpoint.
-
-    `message` is the message for the conversation, `parsed` the same with malformed tool calls, as `step_parsed` of an
-    environment takes it. `finish_reason` is `STOP` (also for tool calls) or `LENGTH`. The numbers of tokens are the
-    server's, None where it reports none; `model` is the model that the server reported.
-    """
-
-    message: Message
-    parsed: ParsedResponse
-    finish_reason: FinishReason
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    model: str | None = None
 
 
 class ChatEndpoint:
@@ -153,7 +135,7 @@ class ChatEndpoint:
         if isinstance(omit, str) or not set(omit) <= _OMITTABLE.keys():
             raise ArgumentError("omit", omit, f"pass a collection of {', '.join(_OMITTABLE)}")
         self._omitted = frozenset(omit)
-        self._policy = MediaPolicy() if policy is None else policy
+        self.media_policy = MediaPolicy() if policy is None else policy
         self._store = MediaStore() if store is None else store  # an empty store is falsy
         self._data_urls: ByteLRU[str, str] = ByteLRU(_DATA_URL_BYTES)
         self._loop = EngineLoop()
@@ -302,10 +284,10 @@ class ChatEndpoint:
                 part_index=part_index,
             )
         try:
-            source = load_source(part, self._policy, self._store)
+            source = load_source(part, self.media_policy, self._store)
             url = self._data_urls.get(source.digest)
             if url is None:
-                url = b"".join(image_file(source, self._policy, jpeg_as_file=True).data_url()).decode()
+                url = b"".join(image_file(source, self.media_policy, jpeg_as_file=True).data_url()).decode()
                 self._data_urls.put(source.digest, url, len(url))
         except MediaError as error:
             raise error.at(message_index, part_index) from error.__cause__

@@ -303,10 +303,11 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
-    """The answer of a chat endpoint: the message, what it was parsed into, and why it ended.
+    """An assistant message of a chat endpoint.
 
-    `prompt_tokens` and `completion_tokens` are those that the endpoint counted, None where it says nothing; `model` is
-    the name that it reports.
+    `message` is the message for the conversation, `parsed` the same with malformed tool calls, as `step_parsed` of an
+    environment takes it. `finish_reason` is `STOP` (also for tool calls) or `LENGTH`. The numbers of tokens are the
+    server's, None where it reports none; `model` is the model that the server reported.
     """
 
     message: Message
@@ -314,7 +315,7 @@ class ChatAnswer:
     finish_reason: FinishReason
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    model: str = ""
+    model: str | None = None
 
 
 @runtime_checkable

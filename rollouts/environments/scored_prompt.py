@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
 
 from renderers import Message
 from rollouts.episodes.environment import StepResult, resolve
 from rollouts.errors import ArgumentError
 from rollouts.rewards import Reward, rewards_of, score_episode
+from rollouts.task import Task
+
+_PROMPT_KEYS: Final = ("messages", "prompt", "question")
+
+
+def messages_of_row(task: Task) -> list[Message]:
+    """The prompt that the row of a task has.
+
+    `messages` or `prompt` is a list of messages, or the text of one of the user; so is `question`. Raises
+    `ArgumentError` for a row without them.
+    """
+    row = task.data if isinstance(task.data, Mapping) else {}
+    for key in _PROMPT_KEYS:
+        prompt = row.get(key)
+        if isinstance(prompt, str):
+            return [{"role": "user", "content": prompt}]
+        if isinstance(prompt, Sequence) and prompt:
+            return list(prompt)
+    rule = (
+        f"the row of task {task.task_id!r:.80} has no prompt; add one of {', '.join(_PROMPT_KEYS)}, or pass a function"
+    )
+    raise ArgumentError("messages", sorted(map(str, row)), rule)
 
 
 class ScoredPrompt:

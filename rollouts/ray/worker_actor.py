@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import ray
 
 from renderers import MediaSource, Renderer, RendererError, RendererPool
-from rollouts.engines.protocol import Engine, InFlight
+from rollouts.engines.protocol import ChatEngine, Engine, InFlight
 from rollouts.episodes.deadlines import EpisodeObserver
 from rollouts.episodes.environment import resolve
 from rollouts.errors import RolloutsError, describe_exception
@@ -69,8 +69,8 @@ class ProgressReader:
         self._read = max(self._read, batch.first + len(events))
 
 
-MakeEngine: TypeAlias = Callable[[], Engine | Awaitable[Engine]]
-MakeRenderer: TypeAlias = Callable[[], Renderer | RendererPool | Awaitable[Renderer | RendererPool]]
+MakeEngine: TypeAlias = Callable[[], Engine | ChatEngine | Awaitable[Engine | ChatEngine]]
+MakeRenderer: TypeAlias = Callable[[], Renderer | RendererPool | Awaitable[Renderer | RendererPool | None] | None]
 
 #: Progress is sent at most this often.
 _PROGRESS_SECONDS = 0.1

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import date, time
 from difflib import get_close_matches
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn, TypeAlias, TypeVar, cast, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -18,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 from renderers import RendererError
 from renderers.process.files import open_readable
 from rollouts.errors import MissingExtraError, RolloutsError, short_repr
-from rollouts.run_config.sections import RunConfig
+from rollouts.run_config.sections import RendererSection, RunConfig
 from transport import TransportError
 
 T = TypeVar("T")
@@ -296,6 +297,13 @@ class ConfigFile:
     config: RunConfig
 
     @property
+    def renderer(self) -> RendererSection:
+        """The table of the renderer, which every engine of tokens needs. Raises `RunConfigError`."""
+        if self.config.renderer is None:
+            raise self.error(("renderer",), "the table is missing; add [renderer]")
+        return self.config.renderer
+
+    @property
     def directory(self) -> Path:
         return self.path.resolve().parent
 
@@ -319,10 +327,11 @@ class ConfigFile:
             raise self.error(key, reason) from error
 
 
-def read_config(path: Path) -> ConfigFile:
+def read_config(path: Path, changes: Mapping[KeyPath, Any] = MappingProxyType({})) -> ConfigFile:
     """Read and check a file. What it refers to (files, modules, environment variables) is not looked up.
 
-    Raises `RunConfigError` with every problem of the file, and `OSError` for a file that cannot be read.
+    `changes` are values that take the place of those of the file, by their keys. Raises `RunConfigError` with every
+    problem of the file, and `OSError` for a file that cannot be read.
     """
     text = _read_text(path)
     try:
@@ -332,6 +341,19 @@ def read_config(path: Path) -> ConfigFile:
     except RecursionError as error:
         problem = ConfigProblem("", "nested too deep; write fewer arrays in arrays")
         raise RunConfigError(path, [problem]) from error
+    return checked_config(path, data, changes)
+
+
+def checked_config(
+    path: Path, data: dict[str, Any], changes: Mapping[KeyPath, Any] = MappingProxyType({})
+) -> ConfigFile:
+    """The configuration of the values of a file. Raises `RunConfigError` with every problem."""
+    for key, value in changes.items():
+        table: Any = data
+        for part in key[:-1]:
+            table = table.setdefault(part, {}) if isinstance(table, dict) else table
+        if isinstance(table, dict):  # else the check below names the value that is no table
+            table[key[-1]] = value
     if unsafe := unsafe_values(data):
         raise RunConfigError(path, unsafe)
     try:

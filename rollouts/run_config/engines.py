@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from itertools import cycle
 from typing import Any
 
-from rollouts.engines.protocol import Engine
+from renderers import MediaPolicy
+from rollouts.engines.protocol import ChatEngine, Engine
 from rollouts.errors import (
     ApiKeyError,
     CapabilityError,
@@ -21,8 +22,10 @@ from rollouts.errors import (
 )
 from rollouts.run_config.config_file import ConfigFile, KeyPath
 from rollouts.run_config.sections import (
+    EndpointEngineSection,
     FleetEngineSection,
     LocalEngineSection,
+    MediaSection,
     RouterEngineSection,
     ScriptedEngineSection,
     ServerSection,
@@ -31,11 +34,17 @@ from rollouts.run_config.sections import (
 )
 from rollouts.terminal.interrupts import defer_interrupts
 
+#: The one address that gets the key of OPENAI_API_KEY without being told to.
+_OPENAI = "https://api.openai.com"
+
+#: That a `ChatEndpoint` sends at a time.
+_MOST_REQUESTS = 1000
+
 #: Failures of a server that do not pass with time.
 _LASTING = (CapabilityError, EngineStartError)
 
 
-def engine_factory(file: ConfigFile, renderer: Any) -> Callable[[], Engine]:
+def engine_factory(file: ConfigFile, renderer: Any) -> Callable[[], Engine | ChatEngine]:
     """Check the engine of a configuration; return the function that makes it.
 
     Neither opens a connection; the function loads a local model. Both raise `RunConfigError`, the function also
@@ -44,9 +53,46 @@ def engine_factory(file: ConfigFile, renderer: Any) -> Callable[[], Engine]:
     section = file.config.engine
     if isinstance(section, LocalEngineSection):
         return _local_engine(file, section)
+    if isinstance(section, EndpointEngineSection):
+        return _endpoint(file, section)
     if isinstance(section, ScriptedEngineSection):
         return _scripted_engine(section, renderer)
     return _served_engine(file, section)
+
+
+def media_policy(file: ConfigFile, section: MediaSection) -> MediaPolicy:
+    """The policy of a table `media`. Raises as `MediaPolicy`."""
+    return MediaPolicy(
+        allowed_schemes=frozenset(section.allowed_schemes),
+        allowed_hosts=tuple(section.allowed_hosts),
+        allowed_networks=tuple(section.allowed_networks),
+        allowed_directories=tuple(file.resolve(directory) for directory in section.allowed_directories),
+    )
+
+
+def _endpoint(file: ConfigFile, section: EndpointEngineSection) -> Callable[[], ChatEngine]:
+    key = _api_key(file, section.api_key_env)
+    of_openai = section.base_url.startswith(f"{_OPENAI}/")
+    with file.naming("engine", "media"):
+        policy = media_policy(file, section.media)
+
+    def make() -> ChatEngine:
+        from rollouts.engines.endpoint import ChatEndpoint
+
+        with file.naming("engine"):
+            return ChatEndpoint(
+                section.base_url,
+                section.model,
+                api_key=key,
+                api_key_env="OPENAI_API_KEY" if of_openai else None,
+                concurrency=min(file.config.concurrency, _MOST_REQUESTS),
+                timeout_seconds=section.request_seconds,
+                max_tokens_field=section.max_tokens_field,
+                omit=section.omit,
+                policy=policy,
+            )
+
+    return make
 
 
 def _served_engine(
@@ -188,7 +234,7 @@ def _scripted_engine(section: ScriptedEngineSection, renderer: Any) -> Callable[
     return make
 
 
-async def connect(file: ConfigFile, engine: Engine) -> None:
+async def connect(file: ConfigFile, engine: Engine | ChatEngine) -> None:
     """Start the servers that the run is to start, and ask every server what it is.
 
     A server that cannot be used is then an error before the run begins. In a fleet, one server that can be used is

@@ -19,21 +19,33 @@ from rollouts.values import call_error
 def imported_object(file: ConfigFile, key: KeyPath, import_path: str) -> Any:
     """The object of an import path. Modules in the directory of the file can be imported, before all others.
 
+    A path with a file of Python in place of the module, "rewards.py:score", is relative to that directory, and the
+    modules beside it can be imported.
+
     Raises `RunConfigError`, which names `key`, for a module that does not exist or cannot be imported, and for a name
     that it does not have.
     """
-    module_name, _, name = import_path.partition(":")
-    _make_importable(file.directory)
+    module_name, _, name = import_path.rpartition(":")
+    directory = file.directory
+    path = file.resolve(module_name).resolve() if module_name.endswith(".py") else None
+    if path is not None:
+        if not path.is_file():
+            raise file.error(key, f"there is no file {path}; correct the path")
+        directory, module_name = path.parent, path.stem
+    _make_importable(directory)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            missing = f"there is no module {error.name!r}, neither in {file.directory} nor installed"
-            raise file.error(key, f"{missing}; {_module_cure(file.directory, module_name)}") from error
+            missing = f"there is no module {error.name!r}, neither in {directory} nor installed"
+            raise file.error(key, f"{missing}; {_module_cure(directory, module_name)}") from error
         raise file.error(key, f"{module_name} imports {error.name!r}, which is not installed; install it") from error
     except (Exception, SystemExit) as error:
         # A module of a user may raise anything, and call sys.exit.
         raise file.error(key, f"importing {module_name} raised {describe_exception(error)}; mend the module") from error
+    if path is not None and Path(str(module.__file__)).resolve() != path:
+        reason = f"a module {module_name} is loaded from {module.__file__} already; give the file another name"
+        raise file.error(key, reason)
     try:
         return reduce(getattr, name.split("."), module)
     except AttributeError as error:

@@ -11,20 +11,20 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from renderers import MediaPolicy, TemplateRenderer, load_renderer
-from rollouts.engines.protocol import Engine, GenerateRequest, SamplingParams
+from renderers import TemplateRenderer, load_renderer
+from rollouts.engines.protocol import ChatEngine, Engine, GenerateRequest, SamplingParams
 from rollouts.episodes.environment import ThreadedEnvironment
 from rollouts.errors import MissingExtraError, describe_exception
 from rollouts.rewards import GroupReward, Reward
 from rollouts.run_config.config_file import ConfigFile, ConfigProblem, KeyPath, ProblemList, RunConfigError, key_text
-from rollouts.run_config.engines import engine_factory
+from rollouts.run_config.engines import engine_factory, media_policy
 from rollouts.run_config.import_paths import check_call, imported_function, imported_object
 from rollouts.run_config.sections import (
     AsynchronousSection,
+    EndpointEngineSection,
     GymnasiumSection,
     ImportedEnvironment,
     LocalEngineSection,
-    MediaSection,
     RewardSection,
     ScoredPromptSection,
     ScriptedEngineSection,
@@ -38,13 +38,17 @@ from rollouts.task import MakeEnvironment, Task
 _OWN_VARIABLES: Final = ("messages", "tools", "add_generation_prompt")
 
 
-def make_renderer(file: ConfigFile, *, offline: bool) -> TemplateRenderer:
-    """Load the renderer of a configuration.
+def make_renderer(file: ConfigFile, *, offline: bool) -> TemplateRenderer | None:
+    """Load the renderer of a configuration; None for a chat endpoint, which renders messages itself.
 
     `renderer.model` is a directory if there is one of that name, else a repository of Hugging Face. `offline`: its
     files must be in the local cache, and no connection is opened. Raises `RunConfigError`.
     """
-    section = file.config.renderer
+    if isinstance(file.config.engine, EndpointEngineSection):
+        if file.config.renderer is not None:
+            raise file.error(("renderer",), 'an engine of kind "openai" renders messages itself; remove the table')
+        return None
+    section = file.renderer
     for name in section.chat_template_kwargs:
         if name in _OWN_VARIABLES:
             reason = "the renderer passes this variable to the chat template itself; remove the key"
@@ -55,7 +59,7 @@ def make_renderer(file: ConfigFile, *, offline: bool) -> TemplateRenderer:
         if not template.is_file():
             raise file.error(("renderer", "chat_template"), f"there is no file {template}; write its path")
     with file.naming("renderer", "media"):
-        policy = _media_policy(file, section.media)
+        policy = media_policy(file, section.media)
     model = _model(file, section.model, section.revision, offline=offline)
     with file.naming("renderer", "model"):
         return load_renderer(
@@ -65,15 +69,6 @@ def make_renderer(file: ConfigFile, *, offline: bool) -> TemplateRenderer:
             chat_template_kwargs=section.chat_template_kwargs,
             media_policy=policy,
         )
-
-
-def _media_policy(file: ConfigFile, section: MediaSection) -> MediaPolicy:
-    return MediaPolicy(
-        allowed_schemes=frozenset(section.allowed_schemes),
-        allowed_hosts=tuple(section.allowed_hosts),
-        allowed_networks=tuple(section.allowed_networks),
-        allowed_directories=tuple(file.resolve(directory) for directory in section.allowed_directories),
-    )
 
 
 def _model(file: ConfigFile, name: str, revision: str | None, *, offline: bool) -> str | Path:
@@ -143,6 +138,10 @@ def _violations(file: ConfigFile) -> Iterator[tuple[KeyPath, str]]:
     engine, sampling = file.config.engine, file.config.sampling
     if isinstance(engine, ScriptedEngineSection):  # it takes any
         return
+    if isinstance(engine, EndpointEngineSection):
+        if sampling.top_k:
+            yield ("sampling", "top_k"), 'the API of OpenAI has no such option; a server may have it as "extra"'
+        return
     if isinstance(engine, LocalEngineSection):
         for name in sampling.extra:
             yield ("sampling", "extra", name), 'an engine of kind "local" has no further options; remove it'
@@ -191,8 +190,9 @@ def _imported(file: ConfigFile, section: ImportedEnvironment) -> MakeEnvironment
 
 def _scored_prompt(file: ConfigFile, section: ScoredPromptSection) -> MakeEnvironment:
     from rollouts.environments import ScoredPrompt
+    from rollouts.environments.scored_prompt import messages_of_row
 
-    messages = _messages(file, section.messages)
+    messages = messages_of_row if section.messages is None else _messages(file, section.messages)
     rewards = make_rewards(file, ("environment", "rewards"), section.rewards, ["completion", "task"])
     return lambda task: ScoredPrompt(task, messages, rewards)
 
@@ -275,8 +275,8 @@ class WorkerParts:
     """What a worker needs of a configuration. `make_engine` loads a local model."""
 
     make_environment: MakeEnvironment
-    renderer: TemplateRenderer
-    make_engine: Callable[[], Engine]
+    renderer: TemplateRenderer | None
+    make_engine: Callable[[], Engine | ChatEngine]
 
 
 def make_worker_parts(file: ConfigFile) -> WorkerParts:

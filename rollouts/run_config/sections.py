@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-#: "package.module:name"; modules in the directory of the configuration file can be imported.
-ImportPath: TypeAlias = Annotated[str, Field(pattern=r"^[^\s:]+:[^\s:]+$")]
+#: "package.module:name", where modules in the directory of the configuration file can be imported; or "file.py:name".
+ImportPath: TypeAlias = Annotated[str, Field(pattern=r"^([^\s:]+|[^:]+\.py):[^\s:]+$")]
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
 VariableName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Count: TypeAlias = Annotated[int, Field(ge=1)]
@@ -87,10 +87,13 @@ class RewardSection(Section):
 
 
 class ScoredPromptSection(Section):
-    """One turn (`ScoredPrompt`): `messages(task)` is the prompt; the rewards get (completion, task)."""
+    """One turn (`ScoredPrompt`): `messages(task)` is the prompt; the rewards get (completion, task).
+
+    Without `messages`, the row of the task has the prompt (`messages_of_row`).
+    """
 
     kind: Literal["scored_prompt"]
-    messages: ImportPath
+    messages: ImportPath | None = None
     rewards: list[RewardSection] = Field(min_length=1)
 
 
@@ -178,6 +181,32 @@ class RouterEngineSection(VLLMOptions):
     urls: list[Text] = Field(min_length=1)
 
 
+class MediaSection(Section):
+    """Which media references may be followed (`renderers.MediaPolicy`). By default nothing is read but data URLs."""
+
+    allowed_schemes: list[Literal["http", "https"]] = Field(default_factory=list)
+    allowed_hosts: list[Text] = Field(default_factory=list)
+    allowed_networks: list[Text] = Field(default_factory=list)
+    allowed_directories: list[Text] = Field(default_factory=list)
+
+
+class EndpointEngineSection(Section):
+    """A server with OpenAI's chat completions (`ChatEndpoint`, extra `openai`); such a run has no renderer.
+
+    `api_key_env` is the name of the environment variable that holds the key; without it, https://api.openai.com gets
+    that of OPENAI_API_KEY, and other addresses get none. `max_tokens_field` and `omit` are for servers that do not know all fields of a request.
+    """
+
+    kind: Literal["openai"]
+    base_url: Text
+    model: Text
+    api_key_env: VariableName | None = None
+    max_tokens_field: Literal["max_completion_tokens", "max_tokens"] = "max_completion_tokens"
+    omit: list[Literal["temperature", "top_p", "seed"]] = Field(default_factory=list)
+    request_seconds: Seconds = 600.0
+    media: MediaSection = MediaSection()
+
+
 class LocalEngineSection(Section):
     """A model directory, run by transformers in this process (extra `torch`)."""
 
@@ -193,18 +222,14 @@ class ScriptedEngineSection(Section):
 
 
 EngineSection: TypeAlias = Annotated[
-    VLLMEngineSection | FleetEngineSection | RouterEngineSection | LocalEngineSection | ScriptedEngineSection,
+    VLLMEngineSection
+    | FleetEngineSection
+    | RouterEngineSection
+    | EndpointEngineSection
+    | LocalEngineSection
+    | ScriptedEngineSection,
     Field(discriminator="kind"),
 ]
-
-
-class MediaSection(Section):
-    """Which media references may be followed (`renderers.MediaPolicy`). By default nothing is read but data URLs."""
-
-    allowed_schemes: list[Literal["http", "https"]] = Field(default_factory=list)
-    allowed_hosts: list[Text] = Field(default_factory=list)
-    allowed_networks: list[Text] = Field(default_factory=list)
-    allowed_directories: list[Text] = Field(default_factory=list)
 
 
 class RendererSection(Section):
@@ -332,17 +357,30 @@ class OutputSection(Section):
     wandb: WandbSection | None = None
 
 
+class EvaluationSection(Section):
+    """How `rollouts eval` counts (`rollouts.evaluation.Tally`).
+
+    An episode succeeds if its total reward is at least `threshold`. `failed` says how failed episodes count; `k` are
+    those of pass@k and pass^k, by default the powers of 2 up to `group_size`, and `group_size`.
+    """
+
+    threshold: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    failed: Literal["zero", "exclude"] = "zero"
+    k: list[Count] | None = None
+
+
 class RunConfig(Section):
     """A configuration file: `group_size` episodes for each task, at most `concurrency` at a time.
 
     `skip_group(group)` returns True, or a reason, to leave a group out. Without a mode no group is left out for its
-    age: the run does not change the weights, but another process may.
+    age: the run does not change the weights, but another process may. Every engine but that of kind "openai" needs a
+    renderer.
     """
 
     tasks: TasksSection
     environment: EnvironmentSection
     engine: EngineSection
-    renderer: RendererSection
+    renderer: RendererSection | None = None
     sampling: SamplingSection
     output: OutputSection
     limits: LimitsSection = LimitsSection()
@@ -352,6 +390,7 @@ class RunConfig(Section):
     ray: RaySection = RaySection()
     group_rewards: list[RewardSection] = Field(default_factory=list)
     skip_group: ImportPath | None = None
+    evaluation: EvaluationSection = EvaluationSection()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     group_size: Count = 1
     concurrency: Count = 64

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import io
 import json
+import sys
 import tomllib
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -49,7 +50,9 @@ def make_tasks(file: ConfigFile) -> TaskSource:
 
 def first_tasks(tasks: TaskSource, count: int) -> TaskSource:
     """The first `count` tasks; no further one is taken from the source."""
-    return _first_of_async(tasks, count) if isinstance(tasks, AsyncIterable) else islice(tasks, count)
+    if isinstance(tasks, AsyncIterable):
+        return _first_of_async(tasks, count)
+    return islice(tasks, min(count, sys.maxsize))  # islice takes no larger number
 
 
 async def _first_of_async(tasks: AsyncIterable[Task], count: int) -> AsyncIterator[Task]:
@@ -100,7 +103,7 @@ class FileTaskSource:
             return
         rows, unit = _rows(self._path, self._section, columns=keys)
         places: dict[str, int] = {}
-        for number, (place, row) in enumerate(islice(rows, count)):
+        for number, (place, row) in enumerate(islice(rows, None if count is None else min(count, sys.maxsize))):
             task = _task(self._path, self._section, number, place, unit, row)
             earlier = places.setdefault(task.task_id, place)
             if earlier != place:

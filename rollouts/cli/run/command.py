@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-import sys
 import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,7 @@ from rollouts.terminal.table import counted, print_error, print_line, print_warn
 if TYPE_CHECKING:
     from rollouts.cli.run.execution import MakeWorkers, RunParts
     from rollouts.cli.run.output import OutputDirectory
+    from rollouts.run_config.config_file import ConfigFile
 
 #: The time for the report at the end of a run, and after Ctrl-C, where a run must end soon.
 REPORT_SECONDS = 30.0
@@ -47,30 +49,56 @@ def run(
     ] = False,
 ) -> None:
     """Run the episodes of a configuration file; write trajectories, metrics and a summary to its output directory."""
-    from rollouts.cli.run.dry_run import print_first_prompt
-    from rollouts.cli.run.execution import make_parts, ray_workers_of_run, workers_of_run
-    from rollouts.cli.run.output import check_output, prepare_output
-    from rollouts.run_config.config_file import RunConfigError, read_config
+    from rollouts.cli.run.execution import ray_workers_of_run, workers_of_run
+    from rollouts.cli.run.output import prepare_output, print_summary
+    from rollouts.run_config.config_file import read_config
 
     if ray and workers is not None:
         print_error("--ray and --workers say two different places for the episodes; use one of them")
         raise typer.Exit(2)
-    try:
-        parts = make_parts(read_config(config), offline=dry_run)
-        count = None if limit is None else min(limit, sys.maxsize)  # islice takes no larger number
-        with Console(stderr=True).status("checking the tasks"):
-            parts.check_tasks(count)
+    with exit_on_problems():
+        parts = checked_parts(read_config(config), limit=limit, resume=resume, dry_run=dry_run)
         if dry_run:
-            check_output(parts.file, resume=resume)
-            print_first_prompt(parts, Console())
-        else:
-            make_workers = ray_workers_of_run(parts.file) if ray else workers_of_run(parts.file, workers)
-            continuing = _resume_command(parts.file.path, limit, workers, ray)
-            _run(parts, prepare_output(parts.file, resume=resume), count, make_workers, continuing)
+            return
+        make_workers = ray_workers_of_run(parts.file) if ray else workers_of_run(parts.file, workers)
+        output = prepare_output(parts.file, resume=resume)
+
+        def show(summary: Mapping[str, Any]) -> None:
+            print_summary(summary, Console())
+            print_line(f"in {output.path}: trajectories.mmr, metrics.jsonl, summary.json")
+
+        run_and_report(parts, output, limit, make_workers, _resume_command(config, limit, workers, ray), show)
+
+
+@contextmanager
+def exit_on_problems() -> Iterator[None]:
+    """End the command with the problems of a configuration, a line each, if the block finds any."""
+    from rollouts.run_config.config_file import RunConfigError
+
+    try:
+        yield
     except RunConfigError as error:
         for problem in error.problems:
             print_error(problem.text(error.path))
         raise typer.Exit(2) from None
+
+
+def checked_parts(file: ConfigFile, *, limit: int | None, resume: bool, dry_run: bool) -> RunParts:
+    """The parts of a configuration, after a check of its tasks; with `dry_run` its first prompt is printed.
+
+    Raises `RunConfigError` and `TaskFileError`.
+    """
+    from rollouts.cli.run.dry_run import print_first_prompt
+    from rollouts.cli.run.execution import make_parts
+    from rollouts.cli.run.output import check_output
+
+    parts = make_parts(file, offline=dry_run)
+    with Console(stderr=True).status("checking the tasks"):
+        parts.check_tasks(limit)
+    if dry_run:
+        check_output(file, resume=resume)
+        print_first_prompt(parts, Console())
+    return parts
 
 
 def _resume_command(path: Path, limit: int | None, workers: str | None, ray: bool) -> str:
@@ -85,17 +113,18 @@ def _resume_command(path: Path, limit: int | None, workers: str | None, ray: boo
     return shlex.join(command)
 
 
-def _run(
+def run_and_report(
     parts: RunParts,
     output: OutputDirectory,
     limit: int | None,
     make_workers: MakeWorkers | None,
     resume_command: str,
+    show: Callable[[Mapping[str, Any]], None],
 ) -> None:
-    """Run, then write and print the summary, also after Ctrl-C and an error of the run."""
+    """Run, then write the summary, `show` it and write the report, also after Ctrl-C and an error of the run."""
     from rollouts.cli.report import write_report_at_the_end
     from rollouts.cli.run.execution import Execution
-    from rollouts.cli.run.output import print_summary, read_group_rows, summarise, write_summary
+    from rollouts.cli.run.output import read_group_rows, summarise, write_summary
     from rollouts.runner.journal import JournalInUseError, JournalOfAnotherRunError
     from rollouts.terminal.interrupts import exit_interrupted
 
@@ -112,11 +141,10 @@ def _run(
         try:
             write_summary(output.summary, summary)
         except OSError:  # the disk is full, perhaps
-            print_summary(summary, console)
+            show(summary)
             raise
         try:
-            print_summary(summary, console)
-            print_line(f"in {output.path}: trajectories.mmr, metrics.jsonl, summary.json")
+            show(summary)
         finally:  # also where nobody reads the output any more
             if parts.file.config.output.report:
                 write_report_at_the_end(output.path, renderer=parts.renderer, seconds=report_seconds)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from renderers import RenderedTokens, RendererPool, TemplateRenderer
+from renderers import MediaPolicy, Message, RenderedTokens, RendererPool, TemplateRenderer
+from renderers.messages import is_media_part, media_value, part_kind
 from rollouts.cli.render import By, View, legend, print_counts, token_cells, token_lines
 from rollouts.cli.run.execution import RunParts
-from rollouts.engines.protocol import GenerateRequest, GenerateResult
+from rollouts.engines.protocol import ChatAnswer, GenerateRequest, GenerateResult
 from rollouts.episodes.errors import EpisodeLimitError
 from rollouts.errors import RolloutsError
+from rollouts.run_config.engines import media_policy
+from rollouts.run_config.sections import EndpointEngineSection
 from rollouts.run_config.tasks import first_tasks
 from rollouts.runner.group import Group
 from rollouts.runner.group_run import RetryPolicy
@@ -37,8 +41,10 @@ def print_first_prompt(parts: RunParts, console: Console) -> None:
 
     Raises `RolloutsError` if the episode does not come to a request.
     """
-    prompt = asyncio.run(_first_prompt(parts))
-    _print(parts.renderer, prompt, console)
+    if parts.renderer is None:
+        _print_messages(*asyncio.run(_first_messages(parts)), console)
+    else:
+        _print(parts.renderer, asyncio.run(_first_prompt(parts, parts.renderer)), console)
 
 
 class _NoEngine:
@@ -49,6 +55,21 @@ class _NoEngine:
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         self.request = self.request or request
+        raise EpisodeLimitError("dry_run", "a dry run has no engine")
+
+    async def close(self) -> None:
+        pass
+
+
+class _NoEndpoint:
+    """As `_NoEngine`, in place of a chat endpoint."""
+
+    def __init__(self, media_policy: MediaPolicy) -> None:
+        self.media_policy = media_policy
+        self.messages: Sequence[Message] = ()
+
+    async def chat(self, messages: Sequence[Message], **options: Any) -> ChatAnswer:
+        self.messages = self.messages or messages
         raise EpisodeLimitError("dry_run", "a dry run has no engine")
 
     async def close(self) -> None:
@@ -73,20 +94,52 @@ class _RecordingPool(RendererPool):
         return rendered
 
 
-async def _first_prompt(parts: RunParts) -> FirstPrompt:
+async def _first_prompt(parts: RunParts, renderer: TemplateRenderer) -> FirstPrompt:
     engine = _NoEngine()
-    with _RecordingPool(parts.renderer) as pool:
+    with _RecordingPool(renderer) as pool:
         group = await _first_group(parts, engine, pool)
     episode, request = group.episodes[0], engine.request
     if request is None:
-        reason = episode.error or episode.truncation_reason or "the episode ended without a request"
-        raise RolloutsError(f"task {group.task.task_id:.80} has no first prompt: {reason}")
+        raise _no_prompt(group)
     # An environment may request several completions at once; their prompts are rendered in any order.
     rendered, tools = next(one for one in pool.rendered if one[0].token_ids == list(request.prompt_ids))
     return FirstPrompt(group.task.task_id, episode.seed, rendered, tools)
 
 
-async def _first_group(parts: RunParts, engine: _NoEngine, pool: RendererPool) -> Group:
+async def _first_messages(parts: RunParts) -> tuple[Group, Sequence[Message]]:
+    engine = parts.file.config.engine
+    assert isinstance(engine, EndpointEngineSection)  # every other one has a renderer
+    endpoint = _NoEndpoint(media_policy(parts.file, engine.media))
+    group = await _first_group(parts, endpoint, None)
+    if not endpoint.messages:
+        raise _no_prompt(group)
+    return group, endpoint.messages
+
+
+def _no_prompt(group: Group) -> RolloutsError:
+    episode = group.episodes[0]
+    reason = episode.error or episode.truncation_reason or "the episode ended without a request"
+    return RolloutsError(f"task {group.task.task_id:.80} has no first prompt: {reason}")
+
+
+def _print_messages(group: Group, messages: Sequence[Message], console: Console) -> None:
+    seed = group.episodes[0].seed
+    title = f"first messages: task {group.task.task_id}, environment seed {seed}, {counted(len(messages), 'message')}"
+    console.print(printable(title), "", sep="\n", soft_wrap=True, markup=False, highlight=False)
+    for message in messages:
+        content = message.get("content") or ""
+        texts = [content] if isinstance(content, str) else [_part_text(part) for part in content]
+        text = printable(f"{message['role']}: {' '.join(texts)}")
+        console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+def _part_text(part: Any) -> str:
+    if not is_media_part(part):
+        return str(part["text"])
+    return f"<{part_kind(part)}, {media_value(part).nbytes:,} bytes>"
+
+
+async def _first_group(parts: RunParts, engine: _NoEngine | _NoEndpoint, pool: RendererPool | None) -> Group:
     runner = Runner(
         parts.make_environment,
         engine,

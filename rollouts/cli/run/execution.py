@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from rich.console import Console
 
 from renderers import TemplateRenderer
 from rollouts.cli.run.output import GroupFiles, OutputDirectory, StoredGroups
-from rollouts.engines.protocol import Engine, SamplingParams
+from rollouts.engines.protocol import ChatEngine, Engine, SamplingParams
 from rollouts.episodes.deadlines import EpisodeLimits
 from rollouts.errors import ArgumentError
 from rollouts.observability import (
@@ -60,7 +61,7 @@ from rollouts.terminal.table import counted, print_line, print_note
 from rollouts.workers.protocol import Workers
 
 #: Keys of the configuration that may change while a run continues; seed and group size are the runner's to compare.
-_CHANGEABLE = {"concurrency", "retry", "mode", "workers", "ray", "output", "seed", "group_size"}
+_CHANGEABLE = {"concurrency", "retry", "mode", "workers", "ray", "output", "seed", "group_size", "evaluation"}
 
 #: Keys of an engine that say where its servers are and how they are started, and none of what they sample.
 _PLACE_OF_SERVERS = {"base_url", "urls", "file", "servers", "start", "environment", "log", "start_seconds"}
@@ -74,8 +75,8 @@ class RunParts:
     file: ConfigFile
     tasks: TaskSource
     make_environment: MakeEnvironment
-    renderer: TemplateRenderer
-    make_engine: Callable[[], Engine]
+    renderer: TemplateRenderer | None
+    make_engine: Callable[[], Engine | ChatEngine]
     group_rewards: list[GroupReward]
     skip_group: Callable[..., Any] | None
 
@@ -90,7 +91,7 @@ class RunParts:
 
     def make_runner(
         self,
-        place: Engine | Workers,
+        place: Engine | ChatEngine | Workers,
         *,
         journal: Journal,
         listeners: Sequence[Listener],
@@ -120,6 +121,12 @@ class RunParts:
         """Check the first `count` tasks of a file, or all. Raises `TaskFileError`."""
         if isinstance(self.tasks, FileTaskSource):
             self.tasks.check(count)
+
+    def description(self) -> dict[str, Any]:
+        """What is run and how, for comparing its results with others: the configuration, and the template's digest."""
+        source = "" if self.renderer is None else self.renderer.template.source
+        template = hashlib.sha256(source.encode()).hexdigest() if source else None
+        return {**self.journal_configuration(), "group_size": self.file.config.group_size, "template": template}
 
     def journal_configuration(self) -> dict[str, Any]:
         """The values of the configuration that must not change while the run continues, as plain data.
@@ -220,19 +227,22 @@ class Execution:
         """Tasks whose groups an earlier process wrote, the files have lost, and this process has not written again."""
         return [] if self._journal is None else sorted(self._journal.lost)
 
-    async def _run(self, engine: Engine | None) -> None:
+    async def _run(self, engine: Engine | ChatEngine | None) -> None:
         async with AsyncExitStack() as opened:
             sources: list[Source] = []
             if engine is not None:
                 opened.push_async_callback(engine.close)
                 await connect(self._parts.file, engine)
-                sources = [await opened.enter_async_context(EngineMonitor(engine)), RendererStats(self._parts.renderer)]
+                if isinstance(engine, Engine):
+                    sources.append(await opened.enter_async_context(EngineMonitor(engine)))
+                if self._parts.renderer is not None:
+                    sources.append(RendererStats(self._parts.renderer))
                 await self._run_at(engine, sources)
             elif self._make_workers is not None:
                 workers = await opened.enter_async_context(self._make_workers())
                 await self._run_at(workers, [workers.metrics])
 
-    async def _run_at(self, place: Engine | Workers, sources: list[Source]) -> None:
+    async def _run_at(self, place: Engine | ChatEngine | Workers, sources: list[Source]) -> None:
         parts, limit = self._parts, self._limit
         tasks = parts.tasks if limit is None else first_tasks(parts.tasks, limit)
         journal = Journal.open(self._output.journal, configuration=parts.journal_configuration())
@@ -344,7 +354,7 @@ class ConfiguredParts:
         """An environment for one episode."""
         return self._parts.make_environment(task)
 
-    async def make_engine(self) -> Engine:
+    async def make_engine(self) -> Engine | ChatEngine:
         """The engine, after it was asked what it is. Raises `RunConfigError`."""
         engine = self._parts.make_engine()
         try:
@@ -354,7 +364,7 @@ class ConfiguredParts:
             raise
         return engine
 
-    def make_renderer(self) -> TemplateRenderer:
+    def make_renderer(self) -> TemplateRenderer | None:
         """The renderer."""
         return self._parts.renderer
 

@@ -60,6 +60,10 @@ class OutputDirectory:
     def summary(self) -> Path:
         return self.path / "summary.json"
 
+    @property
+    def results(self) -> Path:
+        return self.path / "results.json"
+
 
 _KEY = ("output", "directory")
 

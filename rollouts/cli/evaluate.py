@@ -1,0 +1,318 @@
+"""`rollouts eval`: evaluate a model on tasks, with the episodes of `rollouts run` and statistics over them."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich.console import Console
+
+from rollouts.errors import ArgumentError
+from rollouts.terminal.table import (
+    Column,
+    counted,
+    exit_with_error,
+    print_line,
+    print_table,
+    print_warning,
+    printable_line,
+)
+
+if TYPE_CHECKING:
+    from rollouts.cli.run.execution import RunParts
+    from rollouts.cli.run.output import OutputDirectory
+    from rollouts.evaluation.results import EvaluationResults
+    from rollouts.evaluation.statistics import Estimate
+    from rollouts.run_config.config_file import ConfigFile, KeyPath
+
+#: Of an evaluation without a configuration file. Fewer tokens cut the answers of models that reason.
+_MAX_TOKENS: Final = 2048
+
+_TASK_KINDS: Final = {".jsonl": "jsonl", ".parquet": "parquet"}
+
+#: The keys of a configuration file that options replace, by the names of the parameters.
+_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
+    "samples": ("group_size",),
+    "seed": ("seed",),
+    "concurrency": ("concurrency",),
+    "max_tokens": ("sampling", "max_tokens"),
+    "temperature": ("sampling", "temperature"),
+    "threshold": ("evaluation", "threshold"),
+    "failed": ("evaluation", "failed"),
+    "k": ("evaluation", "k"),
+    "out": ("output", "directory"),
+}
+
+
+def evaluate(
+    tasks: Annotated[
+        str,
+        typer.Argument(
+            metavar="TASKS|CONFIG",
+            help="A file of tasks (.jsonl, .parquet), an import path of tasks (module:name), or a configuration file "
+            "of `rollouts run` (.toml).",
+        ),
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="The model directory, run in this process; with --base-url the model that the server serves, a "
+            "directory or repository; with --openai-base-url the name that the endpoint has for it.",
+        ),
+    ] = None,
+    base_url: Annotated[
+        list[str] | None, typer.Option(metavar="URL", help="A vLLM server; several times for a fleet.")
+    ] = None,
+    openai_base_url: Annotated[
+        str | None,
+        typer.Option("--openai-base-url", metavar="URL", help="An endpoint with OpenAI's chat completions."),
+    ] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The environment variable with the key of server or endpoint.")
+    ] = None,
+    score: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.py:FUNCTION", help="score(completion, task) of a file or module, for one answer to each task."
+        ),
+    ] = None,
+    messages: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.py:FUNCTION",
+            help="messages(task), the prompt; default: `messages`, `prompt` or `question` of the task's row.",
+        ),
+    ] = None,
+    environment: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.py:NAME", help="A class or function that is called with a task for each episode."),
+    ] = None,
+    id_key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="The key of a row with the task's id; default: its number.")
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option("--samples", "-n", min=1, metavar="N", help="Episodes of each task; default: 1.")
+    ] = None,
+    k: Annotated[
+        list[int] | None,
+        typer.Option("--k", min=1, metavar="K", help="Of pass@K and pass^K; several times. Default: powers of 2."),
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(metavar="REWARD", help="An episode succeeds with at least this total reward; default: 1."),
+    ] = None,
+    failed: Annotated[
+        str | None,
+        typer.Option(metavar="zero|exclude", help="How episodes with an error count: as 0 (default), or not at all."),
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help=f"Tokens of an answer; default: {_MAX_TOKENS:,}.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, metavar="T", help="Temperature of the sampling; default: 1.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, metavar="N", help="Of environments and sampling.")] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Episodes at a time; default: 64.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N tasks.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="The output directory; default: that of CONFIG, or evaluations/TASKS-MODEL."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue in the output directory where the evaluation stopped.")
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Check everything and print the first prompt; start no engine, write nothing."),
+    ] = False,
+) -> None:
+    """Evaluate a model on tasks: rewards, pass@k and pass^k with 95 % intervals clustered by task.
+
+    Writes results.json, the trajectories and a report to the output directory, and prints one table.
+    """
+    from rollouts.cli.run.command import checked_parts, exit_on_problems, run_and_report
+    from rollouts.cli.run.output import prepare_output
+    from rollouts.run_config.config_file import checked_config, read_config
+
+    given: dict[str, Any] = {
+        "samples": samples,
+        "seed": seed,
+        "concurrency": concurrency,
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "threshold": threshold,
+        "failed": failed,
+        "k": k or None,
+        "out": None if out is None else str(out.absolute()),
+    }
+    changes: dict[KeyPath, Any] = {_KEYS[name]: value for name, value in given.items() if value is not None}
+    of_a_file: dict[str, Any] = {
+        "--model": model,
+        "--base-url": base_url or None,
+        "--openai-base-url": openai_base_url,
+        "--api-key-env": api_key_env,
+        "--score": score,
+        "--messages": messages,
+        "--environment": environment,
+        "--id-key": id_key,
+    }
+    with exit_on_problems():
+        if Path(tasks).suffix == ".toml":
+            if named := [name for name, value in of_a_file.items() if value is not None]:
+                exit_with_error(f"{', '.join(named)}: {tasks} has these as keys; change them there")
+            file = read_config(Path(tasks), changes)
+        else:
+            file = checked_config(Path("options"), _configuration(tasks, of_a_file), changes)
+        _check_k(file)
+        parts = checked_parts(file, limit=limit, resume=resume, dry_run=dry_run)
+        if dry_run:
+            return
+        output = prepare_output(file, resume=resume)
+
+        def show(summary: Mapping[str, Any]) -> None:
+            results = _results(parts, output, complete=summary["complete"])
+            results.write(output.results)
+            _print_results(results, Console())
+            print_line(f"in {output.path}: results.json, trajectories.mmr, metrics.jsonl, summary.json")
+
+        continuing = shlex.join(["rollouts", *sys.argv[1:], *([] if resume else ["--resume"])])
+        run_and_report(parts, output, limit, None, continuing, show)
+
+
+def _configuration(tasks: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a configuration file for tasks and the options that take the place of its tables."""
+    return {
+        "tasks": _tasks(tasks, options["--id-key"]),
+        "environment": _environment(options),
+        **_engine(options),
+        "sampling": {"max_tokens": _MAX_TOKENS},
+        "output": {"directory": f"evaluations/{_name(tasks)}-{_name(options['--model'])}"},
+    }
+
+
+def _tasks(tasks: str, id_key: str | None) -> dict[str, Any]:
+    kind = _TASK_KINDS.get(Path(tasks).suffix)
+    if kind is not None:
+        return {"kind": kind, "path": tasks, **({} if id_key is None else {"id_key": id_key})}
+    if ":" not in tasks:
+        exit_with_error(
+            f"{tasks}: pass a file of tasks ({', '.join(_TASK_KINDS)}), an import path of tasks (module:name), or a "
+            "configuration file (.toml)"
+        )
+    if id_key is not None:
+        exit_with_error("--id-key: tasks that are imported have their ids; leave it out")
+    return {"kind": "import", "source": tasks}
+
+
+def _environment(options: Mapping[str, Any]) -> dict[str, Any]:
+    score, factory, messages = options["--score"], options["--environment"], options["--messages"]
+    if (score is None) == (factory is None):
+        exit_with_error("pass --score FILE.py:FUNCTION, which scores an answer, or --environment FILE.py:NAME")
+    if factory is not None:
+        if messages is not None:
+            exit_with_error("--messages: an environment of --environment has its own; leave it out")
+        return {"kind": "import", "factory": factory}
+    name = score.rpartition(":")[2] if ":" in score else "score"
+    function = score if ":" in score else f"{score}:{name}"
+    rewards = [{"name": name, "function": function}]
+    return {"kind": "scored_prompt", "rewards": rewards, **({} if messages is None else {"messages": messages})}
+
+
+def _engine(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables of engine and renderer."""
+    model, urls, endpoint = options["--model"], options["--base-url"], options["--openai-base-url"]
+    key = {} if options["--api-key-env"] is None else {"api_key_env": options["--api-key-env"]}
+    if model is None:
+        exit_with_error("--model: pass the model directory, or the name of the model at a server")
+    if urls and endpoint:
+        exit_with_error("--base-url and --openai-base-url: pass one of them, a vLLM server or an endpoint")
+    if endpoint:
+        return {"engine": {"kind": "openai", "base_url": endpoint, "model": model, **key}}
+    renderer = {"model": model}
+    if not urls:
+        if key:
+            exit_with_error("--api-key-env: a model in this process has no key; leave it out, or pass --base-url")
+        return {"engine": {"kind": "local", "directory": model}, "renderer": renderer}
+    servers = {"kind": "vllm", "base_url": urls[0]} if len(urls) == 1 else {"kind": "fleet", "urls": urls}
+    return {"engine": {**servers, **key}, "renderer": renderer}
+
+
+def _name(text: str | None) -> str:
+    """A part of the name of a directory."""
+    last = Path(str(text).rpartition(":")[2].rstrip("/")).name.removesuffix(".jsonl").removesuffix(".parquet")
+    return "".join(one if one.isalnum() or one in "._-" else "-" for one in last) or "tasks"
+
+
+def _check_k(file: ConfigFile) -> None:
+    from rollouts.evaluation.results import chosen_k
+
+    try:
+        chosen_k(file.config.group_size, file.config.evaluation.k)
+    except ArgumentError as error:
+        raise file.error(("evaluation", "k"), str(error)) from error
+
+
+def _results(parts: RunParts, output: OutputDirectory, *, complete: bool) -> EvaluationResults:
+    """The results of all groups in the output directory."""
+    from rollouts.cli.run.output import read_group_rows
+    from rollouts.evaluation.results import Tally
+
+    config = parts.file.config
+    counting = config.evaluation
+    tally = Tally(samples=config.group_size, threshold=counting.threshold, failed=counting.failed, k=counting.k)
+    for row in read_group_rows(output.metrics):
+        tally.add(row.values)
+    return tally.results(complete=complete, configuration=parts.description())
+
+
+def _print_results(results: EvaluationResults, console: Console) -> None:
+    rows = [
+        _row("total reward", results.total_reward),
+        *([_row("environment reward", results.environment_reward)] if _has_group_rewards(results) else []),
+        *([_row("group reward", results.group_reward)] if _has_group_rewards(results) else []),
+        *(_row(f"reward part {printable_line(name)}", one) for name, one in results.reward_parts.items()),
+        *(_row(f"pass@{k}", one) for k, one in results.pass_at_k.items()),
+        *(_row(f"pass^{k}", one) for k, one in results.pass_hat_k.items() if k > 1),
+        _row("truncated", results.truncated),
+    ]
+    counted_as = "count as 0" if results.failed_episodes == "zero" else "do not count"
+    print_line(
+        f"{counted(results.tasks, 'task')} x {counted(results.samples, 'sample')}, 95 % intervals clustered by task; "
+        f"an episode succeeds with a total reward of at least {results.threshold:g}"
+    )
+    print_table(
+        [
+            Column("figure", wraps=True),
+            Column("value", align_right=True),
+            Column("95 % interval", align_right=True),
+            Column("tasks", align_right=True),
+        ],
+        rows,
+        console,
+    )
+    print_line(
+        f"{results.failed:,} of {counted(results.episodes, 'episode')} failed ({counted_as}); "
+        f"{results.length_stops:,} of {counted(results.turns, 'turn')} were cut"
+    )
+    for kind, error in results.errors.items():
+        print_line(f"  {error.episodes:,} x {printable_line(kind)}: {printable_line(error.example)}")
+    for warning in [*results.warnings, *([] if results.complete else ["not all tasks were evaluated"])]:
+        print_warning(warning)
+
+
+def _has_group_rewards(results: EvaluationResults) -> bool:
+    return results.group_reward is not None and bool(results.configuration.get("group_rewards"))
+
+
+def _row(name: str, estimate: Estimate | None) -> list[str]:
+    if estimate is None:
+        return [name, "-", "-", "0"]
+    interval = "-" if estimate.low is None else f"{estimate.low:.3f} to {estimate.high:.3f}"
+    return [name, f"{estimate.value:.3f}", interval, f"{estimate.tasks:,}"]

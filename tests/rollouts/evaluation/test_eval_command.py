@@ -1,0 +1,287 @@
+"""`rollouts eval`: with a configuration, with tasks and options, against chat endpoints; what it writes and refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from endpoint.chat_server import ChatServer, completion, failure
+from run_config.run_config_files import CONFIG, write_run
+from typer.testing import CliRunner
+
+from rollouts.cli.main import app
+from rollouts.testing import tiny_qwen3_vl
+from transport import read_records
+
+TASKS = [
+    {"id": "sum", "question": "2 + 2?", "answer": "4"},
+    {"id": "product", "question": "2 * 3?", "answer": "6"},
+    {"id": "difference", "question": "9 - 8?", "answer": "1"},
+]
+
+SCORE = """\
+def score(completion, task):
+    return float(task.data["answer"] == completion["content"].strip())
+
+
+def half(completion, task):
+    return 0.5
+
+
+def messages(task):
+    return [{"role": "user", "content": "Compute: " + task.data["question"]}]
+
+
+class Twice:
+    def __init__(self, task):
+        self.task, self.turn = task, 0
+
+    def reset(self, seed):
+        return [{"role": "user", "content": self.task.data["question"]}]
+
+    def step(self, assistant):
+        from rollouts import StepResult
+        self.turn += 1
+        right = float(assistant["content"] == self.task.data["answer"])
+        again = [] if self.turn == 2 else [{"role": "user", "content": "sure?"}]
+        return StepResult(again, right / 2, self.turn == 2)
+"""
+
+SUMS = {"2 + 2?": "4", "2 * 3?": "6", "9 - 8?": "2"}  # the last one is wrong
+
+
+def answer(body: dict[str, Any]) -> Any:
+    question = next(text for message in reversed(body["messages"]) for text in SUMS if text in str(message["content"]))
+    return completion(SUMS[question])
+
+
+def evaluate(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["eval", *map(str, arguments)])
+
+
+def results_of(directory: Path) -> dict[str, Any]:
+    results: dict[str, Any] = json.loads((directory / "results.json").read_text())
+    return results
+
+
+@pytest.fixture
+def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of tasks, with `score.py` beside it; the working directory is another one."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/score.py").write_text(SCORE)
+    path = tmp_path / "data/tasks.jsonl"
+    path.write_text("".join(json.dumps(task) + "\n" for task in TASKS))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-openai")
+    monkeypatch.delitem(__import__("sys").modules, "score", raising=False)
+    return path
+
+
+@pytest.fixture
+def server() -> Iterator[ChatServer]:
+    with ChatServer(answer) as running:
+        yield running
+
+
+def options(tasks: Path, server: ChatServer, *more: object) -> list[object]:
+    score = tasks.parent / "score.py"
+    return [tasks, "--score", score, "--openai-base-url", server.url, "--model", "any", "--out", "out", *more]
+
+
+def test_an_endpoint_is_evaluated_without_a_renderer_and_without_tokens(tasks: Path, server: ChatServer) -> None:
+    result = evaluate(*options(tasks, server, "-n", 2, "--id-key", "id"))
+    assert result.exit_code == 0, result.output
+    results = results_of(Path("out"))
+    assert (results["tasks"], results["episodes"], results["failed"], results["complete"]) == (3, 6, 0, True)
+    assert results["pass_at_k"]["1"]["value"] == results["pass_hat_k"]["2"]["value"] == pytest.approx(2 / 3)
+    assert results["configuration"]["engine"]["model"] == "any"
+    assert (results["tokens"], results["sampled_tokens"]) == (60, 18)  # 7 and 3 of each answer, as the server says
+    groups = list(read_records("out/trajectories.mmr"))
+    assert {group[0].group_id for group in groups} == {"sum", "product", "difference"}
+    assert not any(episode.has_tokens for group in groups for episode in group)
+    assert "pass@1" in result.stdout
+    assert "3 tasks x 2 samples" in result.stdout
+    assert Path("out/report.html").exists()
+
+
+def test_the_messages_of_an_endpoint_can_be_read_afterwards(tasks: Path, server: ChatServer) -> None:
+    evaluate(*options(tasks, server))
+    shown = CliRunner().invoke(app, ["traj", "show", "out/trajectories.mmr", "0"])
+    assert shown.exit_code == 0, shown.output
+    assert any(question in shown.output for question in SUMS)
+    assert CliRunner().invoke(app, ["traj", "verify", "out/trajectories.mmr"]).exit_code == 0
+
+
+def test_the_key_of_openai_goes_to_no_other_server_unless_it_is_named(tasks: Path, server: ChatServer) -> None:
+    evaluate(*options(tasks, server, "--limit", 1))
+    assert "authorization" not in server.headers[-1]
+    evaluate(*options(tasks, server, "--limit", 1, "--api-key-env", "OPENAI_API_KEY", "--out", "named"))
+    assert server.headers[-1]["authorization"] == "Bearer sk-of-openai"
+    written = [path for path in Path("named").rglob("*") if path.is_file()]
+    assert not any(b"sk-of-openai" in path.read_bytes() for path in written)
+
+
+def test_environments_of_several_turns_run_on_an_endpoint(tasks: Path, server: ChatServer) -> None:
+    twice = f"{tasks.parent / 'score.py'}:Twice"
+    result = evaluate(tasks, "--environment", twice, "--openai-base-url", server.url, "--model", "any", "--out", "out")
+    assert result.exit_code == 0, result.output
+    assert [len(body["messages"]) for body in server.bodies].count(3) == 3
+    assert results_of(Path("out"))["total_reward"]["value"] == pytest.approx(2 / 3)
+
+
+def test_messages_may_come_from_a_function(tasks: Path, server: ChatServer) -> None:
+    evaluate(*options(tasks, server, "--messages", f"{tasks.parent / 'score.py'}:messages"))
+    assert sorted(body["messages"][0]["content"] for body in server.bodies)[0] == "Compute: 2 * 3?"
+
+
+def test_failed_episodes_are_counted_and_named(tasks: Path) -> None:
+    def failing(body: dict[str, Any]) -> Any:
+        return failure(400, "no images, please") if "9 - 8" in str(body) else answer(body)
+
+    with ChatServer(failing) as server:
+        result = evaluate(*options(tasks, server, "-n", 2))
+        excluded = evaluate(*options(tasks, server, "--failed", "exclude", "--out", "excluded", "-n", 2))
+    assert result.exit_code == excluded.exit_code == 0
+    assert "2 of 6 episodes failed (count as 0)" in result.stdout
+    assert "no images, please" in result.stdout
+    assert results_of(Path("out"))["pass_at_k"]["1"]["value"] == pytest.approx(2 / 3)
+    assert results_of(Path("excluded"))["pass_at_k"]["1"] == {
+        "value": 1.0,
+        "tasks": 2,
+        "standard_error": 0.0,
+        **{key: results_of(Path("excluded"))["pass_at_k"]["1"][key] for key in ("low", "high")},
+    }
+
+
+def test_another_threshold_counts_the_stored_episodes_again_and_runs_none(tasks: Path, server: ChatServer) -> None:
+    score = f"{tasks.parent / 'score.py'}:half"
+    arguments = [tasks, "--score", score, "--openai-base-url", server.url, "--model", "any", "--out", "out"]
+    first = evaluate(*arguments)
+    assert "the threshold 1 is outside of the rewards, which are from 0.5 to 0.5" in first.output
+    assert results_of(Path("out"))["pass_at_k"]["1"]["value"] == 0.0
+    asked = len(server.bodies)
+    again = evaluate(*arguments, "--threshold", 0.5, "--resume")
+    assert again.exit_code == 0, again.output
+    assert len(server.bodies) == asked
+    assert results_of(Path("out"))["pass_at_k"]["1"]["value"] == 1.0
+
+
+def test_an_evaluation_continues_where_it_stopped(tasks: Path, server: ChatServer) -> None:
+    evaluate(*options(tasks, server, "--limit", 1))
+    result = evaluate(*options(tasks, server, "--resume"))
+    assert result.exit_code == 0, result.output
+    assert len(server.bodies) == 3
+    assert results_of(Path("out"))["tasks"] == 3
+
+
+def test_a_configuration_of_a_run_is_evaluated_and_options_replace_its_values(tmp_path: Path) -> None:
+    result = evaluate(write_run(tmp_path), "-n", 3, "--temperature", 0, "--out", tmp_path / "evaluated")
+    assert result.exit_code == 0, result.output
+    results = results_of(tmp_path / "evaluated")
+    assert (results["samples"], results["episodes"]) == (3, 6)
+    assert results["configuration"]["sampling"]["temperature"] == 0
+    assert len(results["configuration"]["template"]) == 64
+    assert list(results["pass_at_k"]) == ["1", "2", "3"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_directory_is_evaluated_in_this_process(tasks: Path) -> None:
+    pytest.importorskip("torch")
+    tiny_qwen3_vl("model")
+    result = evaluate(tasks, "--score", tasks.parent / "score.py", "--model", "model", "--max-tokens", 4)
+    assert result.exit_code == 0, result.output
+    assert results_of(Path("evaluations/tasks-model"))["episodes"] == 3
+    assert all(
+        episode.has_tokens for group in read_records("evaluations/tasks-model/trajectories.mmr") for episode in group
+    )
+
+
+def test_a_dry_run_prints_the_messages_for_an_endpoint_and_asks_nothing(tasks: Path, server: ChatServer) -> None:
+    result = evaluate(*options(tasks, server, "--dry-run"))
+    assert result.exit_code == 0, result.output
+    assert "user: 2 + 2?" in result.stdout
+    assert not server.bodies
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "pass --score FILE.py:FUNCTION, which scores an answer, or --environment FILE.py:NAME"),
+        (["--score", "score.py"], "--model: pass the model directory"),
+        (["--score", "a.py", "--environment", "b.py:B"], "pass --score FILE.py:FUNCTION"),
+        (["--environment", "b.py:B", "--messages", "a.py:m", "--model", "m"], "--messages: an environment of"),
+        (["--score", "a.py", "--model", "m", "--api-key-env", "KEY"], "a model in this process has no key"),
+        (
+            ["--score", "a.py", "--model", "m", "--base-url", "http://127.0.0.1:1", "--openai-base-url", "http://x"],
+            "pass one of them, a vLLM server or an endpoint",
+        ),
+    ],
+)
+def test_options_that_are_missing_or_contradict_are_named(tasks: Path, arguments: list[str], said: str) -> None:
+    result = evaluate(tasks, *arguments)
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (["--k", "3"], "evaluation.k: k is 3; pass at most 1, the number of episodes of a task, or sample more"),
+        (["--failed", "ignore"], 'evaluation.failed: \'ignore\' is not known; write "zero" or "exclude"'),
+        (["--threshold", "nan"], "evaluation.threshold: nan is not finite"),
+        (["--id-key", "name"], "tasks.jsonl, line 1: has no 'name'"),
+        (["--score", "missing.py"], "there is no file"),
+        (["--score", "SCORE:scores"], "module score has no 'scores'; did you mean"),
+        (["--openai-base-url", "ftp://x"], "engine: base_url is"),
+    ],
+)
+def test_wrong_values_are_named_with_their_place(tasks: Path, server: ChatServer, change: list[str], said: str) -> None:
+    result = evaluate(
+        *options(tasks, server, *(one.replace("SCORE", str(tasks.parent / "score.py")) for one in change))
+    )
+    assert result.exit_code == 2
+    assert said in result.stderr.replace("\n", " ")
+
+
+def test_no_task_is_an_error(tasks: Path, server: ChatServer) -> None:
+    tasks.write_text("")
+    result = evaluate(*options(tasks, server))
+    assert result.exit_code == 2
+    assert "there is no task in" in result.stderr
+
+
+def test_a_row_without_a_prompt_fails_with_the_names_that_it_could_have(tasks: Path, server: ChatServer) -> None:
+    tasks.write_text('{"text": "2 + 2?", "answer": "4"}\n')
+    result = evaluate(*options(tasks, server))
+    assert result.exit_code == 1
+    assert "add one of messages, prompt, question" in result.output
+
+
+def test_options_beside_a_configuration_that_has_them_as_keys_are_refused(tmp_path: Path) -> None:
+    result = evaluate(write_run(tmp_path, model=False), "--model", "other", "--score", "x.py")
+    assert result.exit_code == 2
+    assert "--model, --score: " in result.stderr
+
+
+def test_a_renderer_beside_an_endpoint_and_an_engine_without_one_are_refused(tmp_path: Path) -> None:
+    scripted = 'kind = "scripted"\ncompletions = ["4", "7"]'
+    endpoint = 'kind = "openai"\nbase_url = "http://127.0.0.1:1/v1"\nmodel = "any"'
+    both = evaluate(write_run(tmp_path, CONFIG.replace(scripted, endpoint), model=False))
+    assert 'renderer: an engine of kind "openai" renders messages itself; remove the table' in both.stderr
+    neither = evaluate(write_run(tmp_path, CONFIG.replace('[renderer]\nmodel = "model"\n', ""), model=False))
+    assert "renderer: the table is missing; add [renderer]" in neither.stderr
+
+
+def test_a_file_with_the_name_of_a_loaded_module_is_refused(tasks: Path, server: ChatServer) -> None:
+    taken = tasks.parent / "json.py"
+    taken.write_text(SCORE)
+    result = evaluate(*options(tasks, server, "--score", taken))
+    assert result.exit_code == 2
+    assert "a module json is loaded from" in result.stderr
+    assert "give the file another name" in result.stderr
