@@ -194,7 +194,8 @@ class EndpointEngineSection(Section):
     """A server with OpenAI's chat completions (`ChatEndpoint`, extra `openai`); such a run has no renderer.
 
     `api_key_env` is the name of the environment variable that holds the key; without it, https://api.openai.com gets
-    that of OPENAI_API_KEY, and other addresses get none. `max_tokens_field` and `omit` are for servers that do not know all fields of a request.
+    that of OPENAI_API_KEY, and other addresses get none. `max_tokens_field` and `omit` are for servers that do not know
+    all fields of a request.
     """
 
     kind: Literal["openai"]
