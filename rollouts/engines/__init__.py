@@ -2,16 +2,17 @@
 
 from typing import TYPE_CHECKING, Any
 
+from rollouts.engines.protocol import ChatAnswer, ChatEngine
+
 if TYPE_CHECKING:
     from rollouts.engines.endpoint import ChatEndpoint
-    from rollouts.engines.protocol import ChatAnswer
 
-__all__ = ["ChatAnswer", "ChatEndpoint"]
+__all__ = ["ChatAnswer", "ChatEndpoint", "ChatEngine"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name != "ChatEndpoint":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from rollouts.engines import endpoint, protocol  # loaded when first used: they need pydantic and aiohttp
+    from rollouts.engines.endpoint import ChatEndpoint  # loaded when it is first used: it needs pydantic and aiohttp
 
-    return endpoint.ChatEndpoint if name == "ChatEndpoint" else protocol.ChatAnswer
+    return ChatEndpoint

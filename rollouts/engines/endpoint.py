@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import re
 import uuid
@@ -81,7 +82,7 @@ class ChatEndpoint:
         endpoint = ChatEndpoint("http://127.0.0.1:8000/v1", "Qwen/Qwen3-VL-8B-Instruct", api_key_env=None)
         answer = await endpoint.chat([{"role": "user", "content": "How many dots?"}], sampling=SamplingParams())
 
-    It is no `Engine`: it takes and returns messages, and the server has the chat template. Token ids and their
+    A `ChatEngine`: it takes and returns messages, and the server has the chat template. Token ids and their
     log-probabilities are not available, so that nothing can be trained on its completions.
 
     - `base_url`: the part of the address before `/chat/completions`, such as "https://api.openai.com/v1".
@@ -292,7 +293,7 @@ class ChatEndpoint:
         except MediaError as error:
             raise error.at(message_index, part_index) from error.__cause__
         given = part.get("image_url")
-        detail = given.get("detail") if isinstance(given, Mapping) else None
+        detail = given.get("detail") if isinstance(given, Mapping) else part.get("detail")
         return {"type": "image_url", "image_url": {"url": url, **({"detail": detail} if detail else {})}}
 
     async def _request(self, request_id: str, body: Mapping[str, Any]) -> bytes:
@@ -307,8 +308,7 @@ class ChatEndpoint:
                 try:
                     return await self._sent(request_id, opened.client, body)
                 except OverlongPromptError as error:
-                    prompt_alone = error.prompt_tokens is not None and error.limit is not None
-                    if prompt_alone and error.prompt_tokens >= error.limit:  # type: ignore[operator]
+                    if (error.prompt_tokens or 0) >= (error.limit or math.inf):
                         raise
                 # The rest of the context, which is less than the limit, is the default of vLLM and OpenAI.
                 unlimited = {name: value for name, value in body.items() if name != self._max_tokens_field}

@@ -17,10 +17,10 @@ from PIL import Image
 from served_in_thread import ServedInThread, local_app
 from starlette.applications import Starlette
 
-from renderers import MediaPolicy, MediaSource, ParsedResponse
+from renderers import MediaPolicy, MediaSource
 from renderers.errors import MediaDecodeError, MediaPolicyError, MessageError
 from renderers.parsing.response import ToolCallParseStatus as Status
-from rollouts import FinishReason, GenerateRequest, SamplingParams
+from rollouts import FinishReason, GenerateRequest, SamplingParams, run_episode
 from rollouts.engines import ChatEndpoint
 from rollouts.engines.local import LocalEngine
 from rollouts.environments import ToolEnvironment
@@ -336,12 +336,10 @@ def test_arguments_return_from_the_server_as_they_were_sent(arguments):
     assert _parsed_call(None, _Function(name="look", arguments=text), ()).arguments == arguments
 
 
-async def test_a_tool_environment_answers_calls_of_the_server_and_malformed_ones(renderer):
-    """Played against the project's server, which refuses results without a call, by the rule of OpenAI's API."""
-
-    def look(row: int) -> str:
+async def test_an_episode_with_tools_answers_calls_of_the_server_and_malformed_ones(renderer):
+    def look(row: int) -> Image.Image:
         """Look at a row."""
-        return f"row {row} is red"
+        return Image.fromarray(PIXELS + np.uint8(row))
 
     turns = [
         [call('{"row": 1', call_id="bad"), call('{"row": 2}', call_id="good")],
@@ -350,23 +348,22 @@ async def test_a_tool_environment_answers_calls_of_the_server_and_malformed_ones
     ]
     responses = [completion(None, tool_calls=calls) if calls else completion("red") for calls in turns]
     environment = ToolEnvironment(None, tools=[look], messages=lambda task: [user("Which?")], score=lambda *_: 1.0)
-    messages = list(await environment.reset(0))
     with ChatServer(*responses) as server:
         async with ChatEndpoint(server.url, "m", api_key_env=None) as endpoint:
-            outcomes = []
-            while True:
-                answer = await endpoint.chat(messages, tools=environment.tools, sampling=SamplingParams())
-                assert isinstance(answer.parsed, ParsedResponse)
-                step = await environment.step_parsed(answer.message, answer.parsed)
-                outcomes += [one["outcome"] for one in step.info.get("tool_calls", ())]
-                if step.done:
-                    break
-                messages += [answer.message, *step.messages]
-    assert (outcomes, step.reward) == (["malformed", "ok", "malformed"], 1.0)
+            sampling = SamplingParams(seed=1)
+            trajectory = await run_episode(environment, engine=endpoint, renderer=None, sampling=sampling, max_turns=8)
+    assert (trajectory.error, trajectory.reward) == ("", 1.0)
+    outcomes = [one["outcome"] for turn in trajectory.turns for one in turn.info.get("tool_calls", ())]
+    assert outcomes == ["malformed", "ok", "malformed"]
+    assert len({body["seed"] for body in server.bodies}) == 3
     for body in server.bodies:
         assert_results_answer_calls(body["messages"])
-    assert any("not valid JSON" in message["content"] for message in server.bodies[-1]["messages"])
-    engine = ScriptedEngine(lambda request: "red", renderer=renderer)
+    messages = server.bodies[-1]["messages"]
+    (result,) = [message for message in messages if message["role"] == "tool"]
+    np.testing.assert_array_equal(pixels_of(result["content"][0]["image_url"]["url"]), PIXELS + np.uint8(2))
+    assert any("not valid JSON" in message["content"] for message in messages)
+    # The project's own server, which refuses results without a call, takes the same messages.
+    engine = ScriptedEngine(["red"], renderer=renderer)
     with ServedInThread(Starlette(routes=Gateway(engine, renderer).routes())) as server:
         async with ChatEndpoint(f"{server.base_url}/v1", "m", api_key_env=None) as endpoint:
             answer = await endpoint.chat(messages, tools=environment.tools, sampling=SamplingParams())
