@@ -107,7 +107,7 @@ class ChatRecorder(EpisodeRecorder):
         index = len(trajectory.turns) - 1
         return AnsweredTurn(prompt, (), answer.message, answer.parsed, index, engine_seconds, prompt.seconds, *counts)
 
-    def _counts(self, turn: SampledTurn) -> tuple[int, int, int]:
+    def counts(self, turn: SampledTurn) -> tuple[int, int, int]:
         assert isinstance(turn, AnsweredTurn)
         return turn.prompt_tokens, turn.completion_tokens, len(_sources(turn.prompt.conversation))
 

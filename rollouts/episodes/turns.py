@@ -307,11 +307,11 @@ class EpisodeRecorder(ABC):
         if self.trajectory.finished:
             return
         seconds = TurnSeconds(turn.engine_seconds, turn.renderer_seconds, environment_seconds)
-        prompt_tokens, completion_tokens, images = self._counts(turn)
+        prompt_tokens, completion_tokens, images = self.counts(turn)
         self.activity.turn_finished(turn.index, prompt_tokens, completion_tokens, images, seconds, failed)
 
     @abstractmethod
-    def _counts(self, turn: SampledTurn) -> tuple[int, int, int]:
+    def counts(self, turn: SampledTurn) -> tuple[int, int, int]:
         """The tokens of prompt and completion of a turn, and the images of its prompt."""
 
     def limit_reached(self) -> EpisodeLimitError | None:
@@ -431,7 +431,7 @@ class TurnRecorder(EpisodeRecorder):
         index = len(trajectory.turns) - 1
         return SampledTurn(prompt, ids, message, parsed, index, engine_seconds, renderer_seconds)
 
-    def _counts(self, turn: SampledTurn) -> tuple[int, int, int]:
+    def counts(self, turn: SampledTurn) -> tuple[int, int, int]:
         rendered = turn.prompt.rendered
         media = rendered.multi_modal_data
         images = 0 if media is None else sum(map(len, media.mm_hashes.values()))

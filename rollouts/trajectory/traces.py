@@ -83,7 +83,7 @@ def record_outcome(trajectory: Trajectory, trace: Any) -> None:
     if trajectory.turns:
         trajectory.record_reward(sum(each["score"] * each["weight"] for each in rewards.values()), info)
     values = {name: finite_number(value) for name, value in (record.get("metrics") or {}).items()}
-    trajectory.metrics = {name: value for name, value in values.items() if value is not None}
+    trajectory.metrics |= {name: value for name, value in values.items() if value is not None}
     errors = record.get("errors") or ()
     if not record.get("ok"):
         trajectory.error = f"{errors[-1]['type']}: {errors[-1]['message']}" if errors else "the rollout did not end"

@@ -78,7 +78,7 @@ _KINDS: dict[str, type] = {
 }
 
 #: Characters of a traceback that are sent: its end, where the exception was raised.
-_MOST_TRACE: Final = 16_000
+MOST_TRACE: Final = 16_000
 # The code of a user, in which the traceback of an exception shows the line to correct.
 _WITH_TRACE: Final = (EnvironmentFailedError, RendererFailedError)
 
@@ -148,7 +148,7 @@ class EpisodeOutcome:
 def _trace(error: BaseException) -> str:
     if not isinstance(error, _WITH_TRACE) or error.__cause__ is None:
         return ""
-    return as_unicode("".join(traceback.format_exception(error.__cause__)))[-_MOST_TRACE:]
+    return as_unicode("".join(traceback.format_exception(error.__cause__)))[-MOST_TRACE:]
 
 
 class EpisodeWorker:

@@ -71,11 +71,15 @@ class ColoursData(vf.TaskData):
     """How often the harness makes each call, at the same time; it uses one of the answers."""
     censored: str | None = None
     """Answers with this text are rewritten before the harness and the trace receive them."""
+    unscorable: bool = False
+    """The reward raises an exception."""
 
 
 class ColoursTask(vf.Task[ColoursData, vf.State, vf.TaskConfig]):
     @vf.reward(weight=2.0)
     async def named(self, trace: vf.Trace) -> float:
+        if self.data.unscorable:
+            raise LookupError("there is no such colour")
         answers = [message.content or "" for message in trace.assistant_messages]
         right = [colour in answer for colour, answer in zip(self.data.colours, answers, strict=False)]
         return sum(right) / len(self.data.colours)
@@ -109,7 +113,11 @@ class ColoursConfig(vf.TasksetConfig):
 
 
 class ColoursTaskset(vf.Taskset[ColoursTask, ColoursConfig]):
+    loads = 0
+    """How often the tasks of all tasksets were loaded."""
+
     def load(self):
+        ColoursTaskset.loads += 1
         for number in range(4):
             names = [*COLOURS, *COLOURS][number % 3 :][:3]
             yield ColoursTask(

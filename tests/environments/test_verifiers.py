@@ -403,6 +403,7 @@ def test_the_section_of_the_docs(renderer):
     run_blocks("environments.md", names)
     assert len(names["trajectories"]) == 4
     assert [trajectory.reward for trajectory in names["trajectories"]] == [pytest.approx(2 / 3)] * 4
+    assert names["rewards"] == {str(index): [pytest.approx(2 / 3)] * 2 for index in range(4)}
     same_tree(names["exact"][0], names["recorded"])
 
 

@@ -20,7 +20,8 @@ except ImportError as error:
 
 try:
     from rollouts.environments.verifiers.client import EngineClient, EngineClientConfig
-    from rollouts.environments.verifiers.episodes import run_verifiers_episodes
+    from rollouts.environments.verifiers.episodes import VerifiersTasks, run_verifiers_episodes
+    from rollouts.environments.verifiers.workers import VerifiersWorkers
 except ImportError as error:
     if not (error.name or "").startswith("verifiers"):
         raise
@@ -28,4 +29,4 @@ except ImportError as error:
         "rollouts.environments.verifiers", "verifiers", version("verifiers"), "0.4", str(error), cure=_CURE
     ) from error
 
-__all__ = ["EngineClient", "EngineClientConfig", "run_verifiers_episodes"]
+__all__ = ["EngineClient", "EngineClientConfig", "VerifiersTasks", "VerifiersWorkers", "run_verifiers_episodes"]

@@ -6,10 +6,10 @@ import base64
 import json
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -24,10 +24,21 @@ from verifiers.v1.interception import server as interception_server
 from verifiers.v1.trace import Trace
 from verifiers.v1.types import AssistantMessage, Response, SamplingConfig, SamplingMask, ToolCall, TurnTokens, Usage
 
-from renderers import Message, MultiModalData, RenderedTokens, Renderer, RendererError, RendererPool, is_multimodal
-from rollouts.engines.protocol import Completion, Engine, FinishReason, GenerateRequest, SamplingParams
-from rollouts.episodes.calls import RendererCalls, renderer_pool
-from rollouts.episodes.turns import derived_seed, expecting_request, generate_completion, known_vocab_size
+from renderers import Message, Renderer, RendererError, RendererPool, is_multimodal
+from rollouts.engines.protocol import ChatEngine, Completion, Engine, FinishReason, SamplingParams
+from rollouts.episodes.calls import renderer_pool
+from rollouts.episodes.chat_turns import ChatRecorder
+from rollouts.episodes.deadlines import (
+    OVERLONG_ERRORS,
+    EpisodeActivity,
+    EpisodeDeadlines,
+    EpisodeLimits,
+    UpdatePauses,
+    overlong_limit,
+)
+from rollouts.episodes.episode import check_engine, check_renderer
+from rollouts.episodes.errors import EpisodeLimitError
+from rollouts.episodes.turns import EpisodeRecorder, EpisodeSettings, Prompt, SampledTurn, TurnRecorder
 from rollouts.errors import ArgumentError, InvalidRequestError, RolloutsError
 from rollouts.trajectory.provenance import Provenance
 from rollouts.trajectory.traces import record_outcome
@@ -37,6 +48,8 @@ _SAMPLING_FIELDS = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop
 # An engine always reports log-probabilities, and separates what other weights computed. verifiers refuses n > 1.
 _NOT_NEEDED = ("logprobs", "cache_salt", "n")
 _TEMPLATE_OPTIONS = ("chat_template_kwargs", "reasoning_effort")
+#: Where the messages of a prompt come from, in errors.
+_ORIGIN = "the harness"
 
 
 class EngineClientConfig(TrainClientConfig):  # type: ignore[misc]  # verifiers has no types without the extra
@@ -61,31 +74,38 @@ class EngineClient(Client):  # type: ignore[misc]
     extends the exact sampled tokens through the renderer's bridge, with their images; any other prompt, and one for
     which the bridge is refused, is rendered. The sampling options of the `ModelContext` replace those of `sampling`;
     what a harness itself asks for is not used, as with verifiers' `TrainClient`. Each call of a rollout has its own
-    seed, derived from verifiers' `seed` if there is one.
+    seed, derived from verifiers' `seed` if there is one. A `ChatEngine` has no renderer (None): it receives the
+    messages, and the trajectories have no tokens.
 
     The trajectory of a rollout is kept until `pop_trajectory` takes it. The end of the block leaves the engine open.
-    Raises `ArgumentError` for `sampling.n` other than 1.
+    Raises `ArgumentError`, also for `sampling.n` other than 1.
     """
 
     _open: ClassVar[WeakValueDictionary[str, EngineClient]] = WeakValueDictionary()
 
     def __init__(
-        self, engine: Engine, renderer: Renderer | RendererPool, *, sampling: SamplingParams | None = None
+        self,
+        engine: Engine | ChatEngine,
+        renderer: Renderer | RendererPool | None,
+        *,
+        sampling: SamplingParams | None = None,
     ) -> None:
+        check_engine(engine)
+        check_renderer(renderer, engine)
         self.engine = engine
         self.sampling = SamplingParams() if sampling is None else sampling
         if self.sampling.n != 1:
             raise ArgumentError("sampling.n", self.sampling.n, "verifiers takes one completion for each call")
         self.config = EngineClientConfig(engine_client=uuid.uuid4().hex)
-        self._rollouts: dict[str, _Rollout] = {}
+        self._rollouts: dict[str, Rollout] = {}
         self._given_renderer = renderer
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        self._pool = cast(RendererPool, self._stack.enter_context(renderer_pool(self._given_renderer)))
-        self._renderer = RendererCalls(self._pool)
-        self._vocab_size = known_vocab_size(self.engine, self._pool)
-        self._provenance = Provenance.of(self._pool, self.engine)
+        pool = self._stack.enter_context(renderer_pool(self._given_renderer))
+        pauses = UpdatePauses.of(self.engine)
+        self.settings = EpisodeSettings(self.engine, pool, self.sampling, EpisodeLimits(), pauses=pauses)
+        self._provenance = Provenance.of(pool, self.engine)
         self._open[self.config.engine_client] = self
         _resolve_engine_clients()
         return self
@@ -114,95 +134,82 @@ class EngineClient(Client):  # type: ignore[misc]
         turn: PendingTurn | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Response:
-        """Sample the next message of a rollout. Raises verifiers' `ProviderError`: status 400 for what cannot work."""
+        """Sample the next message of a rollout. Raises verifiers' `ProviderError`: status 400 for what cannot work.
+
+        A limit of the rollout stops its trace, which verifiers then scores as it is.
+        """
         if not isinstance(dialect, ChatDialect):
             raise ProviderError(
                 f"EngineClient answers chat completions, not {type(dialect).__name__}; use a harness that sends them",
                 status_code=400,
             )
+        session_id = session_id or uuid.uuid4().hex
+        rollout = self._rollouts.get(session_id) or self.begin(session_id)
         try:
-            return await self._respond(dialect, body, sampling, session_id or uuid.uuid4().hex, turn)
-        except (RendererError, InvalidRequestError) as error:
+            response = await self._respond(dialect, body, sampling, rollout, turn)
+        except EpisodeLimitError as error:
+            rollout.limit = error
+            if turn is not None:
+                turn.trace.stop(error.limit)
             raise ProviderError(str(error), status_code=400) from error
-        except RolloutsError as error:
-            raise ProviderError(str(error), status_code=503) from error
+        except (RendererError, RolloutsError) as error:
+            rollout.failure = error
+            is_lasting = isinstance(error, RendererError | InvalidRequestError)
+            raise ProviderError(str(error), status_code=400 if is_lasting else 503) from error
+        rollout.failure = None
+        return response
 
     async def _respond(
         self,
         dialect: ChatDialect,
         body: Mapping[str, Any],
         sampling: SamplingConfig,
-        session_id: str,
-        turn: PendingTurn | None,
+        rollout: Rollout,
+        pending: PendingTurn | None,
     ) -> Response:
-        request = dialect.parse_request(body) if turn is None else turn
+        began = time.perf_counter()
+        recorder = rollout.recorder
+        request = dialect.parse_request(body) if pending is None else pending
         messages: list[Message] = [
-            message_to_wire(each) for each in (request.messages if turn is None else request.prompt)
+            message_to_wire(each) for each in (request.messages if pending is None else request.prompt)
         ]
         tools = [tool_to_wire(tool) for tool in request.tools] if request.tools else None
-        rollout = self._rollouts.get(session_id)
-        if rollout is None:
-            rollout = self._rollouts[session_id] = _Rollout(Trajectory(session_id, provenance=self._provenance))
         call, rollout.calls = rollout.calls, rollout.calls + 1
+        params = _sampling_params(recorder.sampling, sampling)
+        previous = None if pending is None else rollout.continued_turn(pending, tools)
+        if pending is None or previous is None:
+            prompt = await recorder.first_prompt(messages, tools, _ORIGIN)
+        else:
+            prompt = await recorder.next_prompt(previous, messages[pending.tail_start :], _ORIGIN)
+        turn = await recorder.sample(prompt, agent="", path=(call,), sampling=params)
 
-        with expecting_request(self.engine):
-            prepared = await self._prepare(rollout, turn, messages, tools)
-        prompt = prepared.prompt
-        generate = GenerateRequest(
-            prompt_ids=prompt.token_ids,
-            sampling=self._sampling_params(sampling, call),
-            multi_modal_data=prompt.multi_modal_data,
-            session_id=session_id,
-            request_id=f"{session_id}-{call}",
-            placeholder_token_ids=prompt.placeholder_token_ids,
-            sampled=prepared.sampled,
-        )
-        sent_at = time.monotonic()
-        completion = await generate_completion(self.engine, generate, self._vocab_size)
-        seconds = time.monotonic() - sent_at
-        with expecting_request(self.engine):
-            message, _ = await self._renderer.parse(completion.token_ids.tolist(), tools, prompt)
-        node = rollout.trajectory.add_turn(prompt, completion, message, messages=prepared.messages, seconds=seconds)
-
-        response = _response(message, completion, generate.request_id, body["model"], prepared)
-        if is_multimodal(self._pool):
-            response.tokens.mm_token_type_id_map = dict(self._pool.mm_token_type_id_map)
-        sampled = [*prepared.sampled, (len(prompt), len(prompt) + len(completion.token_ids))]
-        rollout.turns.append(_SampledTurn(response.message, node, prompt.multi_modal_data, sampled))
+        response = _response(f"{recorder.trajectory.episode_id}-{call}", body["model"], rollout, turn, pending)
+        rollout.turns.append((response.message, turn))
+        recorder.finish_turn(turn, began - rollout.idle_since)
+        recorder.activity.waits_for("environment.step", turn.index)
+        recorder.deadlines.begin_turn()
+        rollout.idle_since = time.perf_counter()
         return response
 
-    async def _prepare(
-        self, rollout: _Rollout, turn: PendingTurn | None, messages: Sequence[Message], tools: Any
-    ) -> _Prepared:
-        """The next prompt: bridged where verifiers found that it continues a message sampled here, else rendered."""
-        previous = None if turn is None else _continued_turn(turn, rollout.turns)
-        if turn is not None and previous is not None:
-            ids = rollout.trajectory.token_ids(previous.node).tolist()
-            start = len(ids) - len(rollout.trajectory.nodes[previous.node])
-            before = RenderedTokens(ids[:start], multi_modal_data=previous.media)
-            history, new = messages[: turn.tail_start - 1], messages[turn.tail_start :]
-            bridged = await self._renderer.bridge(before, ids[start:], new, tools, history)
-            if bridged is not None:
-                return _Prepared(bridged, new, previous.sampled, turn.tail_start)
-        prompt = await self._renderer.render(messages, tools)
-        return _Prepared(prompt, messages, [(span.start, span.end) for span in prompt.spans if span.sampled], 0)
+    def begin(
+        self,
+        session_id: str,
+        settings: EpisodeSettings | None = None,
+        *,
+        activity: EpisodeActivity | None = None,
+        deadlines: EpisodeDeadlines | None = None,
+    ) -> Rollout:
+        """Begin to record a rollout, with the client's own settings by default. Called on the rollout's event loop.
 
-    def _sampling_params(self, config: SamplingConfig, call: int) -> SamplingParams:
-        given = config.model_dump(exclude_none=True)
-        template_options = {name: given.pop(name) for name in _TEMPLATE_OPTIONS if given.get(name)}
-        if template_options:
-            raise InvalidRequestError(
-                "sampling", f"{template_options} are options of the chat template; load the renderer with them"
-            )
-        named = {name: given.pop(name) for name in _SAMPLING_FIELDS if name in given}
-        for name in (*_NOT_NEEDED, *_TEMPLATE_OPTIONS):
-            given.pop(name, None)
-        if named.get("top_k") == -1:  # "off" in vLLM's API
-            named["top_k"] = 0
-        seed = named.pop("seed", None)
-        named["seed"] = None if seed is None else derived_seed(seed, call)
-        params = replace(self.sampling, **named, extra={**self.sampling.extra, **given})
-        return params if params.stop_token_ids else replace(params, stop_token_ids=self._renderer.stop_token_ids())
+        `activity` and `deadlines` are those of its episode, which other rollouts may share.
+        """
+        settings, activity = settings or self.settings, activity or EpisodeActivity()
+        kind = ChatRecorder if isinstance(self.engine, ChatEngine) else _TokenRecorder
+        recorder = kind(Trajectory(session_id, provenance=self._provenance), settings, activity)
+        if deadlines is not None:
+            recorder.deadlines = deadlines
+        rollout = self._rollouts[session_id] = Rollout(recorder)
+        return rollout
 
     def pop_trajectory(self, trace: Trace) -> Trajectory:
         """The exact tree of a rollout with the rewards and metrics of its trace, finished; the client forgets it.
@@ -210,47 +217,73 @@ class EngineClient(Client):  # type: ignore[misc]
         `trace.reward` is recorded on the last turn, whose info has each reward with its weight, the stop condition,
         the agent and the task; `metrics` are the trace's. Without a call of the model the tree is empty.
         """
-        trajectory = self.forget(trace.id)
-        record_outcome(trajectory, trace)
-        trajectory.finish()
-        return trajectory
+        rollout = self.pop(trace.id)
+        rollout.record_outcome(trace)
+        rollout.trajectory.finish()
+        return rollout.trajectory
 
-    def forget(self, session_id: str) -> Trajectory:
-        """The growing tree of a rollout, which the client no longer keeps; an empty one of a rollout without a call."""
-        rollout = self._rollouts.pop(session_id, None)
-        return Trajectory(session_id, provenance=self._provenance) if rollout is None else rollout.trajectory
+    def pop(self, session_id: str) -> Rollout:
+        """A rollout, which the client no longer keeps; an empty one where it has recorded none."""
+        if session_id not in self._rollouts:
+            self.begin(session_id)
+        return self._rollouts.pop(session_id)
 
     async def close(self) -> None:
         """Do nothing: verifiers closes a client with each of its servers, and other servers may use this one."""
 
 
-@dataclass(frozen=True, slots=True)
-class _SampledTurn:
-    """A sampled message, as it is in verifiers' trace, and what a prompt that continues it needs."""
+class _TokenRecorder(TurnRecorder):
+    """Keeps the completion of each turn until it is in verifiers' trace, too."""
 
-    message: AssistantMessage
-    node: int
-    media: MultiModalData | None
-    sampled: list[tuple[int, int]]
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.completions: dict[int, Completion] = {}  # by the index of the turn
+
+    async def record(self, prompt: Prompt, completion: Completion, *, agent: str, engine_seconds: float) -> SampledTurn:
+        turn = await super().record(prompt, completion, agent=agent, engine_seconds=engine_seconds)
+        self.completions[turn.index] = completion
+        return turn
 
 
-@dataclass(slots=True)
-class _Rollout:
-    """One rollout: its tree, its sampled turns, and how many calls it has made, failed ones too."""
+@dataclass(slots=True, eq=False)
+class Rollout:
+    """One rollout: its tree, its sampled turns, and how many calls it has made, failed ones too.
 
-    trajectory: Trajectory
-    turns: list[_SampledTurn] = field(default_factory=list)
+    Each turn stands beside its message in verifiers' trace. `limit` is the one that has stopped the rollout, `failure`
+    the error of the last call, None where it succeeded.
+    """
+
+    recorder: EpisodeRecorder
+    turns: list[tuple[AssistantMessage, SampledTurn]] = field(default_factory=list)
     calls: int = 0
+    limit: EpisodeLimitError | None = None
+    failure: RendererError | RolloutsError | None = None
+    idle_since: float = field(default_factory=time.perf_counter)
 
+    @property
+    def trajectory(self) -> Trajectory:
+        return self.recorder.trajectory
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A prompt; the messages that its indices refer to, after `num_earlier` others; the ranges sampled before."""
+    def continued_turn(self, pending: PendingTurn, tools: Any) -> SampledTurn | None:
+        """The sampled turn at the end of the part of a prompt that verifiers has in its graph, if `tools` are its."""
+        if not pending.prefix_node_ids or not pending.tail:
+            return None
+        message = pending.trace.nodes[pending.prefix_node_ids[-1]].message
+        # The very object: a message that an interceptor of the task has rewritten is not what was sampled.
+        turn = next((turn for sampled, turn in reversed(self.turns) if sampled is message), None)
+        return None if turn is None or turn.prompt.tools != tools else turn
 
-    prompt: RenderedTokens
-    messages: Sequence[Message]
-    sampled: list[tuple[int, int]]
-    num_earlier: int
+    def record_outcome(self, trace: Trace) -> None:
+        """Record rewards, metrics and the end of its trace. The limit that it reached makes it truncated."""
+        trajectory = self.trajectory
+        record_outcome(trajectory, trace)
+        limit = self.limit
+        if not trace.ok and isinstance(self.failure, OVERLONG_ERRORS):  # the harness ended with it
+            limit, trajectory.error = overlong_limit(self.failure), ""
+        if limit is not None and not trace.errors:
+            trajectory.error = ""  # a deadline left no time for an end
+        if limit is not None:
+            trajectory.done, trajectory.truncated, trajectory.truncation_reason = False, True, limit.reason
 
 
 def _resolve_engine_clients() -> None:
@@ -270,35 +303,32 @@ def _resolve_engine_clients() -> None:
     interception_server.resolve_client = resolve_client
 
 
-def _continued_turn(turn: PendingTurn, turns: Sequence[_SampledTurn]) -> _SampledTurn | None:
-    """The sampled turn at the end of the part of the prompt that verifiers has in its graph."""
-    if not turn.prefix_node_ids or not turn.tail:
-        return None
-    message = turn.trace.nodes[turn.prefix_node_ids[-1]].message
-    # The very object: a message that an interceptor of the task has rewritten is not what was sampled.
-    return next((each for each in reversed(turns) if each.message is message), None)
+def _sampling_params(base: SamplingParams, config: SamplingConfig) -> SamplingParams:
+    """The options of a call: those of verifiers in place of `base`."""
+    given = config.model_dump(exclude_none=True)
+    template_options = {name: given.pop(name) for name in _TEMPLATE_OPTIONS if given.get(name)}
+    if template_options:
+        raise InvalidRequestError(
+            "sampling", f"{template_options} are options of the chat template; load the renderer with them"
+        )
+    named = {name: given.pop(name) for name in _SAMPLING_FIELDS if name in given}
+    for name in (*_NOT_NEEDED, *_TEMPLATE_OPTIONS):
+        given.pop(name, None)
+    if named.get("top_k") == -1:  # "off" in vLLM's API
+        named["top_k"] = 0
+    return replace(base, **named, extra={**base.extra, **given})
 
 
-def _response(message: Message, completion: Completion, request_id: str, model: str, prepared: _Prepared) -> Response:
+def _response(
+    request_id: str, model: str, rollout: Rollout, turn: SampledTurn, pending: PendingTurn | None
+) -> Response:
+    message, recorder = turn.message, rollout.recorder
     calls = [
         ToolCall(id=call["id"], name=call["function"]["name"], arguments=_json_text(call["function"]["arguments"]))
         for call in message.get("tool_calls") or ()
     ]
-    finish_reason = "length" if completion.finish_reason is FinishReason.LENGTH else "tool_calls" if calls else "stop"
-    prompt = prepared.prompt
-    # Not validated: these are lists of ints and floats, and a validation would copy them.
-    tokens = TurnTokens.model_construct(
-        prompt_ids=prompt.token_ids,
-        bridged=prepared.num_earlier > 0,
-        completion_ids=completion.token_ids.tolist(),
-        completion_logprobs=completion.logprobs.tolist(),
-        message_spans=[None] * prepared.num_earlier + prompt.message_token_spans(),
-        is_content=prompt.is_content,
-        routed_experts=None if completion.routed_experts is None else _experts(completion.routed_experts),
-        sampling_mask=None
-        if completion.sampling_masks is None
-        else SamplingMask.from_sampling_mask([mask.tolist() for mask in completion.sampling_masks]),
-    )
+    is_cut = rollout.trajectory.turns[turn.index].finish_reason is FinishReason.LENGTH
+    prompt_tokens, completion_tokens, _ = recorder.counts(turn)
     response = Response(
         id=request_id,
         created=0,
@@ -308,12 +338,35 @@ def _response(message: Message, completion: Completion, request_id: str, model: 
             reasoning_content=message.get("reasoning_content"),
             tool_calls=calls or None,
         ),
-        finish_reason=finish_reason,
-        usage=Usage(prompt_tokens=len(prompt), completion_tokens=len(completion.token_ids)),
-        tokens=tokens,
+        finish_reason="length" if is_cut else "tool_calls" if calls else "stop",
+        usage=Usage(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens),
+        tokens=_tokens(recorder, turn, pending) if isinstance(recorder, _TokenRecorder) else None,
     )
     response.raw = serialize_completion(response, model)
     return response
+
+
+def _tokens(recorder: _TokenRecorder, turn: SampledTurn, pending: PendingTurn | None) -> TurnTokens:
+    prompt, completion = turn.prompt.rendered, recorder.completions.pop(turn.index)
+    # The messages of a bridged prompt are those after `num_earlier` others.
+    is_bridged = turn.prompt.messages is not turn.prompt.conversation
+    num_earlier = pending.tail_start if is_bridged and pending is not None else 0
+    # Not validated: these are lists of ints and floats, and a validation would copy them.
+    tokens = TurnTokens.model_construct(
+        prompt_ids=prompt.token_ids,
+        bridged=is_bridged,
+        completion_ids=turn.completion_ids,
+        completion_logprobs=completion.logprobs.tolist(),
+        message_spans=[None] * num_earlier + prompt.message_token_spans(),
+        is_content=prompt.is_content,
+        routed_experts=None if completion.routed_experts is None else _experts(completion.routed_experts),
+        sampling_mask=None
+        if completion.sampling_masks is None
+        else SamplingMask.from_sampling_mask([mask.tolist() for mask in completion.sampling_masks]),
+    )
+    if is_multimodal(recorder.renderer):
+        tokens.mm_token_type_id_map = dict(recorder.renderer.mm_token_type_id_map)
+    return tokens
 
 
 def _json_text(arguments: Any) -> str:

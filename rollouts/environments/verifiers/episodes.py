@@ -3,32 +3,139 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 from verifiers.v1.clients import ModelContext
 from verifiers.v1.env import Env
-from verifiers.v1.task import Task
+from verifiers.v1.episode import Episode
+from verifiers.v1.task import Task as VerifiersTask
+from verifiers.v1.taskset import Taskset
 from verifiers.v1.trace import Trace
-from verifiers.v1.types import SamplingConfig
 
 from renderers import Renderer, RendererPool
 from rollouts.calls import gathered
-from rollouts.engines.protocol import Engine, SamplingParams
-from rollouts.environments.verifiers.client import EngineClient, EngineClientConfig
+from rollouts.engines.protocol import ChatEngine, Engine, SamplingParams
+from rollouts.environments.verifiers.client import EngineClient, EngineClientConfig, Rollout
+from rollouts.episodes.deadlines import EpisodeActivity, EpisodeDeadlines, EpisodeObserver
 from rollouts.episodes.episode import EpisodeSpec, OnEnd, check_on_end
+from rollouts.episodes.errors import EpisodeLimitError
+from rollouts.episodes.turns import EpisodeSettings
 from rollouts.errors import ArgumentError, describe_exception
-from rollouts.trajectory.traces import record_outcome
+from rollouts.task import Task
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import check_integer
+
+
+class VerifiersTasks:
+    """The tasks of a verifiers environment as tasks of a `Runner`; iterating begins with the first one each time.
+
+        async for group in runner.stream(VerifiersTasks(env)):
+            ...
+
+    The id of a task is its index in `env.taskset`, which is also its seed; its data has "index", and "id" and "name"
+    where the taskset gives them. verifiers' tasks are loaded as they are needed, once for an environment, and kept.
+    """
+
+    def __init__(self, env: Env) -> None:
+        known = _loaded_tasks.get(env)
+        if known is None or known[0] is not env.taskset:
+            known = _loaded_tasks[env] = (env.taskset, [], iter(env.taskset))
+        _, self._loaded, self._loading = known
+
+    def __iter__(self) -> Iterator[Task]:
+        index = 0
+        while self._load(index):
+            data = self._loaded[index].data
+            names = {name: value for name in ("id", "name") if (value := getattr(data, name, None)) is not None}
+            yield Task(str(index), {"index": index, **names}, index)
+            index += 1
+
+    def verifiers_task(self, index: int) -> VerifiersTask:
+        """The task of verifiers at an index. Raises `ArgumentError`."""
+        if index < 0 or not self._load(index):
+            raise ArgumentError("seed", index, "pass the index of a task of the environment's taskset")
+        return self._loaded[index]
+
+    def _load(self, index: int) -> bool:
+        """Load the tasks up to an index; whether there is one at it."""
+        while len(self._loaded) <= index and (task := next(self._loading, None)) is not None:
+            self._loaded.append(task)
+        return index < len(self._loaded)
+
+
+#: The taskset of an environment, what is loaded of it, and the iterator of the rest.
+_loaded_tasks: WeakKeyDictionary[Env, tuple[Taskset, list[VerifiersTask], Iterator[VerifiersTask]]] = (
+    WeakKeyDictionary()
+)
+
+
+class EpisodeRun:
+    """One episode of an environment, whose rollouts `client` records with `settings`. Made on its event loop."""
+
+    def __init__(
+        self, env: Env, client: EngineClient, settings: EpisodeSettings, observer: EpisodeObserver | None = None
+    ) -> None:
+        self._env = env
+        self._client = client
+        self._settings = settings
+        self._activity = EpisodeActivity(observer)
+        self._deadlines = EpisodeDeadlines(settings.limits, settings.pauses)
+        self._begun: list[Trace] = []
+        self._episode: Episode | None = None
+        self._passed: EpisodeLimitError | None = None  # the deadline that has ended it
+
+    async def play(self, task: VerifiersTask, model: str, semaphore: asyncio.Semaphore | None = None) -> None:
+        """Play it. A failure of a rollout is no exception; those of `Env.run_slot` are raised."""
+        (slot,) = self._env.slots(task)
+        context = ModelContext(model=model, client=self._client.config)
+        self._activity.waits_for("environment.reset", 0)
+        try:
+            async with self._deadlines.scope:
+                self._deadlines.begin_turn()
+                self._episode = await self._env.run_slot(slot, context, semaphore, on_trace=self._begin)
+        except TimeoutError:
+            self._passed = self._deadlines.passed(self._activity)
+            if self._passed is None:
+                raise
+
+    def _begin(self, trace: Trace) -> None:
+        self._begun.append(trace)
+        self._client.begin(trace.id, self._settings, activity=self._activity, deadlines=self._deadlines)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the environment counts the episode as a valid result."""
+        return self._episode is not None and self._env.complete(self._episode)
+
+    def end(self, error: str = "") -> list[tuple[Trace, Rollout]]:
+        """The rollouts that the engine played, with their outcome; the client no longer keeps them.
+
+        `error` is why the episode has failed; by default the error that its environment has recorded.
+        """
+        episode = self._episode
+        if not error and episode is not None and not episode.ok and episode.errors:
+            error = f"{episode.errors[-1].type}: {episode.errors[-1].message}"
+        rollouts = {trace.id: self._client.pop(trace.id) for trace in self._begun}
+        traces = self._begun if episode is None else episode.traces  # without those that were discarded for a retry
+        played = [trace for trace in traces if isinstance(trace.agent.config.client, EngineClientConfig)]
+        for trace in played:
+            rollout = rollouts[trace.id]
+            rollout.limit = rollout.limit or self._passed
+            rollout.record_outcome(trace)
+            if error and (trace.ok or not trace.errors):
+                rollout.trajectory.error, rollout.trajectory.done = error, False
+        return [(trace, rollouts[trace.id]) for trace in played]
 
 
 async def run_verifiers_episodes(
     env: Env,
     specs: Sequence[EpisodeSpec],
     *,
-    engine: Engine,
-    renderer: Renderer | RendererPool,
+    engine: Engine | ChatEngine,
+    renderer: Renderer | RendererPool | None,
     sampling: SamplingParams,
     model: str = "policy",
     concurrency: int = 1024,
@@ -40,40 +147,36 @@ async def run_verifiers_episodes(
     that of `specs`, so an environment with one agent gives one trajectory for each spec; the id of a further agent's
     trajectory is that of the episode with "-1", "-2"... behind it. Roles with a client of their own (a judge) have
     none. `model` is the name that harnesses send. Turns, tokens and time are limited by the configuration of the
-    agents.
+    agents. A journal, retries and groups of a `Runner` come with `VerifiersWorkers`.
 
     A failed episode has `error` and its completed turns. `on_end` is called with each trajectory as soon as its episode
     has ended, also when it is cancelled. Raises `ArgumentError` for an invalid argument.
     """
     check_on_end(on_end)
     check_integer("concurrency", concurrency)
-    tasks = _tasks(env, specs)
+    tasks = VerifiersTasks(env)
+    verifiers_tasks = [tasks.verifiers_task(spec.seed) for spec in specs]
     semaphore = asyncio.Semaphore(concurrency)
     ended: list[list[Trajectory]] = [[] for _ in specs]
 
-    async def run(spec: EpisodeSpec, client: EngineClient, trajectories: list[Trajectory]) -> None:
-        context = ModelContext(model=model, client=client.config, sampling=SamplingConfig(seed=spec.sampling_seed))
-        begun: list[Trace] = []
-        traces, error = begun, ""
-        (slot,) = env.slots(tasks[spec.seed])
+    async def run(spec: EpisodeSpec, task: VerifiersTask, client: EngineClient, trajectories: list[Trajectory]) -> None:
+        sampling = replace(client.sampling, seed=spec.sampling_seed)
+        episode, error = EpisodeRun(env, client, replace(client.settings, sampling=sampling)), ""
         try:
-            episode = await env.run_slot(slot, context, semaphore, on_trace=begun.append)
-            traces = episode.traces
-            if not episode.ok and episode.errors:
-                error = f"{episode.errors[-1].type}: {episode.errors[-1].message}"
+            await episode.play(task, model, semaphore)
         except BaseException as failure:
             error = describe_exception(failure)
             raise
         finally:
-            own = [trace for trace in traces if isinstance(trace.agent.config.client, EngineClientConfig)]
-            trajectories += [_ended(spec, client.forget(trace.id), trace, error) for trace in own]
-            for trace in begun:  # those that verifiers has discarded for a new attempt
-                client.forget(trace.id)
+            trajectories += [rollout.trajectory for _, rollout in episode.end(error)]
             if not trajectories:
-                trajectories.append(_ended(spec, spec.new_trajectory(), None, error or "no agent was run"))
+                trajectories.append(spec.new_trajectory())
+                trajectories[0].error = error or "no agent was run"
             for number, trajectory in enumerate(trajectories):
-                if number:
-                    trajectory.episode_id = f"{trajectories[0].episode_id}-{number}"
+                trajectory.seed, trajectory.group_id = spec.seed, spec.group_id
+                if number or spec.episode_id is not None:
+                    first = spec.episode_id or trajectories[0].episode_id
+                    trajectory.episode_id = f"{first}-{number}" if number else first
                 trajectory.finish()
             if on_end is not None:
                 with ExitStack() as handing_over:  # all of them, also where `on_end` raises for one
@@ -82,31 +185,8 @@ async def run_verifiers_episodes(
 
     with EngineClient(engine, renderer, sampling=sampling) as client:
         async with env.serving():
-            await gathered(run(spec, client, trajectories) for spec, trajectories in zip(specs, ended, strict=True))
+            await gathered(
+                run(spec, task, client, trajectories)
+                for spec, task, trajectories in zip(specs, verifiers_tasks, ended, strict=True)
+            )
     return [trajectory for trajectories in ended for trajectory in trajectories]
-
-
-def _tasks(env: Env, specs: Sequence[EpisodeSpec]) -> dict[int, Task]:
-    """The tasks of the specs by index. Raises `ArgumentError`."""
-    missing = {spec.seed for spec in specs}
-    tasks: dict[int, Task] = {}
-    for index, task in enumerate(env.taskset if missing else ()):
-        if index in missing:
-            tasks[index] = task
-            missing.remove(index)
-        if not missing or index >= max(missing):
-            break
-    if missing:
-        raise ArgumentError("seed", min(missing), "pass the index of a task of the environment's taskset")
-    return tasks
-
-
-def _ended(spec: EpisodeSpec, trajectory: Trajectory, trace: Trace | None, error: str) -> Trajectory:
-    trajectory.seed, trajectory.group_id = spec.seed, spec.group_id
-    if spec.episode_id is not None:
-        trajectory.episode_id = spec.episode_id
-    if trace is not None:
-        record_outcome(trajectory, trace)
-    if error and (trace is None or trace.ok or not trace.errors):
-        trajectory.error, trajectory.done = error, False
-    return trajectory
