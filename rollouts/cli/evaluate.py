@@ -14,7 +14,6 @@ from rich.console import Console
 from rollouts.errors import ArgumentError
 from rollouts.terminal.table import (
     Column,
-    counted,
     exit_with_error,
     print_line,
     print_table,
@@ -273,46 +272,20 @@ def _results(parts: RunParts, output: OutputDirectory, *, complete: bool) -> Eva
 
 
 def _print_results(results: EvaluationResults, console: Console) -> None:
-    rows = [
-        _row("total reward", results.total_reward),
-        *([_row("environment reward", results.environment_reward)] if _has_group_rewards(results) else []),
-        *([_row("group reward", results.group_reward)] if _has_group_rewards(results) else []),
-        *(_row(f"reward part {printable_line(name)}", one) for name, one in results.reward_parts.items()),
-        *(_row(f"pass@{k}", one) for k, one in results.pass_at_k.items()),
-        *(_row(f"pass^{k}", one) for k, one in results.pass_hat_k.items() if k > 1),
-        _row("truncated", results.truncated),
+    above, below = results.sentences()
+    print_line(above)
+    columns = [
+        Column("figure", wraps=True),
+        *(Column(name, align_right=True) for name in ("value", "95 % interval", "tasks")),
     ]
-    counted_as = "count as 0" if results.failed_episodes == "zero" else "do not count"
-    print_line(
-        f"{counted(results.tasks, 'task')} x {counted(results.samples, 'sample')}, 95 % intervals clustered by task; "
-        f"an episode succeeds with a total reward of at least {results.threshold:g}"
-    )
-    print_table(
-        [
-            Column("figure", wraps=True),
-            Column("value", align_right=True),
-            Column("95 % interval", align_right=True),
-            Column("tasks", align_right=True),
-        ],
-        rows,
-        console,
-    )
-    print_line(
-        f"{results.failed:,} of {counted(results.episodes, 'episode')} failed ({counted_as}); "
-        f"{results.length_stops:,} of {counted(results.turns, 'turn')} were cut"
-    )
+    print_table(columns, [_row(name, estimate) for name, estimate in results.estimates()], console)
+    print_line(below)
     for kind, error in results.errors.items():
         print_line(f"  {error.episodes:,} x {printable_line(kind)}: {printable_line(error.example)}")
     for warning in [*results.warnings, *([] if results.complete else ["not all tasks were evaluated"])]:
         print_warning(warning)
 
 
-def _has_group_rewards(results: EvaluationResults) -> bool:
-    return results.group_reward is not None and bool(results.configuration.get("group_rewards"))
-
-
-def _row(name: str, estimate: Estimate | None) -> list[str]:
-    if estimate is None:
-        return [name, "-", "-", "0"]
+def _row(name: str, estimate: Estimate) -> list[str]:
     interval = "-" if estimate.low is None else f"{estimate.low:.3f} to {estimate.high:.3f}"
-    return [name, f"{estimate.value:.3f}", interval, f"{estimate.tasks:,}"]
+    return [printable_line(name), f"{estimate.value:.3f}", interval, f"{estimate.tasks:,}"]

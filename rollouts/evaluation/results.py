@@ -6,7 +6,7 @@ import json
 import math
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Self
 
@@ -18,11 +18,12 @@ from rollouts.evaluation.statistics import Estimate, mean_of_tasks, pass_at_k, p
 from rollouts.files import replaced_file
 from rollouts.observability.group_metrics import GroupMetrics
 from rollouts.observability.run_metrics import length_stops_warning
-from rollouts.terminal.table import shortened
+from rollouts.terminal.table import counted, shortened
 from rollouts.values import check_choice, check_integer, finite_number
 
 #: The version of the form of `results.json`. A reader refuses any other.
 RESULTS_VERSION: Final = 1
+RESULTS_FILE: Final = "results.json"
 _MOST_BYTES: Final = 16 << 20
 _MOST_ERRORS: Final = 10
 _MOST_ERROR_CHARACTERS: Final = 1000
@@ -86,6 +87,31 @@ class EvaluationResults(BaseModel):
     errors: dict[str, ErrorCount]
     configuration: dict[str, Any] = Field(default_factory=dict)
     warnings: list[str] = Field(default_factory=list)
+
+    def estimates(self) -> Iterator[tuple[str, Estimate]]:
+        """The estimates with their names, in the order of a table; those without a task, and of no news, are left out.
+
+        pass^1 is pass@1; without group rewards, the environment reward is the total reward.
+        """
+        rewards: list[tuple[str, Estimate | None]] = [("total reward", self.total_reward)]
+        if self.group_reward is not None and self.group_reward != Estimate(0.0, self.group_reward.tasks, 0.0, 0.0, 0.0):
+            rewards += [("environment reward", self.environment_reward), ("group reward", self.group_reward)]
+        rewards += [(f"reward part {name}", estimate) for name, estimate in self.reward_parts.items()]
+        rewards += [(f"pass@{k}", estimate) for k, estimate in self.pass_at_k.items()]
+        rewards += [(f"pass^{k}", estimate) for k, estimate in self.pass_hat_k.items() if k > 1]
+        for name, estimate in [*rewards, ("truncated", self.truncated)]:
+            if estimate is not None:
+                yield name, estimate
+
+    def sentences(self) -> tuple[str, str]:
+        """What the estimates are of, and what they leave open: for above and below a table of them."""
+        counts = "count as 0" if self.failed_episodes == "zero" else "do not count"
+        return (
+            f"{counted(self.tasks, 'task')} x {counted(self.samples, 'sample')}, 95 % intervals clustered by task; an "
+            f"episode succeeds with a total reward of at least {self.threshold:g}",
+            f"{self.failed:,} of {counted(self.episodes, 'episode')} failed ({counts}); {self.length_stops:,} of "
+            f"{counted(self.turns, 'turn')} were cut",
+        )
 
     def write(self, path: Path) -> None:
         """Write `results.json`; an earlier file stays until the new one is complete. Raises `OSError`."""

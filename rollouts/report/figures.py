@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from rollouts.evaluation.results import EvaluationResults
 from rollouts.observability.group_metrics import GroupMetrics
 from rollouts.observability.training_log import StepMismatch
 from rollouts.report.run_files import RunFiles
@@ -210,8 +211,9 @@ class ErrorKind:
 class Collected:
     """The contents of a run's directory.
 
-    `complete`: whether all tasks were run, None where nothing says so. `is_partial`: the time was not enough to read
-    all episodes. `mismatch_source` names where the trainer's log-probabilities are from; empty where there are none.
+    `complete`: whether all tasks were run, None where nothing says so. `evaluation`: the results of `rollouts eval`, if
+    there are any. `is_partial`: the time was not enough to read all episodes. `mismatch_source` names where the
+    trainer's log-probabilities are from; empty where there are none.
     """
 
     title: str
@@ -219,6 +221,7 @@ class Collected:
     training: list[dict[str, Any]] = field(default_factory=list)
     runner: list[dict[str, Any]] = field(default_factory=list)
     groups: list[GroupMetrics] = field(default_factory=list)
+    evaluation: EvaluationResults | None = None
     mismatch: MismatchFigures = field(default_factory=MismatchFigures)
     mismatch_source: str = ""
     complete: bool | None = None
@@ -249,6 +252,7 @@ def collect(files: RunFiles, deadline: float | None = None) -> Collected:
     collected = Collected(files.path.resolve().name, problems=files.problems, complete=files.is_complete())
     collected.training, collected.runner = files.training(), files.runner()
     collected.groups = list(files.groups())
+    collected.evaluation = files.evaluation()
     collected.mismatch = of_training(files.mismatches())
     if collected.mismatch.tokens:
         collected.mismatch_source = "mismatch.mmr, which the trainer wrote"

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from rollouts.errors import RolloutsError, TrainingLogError
+from rollouts.errors import CommandFileError, RolloutsError, TrainingLogError
+from rollouts.evaluation.results import RESULTS_FILE, EvaluationResults
 from rollouts.observability.group_metrics import GroupMetrics
 from rollouts.observability.metric_sinks import complete_lines, read_json_lines
 from rollouts.observability.training_log import (
@@ -111,6 +112,17 @@ class RunFiles:
                 first = error.errors()[0]
                 reason = ": ".join([*map(str, first["loc"]), first["msg"]])
                 self.problems.append(f"{GROUPS_FILE}, line {number}: no line of a group ({reason})")
+
+    def evaluation(self) -> EvaluationResults | None:
+        """The results of `rollouts eval`; None without them, and where they cannot be read, which `problems` says."""
+        path = self.path / RESULTS_FILE
+        if not path.exists():
+            return None
+        try:
+            return EvaluationResults.read(path)
+        except (CommandFileError, OSError) as error:
+            self.problems.append(str(error))
+            return None
 
     def is_complete(self) -> bool | None:
         """What `summary.json` says: whether all tasks were run. None without one, as while the run is going.

@@ -12,6 +12,7 @@ from typing import Final
 from renderers.errors import RendererError
 from rollouts.episodes.errors import EpisodeError  # and with it the errors of episodes, which are found by their root
 from rollouts.errors import RolloutsError
+from rollouts.evaluation.results import EvaluationResults
 from rollouts.observability.run_metrics import length_stops_warning
 from rollouts.report.charts import Bars, Figures, escaped, number_text, scrolling, table
 from rollouts.report.curves import episode_charts, group_charts, runner_charts, throughput_charts, training_charts
@@ -114,6 +115,23 @@ def summary_section(collected: Collected) -> str:
     facts.append(("report written", written))
     rows = "".join(f"<div><dt>{escaped(name)}</dt><dd>{escaped(value)}</dd></div>" for name, value in facts)
     return f"<dl>{rows}</dl>{''.join(map(_absent, notes))}{_problems(collected.problems)}"
+
+
+def evaluation_section(results: EvaluationResults) -> str:
+    """The estimates of `rollouts eval`, and what a reader has to know before using them."""
+    above, below = results.sentences()
+    rows = [
+        [
+            name,
+            number_text(estimate.value),
+            "-" if estimate.low is None else f"{number_text(estimate.low)} to {number_text(estimate.high or 0.0)}",
+            f"{estimate.tasks:,}",
+        ]
+        for name, estimate in results.estimates()
+    ]
+    drawn = table(["figure", "value", "95 % interval", "tasks"], rows, "estimates")
+    notes = "".join(f'<p class="note">{escaped(text)}</p>' for text in (above, below))
+    return f"{notes}{drawn}{''.join(map(_absent, results.warnings))}"
 
 
 def curves_section(collected: Collected, figures: Figures) -> str:

@@ -18,6 +18,7 @@ from rollouts.report.sections import (
     best_and_worst,
     curves_section,
     errors_section,
+    evaluation_section,
     examples_section,
     mismatch_section,
     staleness_section,
@@ -34,8 +35,10 @@ from rollouts.view.page import PAGE_END, content_hash, document_head, static_fil
 def report_page(collected: Collected, viewer: ViewerPage) -> bytes:
     """The HTML of a report. Its content security policy allows its own style and images in data URLs, nothing else."""
     figures = Figures()
+    evaluation = collected.evaluation
     sections = [
         ("Summary", summary_section(collected)),
+        *([] if evaluation is None else [("Evaluation", evaluation_section(evaluation))]),
         ("Curves", curves_section(collected, figures)),
         ("Training", training_section(collected, figures)),
         ("Mismatch", mismatch_section(collected, figures)),

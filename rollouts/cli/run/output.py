@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from rollouts.errors import CommandFileError
+from rollouts.evaluation.results import RESULTS_FILE
 from rollouts.files import replaced_file
 from rollouts.observability.group_metrics import GroupMetrics
 from rollouts.observability.run_metrics import length_stops_warning
@@ -62,7 +63,7 @@ class OutputDirectory:
 
     @property
     def results(self) -> Path:
-        return self.path / "results.json"
+        return self.path / RESULTS_FILE
 
 
 _KEY = ("output", "directory")

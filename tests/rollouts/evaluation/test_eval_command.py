@@ -106,7 +106,9 @@ def test_an_endpoint_is_evaluated_without_a_renderer_and_without_tokens(tasks: P
     assert not any(episode.has_tokens for group in groups for episode in group)
     assert "pass@1" in result.stdout
     assert "3 tasks x 2 samples" in result.stdout
-    assert Path("out/report.html").exists()
+    report = Path("out/report.html").read_text()
+    assert '<h2 id="h1">Evaluation</h2>' in report
+    assert all(row in report for row in ("pass@2", "pass^2", "an episode succeeds with a total reward of at least 1"))
 
 
 def test_the_messages_of_an_endpoint_can_be_read_afterwards(tasks: Path, server: ChatServer) -> None:
