@@ -93,7 +93,7 @@ class Writer {
       parent.append(h("span", { class: "role" }, lineOf(role, 40)));
       if (turn?.agent) parent.append(h("span", { class: "chip" }, `agent ${lineOf(turn.agent, 60)}`));
       if (name) parent.append(h("span", { class: "chip" }, lineOf(name, 80)));
-      parent.append(
+      if (at.end > at.start) parent.append(
         h("button", { type: "button", class: "link", title: "Open in the token view", onclick: () => this.openToken(at.start) }, `tokens ${number(at.start)}–${number(Math.max(at.end - 1, at.start))}`),
       );
       if (turn) parent.append(...turnChips(this.episode, turn, at));
@@ -151,7 +151,7 @@ class Writer {
 
   private figure(digest: string, reference: MediaReference | null, at: PathNode): void {
     const start = reference ? at.start + reference.offset : 0;
-    const tokens = reference ? { start, end: start + reference.length } : null;
+    const tokens = reference?.length ? { start, end: start + reference.length } : null;
     this.push("figure", 150, (parent) => parent.append(mediaFigure(this.library, digest, reference, tokens)));
   }
 

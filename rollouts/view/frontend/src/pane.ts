@@ -171,8 +171,11 @@ export class EpisodePane {
       tab.setAttribute("tabindex", isShown ? "0" : "-1");
     }
     this.scroller.setAttribute("aria-label", this.place.view);
-    if (!episode.header.nodes.length && this.place.view !== "details" && this.place.view !== "compare") {
-      this.scroller.append(h("p", { class: "note" }, "This episode has no tokens."));
+    const messagesOnly = episode.header.nodes.length && !episode.header.nodes.some((node) => node.tokens);
+    const needsTokens = !["details", "compare", ...(messagesOnly ? ["conversation"] : [])].includes(this.place.view);
+    if (needsTokens && (messagesOnly || !episode.header.nodes.length)) {
+      const reason = messagesOnly ? " A chat endpoint answered it with messages." : "";
+      this.scroller.append(h("p", { class: "note" }, `This episode has no tokens.${reason}`));
       return;
     }
     if (this.place.view !== "details" && this.place.view !== "compare") this.tools.append(this.branchChoice(episode));
