@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -16,6 +17,7 @@ from rollouts.terminal.table import (
     Column,
     exit_with_error,
     print_line,
+    print_note,
     print_table,
     print_warning,
     printable_line,
@@ -137,6 +139,7 @@ def evaluate(
     Writes results.json, the trajectories and a report to the output directory, and prints one table.
     """
     from rollouts.cli.run.command import checked_parts, exit_on_problems, run_and_report
+    from rollouts.cli.run.execution import workers_of_run
     from rollouts.cli.run.output import prepare_output
     from rollouts.run_config.config_file import checked_config, read_config
 
@@ -170,6 +173,7 @@ def evaluate(
         else:
             file = checked_config(Path("options"), _configuration(tasks, of_a_file), changes)
         _check_k(file)
+        file = _with_all_groups(file)
         parts = checked_parts(file, limit=limit, resume=resume, dry_run=dry_run)
         if dry_run:
             return
@@ -182,7 +186,7 @@ def evaluate(
             print_line(f"in {output.path}: results.json, trajectories.mmr, metrics.jsonl, summary.json")
 
         continuing = shlex.join(["rollouts", *sys.argv[1:], *([] if resume else ["--resume"])])
-        run_and_report(parts, output, limit, None, continuing, show)
+        run_and_report(parts, output, limit, workers_of_run(file, None), continuing, show)
 
 
 def _configuration(tasks: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -256,6 +260,14 @@ def _check_k(file: ConfigFile) -> None:
         chosen_k(file.config.group_size, file.config.evaluation.k)
     except ArgumentError as error:
         raise file.error(("evaluation", "k"), str(error)) from error
+
+
+def _with_all_groups(file: ConfigFile) -> ConfigFile:
+    """The configuration without what leaves groups out: a run that trains does not need them, an evaluation does."""
+    leaving_out = {name: None for name in ("skip_group", "mode") if getattr(file.config, name) is not None}
+    if leaving_out:
+        print_note(f"every group counts: {' and '.join(leaving_out)} of {file.path} are not used")
+    return replace(file, config=file.config.model_copy(update=leaving_out))
 
 
 def _results(parts: RunParts, output: OutputDirectory, *, complete: bool) -> EvaluationResults:

@@ -192,6 +192,17 @@ def test_a_configuration_of_a_run_is_evaluated_and_options_replace_its_values(tm
     assert not (tmp_path / "out").exists()
 
 
+def test_no_group_is_left_out_by_what_training_skips(tmp_path: Path) -> None:
+    config = 'skip_group = "guess_env:equal"\n' + CONFIG
+    path = write_run(tmp_path, config)
+    module = tmp_path / "guess_env.py"
+    module.write_text(f"{module.read_text()}\n\ndef equal(group):\n    return True\n")
+    result = evaluate(path)
+    assert result.exit_code == 0, result.output
+    assert results_of(tmp_path / "out")["tasks"] == 2
+    assert "every group counts: skip_group of" in result.stderr
+
+
 def test_a_model_directory_is_evaluated_in_this_process(tasks: Path) -> None:
     pytest.importorskip("torch")
     tiny_qwen3_vl("model")
