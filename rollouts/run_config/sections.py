@@ -373,9 +373,10 @@ class EvaluationSection(Section):
 class RunConfig(Section):
     """A configuration file: `group_size` episodes for each task, at most `concurrency` at a time.
 
-    `skip_group(group)` returns True, or a reason, to leave a group out. Without a mode no group is left out for its
-    age: the run does not change the weights, but another process may. Every engine but that of kind "openai" needs a
-    renderer.
+    `skip_group(group)` returns True, or a reason, to leave a group out. The run ends where the first
+    `stop_after_failed_groups` groups have failed in one way; with 0 it goes on. Without a mode no group is left out for
+    its age: the run does not change the weights, but another process may. Every engine but that of kind "openai" needs
+    a renderer.
     """
 
     tasks: TasksSection
@@ -392,6 +393,7 @@ class RunConfig(Section):
     group_rewards: list[RewardSection] = Field(default_factory=list)
     skip_group: ImportPath | None = None
     evaluation: EvaluationSection = EvaluationSection()
+    stop_after_failed_groups: Annotated[int, Field(ge=0)] = 8
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     group_size: Count = 1
     concurrency: Count = 64

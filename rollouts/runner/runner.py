@@ -22,7 +22,7 @@ from rollouts.runner.group_run import GroupRun, GroupSettings, RetryPolicy
 from rollouts.runner.journal import Journal
 from rollouts.runner.journal.journal import ResumedRun
 from rollouts.runner.modes import Demand, Mode, Synchronous
-from rollouts.runner.schedule import Schedule, SkipGroup
+from rollouts.runner.schedule import FirstGroups, Schedule, SkipGroup
 from rollouts.runner.task_source import Capacity, Tasks, TaskSource
 from rollouts.runner.weight_updates import WeightUpdates
 from rollouts.task import MakeEnvironment, Task, check_make_environment
@@ -104,7 +104,9 @@ class Runner:
     `retry` says, and if that does not help it is in its group with its `error` and its completed turns: no episode ends
     another. `mode` says how far groups may run ahead of updates of the weights. `group_rewards` are computed when the
     episodes of a group have ended, and added to their own. `skip_group(group)` may return True or a reason to leave a
-    group out, such as one whose rewards are all equal. With a `journal`, the work of an earlier process is continued.
+    group out, such as one whose rewards are all equal. Where all episodes of the `stop_after_failed_groups` groups that
+    begin first fail with one kind of error, and none succeeds, their consumer receives them and then a `RolloutsError`
+    with the text of the first; 0 runs on. With a `journal`, the work of an earlier process is continued.
     `listeners` are called with each event (`rollouts.runner.events`). `tasks` are those of `collect`.
 
     With `workers` the episodes run in other processes, with environments, engines and renderers of their own
@@ -132,6 +134,7 @@ class Runner:
         seed: int = 0,
         group_rewards: Sequence[GroupReward] = (),
         skip_group: SkipGroup | None = None,
+        stop_after_failed_groups: int = 8,
         journal: Journal | None = None,
         listeners: Sequence[Listener] = (),
         tasks: Tasks | None = None,
@@ -145,6 +148,8 @@ class Runner:
             # A journal records plain integers, and these may be integers of numpy.
             group_size = check_integer("group_size", group_size)
             concurrency = check_integer("concurrency", concurrency)
+            rule = "pass the number of groups after which a run without a success stops, or 0 to run on"
+            stop_after = check_integer("stop_after_failed_groups", stop_after_failed_groups, least=0, rule=rule)
             check_options(
                 sampling=sampling,
                 limits=limits,
@@ -187,6 +192,7 @@ class Runner:
             )
             self._mode = mode
             self._skip_group = skip_group
+            self._first_groups = FirstGroups(stop_after)
             self._journal = journal
             self._resuming: asyncio.Task[None] | None = None
             self._left: ResumedRun | None = None  # of earlier processes, until a consumer asks for groups
@@ -212,7 +218,8 @@ class Runner:
 
         Several streams share the capacity of the runner. Iterating raises `TaskSourceError`, after the groups of all
         earlier tasks, if `tasks` raises or yields something else or an id twice; `GroupFailedError`; `RolloutsError`
-        while another call waits for the same stream, and once the runner is closed; `WorkersClosedError`, each time,
+        where all of the first groups have failed, while another call waits for the same stream, and once the runner is
+        closed; `WorkersClosedError`, each time,
         once the workers are closed and no finished group is left (`collect`: fewer than `count`). Raises
         `ArgumentError` where `tasks` is none of these or missing.
         """
@@ -355,7 +362,7 @@ class Runner:
         # With a journal, an id is that of one task for the whole run.
         ids = set() if journal is None else self._ids
         source = TaskSource(tasks, ids, lambda task_id: journal is not None and task_id in journal)
-        schedule = Schedule(source, self._settings, self._mode, self._skip_group)
+        schedule = Schedule(source, self._settings, self._mode, self._skip_group, self._first_groups)
         self._schedules.add(schedule)
         return schedule
 

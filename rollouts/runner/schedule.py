@@ -41,16 +41,62 @@ class FinishedGroup:
     group: Group
 
 
+class FirstGroups:
+    """Whether the `count` groups that a runner began first have failed in one way, before any episode succeeded.
+
+    They are those that began first, and not those that ended first: a few tasks that fail at once would otherwise end a
+    run whose other episodes take their time. With 0 nothing is checked.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._is_decided = count == 0
+        self._first: set[GroupRun] = set()
+        self._errors: list[str] = []
+
+    def begin(self, run: GroupRun) -> None:
+        """Count a group that begins."""
+        if not self._is_decided and len(self._first) < self._count:
+            self._first.add(run)
+
+    def end(self, run: GroupRun, group: Group) -> RolloutsError | None:
+        """The error that ends the run, once the last of the first groups has ended; None otherwise."""
+        if self._is_decided or (run not in self._first and group.num_failed == len(group)):
+            return None
+        self._errors += [episode.error for episode in group.episodes]
+        kinds = {error.partition(":")[0] for error in self._errors}
+        differ = "" in kinds or len(kinds) > 1
+        if not differ and len(self._errors) < self._count * len(group):
+            return None
+        self._is_decided = True
+        self._first.clear()
+        if differ:
+            return None
+        return RolloutsError(
+            f"the first groups failed: each of their {len(self._errors)} episodes ended with the same kind of error, "
+            f"and no episode has succeeded. The first error: {self._errors[0]:.2000}. Correct the cause; to run on in "
+            f"spite of it, set stop_after_failed_groups, which is {self._count}, to 0"
+        )
+
+
 class Schedule:
     """Runs groups for one consumer, which calls `next_groups`."""
 
-    def __init__(self, source: TaskSource, settings: GroupSettings, mode: Mode, skip_group: SkipGroup | None) -> None:
+    def __init__(
+        self,
+        source: TaskSource,
+        settings: GroupSettings,
+        mode: Mode,
+        skip_group: SkipGroup | None,
+        first_groups: FirstGroups,
+    ) -> None:
         self._source = source
         self._settings = settings
         self._reporter = settings.reporter
         self._journal = settings.journal
         self._mode = mode
         self._skip_group = skip_group
+        self._first_groups = first_groups
         self._demand = Demand()
         self._is_taking = False
         self._is_closed = False
@@ -95,8 +141,8 @@ class Schedule:
         """The next `count` groups, fewer at the end of the source. Those of the last call count as delivered.
 
         A call that is cancelled cancels the episodes that run; the next call begins them again. Raises
-        `TaskSourceError` after the last group, and `GroupFailedError`. After any error the groups that were taken wait
-        for delivery again.
+        `TaskSourceError` after the last group, `GroupFailedError`, and the error of `FirstGroups`. After any error the
+        groups that were taken wait for delivery again.
         """
         if self._is_taking:
             raise RolloutsError(
@@ -268,6 +314,7 @@ class Schedule:
 
     def _start(self, run: GroupRun) -> None:
         run.is_interrupted = False
+        self._first_groups.begin(run)
         run.claim()
         task = asyncio.create_task(self._run_group(run))
         self._running[run] = task
@@ -328,6 +375,8 @@ class Schedule:
                 await self._skip(task_id, reason)
             else:
                 self._finished.append(FinishedGroup(run, group))
+            if failure := self._first_groups.end(run, group):
+                self._finished.append(failure)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # raised by `next_groups`: a group must not be lost, whatever ends its task
@@ -339,9 +388,9 @@ class Schedule:
                 if run.is_interrupted or run.is_over:
                     raise
             if not isinstance(error, Exception):
-                failure = GroupFailedError(task_id, run.ended_episodes, "running the group", error)
-                failure.__cause__ = error
-                error = failure
+                group_failure = GroupFailedError(task_id, run.ended_episodes, "running the group", error)
+                group_failure.__cause__ = error
+                error = group_failure
             self._finished.append(error)
             run.is_over = True
 

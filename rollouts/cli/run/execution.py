@@ -62,6 +62,7 @@ from rollouts.workers.protocol import Workers
 
 #: Keys of the configuration that may change while a run continues; seed and group size are the runner's to compare.
 _CHANGEABLE = {"concurrency", "retry", "mode", "workers", "ray", "output", "seed", "group_size", "evaluation"}
+_CHANGEABLE |= {"stop_after_failed_groups"}
 
 #: Keys of an engine that say where its servers are and how they are started, and none of what they sample.
 _PLACE_OF_SERVERS = {"base_url", "urls", "file", "servers", "start", "environment", "log", "start_seconds"}
@@ -112,6 +113,7 @@ class RunParts:
             seed=config.seed,
             group_rewards=self.group_rewards,
             skip_group=self.skip_group,
+            stop_after_failed_groups=config.stop_after_failed_groups,
             journal=journal,
             listeners=listeners,
             workers=workers,

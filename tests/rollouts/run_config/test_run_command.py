@@ -255,6 +255,21 @@ def test_a_run_whose_every_episode_fails_exits_with_1_and_counts_the_errors(tmp_
     assert len(groups_of(tmp_path)) == 2
 
 
+def test_a_run_whose_first_groups_fail_stops_with_their_error_and_can_be_continued(tmp_path: Path) -> None:
+    broken = "concurrency = 2\nstop_after_failed_groups = 1\n" + CONFIG.replace("guess_env:Guess", "broken_env:Broken")
+    path = write_run(tmp_path, broken.replace("concurrency = 4\n", ""))
+    environment = tmp_path / "broken_env.py"
+    environment.write_text("class Broken:\n    def __init__(self, task, tries): 1 / 0\n")
+    result = run(path)
+    assert result.exit_code == 2
+    assert "ZeroDivisionError: division by zero" in result.stderr
+    assert "stop_after_failed_groups, which is 1, to 0" in result.stderr
+    assert (summary_of(tmp_path)["complete"], len(groups_of(tmp_path))) == (False, 1)
+    path.write_text(path.read_text().replace("stop_after_failed_groups = 1", "stop_after_failed_groups = 0"))
+    assert run(path, "--resume").exit_code == 1  # every episode failed
+    assert (summary_of(tmp_path)["complete"], len(groups_of(tmp_path))) == (True, 2)
+
+
 @pytest.mark.parametrize(
     ("full", "allowed", "named"), [("episodes.mmr", 3, "out/journal"), ("trajectories.mmr", 0, "out/trajectories.mmr")]
 )

@@ -1,12 +1,13 @@
 """What a runner says about episodes that fail or do not end, and what episodes of a group share."""
 
+import asyncio
 import logging
 
 import pytest
 from runner_world import Counting, make_runner, run_groups, tasks
 
 from rollouts import StepResult, ThreadedEnvironment
-from rollouts.errors import ArgumentError
+from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.rewards import GroupReward
 from rollouts.runner import EpisodeLimits, Task
 
@@ -42,6 +43,97 @@ def test_a_failure_is_logged_once_with_the_traceback_of_the_environment(renderer
     (record,) = warnings_of(caplog)
     assert "Broken.step raised KeyError" in record.getMessage()
     assert 'return {}["no such key"]' in logging.Formatter().format(record)
+
+
+class FourAloneSucceeds(Counting):
+    """Fails for all tasks but number 4."""
+
+    def step(self, assistant):
+        if self.task.data != 4:
+            raise ValueError(f"task {self.task.data}")
+        return super().step(assistant)
+
+
+class BrokenInTwoWays(Counting):
+    def reset(self, seed):
+        return [] if self.task.data == 1 else super().reset(seed)
+
+    def step(self, assistant):
+        raise ValueError
+
+
+def groups_until_the_error(renderer, count, make_environment=Broken, **options):
+    """The ids of the delivered groups, and the error that ended the stream; None if it ended by itself."""
+
+    async def run():
+        delivered = []
+        async with make_runner(renderer, make_environment, **options) as runner:
+            try:
+                async for group in runner.stream(tasks(count)):
+                    delivered.append(group.task.task_id)  # noqa: PERF401  those before the error, too
+            except RolloutsError as error:
+                return delivered, error
+        return delivered, None
+
+    return asyncio.run(run())
+
+
+def test_a_run_whose_first_groups_fail_in_one_way_delivers_them_and_ends_with_their_error(renderer):
+    delivered, error = groups_until_the_error(renderer, 20, group_size=2, concurrency=2, stop_after_failed_groups=3)
+    assert delivered == ["t0", "t1", "t2"]
+    assert "each of their 6 episodes" in str(error)
+    assert "Broken.step raised KeyError" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("count", "make_environment", "stop_after"),
+    [
+        (20, Broken, 0),
+        (2, Broken, 3),
+        (20, FourAloneSucceeds, 5),  # the last of the first five succeeds
+        (20, BrokenInTwoWays, 3),
+    ],
+    ids=["never", "fewer groups", "a success", "two kinds of errors"],
+)
+def test_a_run_goes_on_where_not_all_of_its_first_groups_fail_in_one_way(renderer, count, make_environment, stop_after):
+    delivered, error = groups_until_the_error(
+        renderer, count, make_environment, concurrency=1, stop_after_failed_groups=stop_after
+    )
+    assert error is None
+    assert len(delivered) == count
+
+
+def test_tasks_that_fail_at_once_do_not_end_a_run_whose_first_group_still_runs(renderer):
+    """Groups count in the order in which they began."""
+
+    class FirstWaits(Counting):
+        async def reset(self, seed):
+            if self.task.data == 0:
+                await others_ended.wait()
+                return super().reset(seed)
+            raise ValueError
+
+    async def run():
+        delivered = []
+        async with make_runner(renderer, FirstWaits, concurrency=4, stop_after_failed_groups=2) as runner:
+            async for group in runner.stream(tasks(4)):
+                delivered.append(group.task.task_id)
+                if len(delivered) == 3:
+                    others_ended.set()
+        return delivered
+
+    others_ended = asyncio.Event()
+    assert asyncio.run(run())[-1] == "t0"
+
+
+def test_a_runner_whose_first_groups_failed_runs_on_if_it_is_asked_again(renderer):
+    async def run():
+        async with make_runner(renderer, Broken, tasks=tasks(6), stop_after_failed_groups=2) as runner:
+            with pytest.raises(RolloutsError, match="the first groups failed"):
+                await runner.collect(6)
+            return await runner.collect(6)
+
+    assert len(asyncio.run(run())) == 6
 
 
 def test_an_error_in_a_threaded_environment_names_the_environment_in_it(renderer):
