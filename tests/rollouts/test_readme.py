@@ -55,7 +55,7 @@ def test_the_two_commands_of_the_readme_are_what_the_checks_of_a_change_run():
     assert '-e ".[dev]" && pytest ' in readme
     assert re.search(r'^pip install --quiet -e "\.\[dev\]"$', checks, re.MULTILINE)
     assert re.search(r"^pytest$", checks, re.MULTILINE)
-    assert 'pip install -e ".[demo]" && rollouts demo ' in readme
+    assert '-e ".[demo]" && rollouts demo ' in readme
     assert re.search(r"^rollouts demo --quick --check ", checks, re.MULTILINE)
 
 
