@@ -63,6 +63,7 @@ class RendererArguments(TypedDict):
     cache_bytes: int
     family: str | None
     config: Any
+    files: ModelFiles | None
 
 
 def load_renderer(
@@ -131,6 +132,8 @@ def _arguments_of_files(
     if not sources:
         template = prompt_for(files.settings, tokenizer, variables=options.chat_template_kwargs)
     special_tokens = files.special_tokens
+    if options.chat_template is not None:
+        files = files._replace(chat_template=sources[DEFAULT_TEMPLATE])
     return _arguments(
         _converting(template, options)
         if template is not None
@@ -142,6 +145,7 @@ def _arguments_of_files(
         media=_media(files.directory, processor, tokenizer, options, media_policy, media_store)
         if processors is None
         else _given_media(processors, tokenizer, media_policy, media_store),
+        files=files,
     )
 
 
@@ -260,6 +264,7 @@ def _arguments(
     eos_token: str | None,
     more_stops: Sequence[str],
     media: MediaLoader | None,
+    files: ModelFiles | None = None,
 ) -> RendererArguments:
     options = settings.options
     format = options.format
@@ -288,6 +293,7 @@ def _arguments(
         cache_bytes=options.cache_bytes,
         family=settings.family,
         config=options if settings.family is None else settings.config,
+        files=files,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -35,11 +37,15 @@ DEFAULT_TEMPLATE, TOOL_TEMPLATE = "default", "tool_use"
 
 
 class ModelFiles(NamedTuple):
-    """The text files of a model that a renderer needs, in a directory. `model` is the name for errors."""
+    """The text files of a model that a renderer needs, in a directory. `model` is the name for errors.
+
+    `chat_template` is a text that was chosen in place of the directory's own templates; None where none was.
+    """
 
     model: str
     directory: Path
     settings: Mapping[str, Any]
+    chat_template: str | None = None
 
     @classmethod
     def of(cls, name_or_dir: str | Path, revision: str | None = None) -> ModelFiles:
@@ -55,6 +61,26 @@ class ModelFiles(NamedTuple):
             **read_json(directory / "tokenizer_config.json"),
         }
         return cls(str(name_or_dir), directory, settings)
+
+    def copy_to(self, directory: Path) -> None:
+        """Write the files into another directory, in place of those of the same names.
+
+        A chosen template is written as `chat_template.jinja`, without the templates that it replaces. config.json,
+        which belongs to the weights, is not written. Raises `OSError`.
+        """
+        shutil.copyfile(self.tokenizer_path, directory / self.tokenizer_path.name)  # an error where it is gone
+        for path in sorted(path for pattern in _FILES for path in self.directory.glob(pattern)):
+            name = path.relative_to(self.directory)
+            if name == Path("config.json") or (self.chat_template is not None and "chat_template" in str(name)):
+                continue
+            (directory / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, directory / name)
+        if self.chat_template is not None:
+            settings = read_json(self.directory / "tokenizer_config.json")
+            settings = {key: value for key, value in settings.items() if key != "chat_template"}
+            text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
+            (directory / "tokenizer_config.json").write_text(text, encoding="utf-8")
+            (directory / "chat_template.jinja").write_text(self.chat_template, encoding="utf-8", newline="")
 
     @property
     def tokenizer_path(self) -> Path:

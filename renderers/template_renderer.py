@@ -26,6 +26,7 @@ from renderers.messages import (
     message_tool_names,
     without_media,
 )
+from renderers.model_files import ModelFiles
 from renderers.parsing.format import Format
 from renderers.parsing.grammar import Grammar, grammar_of
 from renderers.parsing.parser import (
@@ -58,7 +59,8 @@ class TemplateRenderer:
     that the template prints for media without a processor, which are rendered with `process_multimodal=False` only.
     Messages go to `template` as they are: `load_renderer` and `create_renderer` pass a template that converts their
     content. `config` is what the renderer was made of: `RendererOptions`, or the resolved configuration of a family;
-    where it is None, it is made of the name of the `family` when it is first read.
+    where it is None, it is made of the name of the `family` when it is first read. `files` are those that it was read
+    from; None for a renderer of objects.
     """
 
     def __init__(
@@ -75,9 +77,11 @@ class TemplateRenderer:
         cache_bytes: int = 64 * 2**20,
         family: str | None = None,
         config: Any = None,
+        files: ModelFiles | None = None,
     ) -> None:
         self._family = family
         self._config = config
+        self.files = files
         self.template = template
         self.tokenizer = tokenizer
         self._media = media or MediaLoader({}, model=tokenizer.model)

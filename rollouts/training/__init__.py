@@ -9,6 +9,7 @@ except ImportError as error:
 
 from rollouts.training.advantages import DegenerateGroup, degenerate_groups, group_advantages
 from rollouts.training.batch import TrainingBatch, micro_batches
+from rollouts.training.checkpoint import save_checkpoint
 from rollouts.training.losses import (
     PolicyLoss,
     cispo_loss,
@@ -88,6 +89,7 @@ __all__ = [
     "sample_from_rendered",
     "sample_staleness",
     "samples_from_trajectory",
+    "save_checkpoint",
     "sequence_logprobs",
     "sequence_ratio_loss",
     "sft_loss",

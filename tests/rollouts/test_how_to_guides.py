@@ -8,6 +8,8 @@ import pytest
 from planted_mismatches import sampled, scored
 from test_docs_pages import DOCS, run_page
 
+HELLO = [{"role": "user", "content": "Hello."}]
+
 
 @pytest.fixture(autouse=True)
 def empty_working_directory(tmp_path, monkeypatch):
@@ -54,6 +56,7 @@ def test_the_guide_to_a_loop():
     names = run_page("how-to/rl-loop.md")
     assert len(names["history"]) == 3
     assert max(mismatch for _, mismatch in names["history"]) < 1e-4
+    assert names["reloaded"].render_ids(HELLO) == names["renderer"].render_ids(HELLO)
     trained = names["first"] + names["second"]
     assert len(trained) == len({task_id for task_id, _ in trained}) == 4 * 3
     assert max(mismatch for _, mismatch in trained) < 1e-4
