@@ -94,15 +94,16 @@ class Episode:
         return f"record {self.record}, episode {quoted(self.trajectory.episode_id)}"
 
 
-def read_episodes(reader: RecordReader, problems: list[str]) -> Iterator[Episode]:
+def read_episodes(reader: RecordReader, problems: list[str], *, media: bool = True) -> Iterator[Episode]:
     """Every episode in order; one record holds one, or a list of them.
 
-    `problems` gets a line for each record, or part of one, that holds no episode, and for an incomplete last record.
+    Without `media` their images and videos have digests and no bytes (`RecordReader.without_media`). `problems` gets a
+    line for each record, or part of one, that holds no episode, and for an incomplete last record.
     """
     number = 0
     for record in range(len(reader)):
         try:
-            for episode in episodes_of_record(reader, record, number, problems):
+            for episode in episodes_of_record(reader, record, number, problems, media=media):
                 yield episode
                 number += 1
         except TransportError as error:
@@ -111,12 +112,14 @@ def read_episodes(reader: RecordReader, problems: list[str]) -> Iterator[Episode
         problems.append(f"the last {reader.truncated_bytes} bytes are an incomplete record")
 
 
-def episodes_of_record(reader: RecordReader, record: int, number: int, problems: list[str]) -> Iterator[Episode]:
-    """The episodes of one record; the first is number `number`. `problems` as for `read_episodes`.
+def episodes_of_record(
+    reader: RecordReader, record: int, number: int, problems: list[str], *, media: bool = True
+) -> Iterator[Episode]:
+    """The episodes of one record; the first is number `number`. `problems` and `media` as for `read_episodes`.
 
     Raises `TransportError` before the first episode for a record that cannot be read.
     """
-    held = reader[record]
+    held = reader[record] if media else reader.without_media(record)
     if isinstance(held, Task):  # the journal of a run has the tasks with the episodes
         return
     found = list(_members(held))

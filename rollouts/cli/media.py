@@ -319,7 +319,7 @@ def export_medium(medium: Medium, directory: Path) -> Path:
     try:
         source = medium.read()
         source.verify()
-        suffix, data = _as_file(source, medium)
+        suffix, data = file_contents(source, medium)
         path = directory / f"{medium.digest[:_DIGITS]}.{suffix}"
         if not _write_new(path, data) and not _has_contents(path, data):
             raise ExportError(
@@ -332,7 +332,8 @@ def export_medium(medium: Medium, directory: Path) -> Path:
     return path
 
 
-def _as_file(source: MediaSource, medium: Medium) -> tuple[str, bytes | memoryview]:
+def file_contents(source: MediaSource, medium: Medium) -> tuple[str, bytes | memoryview]:
+    """The suffix and the bytes of a file: the source itself, or a PNG of raw pixels. Raises `MediaError`."""
     if is_raw(source.data):
         return "png", _png([raw_to_image(source.data)], None)
     if is_raw_video(source.data):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any, Final, Self
 
 import numpy as np
@@ -70,7 +70,8 @@ class GroupMetrics(BaseModel):
             environment = self.reward_parts.pop("environment", self.total_rewards)
             self.environment_rewards = environment
             self.group_rewards = [total - own for total, own in zip(self.total_rewards, environment, strict=False)]
-        columns = {"environment_rewards": self.environment_rewards, "group_rewards": self.group_rewards}
+        columns: dict[str, Sized] = {"attempts": self.attempts}
+        columns |= {"environment_rewards": self.environment_rewards, "group_rewards": self.group_rewards}
         columns |= {f"reward_parts of {name!r:.80}": values for name, values in self.reward_parts.items()}
         for name, values in columns.items():
             if len(values) != len(self.total_rewards):

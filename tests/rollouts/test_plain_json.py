@@ -164,7 +164,7 @@ def test_no_export_holds_the_repr_of_a_tensor_or_array(tmp_path: Path, form: str
         )
     ]
     out = tmp_path / f"out.{form}"
-    result = run("export", file_of(tmp_path / "t.mmr", episode), f"--{form}", out)
+    result = run("export", file_of(tmp_path / "t.mmr", episode), "--level", "full", f"--{form}", out)
     assert result.exit_code == 0, result.output
     if form == "jsonl":
         (turn,) = json.loads(out.read_text())["turns"]
@@ -188,7 +188,7 @@ def test_an_episode_with_a_value_that_has_no_form_is_named_and_the_others_are_ex
     bad.turns = [dataclasses.replace(bad.turns[0], info={"when": datetime.date(2024, 1, 2)})]
     path = file_of(tmp_path / "t.mmr", short("a"), bad, short("b"))
     monkeypatch.setattr(module, "_TEXT", ())  # a class that this table forgot
-    result = run("export", path, f"--{form}", tmp_path / "out")
+    result = run("export", path, "--level", "full", f"--{form}", tmp_path / "out")
     assert result.exit_code == 1
     assert (
         "not exported: record 1, episode 'bad': a value of type datetime.date cannot be written as JSON"

@@ -22,7 +22,7 @@ from rollouts.trajectory.plain_json import plain
 def test_jsonl_holds_the_whole_episode_and_each_image_is_one_file(tmp_path: Path) -> None:
     path = file_of(tmp_path / "t.mmr", forked(), short("second", level=1))
     out = tmp_path / "out" / "episodes.jsonl"
-    (summary,) = lines(run("export", path, "--jsonl", out))
+    (summary,) = lines(run("export", path, "--level", "full", "--jsonl", out))
     assert summary.startswith("2 episodes")
     first, second = map(json.loads, out.read_text().splitlines())
     original = forked()
@@ -60,7 +60,7 @@ def test_parquet_has_one_row_per_node(tmp_path: Path) -> None:
     first.nodes[1] = replace(first.nodes[1], extras={"routed_experts": extra}, content=np.array([True, False]))
     path = file_of(tmp_path / "t.mmr", first, short("second"))
     out = tmp_path / "nodes.parquet"
-    lines(run("export", path, "--parquet", out))
+    lines(run("export", path, "--level", "full", "--parquet", out))
     rows = parquet.read_table(out).to_pylist()
     assert [(row["episode_id"], row["node"], row["parent"]) for row in rows] == [
         *(("forked", index, node.parent) for index, node in enumerate(first.nodes)),
@@ -86,7 +86,9 @@ def test_parquet_has_one_row_per_node(tmp_path: Path) -> None:
 
 def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    error = one_error(run("export", file_of(tmp_path / "t.mmr", short("a")), "--parquet", tmp_path / "o.parquet"))
+    error = one_error(
+        run("export", file_of(tmp_path / "t.mmr", short("a")), "--level", "full", "--parquet", tmp_path / "o.parquet")
+    )
     assert "mmrollouts[parquet]" in error
     assert os.listdir(tmp_path) == ["t.mmr"]
 
@@ -94,7 +96,7 @@ def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: py
 def test_export_does_not_overwrite_an_existing_file(tmp_path: Path) -> None:
     path = file_of(tmp_path / "t.mmr", short("a"))
     (tmp_path / "o.jsonl").write_text("precious")
-    assert "was not changed" in one_error(run("export", path, "--jsonl", tmp_path / "o.jsonl"))
+    assert "was not changed" in one_error(run("export", path, "--level", "full", "--jsonl", tmp_path / "o.jsonl"))
     assert (tmp_path / "o.jsonl").read_text() == "precious"
 
 
@@ -103,7 +105,7 @@ def test_export_reports_the_records_that_fail_and_writes_the_others(tmp_path: Pa
     unsound.nodes = [without_validation(unsound.nodes[0], parent=0), unsound.nodes[1]]
     path = file_of(tmp_path / "t.mmr", short("a"), unsound, {"no": "episode"}, short("b", 9))
     damage(path, png(9))
-    result = run("export", path, "--jsonl", tmp_path / "o.jsonl")
+    result = run("export", path, "--level", "full", "--jsonl", tmp_path / "o.jsonl")
     assert result.exit_code == 1
     troubles = result.stderr.splitlines()
     assert len(troubles) == 3
@@ -113,7 +115,7 @@ def test_export_reports_the_records_that_fail_and_writes_the_others(tmp_path: Pa
 
 def test_an_episode_without_image_data_is_exported_with_the_digests(tmp_path: Path) -> None:
     path = file_of(tmp_path / "t.mmr", pack_episodes([short("a")], pixels="none"))
-    result = run("export", path, "--jsonl", tmp_path / "o.jsonl")
+    result = run("export", path, "--level", "full", "--jsonl", tmp_path / "o.jsonl")
     assert result.exit_code == 1
     (medium,) = json.loads((tmp_path / "o.jsonl").read_text())["nodes"][0]["media"]
     assert medium["file"] is None

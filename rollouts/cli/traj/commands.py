@@ -16,6 +16,7 @@ from rich.text import Text
 from renderers import load_renderer
 from rollouts.cli.command_group import APP_SETTINGS, Command, CommandGroup
 from rollouts.cli.render import read_tools
+from rollouts.cli.traj.levels import IMAGES, Level, write_jsonl, write_parquet
 from rollouts.cli.traj.printing import (
     By,
     NodeDetails,
@@ -161,37 +162,66 @@ def show(
 def export(
     file: File,
     jsonl: Annotated[
-        Path | None, typer.Option(metavar="NEW_FILE", help="Write one line of JSON per episode to this new file.")
+        Path | None, typer.Option(metavar="NEW_FILE", help="Write JSON to this new file, a row a line.")
     ] = None,
-    parquet: Annotated[
-        Path | None, typer.Option(metavar="NEW_FILE", help="Write a table with one row per node to this new file.")
-    ] = None,
+    parquet: Annotated[Path | None, typer.Option(metavar="NEW_FILE", help="Write a table to this new file.")] = None,
+    level: Annotated[
+        Level,
+        typer.Option(
+            help="What a row is; full: whole episodes as JSON, nodes with their messages as Parquet, images as files."
+        ),
+    ] = Level.EPISODE,
+    images: Annotated[
+        bool, typer.Option("--images", help=f"Add the images to the Parquet file, as the column {IMAGES}.")
+    ] = False,
 ) -> None:
-    """Write the episodes as JSON lines or Parquet, and each image once, named by its digest.
+    """Write a row for each episode, turn or node as JSON lines or Parquet; of a run's directory with its metrics.jsonl.
 
-    The images of episodes.jsonl or episodes.parquet are written into the directory episodes-media beside it.
-    Exits with 1 if a record could not be read or exported and was left out.
+    With --level full the images of episodes.jsonl or episodes.parquet are written into the directory episodes-media
+    beside it, each once, named by its digest. Exits with 1 if a record could not be read or exported and was left out.
     """
-    from rollouts.cli.traj.export import MediaFiles, json_line, node_rows, write_jsonl, write_parquet
-
     if jsonl is None and parquet is None:
         exit_with_error("no output file given: pass --jsonl NEW_FILE, --parquet NEW_FILE, or both")
+    if images and (jsonl is not None or level is Level.FULL):
+        exit_with_error("--images is for --parquet alone; --level full writes the images as files")
     all_problems: list[str] = []
     for out in filter(None, (jsonl, parquet)):
         problems: list[str] = []
-        media = MediaFiles(out.parent / f"{out.stem}-media", problems)
-        with open_reader(file) as reader, made_directory(out.parent, of=out), media as files, new_file(out) as path:
-            episodes = _printable_episodes(reader, problems)
-            if out is jsonl:
-                written = write_jsonl(_converted(episodes, partial(json_line, files=files), problems), path)
+        with made_directory(out.parent, of=out), new_file(out) as path:
+            if level is Level.FULL:
+                written = _export_whole(file, out, path, problems, is_json=out is jsonl)
             else:
-                written = write_parquet(_converted(episodes, partial(node_rows, files=files), problems), path)
-        print_line(f"{counted(written, 'episode')} in {out}, {len(files)} media")
+                written = _export_rows(file, level, path, problems, is_json=out is jsonl, with_images=images)
+        print_line(f"{written} in {out}")
         for problem in problems:
             print_error(f"not exported: {problem}")
         all_problems += problems
     if all_problems:
         raise typer.Exit(1)
+
+
+def _export_rows(file: Path, level: Level, path: Path, problems: list[str], *, is_json: bool, with_images: bool) -> str:
+    """Write the rows of a level to the new file `path`; returns what was written, in words."""
+    if is_json:
+        return counted(write_jsonl(file, level, path, problems), level.value)
+    notes: list[str] = []
+    written = write_parquet(file, level, path, problems, notes, with_images=with_images)
+    for note in notes:
+        print_note(f"values of several types, written as JSON text: {note}")
+    return counted(written, level.value)
+
+
+def _export_whole(file: Path, out: Path, path: Path, problems: list[str], *, is_json: bool) -> str:
+    """Write whole episodes to the new file `path`, and their media beside `out`; returns what was written, in words."""
+    from rollouts.cli.traj.export import MediaFiles, json_line, node_rows, write_jsonl, write_parquet
+
+    with open_reader(file) as reader, MediaFiles(out.parent / f"{out.stem}-media", problems) as files:
+        episodes = _printable_episodes(reader, problems)
+        if is_json:
+            written = write_jsonl(_converted(episodes, partial(json_line, files=files), problems), path)
+        else:
+            written = write_parquet(_converted(episodes, partial(node_rows, files=files), problems), path)
+        return f"{counted(written, 'episode')}, {len(files)} media"
 
 
 @traj_commands.command(cls=Command)

@@ -34,6 +34,7 @@ def test_rewards_of_any_size_have_a_mean_and_those_that_are_not_finite_are_count
     rewards = [1e308, 1.6e308, math.inf, math.nan]
     parts = {"part": [1e308, 1e308, math.nan, math.nan], "lost": [math.inf] * 4}
     row = {**ROW, "total_rewards": rewards, "environment_rewards": rewards, "group_rewards": [0.0] * 4}
+    row["attempts"] = [1] * 4
     summary = summary_of_rows({**row, "reward_parts": parts})
     assert summary["total_reward_mean"] == pytest.approx(1.3e308)
     assert summary["total_reward_std"] == pytest.approx(3e307)
@@ -100,11 +101,12 @@ def test_the_seconds_of_a_run_with_lines_of_an_earlier_version_are_not_known() -
     assert (summary["episode_seconds"], summary["engine_seconds"]) == (None, None)
 
 
-@pytest.mark.parametrize("column", ["environment_rewards", "group_rewards", "reward_parts"])
+@pytest.mark.parametrize("column", ["attempts", "environment_rewards", "group_rewards", "reward_parts"])
 def test_a_line_with_a_reward_for_each_of_other_episodes_is_refused(column: str) -> None:
     row = {**ROW, "total_rewards": [0.0, 1.0], "environment_rewards": [0.0, 1.0], "group_rewards": [0.0, 0.0]}
+    row["attempts"] = [1, 1]
     assert GroupMetrics.of_line(json.dumps(row)).total_rewards == [0.0, 1.0]
-    short: Any = {"part": [0.0]} if column == "reward_parts" else [0.0]
+    short: Any = {"reward_parts": {"part": [0.0]}, "attempts": [1]}.get(column, [0.0])
     with pytest.raises(ValueError, match=f"1 {column}.* for 2 total rewards"):
         GroupMetrics.of_line(json.dumps({**row, column: short}))
 

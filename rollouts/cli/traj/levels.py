@@ -1,0 +1,430 @@
+"""Tables for analysis: a row for each episode, turn or node of a trajectory file, as Parquet or JSON lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from pydantic import ValidationError
+
+from renderers.errors import MediaError
+from rollouts.cli.media import Medium, file_contents
+from rollouts.cli.traj.value_types import ValueType
+from rollouts.errors import ExportError, MissingExtraError, NoJsonFormError
+from rollouts.observability.group_metrics import GroupMetrics
+from rollouts.observability.metric_sinks import MAX_LINE_BYTES
+from rollouts.report.run_files import GROUPS_FILE
+from rollouts.rewards import episode_reward_parts
+from rollouts.trajectory.packed_episodes import AbsentSource
+from rollouts.trajectory.plain_json import plain
+from rollouts.trajectory.token_node import TokenNode
+from rollouts.trajectory.tree import Trajectory
+from rollouts.trajectory_files import Episode, open_reader, read_episodes
+
+_ROWS_AT_ONCE: Final = 1024
+_BYTES_AT_ONCE: Final = 32 << 20
+#: The column of images; what `datasets` reads of a Parquet file to know that they are some.
+IMAGES: Final = "image_files"
+_FEATURES: Final = {"info": {"features": {IMAGES: {"feature": {"_type": "Image"}, "_type": "List"}}}}
+
+
+class Level(StrEnum):
+    """What a row is; `FULL` are the complete episodes of `rollouts.cli.traj.export`."""
+
+    EPISODE = "episode"
+    TURN = "turn"
+    NODE = "node"
+    FULL = "full"
+
+
+#: The columns of each level whose values have no fixed form.
+_FREE: Final[Mapping[Level, tuple[str, ...]]] = {
+    Level.EPISODE: ("task_data", "reward_parts", "metrics"),
+    Level.TURN: ("info",),
+    Level.NODE: (),
+}
+
+
+class GroupLines:
+    """The lines of the `metrics.jsonl` of a run, found by task. `problems` gets a line for each that cannot be read.
+
+    The groups are in both files of a run in about the same order: of lines that are passed over the position is kept.
+    """
+
+    def __init__(self, path: Path, problems: list[str]) -> None:
+        self._file = open(path, "rb")  # noqa: SIM115  `close` closes it
+        self._problems = problems
+        self._passed: dict[str, int] = {}  # task -> position
+        self._next = 0
+
+    def of(self, task_id: str) -> GroupMetrics | None:
+        """The line of a task; None without one."""
+        if (position := self._passed.pop(task_id, None)) is not None:
+            return GroupMetrics.of_line(self._line(position))
+        while line := self._line(self._next):
+            position, self._next = self._next, self._next + len(line)
+            try:
+                row = GroupMetrics.of_line(line)
+            except ValidationError as error:
+                reason = error.errors()[0]["msg"]
+                self._problems.append(f"{GROUPS_FILE}, at byte {position}: no line of a group ({reason})")
+                continue
+            if row.task_id == task_id:
+                return row
+            self._passed.setdefault(row.task_id, position)
+        return None
+
+    def _line(self, position: int) -> bytes:
+        self._file.seek(position)
+        return self._file.readline(MAX_LINE_BYTES)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Found(NamedTuple):
+    """An episode, the line of its group and its place in the group. `group` is None where no line is known."""
+
+    episode: Episode
+    group: GroupMetrics | None
+    place: int
+
+
+def find_episodes(file: Path, problems: list[str], *, media: bool) -> Iterator[Found]:
+    """The episodes of a file, or of a run's directory, whose `metrics.jsonl` is read beside them.
+
+    `problems` gets a line for each record, episode and line that cannot be read. Without `media` no image is read.
+    """
+    lines_path = file / GROUPS_FILE
+    with ExitStack() as opened:
+        reader = opened.enter_context(open_reader(file))
+        lines = opened.enter_context(closing(GroupLines(lines_path, problems))) if lines_path.is_file() else None
+        record, place = -1, 0
+        group: GroupMetrics | None = None
+        for episode in read_episodes(reader, problems, media=media):
+            place = place + 1 if episode.record == record else 0
+            if lines is not None and (not place or (group and group.task_id != episode.trajectory.group_id)):
+                group = lines.of(episode.trajectory.group_id)
+            record = episode.record
+            if episode.violation is not None:
+                problems.append(f"{episode.name}: {episode.violation}")
+            else:
+                yield Found(episode, group if group and place < len(group.total_rewards) else None, place)
+
+
+class ImageFiles:
+    """Images as `{"bytes", "path"}`, which `datasets` reads as images. `problems` has each that is left out, once."""
+
+    def __init__(self, problems: list[str]) -> None:
+        self._problems = problems
+        self._left_out: set[str] = set()
+
+    def of(self, nodes: Sequence[TokenNode]) -> list[dict[str, Any]]:
+        """The images that nodes introduce, in prompt order. Videos are left out."""
+        files = []
+        for reference in (each for node in nodes for each in node.media if each.modality == "image"):
+            source = reference.source
+            try:
+                if isinstance(source, AbsentSource):
+                    raise ExportError(source.digest, "its bytes are not in this file")
+                medium = Medium(source.digest, source.nbytes, data=source.data)
+                suffix, data = file_contents(source, medium)
+                files.append({"bytes": bytes(data), "path": f"{source.digest[:16]}.{suffix}"})
+            except (MediaError, ExportError) as error:
+                if source.digest not in self._left_out:
+                    self._left_out.add(source.digest)
+                    self._problems.append(f"image {source.digest[:16]}: {error}")
+        return files
+
+
+# The rows. Each function returns the rows of one episode, in the order of the columns of `_schema`.
+
+
+def _names(episode: Episode) -> dict[str, Any]:
+    trajectory = episode.trajectory
+    return {"number": episode.number, "episode_id": trajectory.episode_id, "group_id": trajectory.group_id}
+
+
+def _episode_rows(found: Found, images: ImageFiles | None) -> Iterator[dict[str, Any]]:
+    trajectory, group, place = found.episode.trajectory, found.group, found.place
+    nodes, turns = trajectory.nodes, trajectory.turns
+    if group is None:
+        parts: Mapping[str, float] = episode_reward_parts(trajectory)
+    else:
+        parts = {name: values[place] for name, values in group.reward_parts.items()}
+    provenance = trajectory.provenance
+    yield {
+        **_names(found.episode),
+        "seed": trajectory.seed,
+        "task_data": None if group is None else group.task_data,
+        "environment_reward": trajectory.reward,
+        "group_reward": None if group is None else group.group_rewards[place],
+        "total_reward": None if group is None else group.total_rewards[place],
+        "reward_parts": dict(parts),
+        "metrics": plain(trajectory.metrics),
+        "turns": len(turns),
+        "length_stops": trajectory.length_stops,
+        "tokens": sum(map(len, nodes)) if trajectory.has_tokens else None,
+        "sampled_tokens": sum(len(node.logprobs) for node in nodes) if trajectory.has_tokens else None,
+        "images": sum(len(node.media) for node in nodes),
+        "done": trajectory.done,
+        "truncated": trajectory.truncated,
+        "truncation_reason": trajectory.truncation_reason or None,
+        "error_kind": trajectory.error.partition(":")[0] or None,
+        "error": trajectory.error or None,
+        "started_at": _time(trajectory.started_at),
+        "seconds": trajectory.seconds,
+        "engine_seconds": sum(turn.seconds for turn in turns),
+        "weight_versions": list(dict.fromkeys(str(span.version) for node in nodes for span in node.weight_spans)),
+        "attempts": None if group is None else group.attempts[place],
+        "model": None if provenance is None else provenance.model,
+        "engine": None if provenance is None else provenance.engine,
+        **({} if images is None else {IMAGES: images.of(nodes)}),
+    }
+
+
+def _turn_rows(found: Found, images: ImageFiles | None) -> Iterator[dict[str, Any]]:
+    trajectory = found.episode.trajectory
+    nodes, ends = trajectory.nodes, _ends(trajectory)
+    completions = {turn.node for turn in trajectory.turns}
+    for number, turn in enumerate(trajectory.turns):
+        prompt: list[TokenNode] = []  # since the completion before
+        place = nodes[turn.node].parent
+        while place >= 0 and place not in completions:
+            prompt.insert(0, nodes[place])
+            place = nodes[place].parent
+        completion_tokens = len(nodes[turn.node])
+        yield {
+            **_names(found.episode),
+            "turn": number,
+            "agent": turn.agent,
+            "node": turn.node,
+            "reward": turn.reward,
+            "info": plain(turn.info),
+            "prompt": [_message(message) for node in prompt for message in node.messages],
+            "message": _message(turn.message),
+            "finish_reason": turn.finish_reason.value,
+            "seconds": turn.seconds,
+            "prompt_tokens": ends[turn.node] - completion_tokens if trajectory.has_tokens else None,
+            "completion_tokens": completion_tokens if trajectory.has_tokens else None,
+            **({} if images is None else {IMAGES: images.of(prompt)}),
+        }
+
+
+def _node_rows(found: Found, images: ImageFiles | None) -> Iterator[dict[str, Any]]:
+    trajectory = found.episode.trajectory
+    turns = {turn.node: (number, turn.agent) for number, turn in enumerate(trajectory.turns)}
+    for index, node in enumerate(trajectory.nodes):
+        logprobs: list[Any] = [None] * len(node)
+        for place, logprob in zip(np.flatnonzero(node.sampled).tolist(), node.logprobs, strict=True):
+            logprobs[place] = logprob
+        turn, agent = turns.get(index, (None, None))
+        yield {
+            **_names(found.episode),
+            "node": index,
+            "parent": node.parent,
+            "turn": turn,
+            "agent": agent,
+            "token_ids": node.token_ids.astype(np.int32),  # an engine's may be of another size or byte order
+            "sampled": node.sampled,
+            "content": node.content,
+            "logprobs": logprobs,
+            "weight_spans": [
+                {"version": str(span.version), "start": span.start, "end": span.end} for span in node.weight_spans
+            ],
+            "media": [
+                {
+                    "modality": reference.modality,
+                    "mm_hash": reference.mm_hash,
+                    "digest": reference.source.digest,
+                    "offset": reference.placeholder.offset,
+                    "length": reference.placeholder.length,
+                }
+                for reference in node.media
+            ],
+            **({} if images is None else {IMAGES: images.of([node])}),
+        }
+
+
+_ROWS: Final = {Level.EPISODE: _episode_rows, Level.TURN: _turn_rows, Level.NODE: _node_rows}
+
+
+def _ends(trajectory: Trajectory) -> list[int]:
+    """The number of tokens from the root to the end of each node."""
+    ends: list[int] = []
+    for node in trajectory.nodes:
+        ends.append((ends[node.parent] if node.parent >= 0 else 0) + len(node))
+    return ends
+
+
+def _time(seconds: float) -> datetime | None:
+    """None for 0, which is not known, and for times outside of the calendar."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC) if seconds else None
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Role, texts and tool calls of a message; `arguments` are text, as in the OpenAI format."""
+    calls = message.get("tool_calls")
+    return {
+        "role": _text(message.get("role")),
+        "content": _text(message.get("content")),
+        "reasoning": _text(message.get("reasoning_content")),
+        "tool_calls": [_call(call) for call in calls] if isinstance(calls, list | tuple) else [],
+    }
+
+
+def _text(content: Any) -> str | None:
+    """A text, or the texts of parts, on lines of their own; None for anything else."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list | tuple):
+        return None
+    texts = (part.get("text") if isinstance(part, Mapping) else part for part in content)
+    return "\n".join(text for text in texts if isinstance(text, str))
+
+
+def _call(call: Any) -> dict[str, Any]:
+    call = call if isinstance(call, Mapping) else {}
+    function = call.get("function", call)
+    function = function if isinstance(function, Mapping) else {}
+    arguments = function.get("arguments")
+    if arguments is not None and not isinstance(arguments, str):
+        arguments = json.dumps(plain(arguments))
+    return {"id": _text(call.get("id")), "name": _text(function.get("name")), "arguments": arguments}
+
+
+# Files.
+
+
+def write_jsonl(file: Path, level: Level, out: Path, problems: list[str]) -> int:
+    """Write the rows of a level to the new file `out`; returns the number of rows. Raises `OSError`.
+
+    Numbers that are not finite are null.
+    """
+    written = 0
+    with out.open("w", encoding="ascii") as lines:
+        for found in find_episodes(file, problems, media=False):
+            for row in _rows(found, level, None, problems):
+                values = {name: one.tolist() if isinstance(one, np.ndarray) else one for name, one in row.items()}
+                lines.write(json.dumps(plain(values), allow_nan=False, separators=(",", ":")) + "\n")
+                written += 1
+    return written
+
+
+def write_parquet(
+    file: Path, level: Level, out: Path, problems: list[str], notes: list[str], *, with_images: bool
+) -> int:
+    """Write the rows of a level to the new file `out`; returns the number of rows.
+
+    The file is read twice where the level has columns without a fixed form: for their types, and for their values.
+    `notes` gets a line for each place whose values are text of JSON. Raises `MissingExtraError`, `OSError`.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingExtraError("export to Parquet", "parquet", "pyarrow") from error
+    types = {name: ValueType() for name in _FREE[level]}
+    for found in find_episodes(file, [], media=False) if types else ():
+        for row in _rows(found, level, None, []):
+            for name, value_type in types.items():
+                value_type.add(row[name])
+    notes += [line for name, value_type in types.items() for line in value_type.conflicts(name)]
+    schema = _schema(pyarrow, level, types, with_images=with_images)
+    images = ImageFiles(problems) if with_images else None
+    written, size = 0, 0
+    rows: list[dict[str, Any]] = []
+    with pyarrow.parquet.ParquetWriter(out, schema) as writer:
+        for found in find_episodes(file, problems, media=with_images):
+            for row in _rows(found, level, images, problems):
+                rows.append({**row, **{name: each.fitted(row[name]) for name, each in types.items()}})
+                size += _size(row)
+                if len(rows) == _ROWS_AT_ONCE or size > _BYTES_AT_ONCE:
+                    writer.write_table(pyarrow.Table.from_pylist(rows, schema))
+                    written, size, rows = written + len(rows), 0, []
+        writer.write_table(pyarrow.Table.from_pylist(rows, schema))
+    return written + len(rows)
+
+
+def _rows(found: Found, level: Level, images: ImageFiles | None, problems: list[str]) -> list[dict[str, Any]]:
+    """The rows of an episode; none, and a line in `problems`, for one that has a value without a JSON form."""
+    try:
+        return list(_ROWS[level](found, images))
+    except NoJsonFormError as error:
+        problems.append(f"{found.episode.name}: {error}")
+        return []
+
+
+def _size(row: Mapping[str, Any]) -> int:
+    """About the bytes of a row: those of its images, and 8 for each token, in several columns."""
+    return sum(len(image["bytes"]) for image in row.get(IMAGES, ())) + 8 * len(row.get("token_ids", ()))
+
+
+def _schema(pyarrow: Any, level: Level, types: Mapping[str, ValueType], *, with_images: bool) -> Any:
+    text, int32, int64, double = pyarrow.string(), pyarrow.int32(), pyarrow.int64(), pyarrow.float64()
+    columns = {"number": int64, "episode_id": text, "group_id": text}
+    free = {name: value_type.arrow(pyarrow) for name, value_type in types.items()}
+    if level is Level.EPISODE:
+        columns |= {
+            "seed": int64,
+            "task_data": free["task_data"],
+            **dict.fromkeys(("environment_reward", "group_reward", "total_reward"), double),
+            "reward_parts": free["reward_parts"],
+            "metrics": free["metrics"],
+            **dict.fromkeys(("turns", "length_stops"), int32),
+            **dict.fromkeys(("tokens", "sampled_tokens"), int64),
+            "images": int32,
+            **dict.fromkeys(("done", "truncated"), pyarrow.bool_()),
+            **dict.fromkeys(("truncation_reason", "error_kind", "error"), text),
+            "started_at": pyarrow.timestamp("us", tz="UTC"),
+            **dict.fromkeys(("seconds", "engine_seconds"), double),
+            "weight_versions": pyarrow.list_(text),
+            "attempts": int32,
+            **dict.fromkeys(("model", "engine"), text),
+        }
+    elif level is Level.TURN:
+        call = pyarrow.struct(dict.fromkeys(("id", "name", "arguments"), text))
+        message = pyarrow.struct(
+            {**dict.fromkeys(("role", "content", "reasoning"), text), "tool_calls": pyarrow.list_(call)}
+        )
+        columns |= {
+            "turn": int32,
+            "agent": text,
+            "node": int32,
+            "reward": double,
+            "info": free["info"],
+            "prompt": pyarrow.list_(message),
+            "message": message,
+            "finish_reason": text,
+            "seconds": double,
+            **dict.fromkeys(("prompt_tokens", "completion_tokens"), int32),
+        }
+    else:
+        flags = pyarrow.list_(pyarrow.bool_())
+        columns |= {
+            **dict.fromkeys(("node", "parent", "turn"), int32),
+            "agent": text,
+            "token_ids": pyarrow.list_(int32),
+            "sampled": flags,
+            "content": flags,
+            "logprobs": pyarrow.list_(pyarrow.float32()),
+            "weight_spans": pyarrow.list_(pyarrow.struct({"version": text, "start": int32, "end": int32})),
+            "media": pyarrow.list_(
+                pyarrow.struct(
+                    {**dict.fromkeys(("modality", "mm_hash", "digest"), text), "offset": int32, "length": int32}
+                )
+            ),
+        }
+    if not with_images:
+        return pyarrow.schema(columns)
+    columns[IMAGES] = pyarrow.list_(pyarrow.struct({"bytes": pyarrow.binary(), "path": text}))
+    return pyarrow.schema(columns, metadata={"huggingface": json.dumps(_FEATURES)})

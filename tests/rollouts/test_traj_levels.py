@@ -1,0 +1,300 @@
+"""`rollouts traj export --level episode|turn|node`: tables of typed values, of a file and of a run's directory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from trajectory_files import (
+    assistant_turn,
+    completion_node,
+    damage,
+    file_of,
+    forked,
+    lines,
+    one_error,
+    png,
+    prompt_node,
+    run,
+    short,
+)
+
+from rollouts import Provenance, Trajectory
+from rollouts.cli.traj.levels import GroupLines
+from rollouts.engines.protocol import FinishReason
+from rollouts.trajectory.packed_episodes import pack_episodes
+
+parquet = pytest.importorskip("pyarrow.parquet")
+pyarrow = pytest.importorskip("pyarrow")
+
+
+def rows_of(path: Path, level: str, out: Path, *options: str) -> list[dict[str, Any]]:
+    """The rows of both forms, which are equal but for their times."""
+    lines(run("export", path, "--level", level, "--parquet", out.with_suffix(".parquet"), *options))
+    rows = parquet.read_table(out.with_suffix(".parquet")).to_pylist()
+    if not options:
+        lines(run("export", path, "--level", level, "--jsonl", out.with_suffix(".jsonl")))
+        written = [json.loads(line) for line in out.with_suffix(".jsonl").read_text().splitlines()]
+        assert [list(row) for row in written] == [list(row) for row in rows]
+    return rows
+
+
+def group_line(task_id: str, *rewards: float, **values: Any) -> str:
+    counts = dict.fromkeys(("done", "truncated", "failed", "turns", "tokens", "sampled_tokens", "images"), 0)
+    line = {"task_id": task_id, "total_rewards": [reward + 1 for reward in rewards], "environment_rewards": rewards}
+    line |= {"group_rewards": [1.0] * len(rewards), "attempts": list(range(1, len(rewards) + 1)), "errors": []}
+    return json.dumps({**line, **counts, "reward_parts": {}, **values})
+
+
+def run_directory(directory: Path, groups: dict[str, list[Trajectory]], metrics: list[str]) -> Path:
+    directory.mkdir()
+    for task_id, episodes in groups.items():
+        for episode in episodes:
+            episode.group_id = task_id
+    file_of(directory / "trajectories.mmr", *groups.values())
+    (directory / "metrics.jsonl").write_text("".join(f"{line}\n" for line in metrics))
+    return directory
+
+
+# Episodes.
+
+
+def test_a_row_of_a_file_has_the_figures_of_its_episode(tmp_path: Path) -> None:
+    first, second = forked(), short("second")
+    first.started_at, first.seconds = 1.5, 2.25
+    first.metrics = {"right": 1.0}
+    first.provenance = Provenance(model="tiny", engine="ScriptedEngine")
+    turns = list(first.turns)
+    turns[0] = replace(turns[0], finish_reason=FinishReason.LENGTH, seconds=0.5)
+    turns[1] = replace(turns[1], info={"rewards": {"right": {"score": 2.0, "weight": 0.25}}}, seconds=1.0)
+    first.turns = turns
+    second.error, second.truncation_reason = "ServerTimeoutError: no answer", "max_turns"
+    found = rows_of(file_of(tmp_path / "t.mmr", first, second), "episode", tmp_path / "o")
+    assert found[0] == {
+        "number": 0,
+        "episode_id": "forked",
+        "group_id": "group-a",
+        "seed": 11,
+        "task_data": None,
+        "environment_reward": 0.75,
+        "group_reward": None,
+        "total_reward": None,
+        "reward_parts": {"right": 2.0},
+        "metrics": {"right": 1.0},
+        "turns": 3,
+        "length_stops": 1,
+        "tokens": 17,
+        "sampled_tokens": 6,
+        "images": 3,
+        "done": True,
+        "truncated": False,
+        "truncation_reason": None,
+        "error_kind": None,
+        "error": None,
+        "started_at": datetime(1970, 1, 1, 0, 0, 1, 500_000, tzinfo=UTC),
+        "seconds": 2.25,
+        "engine_seconds": 1.5,
+        "weight_versions": ["0", "1"],
+        "attempts": None,
+        "model": "tiny",
+        "engine": "ScriptedEngine",
+    }
+    assert (found[1]["error_kind"], found[1]["error"]) == ("ServerTimeoutError", "ServerTimeoutError: no answer")
+    assert (found[1]["truncated"], found[1]["truncation_reason"]) == (True, "max_turns")
+    assert (found[1]["started_at"], found[1]["reward_parts"]) == (None, None)
+
+
+def test_a_row_of_a_run_has_the_rewards_of_its_group_and_the_data_of_its_task(tmp_path: Path) -> None:
+    groups = {"a": [short("a/0"), short("a/1")], "b": [short("b/0")], "without": [short("w/0")]}
+    metrics = [
+        group_line("b", -1.0, task_data={"level": 1.5, "place": {"room": "x"}}),
+        "no line of a group",
+        group_line("a", -1.0, -1.0, task_data={"level": 2, "tags": ["u"]}, reward_parts={"rank": [0.0, 1.0]}),
+    ]
+    directory = run_directory(tmp_path / "run", groups, metrics)
+    result = run("export", directory, "--parquet", tmp_path / "o.parquet")
+    assert result.exit_code == 1
+    assert [line.partition(":")[0] for line in result.stderr.splitlines()] == ["error"]
+    assert "metrics.jsonl, at byte" in result.stderr
+    found = parquet.read_table(tmp_path / "o.parquet").to_pylist()
+    named = {row["episode_id"]: row for row in found}
+    assert list(named) == ["a/0", "a/1", "b/0", "w/0"]
+    for name, attempts, rank in (("a/0", 1, 0.0), ("a/1", 2, 1.0)):
+        row = named[name]
+        rewards = tuple(row[f"{kind}_reward"] for kind in ("environment", "group", "total"))
+        assert rewards == (-1.0, 1.0, 0.0)
+        assert row["reward_parts"] == {"rank": rank}
+        assert row["attempts"] == attempts
+        assert row["task_data"] == {"level": 2.0, "place": None, "tags": ["u"]}
+    assert named["b/0"]["task_data"] == {"level": 1.5, "place": {"room": "x"}, "tags": None}
+    assert (named["w/0"]["task_data"], named["w/0"]["total_reward"]) == (None, None)
+
+
+def test_the_lines_of_a_run_are_found_in_any_order_and_once(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    names = ["c", "a", "d", "b"]
+    path.write_text("".join(group_line(name, float(place)) + "\n" for place, name in enumerate(names)))
+    problems: list[str] = []
+    found = GroupLines(path, problems)
+    rewards = {name: row.environment_rewards for name in "abcd" if (row := found.of(name))}
+    assert rewards == {"a": [1.0], "b": [3.0], "c": [0.0], "d": [2.0]}
+    assert found.of("e") is None
+    found.close()
+    assert problems == []
+
+
+def test_values_of_several_types_are_text_of_json_and_a_note_names_them(tmp_path: Path) -> None:
+    groups = {name: [short(name)] for name in ("a", "b")}
+    data = ({"answer": 1, "level": 1}, {"answer": "one", "level": 2})
+    metrics = [group_line(name, 0.0, task_data=one) for name, one in zip("ab", data, strict=True)]
+    result = run("export", run_directory(tmp_path / "run", groups, metrics), "--parquet", tmp_path / "o.parquet")
+    assert result.exit_code == 0, result.output
+    (note,) = result.stderr.splitlines()
+    assert "task_data.answer: integer, text" in note
+    found = parquet.read_table(tmp_path / "o.parquet").to_pylist()
+    assert [row["task_data"] for row in found] == [{"answer": "1", "level": 1}, {"answer": '"one"', "level": 2}]
+
+
+def test_rewards_that_are_not_finite_are_null_in_json_lines_alone(tmp_path: Path) -> None:
+    infinite = forked("infinite")
+    infinite.turns = [replace(turn, reward=1.5e308) for turn in infinite.turns]
+    path = file_of(tmp_path / "t.mmr", infinite)
+    (row,) = rows_of(path, "episode", tmp_path / "o")
+    assert row["environment_reward"] == np.inf
+    assert json.loads((tmp_path / "o.jsonl").read_text())["environment_reward"] is None
+
+
+def test_an_episode_without_tokens_has_no_number_of_them(tmp_path: Path) -> None:
+    chat = Trajectory("chat")
+    chat.add_message_turn(
+        {"role": "assistant", "content": "Hi."}, FinishReason.STOP, [{"role": "user", "content": "?"}]
+    )
+    path = file_of(tmp_path / "t.mmr", chat)
+    (row,) = rows_of(path, "episode", tmp_path / "e")
+    assert (row["turns"], row["tokens"], row["sampled_tokens"]) == (1, None, None)
+    (turn,) = rows_of(path, "turn", tmp_path / "t")
+    assert (turn["prompt_tokens"], turn["completion_tokens"]) == (None, None)
+    assert ([one["content"] for one in turn["prompt"]], turn["message"]["content"]) == (["?"], "Hi.")
+
+
+def test_a_time_outside_of_the_calendar_is_not_known(tmp_path: Path) -> None:
+    odd = [short(str(number)) for number in range(3)]
+    for episode, started_at in zip(odd, (1e300, -1e12, 1e18), strict=True):
+        episode.started_at = started_at
+    found = rows_of(file_of(tmp_path / "t.mmr", *odd), "episode", tmp_path / "o")
+    assert [row["started_at"] for row in found] == [None, None, None]
+
+
+# Turns and nodes.
+
+
+def test_a_row_of_a_turn_has_its_message_and_what_its_prompt_added(tmp_path: Path) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": {"x": 1}}}
+    parts = [{"type": "text", "text": "A"}, {"type": "text", "text": "B"}]
+    episode = forked()
+    message = {"role": "assistant", "content": parts, "reasoning_content": "Hm.", "tool_calls": [call]}
+    episode.turns = [replace(episode.turns[0], message=message, agent="critic"), *episode.turns[1:]]
+    first, second, third = rows_of(file_of(tmp_path / "t.mmr", episode), "turn", tmp_path / "o")
+    assert (first["episode_id"], first["turn"], first["agent"], first["node"]) == ("forked", 0, "critic", 1)
+    assert first["message"] == {
+        "role": "assistant",
+        "content": "A\nB",
+        "reasoning": "Hm.",
+        "tool_calls": [{"id": "c1", "name": "look", "arguments": '{"x": 1}'}],
+    }
+    assert [one["content"] for one in first["prompt"]] == ["What is this?"]
+    assert (first["prompt_tokens"], first["completion_tokens"]) == (5, 2)
+    assert (second["prompt_tokens"], second["completion_tokens"], second["reward"]) == (9, 3, 0.5)
+    assert (third["info"], second["info"]) == ({"steps": 3}, None)
+    assert [row["finish_reason"] for row in (first, second, third)] == ["stop"] * 3
+
+
+def test_a_prompt_that_two_branches_share_belongs_to_the_turns_of_both(tmp_path: Path) -> None:
+    nodes = [prompt_node(-1, 7, 1, text="Q"), completion_node(0, 5), completion_node(0, 6)]
+    episode = Trajectory("two", nodes=nodes, turns=[assistant_turn(1, "a"), assistant_turn(2, "b")], done=True)
+    found = rows_of(file_of(tmp_path / "t.mmr", episode), "turn", tmp_path / "o")
+    assert [[one["content"] for one in row["prompt"]] for row in found] == [["Q"], ["Q"]]
+
+
+def test_a_row_of_a_node_has_lists_of_numbers_of_one_length(tmp_path: Path) -> None:
+    episode = forked()
+    found = rows_of(file_of(tmp_path / "t.mmr", episode), "node", tmp_path / "o")
+    table = parquet.read_schema(tmp_path / "o.parquet")
+    assert table.field("token_ids").type == pyarrow.list_(pyarrow.int32())
+    assert table.field("logprobs").type == pyarrow.list_(pyarrow.float32())
+    for row, node in zip(found, episode.nodes, strict=True):
+        assert row["token_ids"] == node.token_ids.tolist()
+        assert row["sampled"] == node.sampled.tolist()
+        known = [logprob for logprob in row["logprobs"] if logprob is not None]
+        assert [logprob is not None for logprob in row["logprobs"]] == row["sampled"]
+        assert np.array_equal(np.array(known, np.float32), node.logprobs)
+        assert [one["digest"] for one in row["media"]] == [one.source.digest for one in node.media]
+    assert [(row["node"], row["parent"], row["turn"]) for row in found[:3]] == [(0, -1, None), (1, 0, 0), (2, 1, None)]
+    assert found[3]["weight_spans"] == [{"version": "1", "start": 0, "end": 3}]
+
+
+# Images.
+
+
+def test_datasets_loads_the_images_of_each_level_as_images(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    path = file_of(tmp_path / "t.mmr", forked(), short("second"))
+    for level, counts in (("episode", [3, 1]), ("turn", [2, 1, 0, 1]), ("node", [2, 0, 1, 0, 0, 0, 1, 0])):
+        out = tmp_path / f"{level}.parquet"
+        lines(run("export", path, "--level", level, "--images", "--parquet", out))
+        for streaming in (False, True):
+            cache = str(tmp_path / "cache")
+            loaded = datasets.load_dataset(
+                "parquet", data_files=str(out), split="train", streaming=streaming, cache_dir=cache
+            )
+            assert loaded.features["image_files"].feature == datasets.Image()
+            rows = list(loaded)
+            assert [len(row["image_files"]) for row in rows] == counts
+            assert (rows[0]["image_files"][1].size, rows[0]["image_files"][1].getpixel((0, 0))) == ((9, 7), (2, 0, 0))
+
+
+def test_an_image_that_is_not_in_the_file_is_named_and_left_out(tmp_path: Path) -> None:
+    path = file_of(tmp_path / "t.mmr", pack_episodes([short("a"), short("b")], pixels="none"))
+    result = run("export", path, "--images", "--parquet", tmp_path / "o.parquet")
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    assert "its bytes are not in this file" in line
+    assert parquet.read_table(tmp_path / "o.parquet").column("image_files").to_pylist() == [[], []]
+
+
+def test_images_are_for_parquet_alone(tmp_path: Path) -> None:
+    path = file_of(tmp_path / "t.mmr", short("a"))
+    for options in (["--jsonl", tmp_path / "o.jsonl"], ["--level", "full", "--parquet", tmp_path / "o.parquet"]):
+        assert "--images is for --parquet alone" in one_error(run("export", path, "--images", *options))
+    assert [each.name for each in tmp_path.iterdir()] == ["t.mmr"]
+
+
+# Damaged files.
+
+
+def test_records_that_cannot_be_read_are_named_once_and_the_others_are_written(tmp_path: Path) -> None:
+    path = file_of(tmp_path / "t.mmr", short("a"), {"no": "episode"}, short("b", 9))
+    damage(path, png(9))
+    result = run("export", path, "--parquet", tmp_path / "o.parquet")
+    assert len(result.stderr.splitlines()) == 1
+    assert parquet.read_table(tmp_path / "o.parquet").column("episode_id").to_pylist() == ["a", "b"]
+    result = run("export", path, "--images", "--parquet", tmp_path / "i.parquet")
+    assert len(result.stderr.splitlines()) == 2
+    assert parquet.read_table(tmp_path / "i.parquet").column("episode_id").to_pylist() == ["a"]
+
+
+def test_a_large_file_is_written_in_parts(tmp_path: Path) -> None:
+    path = file_of(tmp_path / "t.mmr", *([short(f"{record}-{index}") for index in range(50)] for record in range(50)))
+    (summary,) = lines(run("export", path, "--parquet", tmp_path / "o.parquet"))
+    assert summary.startswith("2,500 episodes in ")
+    written = parquet.ParquetFile(tmp_path / "o.parquet")
+    assert [written.metadata.row_group(number).num_rows for number in range(written.num_row_groups)] == [
+        1024,
+        1024,
+        452,
+    ]
