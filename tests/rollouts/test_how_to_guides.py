@@ -76,6 +76,21 @@ def test_the_guide_to_the_gateway():
     assert (names["trajectory"].num_turns, len(names["trajectory"].leaves()), len(names["samples"])) == (2, 1, 1)
 
 
+def test_the_guide_to_analysis(monkeypatch):
+    monkeypatch.setenv("PATH", f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}")
+    names = run_page("how-to/analyse-a-run.md")
+    assert len(names["episodes"]) == 12
+    easy, hard = names["by_level"].loc["easy"], names["by_level"].loc["hard"]
+    assert (hard.environment_reward, hard.group_reward, hard.total_reward) == pytest.approx((0.0, 0.1, 0.1))
+    assert easy.total_reward == pytest.approx(easy.environment_reward + 0.1)
+    assert sorted(names["parts"].columns) == ["right", "short"]
+    assert names["parts"].right.sum() == names["episodes"].environment_reward.sum() == len(names["best"])
+    assert names["share_cut"] == 0.0
+    assert names["hardest"][0] == ("6+6", "hard", pytest.approx(0.1), 0)
+    assert [answer for answer, _ in names["surest"]] == ["4", "5"]
+    assert type(names["dataset"].features["image_files"].feature).__name__ == "Image"
+
+
 def test_the_guide_for_users_of_verifiers():
     """Its block that needs verifiers is run by tests/environments."""
     names = run_page("how-to/migrate-from-verifiers.md")
