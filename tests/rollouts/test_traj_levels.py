@@ -169,7 +169,7 @@ def test_rewards_that_are_not_finite_are_null_in_json_lines_alone(tmp_path: Path
     assert json.loads((tmp_path / "o.jsonl").read_text())["environment_reward"] is None
 
 
-def test_an_episode_without_tokens_has_no_number_of_them(tmp_path: Path) -> None:
+def test_an_episode_of_a_chat_endpoint_has_the_numbers_of_tokens_that_it_counted(tmp_path: Path) -> None:
     chat = Trajectory("chat")
     chat.add_message_turn(
         {"role": "assistant", "content": "Hi."}, FinishReason.STOP, [{"role": "user", "content": "?"}]
@@ -177,6 +177,9 @@ def test_an_episode_without_tokens_has_no_number_of_them(tmp_path: Path) -> None
     path = file_of(tmp_path / "t.mmr", chat)
     (row,) = rows_of(path, "episode", tmp_path / "e")
     assert (row["turns"], row["tokens"], row["sampled_tokens"]) == (1, None, None)
+    chat.metrics = {"endpoint_prompt_tokens": 30.0, "endpoint_completion_tokens": 4.0}
+    (counted,) = rows_of(file_of(tmp_path / "counted.mmr", chat), "episode", tmp_path / "c")
+    assert (counted["tokens"], counted["sampled_tokens"]) == (34, 4)
     (turn,) = rows_of(path, "turn", tmp_path / "t")
     assert (turn["prompt_tokens"], turn["completion_tokens"]) == (None, None)
     assert ([one["content"] for one in turn["prompt"]], turn["message"]["content"]) == (["?"], "Hi.")

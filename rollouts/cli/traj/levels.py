@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from renderers.errors import MediaError
 from rollouts.cli.media import Medium, file_contents
 from rollouts.cli.traj.value_types import ValueType
+from rollouts.episodes.chat_turns import COMPLETION_TOKENS, PROMPT_TOKENS
 from rollouts.errors import ExportError, MissingExtraError, NoJsonFormError
 from rollouts.observability.group_metrics import GroupMetrics
 from rollouts.observability.metric_sinks import MAX_LINE_BYTES
@@ -158,6 +159,7 @@ def _episode_rows(found: Found, images: ImageFiles | None) -> Iterator[dict[str,
         parts: Mapping[str, float] = episode_reward_parts(trajectory)
     else:
         parts = {name: values[place] for name, values in group.reward_parts.items()}
+    tokens, sampled_tokens = _token_counts(trajectory)
     provenance = trajectory.provenance
     yield {
         **_names(found.episode),
@@ -170,8 +172,8 @@ def _episode_rows(found: Found, images: ImageFiles | None) -> Iterator[dict[str,
         "metrics": plain(trajectory.metrics),
         "turns": len(turns),
         "length_stops": trajectory.length_stops,
-        "tokens": sum(map(len, nodes)) if trajectory.has_tokens else None,
-        "sampled_tokens": sum(len(node.logprobs) for node in nodes) if trajectory.has_tokens else None,
+        "tokens": tokens,
+        "sampled_tokens": sampled_tokens,
         "images": sum(len(node.media) for node in nodes),
         "done": trajectory.done,
         "truncated": trajectory.truncated,
@@ -187,6 +189,16 @@ def _episode_rows(found: Found, images: ImageFiles | None) -> Iterator[dict[str,
         "engine": None if provenance is None else provenance.engine,
         **({} if images is None else {IMAGES: images.of(nodes)}),
     }
+
+
+def _token_counts(trajectory: Trajectory) -> tuple[int | None, int | None]:
+    """All tokens and the sampled ones; of a chat endpoint those that it counted, None where it did not."""
+    if trajectory.has_tokens:
+        return sum(map(len, trajectory.nodes)), sum(len(node.logprobs) for node in trajectory.nodes)
+    prompt, completion = (trajectory.metrics.get(name) for name in (PROMPT_TOKENS, COMPLETION_TOKENS))
+    if prompt is None or completion is None:
+        return None, None
+    return int(prompt + completion), int(completion)
 
 
 def _turn_rows(found: Found, images: ImageFiles | None) -> Iterator[dict[str, Any]]:
