@@ -270,7 +270,7 @@ class Execution:
                         )
                     stored.remove_rows_without_record()
                     with GroupFiles(self._output) as files:
-                        await _complete_rows(runner, stored, files)
+                        await _complete_rows(runner, parts.tasks, stored, files)
                         await _write_groups(runner, tasks, files)
 
     def _sinks(self) -> list[MetricSink]:
@@ -285,10 +285,16 @@ class Execution:
         return [JsonLinesSink(self._output.runner_metrics), *sinks]
 
 
-async def _complete_rows(runner: Runner, stored: StoredGroups, files: GroupFiles) -> None:
-    """Write the lines that `metrics.jsonl` has lost, or that a process was killed before it had written."""
+async def _complete_rows(runner: Runner, tasks: TaskSource, stored: StoredGroups, files: GroupFiles) -> None:
+    """Write the lines that `metrics.jsonl` has lost, or that a process was killed before it had written.
+
+    The data of their tasks are those of the file of tasks; another source is not read twice.
+    """
+    found: dict[str, Task] = {}
+    if stored.without_row and isinstance(tasks, FileTaskSource):
+        found = {task.task_id: task async for task in tasks if task.task_id in stored.without_row}
     for task_id, episodes in stored.groups_without_row():
-        files.write_row(await runner.group_of(Task(task_id), episodes))
+        files.write_row(await runner.group_of(found.get(task_id, Task(task_id)), episodes))
     if stored.without_row:
         count = counted(len(stored.without_row), "group")
         print_note(f"metrics.jsonl lacked the lines of {count}; they were computed from trajectories.mmr")

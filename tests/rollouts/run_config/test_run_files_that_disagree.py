@@ -43,11 +43,7 @@ def figures_of(directory: Path) -> dict[str, dict[str, Any]]:
     """The lines of metrics.jsonl by task, without what depends on the clock; every task has one line."""
     rows = rows_of(directory)
     figures = {
-        row["task_id"]: {
-            key: value
-            for key, value in row.items()
-            if key not in ("time", "task_data") and not key.endswith("_seconds")
-        }
+        row["task_id"]: {key: value for key, value in row.items() if key != "time" and not key.endswith("_seconds")}
         for row in rows
     }
     assert len(figures) == len(rows)
