@@ -1,4 +1,4 @@
-"""Rewards as functions: of an episode, called by its environment, and of a group, called by the runner."""
+"""Rewards as functions: of an episode, called by its environment, and of a group, called by the runner; judges."""
 
 from __future__ import annotations
 
@@ -12,8 +12,20 @@ import numpy as np
 
 from rollouts.calls import call_on_thread, gathered
 from rollouts.errors import ArgumentError, RolloutsError, describe_exception, is_unicode, short_repr
+from rollouts.judge import Judge, JudgeUsage, Verdict
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import finite_number
+
+__all__ = [
+    "GroupReward",
+    "Judge",
+    "JudgeUsage",
+    "Reward",
+    "Verdict",
+    "episode_reward_parts",
+    "rank_by",
+    "reward_parts",
+]
 
 #: Names of reward parts that are not a reward's: what the environments themselves returned.
 _OWN_PARTS = ("environment",)

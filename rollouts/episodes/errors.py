@@ -203,8 +203,8 @@ def error_kind(error: BaseException) -> ErrorKind | None:
     if isinstance(error, RemoteFailureError):
         return error.kind
     if isinstance(error, EnvironmentFailedError):
-        # An environment may call engines: the policy's for a sub-agent, or that of a simulated user.
-        cause = error.__cause__
+        # An environment may call engines: the policy's for a sub-agent, or that of a simulated user or of a judge.
+        cause = _raised_by_environment(error)
         return error_kind(cause) if isinstance(cause, _OF_OTHER_PARTS) else "environment"
     if isinstance(error, MediaFetchError):
         return "media"
@@ -219,9 +219,18 @@ def is_outage(error: BaseException) -> bool:
     if isinstance(error, RemoteFailureError):
         return error.is_outage
     if isinstance(error, EnvironmentFailedError):
-        return error.__cause__ is not None and is_outage(error.__cause__)
+        cause = _raised_by_environment(error)
+        return cause is not None and is_outage(cause)
     if isinstance(error, ServerError):
         return error.status in _NO_SERVER_BEHIND
     if isinstance(error, EngineFailedError):
         return isinstance(error.__cause__, ConnectionError)
     return isinstance(error, ServerUnreachableError)
+
+
+def _raised_by_environment(error: EnvironmentFailedError) -> BaseException | None:
+    """What an environment raised; for the error that names a reward function which failed, what that raised."""
+    cause = error.__cause__
+    while type(cause) is RolloutsError and cause.__cause__ is not None:
+        cause = cause.__cause__
+    return cause

@@ -104,6 +104,19 @@ def test_prompts_with_images_are_scored_and_compared_within_their_groups(capsys)
     assert "mean reward" in capsys.readouterr().out
 
 
+def test_drawings_are_judged_by_their_pixels(capsys):
+    groups, usage = load("judged_drawings").main([])
+    drawings = set()
+    for group in groups:
+        for episode in group.episodes:
+            drawn = episode.turns[0].message["tool_calls"][0]["function"]["arguments"]
+            drawings.add((group.task.task_id, drawn["shape"], drawn["colour"]))
+            alike = [drawn["shape"] == "square", drawn["colour"] == group.task.task_id.split()[0]]
+            assert episode.reward == 0.5 * sum(alike)
+    assert (usage.verdicts, usage.judged, usage.requests) == (12, len(drawings), len(drawings))
+    assert "JudgeUsage(verdicts=12" in capsys.readouterr().out
+
+
 def test_a_syntax_of_ones_own_is_read_back_and_its_calls_are_made(tiny_model_dir):
     detected, printed, parsed, trajectory = load("custom_format").main(tiny_model_dir)
     assert detected.tool_calls is None

@@ -36,6 +36,13 @@ def test_the_guide_to_tools():
     assert len(list(trajectory.all_media())) == 1
 
 
+def test_the_guide_to_judges():
+    names = run_page("how-to/judges.md")
+    assert names["rewards"] == {"red": 1.0, "blue": 0.0}
+    usage = names["judge"].usage
+    assert (usage.verdicts, usage.judged, usage.requests, usage.unreadable) == (2, 2, 2, 0)
+
+
 def test_the_guide_to_the_flags_of_vllm(monkeypatch):
     # It starts `rollouts` by its name, as in an activated environment.
     monkeypatch.setenv("PATH", f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}")

@@ -1,0 +1,440 @@
+"""Rewards by a language model that reads a conversation: its prompt, the number in its answer, retries, the cache."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import json
+import re
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+from PIL import Image
+
+from renderers import MediaSource, Message
+from renderers.errors import MediaError
+from renderers.errors import OverlongPromptError as OverlongRenderError
+from renderers.media.policy import MediaPolicy
+from renderers.media.reference import load_source
+from renderers.media.store import MediaStore
+from renderers.messages import IMAGE_PART_TYPES, VIDEO_PART_TYPES, check_messages, with_medium
+from renderers.process.caches import ByteLRU
+from rollouts.calls import call_on_thread
+from rollouts.engines.event_loop import EngineLoop, SingleFlight
+from rollouts.engines.protocol import ChatEngine, Engine, FinishReason, GenerateRequest, SamplingParams
+from rollouts.errors import (
+    ArgumentError,
+    GenerationInterruptedError,
+    OverlongPromptError,
+    RolloutsError,
+    describe_exception,
+    short_repr,
+)
+from rollouts.values import check_integer, finite_number
+
+if TYPE_CHECKING:
+    import jinja2
+    from pydantic import BaseModel
+
+#: How the number is read from an answer (`Judge`).
+Parse: TypeAlias = "Mapping[str, float] | str | re.Pattern[str] | type[BaseModel] | Callable[[str], Any]"
+
+#: The bytes of an entry of the cache besides the text of the verdict.
+_ENTRY_BYTES: Final = 512
+#: An answer that cannot be read is quoted in the error from its end, where the number should be.
+_QUOTED_CHARACTERS: Final = 200
+_FENCED = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
+#: The name of the variable of a template that collects its images.
+_MEDIA: Final = "_media"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The number that a judge gave, and its whole answer."""
+
+    score: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeUsage:
+    """What a judge has cost so far.
+
+    `verdicts` were returned, `judged` of them by requests of their own, the others from the cache. `requests` were
+    answered, `unreadable` of them without a number. `prompt_tokens` and `completion_tokens` are those of the answers;
+    `uncounted` answers came from a server that reports none.
+    """
+
+    verdicts: int = 0
+    judged: int = 0
+    requests: int = 0
+    unreadable: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    uncounted: int = 0
+
+
+class _Answer(NamedTuple):
+    text: str
+    finish_reason: FinishReason
+    prompt_tokens: int | None
+    completion_tokens: int | None
+
+
+class Judge:
+    """A language model that scores conversations: a function for `Reward`, `ScoredPrompt`, `ToolEnvironment`.
+
+        judge = Judge(
+            ChatEndpoint("https://api.openai.com/v1", "gpt-5-mini"),
+            "Which colour is it? {{ task.data.image }} A student says: {{ completion.content }}\\n"
+            "Is the student right? End with a line that is only yes or no.",
+            parse={"yes": 1.0, "no": 0.0},
+        )
+        ScoredPrompt(task, question, score=judge)
+
+    - `engine`: a chat endpoint, or any engine with the `renderer` of its model.
+    - `prompt`: a Jinja template, or the `Path` of one, whose text is one message of the user. Its variables are the
+      `messages` of the conversation, the last message as `completion`, and the `task`; a name that does not exist is an
+      error. `content` of a message prints its texts and its images, in order. An image that is printed (a PIL image,
+      a uint8 array, bytes, a `MediaSource` or a part of a message) becomes an image of the judge's message; the filter
+      `image` does so for URLs and paths: `{{ task.data.path | image }}`.
+    - `parse`: what the answer must be. A dict of labels to numbers: its last line is a label. A regular expression: it
+      matches the whole last line, and its group `score` is the number, `r"Score: (?P<score>\\d+)"`. A pydantic model
+      with a field `score`: the answer is its JSON, alone or in a fenced block. Any other function gets the answer, and
+      returns the number or raises ValueError.
+    - `bounds`: the least and the greatest number that is accepted.
+    - `messages`: a function of the task, such as that of `ScoredPrompt`, for what precedes the completion.
+    - `sampling`: temperature 0.7 and 1,024 tokens by default. The seed depends on the prompt alone, so that a
+      conversation gets the same verdict in every run on an engine that honours seeds.
+    - `attempts`: an answer that has no number, or was cut off, is sampled again, with another seed.
+    - `concurrency`: the number of conversations that are judged at a time.
+    - `media_policy`: which URLs and paths of images are read; by default none.
+    - `cache_bytes`: of verdicts that are kept. Prompts with equal text and images are judged once, and requests for
+      them are made once while one is running.
+    - `name`: the name of the judge in errors.
+
+    A judge that fails, or gives no number, raises an error: the episode has failed, and has no reward. `usage` has
+    the numbers of requests and tokens. Raises `ArgumentError`.
+    """
+
+    def __init__(
+        self,
+        engine: ChatEngine | Engine,
+        prompt: str | Path,
+        *,
+        parse: Parse,
+        bounds: tuple[float, float] | None = None,
+        messages: Callable[[Any], Sequence[Message] | Awaitable[Sequence[Message]]] | None = None,
+        renderer: Any = None,
+        sampling: SamplingParams | None = None,
+        attempts: int = 3,
+        concurrency: int = 32,
+        media_policy: MediaPolicy | None = None,
+        cache_bytes: int = 64 * 2**20,
+        name: str = "judge",
+    ) -> None:
+        if not isinstance(engine, ChatEngine):
+            if not isinstance(engine, Engine):
+                raise ArgumentError("engine", engine, "pass a ChatEndpoint, or an engine with renderer=")
+            if not hasattr(renderer, "render"):
+                raise ArgumentError("renderer", renderer, "pass the renderer of the engine's model")
+        if messages is not None and not callable(messages):
+            raise ArgumentError("messages", messages, "pass a function of the task that returns a list of messages")
+        self.name = name
+        self._engine = engine
+        self._renderer = renderer
+        self._template = _compiled(prompt)
+        self._number = _reader(parse, bounds)
+        self._messages = messages
+        self._sampling = sampling or SamplingParams(max_tokens=1024, temperature=0.7)
+        if self._sampling.n != 1:
+            raise ArgumentError("sampling.n", self._sampling.n, "pass 1: a verdict is one answer")
+        self._attempts = check_integer("attempts", attempts)
+        self._concurrency = check_integer("concurrency", concurrency)
+        self._policy = MediaPolicy() if media_policy is None else media_policy
+        self._store = MediaStore()
+        self._cache: ByteLRU[bytes, Verdict] = ByteLRU(check_integer("cache_bytes", cache_bytes, least=0))
+        self._running: SingleFlight[Verdict] = SingleFlight()
+        self._loop = EngineLoop()
+        self._slots: asyncio.Semaphore | None = None
+        self._usage = JudgeUsage()
+
+    def __repr__(self) -> str:
+        return f"Judge({self._engine!r}, name={self.name!r})"
+
+    @property
+    def usage(self) -> JudgeUsage:
+        """The requests and tokens so far."""
+        return self._usage
+
+    async def __call__(self, conversation: Sequence[Message] | Message, task: Any = None) -> float:
+        """The number for a conversation, or for a completion alone. Raises what `verdict` raises."""
+        return (await self.verdict(conversation, task)).score
+
+    async def verdict(self, conversation: Sequence[Message] | Message, task: Any = None) -> Verdict:
+        """The number for a conversation, or for a completion alone, and the judge's answer.
+
+        Raises `RolloutsError` where the prompt cannot be rendered, or none of the answers has a number; `MediaError`
+        and `MessageError` for the conversation; `EngineError`.
+        """
+        if isinstance(conversation, Mapping):
+            before = [] if self._messages is None else self._messages(task)
+            conversation = [*(await before if inspect.isawaitable(before) else before), conversation]
+        parts = self._parts(check_messages(conversation), task)
+        if any(part["type"] != "text" for part in parts):
+            parts = await call_on_thread(self._with_sources, parts)  # images are fetched, read and hashed
+        key = self._key(parts)
+        verdict = self._cache.get(key)
+        if verdict is None:
+            verdict = await self._running.run(key, partial(self._judged, key, parts))
+        self._count(verdicts=1)
+        return verdict
+
+    def _parts(self, messages: Sequence[Mapping[str, Any]], task: Any) -> list[dict[str, Any]]:
+        """The texts and images of the judge's message."""
+        media = _PrintedMedia()
+        shown = [{**message, "content": media.text_of(message.get("content", ""))} for message in messages]
+        try:
+            text = self._template.render(
+                messages=shown, completion=shown[-1] if shown else None, task=task, **{_MEDIA: media}
+            )
+        except Exception as error:  # a template may do to the values of a task whatever Python does
+            raise RolloutsError(
+                f"{self.name}: its prompt cannot be rendered: {describe_exception(error)}; the template has messages, "
+                "completion and task"
+            ) from error
+        return media.parts(text)
+
+    def _with_sources(self, parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        loaded = []
+        for index, part in enumerate(parts):
+            if part["type"] != "text":
+                try:
+                    part = with_medium(part, load_source(part, self._policy, self._store))
+                except MediaError as error:
+                    raise error.at(0, index) from error.__cause__
+            loaded.append(part)
+        return loaded
+
+    def _key(self, parts: Sequence[Mapping[str, Any]]) -> bytes:
+        """A digest of all that a verdict depends on."""
+        kinds = [
+            (part["type"], part["text"] if part["type"] == "text" else part[part["type"]].digest) for part in parts
+        ]
+        model = getattr(self._engine, "model", ""), getattr(self._engine, "weight_version", "")
+        content = json.dumps([kinds, model, asdict(self._sampling)], default=repr)
+        return hashlib.blake2b(content.encode(), digest_size=16).digest()
+
+    async def _judged(self, key: bytes, parts: Sequence[Any]) -> Verdict:
+        if self._loop.enter(self.name) or self._slots is None:
+            self._slots = asyncio.Semaphore(self._concurrency)
+        reasons: list[str] = []
+        async with self._slots:
+            for attempt in range(self._attempts):
+                seed = int.from_bytes(hashlib.blake2b(key + attempt.to_bytes(4), digest_size=8).digest()) >> 1
+                answer = await self._ask([{"role": "user", "content": list(parts)}], seed)
+                self._count_answer(answer)
+                try:
+                    if answer.finish_reason is not FinishReason.STOP:
+                        raise ValueError(f"it was cut off at {self._sampling.max_tokens} tokens")
+                    verdict = Verdict(self._number(answer.text), answer.text)
+                except ValueError as error:
+                    self._count(unreadable=1)
+                    reasons.append(f"{error}: {short_repr(answer.text[-_QUOTED_CHARACTERS:], _QUOTED_CHARACTERS + 20)}")
+                    continue
+                self._cache.put(key, verdict, len(verdict.text) * 4 + _ENTRY_BYTES)
+                self._count(judged=1)
+                return verdict
+        raise RolloutsError(
+            f"{self.name}: none of {self._attempts} answers has a number ({'; '.join(dict.fromkeys(reasons))}). Say in "
+            "the prompt how the answer ends, or raise max_tokens of the sampling"
+        )
+
+    async def _ask(self, messages: list[Message], seed: int) -> _Answer:
+        try:
+            if isinstance(self._engine, ChatEngine):
+                reply = await self._engine.chat(messages, sampling=self._sampling, seed=seed)
+                return _Answer(reply.parsed.content, reply.finish_reason, reply.prompt_tokens, reply.completion_tokens)
+            prompt = await call_on_thread(partial(self._renderer.render, messages, add_generation_prompt=True))
+            stops = self._sampling.stop_token_ids or tuple(self._renderer.get_stop_token_ids())
+            request = GenerateRequest(
+                prompt.token_ids,
+                replace(self._sampling, seed=seed, stop_token_ids=stops),
+                prompt.multi_modal_data,
+                placeholder_token_ids=prompt.placeholder_token_ids,
+            )
+            (completion,) = (await self._engine.generate(request)).completions
+        except (OverlongPromptError, OverlongRenderError) as error:
+            # As it is, this error would end the judged episode as if its own prompt were too long.
+            raise RolloutsError(f"{self.name}: its prompt does not fit into the model's context: {error}") from error
+        if completion.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
+            reason = f"the answer of {self.name} ended with {completion.finish_reason.value!r}"
+            raise GenerationInterruptedError(request.request_id, reason)
+        ids = completion.token_ids.tolist()
+        parsed = self._renderer.parse_response(ids, prompt_ids=prompt.token_ids)
+        return _Answer(parsed.content, completion.finish_reason, len(prompt.token_ids), len(ids))
+
+    def _count_answer(self, answer: _Answer) -> None:
+        self._count(
+            requests=1,
+            prompt_tokens=answer.prompt_tokens or 0,
+            completion_tokens=answer.completion_tokens or 0,
+            uncounted=answer.prompt_tokens is None or answer.completion_tokens is None,
+        )
+
+    def _count(self, **added: int) -> None:
+        self._usage = replace(
+            self._usage, **{field: getattr(self._usage, field) + number for field, number in added.items()}
+        )
+
+
+# The prompt. Images are printed as marks, which are no text that a conversation can contain, and then become parts.
+
+
+class _PrintedMedia:
+    """The images of one rendering of a template, and the marks that stand for them in its text."""
+
+    def __init__(self) -> None:
+        # Digits, which filters such as `upper` leave as they are; random, so that no content can contain them.
+        self._mark = str(uuid.uuid4().int)
+        self._printed: list[dict[str, Any]] = []
+
+    def text_of(self, content: str | Sequence[Mapping[str, Any]]) -> str:
+        """The content of a message as a text with marks."""
+        if isinstance(content, str):
+            return content
+        return "".join(part["text"] if part["type"] == "text" else self.mark_of(part) for part in content)
+
+    def mark_of(self, value: Any) -> str:
+        """The mark for a part with an image or video, or for an image."""
+        self._printed.append(dict(value) if _is_part(value) else {"type": "image", "image": value})
+        return f"[{self._mark}:{len(self._printed) - 1}]"
+
+    def parts(self, text: str) -> list[dict[str, Any]]:
+        """The text as parts of a message, with the images at the places of their marks."""
+        parts: list[dict[str, Any]] = []
+        for index, piece in enumerate(re.split(rf"\[{self._mark}:(\d+)\]", text)):
+            if index % 2:
+                parts.append(self._printed[int(piece)])
+            elif piece:
+                parts.append({"type": "text", "text": piece})
+        return parts
+
+
+def _is_part(value: object) -> bool:
+    return isinstance(value, Mapping) and value.get("type") in (*IMAGE_PART_TYPES, *VIDEO_PART_TYPES)
+
+
+def _compiled(prompt: object) -> jinja2.Template:
+    """Raises `ArgumentError`."""
+    import jinja2
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    @jinja2.pass_context
+    def image(context: jinja2.runtime.Context, value: Any) -> str:
+        mark: str = context.resolve(_MEDIA).mark_of(value)
+        return mark
+
+    @jinja2.pass_context
+    def finalize(context: jinja2.runtime.Context, value: Any) -> Any:
+        is_image = isinstance(value, bytes | np.ndarray | Image.Image | MediaSource)
+        return image(context, value) if is_image or _is_part(value) else value
+
+    if isinstance(prompt, Path):
+        try:
+            prompt = prompt.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ArgumentError("prompt", prompt, f"the template cannot be read: {error}") from error
+    if not isinstance(prompt, str) or not prompt.strip():
+        raise ArgumentError("prompt", prompt, "pass the text of a Jinja template, or its Path")
+    environment = ImmutableSandboxedEnvironment(
+        undefined=jinja2.StrictUndefined, finalize=finalize, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["image"] = image
+    try:
+        return environment.from_string(prompt)
+    except jinja2.TemplateSyntaxError as error:
+        raise ArgumentError("prompt", prompt, f"line {error.lineno} of the template: {error.message}") from error
+
+
+# The answer.
+
+
+def _reader(parse: Parse, bounds: tuple[float, float] | None) -> Callable[[str], float]:
+    """A function that reads the number of an answer, or raises ValueError. Raises `ArgumentError`."""
+    read = _value_reader(parse)
+    limits = None
+    if bounds is not None:
+        limits = tuple(map(finite_number, bounds)) if isinstance(bounds, Iterable) else ()
+        if len(limits) != 2 or None in limits or limits[0] > limits[1]:  # type: ignore[operator]
+            raise ArgumentError("bounds", bounds, "pass the least and the greatest number that is accepted")
+
+    def number(text: str) -> float:
+        value = read(text)
+        score = finite_number(value)
+        if score is None:
+            raise ValueError(f"{short_repr(value)} is no finite number")
+        if limits is not None and not limits[0] <= score <= limits[1]:  # type: ignore[operator]
+            raise ValueError(f"{score:g} is not within {limits[0]:g} and {limits[1]:g}")
+        return score
+
+    return number
+
+
+def _value_reader(parse: Parse) -> Callable[[str], Any]:
+    if isinstance(parse, Mapping):
+        if not parse or not all(isinstance(label, str) and label.strip() == label != "" for label in parse):
+            raise ArgumentError(
+                "parse", parse, "pass labels, texts without white space around them, with their numbers"
+            )
+        if None in map(finite_number, parse.values()):
+            raise ArgumentError("parse", parse, "pass a finite number for each label")
+        return partial(_labelled, MappingProxyType(dict(parse)))
+    if isinstance(parse, str | re.Pattern):
+        try:
+            pattern = re.compile(parse)
+        except re.error as error:
+            raise ArgumentError("parse", parse, f"it is no regular expression: {error}") from error
+        if "score" not in pattern.groupindex:
+            raise ArgumentError("parse", parse, r'name the group of the number: r"Score: (?P<score>\d+)"')
+        return partial(_matched, pattern)
+    if isinstance(parse, type) and hasattr(parse, "model_validate_json"):
+        if "score" not in getattr(parse, "model_fields", ()):
+            raise ArgumentError("parse", parse, "give the model a field `score`, a number")
+        return partial(_validated, parse)
+    if not callable(parse):
+        raise ArgumentError(
+            "parse", parse, "pass a dict of labels, a regular expression, a pydantic model or a function"
+        )
+    return parse
+
+
+def _last_line(text: str) -> str:
+    return text.strip().rpartition("\n")[2].strip()
+
+
+def _labelled(labels: Mapping[str, float], text: str) -> float:
+    line = _last_line(text)
+    if line not in labels:
+        raise ValueError(f"its last line is none of {', '.join(map(repr, labels))}")
+    return labels[line]
+
+
+def _matched(pattern: re.Pattern[str], text: str) -> float:
+    match = pattern.fullmatch(_last_line(text))
+    if match is None:
+        raise ValueError(f"its last line does not match {pattern.pattern!r}")
+    return float(match["score"])
+
+
+def _validated(model: type[BaseModel], text: str) -> Any:
+    fenced = _FENCED.fullmatch(text.strip())
+    read: Any = model.model_validate_json(text.strip() if fenced is None else fenced[1])
+    return read.score
