@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,14 @@ from renderers.media.policy import MediaPolicy
 from renderers.media.sniffing import sniff
 from renderers.rendered import TOKEN_TYPE_IDS
 from renderers.vision.patches import StillPatches
-from rollouts.errors import ArgumentError, RolloutsError, SampleError, short_repr
+from rollouts.errors import ArgumentError, BatchError, RolloutsError, SampleError, short_repr
 from rollouts.models.placeholders import item_tensors
+from rollouts.training.quarantine import Quarantine
 from rollouts.training.samples import TrainingSample
+
+T = TypeVar("T")
+
+_LEAVE_OUT: Final = "Leave the sample out, as drop=Quarantine() does"
 
 
 class AdapterError(RolloutsError):
@@ -127,18 +132,16 @@ def media_arguments(target: str, samples: Sequence[TrainingSample], dtype: torch
         ) from error
 
 
-def refuse_other_arguments(target: str, samples: Sequence[TrainingSample], supported: Collection[str]) -> None:
+def refuse_other_arguments(target: str, sample: TrainingSample, supported: Collection[str]) -> None:
     """Raise `AdapterError` for a tensor of the media that the target has no field for."""
-    for sample in samples:
-        for name in (name for item, _ in sample.media for name in item):
-            if name not in supported:
-                raise AdapterError(
-                    target,
-                    sample,
-                    "media",
-                    f"its media have the tensor {name}; the type has fields for {', '.join(supported)} only. "
-                    "Leave the sample out",
-                )
+    for name in (name for item, _ in sample.media for name in item):
+        if name not in supported:
+            raise AdapterError(
+                target,
+                sample,
+                "media",
+                f"its media have the tensor {name}; the type has fields for {', '.join(supported)} only. {_LEAVE_OUT}",
+            )
 
 
 def mm_token_type_ids(sample: TrainingSample) -> np.ndarray:
@@ -166,7 +169,8 @@ def _refuse_pixels_without_scale(target: str, sample: TrainingSample) -> None:
                 )
 
 
-# What all adapters check: the list of samples, parts that a type cannot hold, literal placeholder tokens.
+# What all adapters check: the list of samples, parts that a type cannot hold, literal placeholder tokens. A sample that
+# does not fit is an error, or is recorded in the quarantine `drop`.
 
 
 def checked_samples(samples: object) -> tuple[TrainingSample, ...]:
@@ -179,9 +183,53 @@ def checked_samples(samples: object) -> tuple[TrainingSample, ...]:
     return tuple(samples)
 
 
-def refuse_parts(
-    target: str, samples: Sequence[TrainingSample], lacking: Collection[str], omit: Collection[str]
-) -> None:
+def fitting_samples(
+    target: str,
+    samples: object,
+    drop: Quarantine | None,
+    *checks: Callable[[str, TrainingSample], object],
+) -> tuple[TrainingSample, ...]:
+    """The samples of a batch that the target can hold: those that pass `checks(target, sample)`, and all of a batch's.
+
+    Raises `AdapterError` for the first other one, or with `drop` records all of them there and raises `BatchError`
+    where none is left. Raises `SampleError` and `ArgumentError` for arguments of other types.
+    """
+    given = checked_samples(samples)
+    placeholder_ids = _placeholder_ids(given)
+
+    def check(sample: TrainingSample) -> TrainingSample:
+        _refuse_literal_placeholders(target, sample, placeholder_ids)
+        _refuse_pixels_without_scale(target, sample)
+        for each in checks:
+            each(target, sample)
+        return sample
+
+    fitting = tuple(sample for sample in given if made_or_dropped(sample, drop, check) is not None)
+    if not fitting:
+        assert drop is not None
+        raise BatchError(f"{target}: no sample is left: {drop.summary()}")
+    return fitting
+
+
+def made_or_dropped(sample: object, drop: Quarantine | None, make: Callable[[TrainingSample], T]) -> T | None:
+    """What `make` makes of a sample; None where it raises `AdapterError` or `MediaError` and `drop` records that.
+
+    Raises `SampleError` for another object, and `ArgumentError` for a `drop` that is none.
+    """
+    (checked,) = checked_samples([sample])
+    if drop is None:
+        return make(checked)
+    if not isinstance(drop, Quarantine):
+        raise ArgumentError("drop", drop, "pass a Quarantine(), which counts the samples that are left out, or None")
+    drop.seen += 1
+    try:
+        return make(checked)
+    except (AdapterError, MediaError) as error:
+        drop.leave_out(checked.name, error.part if isinstance(error, AdapterError) else "media", str(error))
+        return None
+
+
+def refuse_parts(target: str, sample: TrainingSample, lacking: Collection[str], omit: Collection[str]) -> None:
     """Raise `AdapterError` for a sample with values in a part that the target lacks and `omit` does not name.
 
     A part has values if `logprobs` has a value other than 0, `advantages` one other than 1 (on trained tokens),
@@ -190,40 +238,41 @@ def refuse_parts(
     """
     if isinstance(omit, str) or not set(omit) <= set(lacking):
         raise ArgumentError("omit", omit, f"pass a tuple of names out of {', '.join(map(repr, sorted(lacking)))}")
-    for sample in samples:
-        trained = sample.loss_mask
-        has_values = {
-            "logprobs": bool(np.any(sample.logprobs[trained])),
-            "advantages": bool(np.any(sample.advantages[trained] != 1)),
-            "weight_spans": bool(sample.weight_spans),
-            "routed_experts": sample.routed_experts is not None,
-        }
-        for part in lacking:
-            if has_values[part] and part not in omit:
-                raise AdapterError(
-                    target, sample, part, f"the type has no field for it. Pass omit=({part!r},) to leave it out"
-                )
+    trained = sample.loss_mask
+    has_values = {
+        "logprobs": bool(np.any(sample.logprobs[trained])),
+        "advantages": bool(np.any(sample.advantages[trained] != 1)),
+        "weight_spans": bool(sample.weight_spans),
+        "routed_experts": sample.routed_experts is not None,
+    }
+    for part in lacking:
+        if has_values[part] and part not in omit:
+            raise AdapterError(
+                target, sample, part, f"the type has no field for it. Pass omit=({part!r},) to leave it out"
+            )
 
 
-def refuse_literal_placeholders(target: str, samples: Sequence[TrainingSample]) -> None:
-    """Raise `AdapterError` for a placeholder token outside of all media, where a row of the same batch has media.
+def _placeholder_ids(samples: Sequence[TrainingSample]) -> np.ndarray:
+    """The distinct ids (k,) of the feature tokens of all media."""
+    return np.unique(np.concatenate([sample.token_ids[mm_token_type_ids(sample) > 0] for sample in samples]))
+
+
+def _refuse_literal_placeholders(target: str, sample: TrainingSample, ids: np.ndarray) -> None:
+    """Raise `AdapterError` for a token of `ids`, those of a batch's media, outside of all media of the sample.
 
     Trainers that call transformers' forward find media by token id: such a token would be taken for a part of an image.
     """
-    is_feature = [mm_token_type_ids(sample) > 0 for sample in samples]
-    ids = np.unique(np.concatenate([sample.token_ids[mask] for sample, mask in zip(samples, is_feature, strict=True)]))
-    for sample, mask in zip(samples, is_feature, strict=True):
-        literal = np.isin(sample.token_ids, ids) & ~mask
-        if literal.any():
-            position = int(np.flatnonzero(literal)[0])
-            raise AdapterError(
-                target,
-                sample,
-                "token_ids",
-                f"the token at position {position} has id {int(sample.token_ids[position])}, a placeholder token "
-                "outside of all images and videos (the policy sampled it), and this trainer finds media by token id. "
-                "Leave the sample out, or train it with rollouts.training.token_logprobs, which finds media by range",
-            )
+    literal = np.isin(sample.token_ids, ids) & (mm_token_type_ids(sample) == 0)
+    if literal.any():
+        position = int(np.flatnonzero(literal)[0])
+        raise AdapterError(
+            target,
+            sample,
+            "token_ids",
+            f"the token at position {position} has id {int(sample.token_ids[position])}, a placeholder token "
+            "outside of all images and videos (the policy sampled it), and this trainer finds media by token id. "
+            f"{_LEAVE_OUT}, or train it with rollouts.training.token_logprobs, which finds media by range",
+        )
 
 
 def trained_values(sample: TrainingSample, name: str) -> np.ndarray:
@@ -235,9 +284,7 @@ def first_trained(target: str, sample: TrainingSample) -> int:
     """The index of the first trained token, where the response begins. Raises `AdapterError` if there is none."""
     trained = np.flatnonzero(sample.loss_mask)
     if not len(trained):
-        raise AdapterError(
-            target, sample, "loss_mask", "no token is trained, so no response begins. Leave the sample out"
-        )
+        raise AdapterError(target, sample, "loss_mask", f"no token is trained, so no response begins. {_LEAVE_OUT}")
     return int(trained[0])
 
 

@@ -15,7 +15,8 @@ from renderers.media.item import Modality
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import WeightSpan
 from rollouts.errors import ArgumentError, short_repr
-from rollouts.training.adapters.arguments import AdapterError, checked_samples, image_file, trainer_module
+from rollouts.training.adapters.arguments import AdapterError, image_file, made_or_dropped, trainer_module
+from rollouts.training.quarantine import Quarantine
 from rollouts.training.samples import Advantage, TrainingSample, samples_from_trajectory
 from rollouts.trajectory.token_node import MediaReference
 from rollouts.trajectory.tree import Trajectory
@@ -28,13 +29,16 @@ EpisodeAdvantage = Advantage | Callable[[Trajectory], Advantage | None]
 """The advantage of an episode as `samples_from_trajectory` takes it, or a function that computes it; None: left out."""
 
 
-def record_dataset(paths: Sequence[str | os.PathLike[str]], *, advantage: EpisodeAdvantage = 1.0) -> Any:
+def record_dataset(
+    paths: Sequence[str | os.PathLike[str]], *, advantage: EpisodeAdvantage = 1.0, drop: Quarantine | None = None
+) -> Any:
     """A streamed `datasets.IterableDataset` of the samples in record files, with the columns of `row_features`.
 
     The records are trajectories or lists of them. Each file is a shard, which is read by one worker of a torch
     `DataLoader`, so pass at least as many files as workers. No pixels are computed: a row has the files of its images,
     and `sample_from_row` computes their pixels in the worker. `advantage` is that of `samples_from_trajectory`, or a
-    function from the trajectory to it, None to leave the episode out.
+    function from the trajectory to it, None to leave the episode out. `drop` is that of `dataset_row`; each worker of a
+    `DataLoader` has a copy of its own.
 
     Raises `ArgumentError` for `paths` that is no list of paths, and while reading `AdapterError` for another record.
     """
@@ -44,7 +48,7 @@ def record_dataset(paths: Sequence[str | os.PathLike[str]], *, advantage: Episod
     return datasets.IterableDataset.from_generator(
         _rows,
         features=row_features(),
-        gen_kwargs={"paths": [os.fspath(path) for path in paths], "advantage": advantage},
+        gen_kwargs={"paths": [os.fspath(path) for path in paths], "advantage": advantage, "drop": drop},
     )
 
 
@@ -75,17 +79,19 @@ def row_features() -> Any:
     )
 
 
-def dataset_row(sample: TrainingSample) -> dict[str, Any]:
+def dataset_row(sample: TrainingSample, *, drop: Quarantine | None = None) -> dict[str, Any] | None:
     """A sample as a row with the columns of `row_features`, for `datasets.Dataset.from_list(rows, features=...)`.
 
     `images` are PNG and JPEG files (see `image_file`) and `placeholders` their ranges in the tokens, with the hash of
     the pixels that a processor makes of each file; pixels are left out. An image that was an array becomes a new file:
     its item has another source and `mm_hash` in the sample that `sample_from_row` makes, so `==` of the items, and of
     batches of the samples, is False, although ids, columns, ranges and pixels are equal. Routed experts come back as
-    int32. Raises `AdapterError` for a
-    video.
+    int32. Raises `AdapterError` for a video, or with `drop` records the sample there and returns None.
     """
-    (sample,) = checked_samples([sample])
+    return made_or_dropped(sample, drop, _row)
+
+
+def _row(sample: TrainingSample) -> dict[str, Any]:
     files, placeholders = [], []
     for item, placeholder in sample.media:
         if item.modality != "image":
@@ -170,7 +176,7 @@ def sample_from_row(row: Mapping[str, Any], processors: Mapping[Modality, MediaP
     )
 
 
-def _rows(paths: list[str], advantage: EpisodeAdvantage) -> Iterator[dict[str, Any]]:
+def _rows(paths: list[str], advantage: EpisodeAdvantage, drop: Quarantine | None) -> Iterator[dict[str, Any]]:
     """`datasets` divides the list among the workers: each shard has one path."""
     for path in paths:
         for number, record in enumerate(read_records(path)):
@@ -183,16 +189,19 @@ def _rows(paths: list[str], advantage: EpisodeAdvantage) -> Iterator[dict[str, A
                         f"a {type(trajectory).__name__} is no Trajectory. "
                         "Pass files that RecordWriter has written trajectories to",
                     )
-                yield from _trajectory_rows(trajectory, advantage)
+                yield from _trajectory_rows(trajectory, advantage, drop)
 
 
-def _trajectory_rows(trajectory: Trajectory, advantage: EpisodeAdvantage) -> Iterator[dict[str, Any]]:
+def _trajectory_rows(
+    trajectory: Trajectory, advantage: EpisodeAdvantage, drop: Quarantine | None
+) -> Iterator[dict[str, Any]]:
     values = advantage(trajectory) if callable(advantage) else advantage
     if values is not None:
         processor: Any = _SourceItems({one.source.digest: one for one in trajectory.all_media()})
         processors: dict[Modality, MediaProcessor] = {"image": processor, "video": processor}
         for sample in samples_from_trajectory(trajectory, advantage=values, processors=processors):
-            yield dataset_row(sample)
+            if (row := dataset_row(sample, drop=drop)) is not None:
+                yield row
 
 
 @dataclass

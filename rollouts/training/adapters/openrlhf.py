@@ -9,22 +9,26 @@ import numpy as np
 import torch
 
 from rollouts.training.adapters.arguments import (
-    checked_samples,
+    fitting_samples,
     media_arguments,
     padded,
     presence,
-    refuse_literal_placeholders,
     routed_experts,
     trained_values,
     weight_spans,
 )
+from rollouts.training.quarantine import Quarantine
 from rollouts.training.samples import TrainingSample
 
 _TARGET = "OpenRLHF Experience"
 
 
 def openrlhf_experience(
-    samples: Sequence[TrainingSample], *, pad_id: int, dtype: torch.dtype = torch.float32
+    samples: Sequence[TrainingSample],
+    *,
+    pad_id: int,
+    dtype: torch.dtype = torch.float32,
+    drop: Quarantine | None = None,
 ) -> dict[str, Any]:
     """The keyword arguments of an OpenRLHF `Experience` of B rows, padded on the right to T tokens.
 
@@ -33,10 +37,10 @@ def openrlhf_experience(
     `response_length` (the trained tokens) are (B,); `mm_train_inputs` has the model's arguments of each row's media
     (floats of `dtype`), None for a row of text; `prompts` has the names of the samples; `info["weight_spans"]` has
     (version, start, end) for each span of a row, `info["routed_experts"]`, if a sample has them, those of
-    each. Raises `AdapterError` for a sampled placeholder token.
+    each. Raises `AdapterError` for a sampled placeholder token, or with `drop` leaves its sample out and records it
+    there.
     """
-    samples = checked_samples(samples)
-    refuse_literal_placeholders(_TARGET, samples)
+    samples = fitting_samples(_TARGET, samples, drop)
     lengths = [len(sample) for sample in samples]
 
     def actions(columns: list[np.ndarray], kind: type) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -11,14 +12,15 @@ import torch
 
 from rollouts.training.adapters.arguments import (
     AdapterError,
-    checked_samples,
+    fitting_samples,
+    made_or_dropped,
     media_arguments,
     mm_token_type_ids,
-    refuse_literal_placeholders,
     refuse_parts,
     trained_values,
     trainer_module,
 )
+from rollouts.training.quarantine import Quarantine
 from rollouts.training.samples import TrainingSample
 from rollouts.values import check_positive
 
@@ -35,6 +37,7 @@ def prime_rl_sample(
     env_name: str,
     reward: float | None = None,
     omit: Collection[str] = (),
+    drop: Quarantine | None = None,
     types: ModuleType | None = None,
 ) -> Any:
     """A `prime_rl.transport.types.TrainingSample` of one sample.
@@ -48,26 +51,29 @@ def prime_rl_sample(
 
     The struct has no field for weight versions, and its `routed_experts` are bytes of its own inference server:
     `omit=("weight_spans", "routed_experts")` leaves them out. Raises `AdapterError` for
-    what the struct cannot hold, `ArgumentError` for a temperature that is no positive number, and
-    `MissingTrainerError` where prime-rl is not installed.
+    what the struct cannot hold, or with `drop` records the sample there and returns None; `ArgumentError` for a
+    temperature that is no positive number, and `MissingTrainerError` where prime-rl is not installed.
     """
     target = "prime-rl TrainingSample"
-    (sample,) = checked_samples([sample])
-    refuse_parts(target, [sample], _LACKING, omit)
-    refuse_literal_placeholders(target, [sample])
     structs = trainer_module(_MODULE, types)
-    values: dict[str, Any] = {
-        "token_ids": sample.token_ids.tolist(),
-        "mask": sample.loss_mask.tolist(),
-        "logprobs": trained_values(sample, "logprobs").tolist(),
-        "temperatures": [check_positive("temperature", temperature, _TEMPERATURE_RULE)] * len(sample),
-        "env_name": env_name,
-        **_advantages(target, [sample], structs, structs.TrainingSample),
-        **_media(target, sample, structs),
-    }
-    if reward is not None:
-        values["reward"] = reward
-    return _built(target, f"sample {sample.name}", structs.TrainingSample, values)
+    positive = check_positive("temperature", temperature, _TEMPERATURE_RULE)
+
+    def made(sample: TrainingSample) -> Any:
+        fitting_samples(target, [sample], None, partial(refuse_parts, lacking=_LACKING, omit=omit))
+        values: dict[str, Any] = {
+            "token_ids": sample.token_ids.tolist(),
+            "mask": sample.loss_mask.tolist(),
+            "logprobs": trained_values(sample, "logprobs").tolist(),
+            "temperatures": [positive] * len(sample),
+            "env_name": env_name,
+            **_advantages(target, [sample], structs, structs.TrainingSample),
+            **_media(target, sample, structs),
+        }
+        if reward is not None:
+            values["reward"] = reward
+        return _built(target, f"sample {sample.name}", structs.TrainingSample, values)
+
+    return made_or_dropped(sample, drop, made)
 
 
 def prime_rl_micro_batch(
@@ -76,17 +82,17 @@ def prime_rl_micro_batch(
     temperature: float,
     env_name: str,
     omit: Collection[str] = (),
+    drop: Quarantine | None = None,
     types: ModuleType | None = None,
 ) -> Any:
     """A `prime_rl.transport.types.MicroBatch`: samples of text packed into one row, or one sample with media.
 
     `position_ids` count from 0 in each sample and `sequence_lengths` has their lengths. prime-rl trains a sample with
-    media in a micro batch of its own; others beside it raise `AdapterError`. Otherwise as `prime_rl_sample`.
+    media in a micro batch of its own; others beside it raise `AdapterError`, with `drop` too. Otherwise as
+    `prime_rl_sample`.
     """
     target = "prime-rl MicroBatch"
-    samples = checked_samples(samples)
-    refuse_parts(target, samples, _LACKING, omit)
-    refuse_literal_placeholders(target, samples)
+    samples = fitting_samples(target, samples, drop, partial(refuse_parts, lacking=_LACKING, omit=omit))
     with_media = [sample for sample in samples if sample.media]
     if with_media and len(samples) > 1:
         raise AdapterError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -11,18 +12,18 @@ import torch
 
 from rollouts.training.adapters.arguments import (
     AdapterError,
-    checked_samples,
     first_trained,
+    fitting_samples,
     media_arguments,
     padded,
     presence,
-    refuse_literal_placeholders,
     refuse_other_arguments,
     routed_experts,
     trained_values,
     trainer_module,
     weight_spans,
 )
+from rollouts.training.quarantine import Quarantine
 from rollouts.training.samples import TrainingSample
 
 _MODULE = "skyrl.backends.skyrl_train.training_batch"
@@ -35,6 +36,7 @@ def skyrl_training_batch(
     *,
     pad_id: int,
     dtype: torch.dtype = torch.float32,
+    drop: Quarantine | None = None,
     types: ModuleType | None = None,
 ) -> Any:
     """A SkyRL `TrainingInputBatch` of B rows, padded on the left to T tokens.
@@ -46,11 +48,11 @@ def skyrl_training_batch(
     (version, start, end) for each span of a row, and `routed_experts`, if a sample has them.
 
     SkyRL's models take images in every row of a batch or in none: mixed rows raise `AdapterError`, as do media other
-    than the patches and grids of Qwen-VL images. `types` is the module with the two classes; raises
-    `MissingTrainerError` where skyrl is not installed.
+    than the patches and grids of Qwen-VL images and a sampled placeholder token. With `drop`, samples that cannot be
+    held are left out and recorded there; mixed rows are an error all the same. `types` is the module with the two
+    classes; raises `MissingTrainerError` where skyrl is not installed.
     """
-    samples = checked_samples(samples)
-    refuse_literal_placeholders(_TARGET, samples)
+    samples = fitting_samples(_TARGET, samples, drop, first_trained, partial(refuse_other_arguments, supported=_MEDIA))
     structs = trainer_module(_MODULE, types)
     starts = [first_trained(_TARGET, sample) for sample in samples]
 
@@ -79,7 +81,6 @@ def skyrl_training_batch(
 
 
 def _media(samples: Sequence[TrainingSample], dtype: torch.dtype, structs: Any) -> dict[str, Any]:
-    refuse_other_arguments(_TARGET, samples, _MEDIA)
     rows = [media_arguments(_TARGET, [sample], dtype) for sample in samples]
     if not any(rows):
         return dict.fromkeys(_MEDIA)

@@ -13,17 +13,17 @@ import torch
 from rollouts.models.qwen3_vl import mrope_positions
 from rollouts.training.adapters.arguments import (
     AdapterError,
-    checked_samples,
     first_trained,
+    fitting_samples,
     media_arguments,
     padded,
     presence,
-    refuse_literal_placeholders,
     routed_experts,
     trained_values,
     trainer_module,
     weight_spans,
 )
+from rollouts.training.quarantine import Quarantine
 from rollouts.training.samples import TrainingSample
 
 _MODULE = "verl.protocol"
@@ -36,6 +36,7 @@ def verl_data_proto(
     pad_id: int,
     mrope: bool,
     dtype: torch.dtype = torch.float32,
+    drop: Quarantine | None = None,
     types: ModuleType | None = None,
 ) -> Any:
     """A verl `DataProto` of B rows: P tokens of prompt, padded on the left, then R of response, padded on the right.
@@ -48,10 +49,10 @@ def verl_data_proto(
     `non_tensor_batch` has `multi_modal_inputs` (a dict of the model's arguments per row, floats of `dtype`, empty for
     text; `images_seqlens` are the patches of each frame), `weight_spans`, `sample_name` and, if a sample has
     them, `routed_experts`. `types` is the module with `DataProto`. Raises `AdapterError` for a sampled placeholder
-    token and for media without grids under `mrope`, and `MissingTrainerError` where verl is not installed.
+    token and for media without grids under `mrope`, or with `drop` leaves these samples out and records them there, and
+    `MissingTrainerError` where verl is not installed.
     """
-    samples = checked_samples(samples)
-    refuse_literal_placeholders(_TARGET, samples)
+    samples = fitting_samples(_TARGET, samples, drop, first_trained, *([_refuse_unknown_positions] if mrope else []))
     module = trainer_module(_MODULE, types)
     starts = [first_trained(_TARGET, sample) for sample in samples]
     prompts = [sample.token_ids[:start] for sample, start in zip(samples, starts, strict=True)]
@@ -101,22 +102,27 @@ def _position_ids(samples: Sequence[TrainingSample], is_token: torch.Tensor, mro
     return torch.cat([text[:, None], vision], dim=1)
 
 
-def _mrope(sample: TrainingSample) -> np.ndarray:
-    """Int64 (3, n). Raises `AdapterError` for media whose tensors do not tell their positions."""
-    merge_size = 1
+def _refuse_unknown_positions(target: str, sample: TrainingSample) -> None:
+    """Raise `AdapterError` for media whose tensors do not tell their positions of M-RoPE."""
     for item, placeholder in sample.media:
         grid = item.get(f"{item.modality}_grid_thw")
         # The frames of a video are images of their own, as Qwen3-VL has them; other models count its time otherwise.
         if grid is None or grid[0] != len(placeholder.runs):
             raise AdapterError(
-                _TARGET,
+                target,
                 sample,
                 "position_ids",
                 f"{item.modality} {item.mm_hash[:12]} has the tensors {', '.join(item)} and "
                 f"{len(placeholder.runs)} runs of tokens; M-RoPE is computed from a grid with one run for each frame. "
                 "Leave the sample out, or pass mrope=False for a model without M-RoPE",
             )
-        merge_size = math.isqrt(int(grid.prod()) // item.num_tokens)
+
+
+def _mrope(sample: TrainingSample) -> np.ndarray:
+    """Int64 (3, n)."""
+    merge_size = 1
+    for item, _ in sample.media:
+        merge_size = math.isqrt(int(item[f"{item.modality}_grid_thw"].prod()) // item.num_tokens)
     return mrope_positions(len(sample), sample.media, merge_size)[0]
 
 
