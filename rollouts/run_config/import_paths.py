@@ -32,7 +32,7 @@ def imported_object(file: ConfigFile, key: KeyPath, import_path: str) -> Any:
         if not path.is_file():
             raise file.error(key, f"there is no file {path}; correct the path")
         directory, module_name = path.parent, path.stem
-    _make_importable(directory)
+    make_importable(directory)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -80,7 +80,8 @@ def check_call(
         raise file.error(key, reason)
 
 
-def _make_importable(directory: Path) -> None:
+def make_importable(directory: Path) -> None:
+    """Let the modules in a directory be imported, before all others."""
     if sys.path[:1] != [str(directory)]:
         sys.path.insert(0, str(directory))
         importlib.invalidate_caches()

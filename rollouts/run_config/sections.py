@@ -62,7 +62,15 @@ class ImportedTasks(Section):
     arguments: dict[str, Any] = Field(default_factory=dict)
 
 
-TasksSection: TypeAlias = Annotated[JsonlTasks | TomlTasks | ParquetTasks | ImportedTasks, Field(discriminator="kind")]
+class TasksOfVerifiers(Section):
+    """The tasks of the taskset of an environment of verifiers."""
+
+    kind: Literal["verifiers"]
+
+
+TasksSection: TypeAlias = Annotated[
+    JsonlTasks | TomlTasks | ParquetTasks | ImportedTasks | TasksOfVerifiers, Field(discriminator="kind")
+]
 
 
 class ImportedEnvironment(Section):
@@ -124,8 +132,21 @@ class GymnasiumSection(Section):
     invalid_action_reward: Annotated[float, Field(allow_inf_nan=False)] = 0.0
 
 
+class VerifiersSection(Section):
+    """An environment of verifiers 0.4 (`VerifiersWorkers`), whose harnesses and scoring run in this process.
+
+    `id` is that of the taskset, as for `vf-eval`: a package, or a module beside the file. `arguments` are the other
+    values of verifiers' table `[env]`, such as `agent.runtime.type = "subprocess"`.
+    """
+
+    kind: Literal["verifiers"]
+    id: Text
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
 EnvironmentSection: TypeAlias = Annotated[
-    ImportedEnvironment | ScoredPromptSection | ToolsSection | GymnasiumSection, Field(discriminator="kind")
+    ImportedEnvironment | ScoredPromptSection | ToolsSection | GymnasiumSection | VerifiersSection,
+    Field(discriminator="kind"),
 ]
 
 

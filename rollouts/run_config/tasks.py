@@ -18,7 +18,14 @@ from renderers.process.files import open_readable
 from rollouts.errors import ArgumentError, MissingExtraError, RolloutsError, describe_exception, short_repr
 from rollouts.run_config.config_file import ConfigFile, TaskFileError
 from rollouts.run_config.import_paths import check_call, imported_object
-from rollouts.run_config.sections import FileTasks, ImportedTasks, JsonlTasks, ParquetTasks, TomlTasks
+from rollouts.run_config.sections import (
+    FileTasks,
+    ImportedTasks,
+    JsonlTasks,
+    ParquetTasks,
+    TasksOfVerifiers,
+    TomlTasks,
+)
 from rollouts.task import Task
 from rollouts.values import whole_number
 
@@ -35,6 +42,9 @@ def make_tasks(file: ConfigFile) -> TaskSource:
     Raises `RunConfigError`. Reading the tasks raises `TaskFileError`, which names the row.
     """
     section = file.config.tasks
+    if isinstance(section, TasksOfVerifiers):
+        reason = 'only an environment of kind "verifiers" has tasks of its own; name a file of tasks'
+        raise file.error(("tasks", "kind"), reason)
     if isinstance(section, ImportedTasks):
         return _imported_tasks(file, section)
     path = file.resolve(section.path)

@@ -110,11 +110,12 @@ def test_a_runner_with_a_journal_goes_on_where_another_stopped(renderer, tmp_pat
     assert len(second.requests) < 4 * 2 * 3
 
 
-def test_an_episode_is_repeated_when_its_engine_fails(renderer):
+def test_an_episode_is_repeated_when_its_engine_fails(renderer, caplog):
     script = ["red", ConnectionError("the server went away"), "red", "green", "blue"]
     engine, events = ScriptedEngine(script, renderer=renderer), []
     episode = one_episode(load_env(), engine, renderer, listeners=[events.append])
     assert (episode.error, episode.num_turns, episode.episode_id) == ("", 3, "0/0.1")
+    assert "model call failed" in caplog.text  # verifiers' own warning, of failures alone
     (repeated,) = [event for event in events if isinstance(event, EpisodeRetried)]
     assert "the server went away" in repeated.error
     assert len([event for event in events if isinstance(event, TurnFinished)]) == 4
@@ -151,12 +152,13 @@ def test_what_a_task_raises_is_an_error_of_the_environment(renderer, kinds, atte
         ({"max_tokens": 100}, 1, "max_tokens: the prompt of turn 1"),
     ],
 )
-def test_an_episode_that_reaches_a_limit_is_scored_as_it_is(renderer, limits, turns, named):
+def test_an_episode_that_reaches_a_limit_is_scored_as_it_is(renderer, limits, turns, named, caplog):
     episode = one_episode(load_env(), red(renderer), renderer, limits=EpisodeLimits(**limits))
     assert (episode.truncated, episode.done, episode.error) == (True, False, "")
     assert episode.truncation_reason.startswith(named)
     assert episode.num_turns == turns
     assert episode.reward == pytest.approx(2 / 3 if turns else 0)  # the first colour is red
+    assert "model call failed" not in caplog.text
 
 
 @pytest.mark.parametrize("limit", ["turn_seconds", "episode_seconds"])

@@ -24,6 +24,7 @@ from rollouts.runner.group import Group
 from rollouts.runner.group_run import RetryPolicy
 from rollouts.runner.runner import Runner
 from rollouts.terminal.table import counted, printable
+from rollouts.workers.protocol import Workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,18 +141,21 @@ def _part_text(part: Any) -> str:
 
 
 async def _first_group(parts: RunParts, engine: _NoEngine | _NoEndpoint, pool: RendererPool | None) -> Group:
-    runner = Runner(
-        parts.make_environment,
-        engine,
-        pool,
-        sampling=parts.sampling,
-        limits=parts.limits,
-        retry=RetryPolicy(max_attempts=1),
-        seed=parts.file.config.seed,
-    )
-    async with runner:
-        async for group in runner.stream(first_tasks(parts.tasks, 1)):
-            return group
+    async with parts.place(engine, pool) as place:
+        workers = place if isinstance(place, Workers) else None
+        runner = Runner(
+            parts.make_environment,
+            None if workers else engine,
+            None if workers else pool,
+            sampling=parts.sampling,
+            limits=parts.limits,
+            retry=RetryPolicy(max_attempts=1),
+            seed=parts.file.config.seed,
+            workers=workers,
+        )
+        async with runner:
+            async for group in runner.stream(first_tasks(parts.tasks, 1)):
+                return group
     raise parts.file.error(("tasks",), "there is no task; add at least one")
 
 

@@ -6,9 +6,9 @@ import asyncio
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from rich.console import Console
 
-from renderers import TemplateRenderer
+from renderers import Renderer, RendererPool, TemplateRenderer
 from rollouts.cli.run.output import GroupFiles, OutputDirectory, StoredGroups
 from rollouts.engines.protocol import ChatEngine, Engine, SamplingParams
 from rollouts.episodes.deadlines import EpisodeLimits
@@ -41,6 +41,7 @@ from rollouts.run_config.engines import connect, engine_factory
 from rollouts.run_config.import_paths import check_call, imported_function
 from rollouts.run_config.parts import (
     WorkerParts,
+    check_processes,
     check_sampling,
     environment_factory,
     make_group_rewards,
@@ -49,8 +50,9 @@ from rollouts.run_config.parts import (
     make_worker_parts,
     worker_configuration,
 )
-from rollouts.run_config.sections import WorkersSection
+from rollouts.run_config.sections import VerifiersSection, WorkersSection
 from rollouts.run_config.tasks import FileTaskSource, TaskSource, first_tasks, make_tasks
+from rollouts.run_config.verifiers_environment import load_verifiers
 from rollouts.runner.events import Listener
 from rollouts.runner.group_run import RetryPolicy
 from rollouts.runner.journal import Journal
@@ -75,11 +77,26 @@ class RunParts:
 
     file: ConfigFile
     tasks: TaskSource
-    make_environment: MakeEnvironment
+    make_environment: MakeEnvironment | None
     renderer: TemplateRenderer | None
     make_engine: Callable[[], Engine | ChatEngine]
     group_rewards: list[GroupReward]
     skip_group: Callable[..., Any] | None
+    verifiers: Any = None
+    """The environment of verifiers that is in place of `make_environment`."""
+
+    @asynccontextmanager
+    async def place(
+        self, engine: Engine | ChatEngine, renderer: Renderer | RendererPool | None
+    ) -> AsyncIterator[Engine | ChatEngine | Workers]:
+        """Where episodes run with an engine of this process: with it, or at the workers that verifiers needs."""
+        if self.verifiers is None:
+            yield engine
+            return
+        from rollouts.environments.verifiers import VerifiersWorkers
+
+        async with VerifiersWorkers(self.verifiers, engine, renderer, slots=self.file.config.concurrency) as workers:
+            yield workers
 
     @property
     def sampling(self) -> SamplingParams:
@@ -152,15 +169,20 @@ def make_parts(file: ConfigFile, *, offline: bool) -> RunParts:
     Raises `RunConfigError` with every problem, and `MissingExtraError`.
     """
     problems = ProblemList(file.path)
-    tasks = problems.attempt(lambda: make_tasks(file))
-    make_environment = problems.attempt(lambda: environment_factory(file))
+    verifiers = None
+    if isinstance(file.config.environment, VerifiersSection):
+        verifiers, tasks = problems.attempt(lambda: load_verifiers(file)) or (None, ())
+        make_environment = None
+    else:
+        tasks = problems.attempt(lambda: make_tasks(file))
+        make_environment = problems.attempt(lambda: environment_factory(file))
     group_rewards = problems.attempt(lambda: make_group_rewards(file))
     skip_group = problems.attempt(lambda: _skip_group(file))
     renderer = problems.attempt(lambda: make_renderer(file, offline=offline))
     make_engine = problems.attempt(lambda: engine_factory(file, renderer))
     problems.attempt(lambda: check_sampling(file))
     problems.check()
-    return RunParts(file, tasks, make_environment, renderer, make_engine, group_rewards, skip_group)
+    return RunParts(file, tasks, make_environment, renderer, make_engine, group_rewards, skip_group, verifiers)
 
 
 def _skip_group(file: ConfigFile) -> Callable[..., Any] | None:
@@ -239,7 +261,8 @@ class Execution:
                     sources.append(await opened.enter_async_context(EngineMonitor(engine)))
                 if self._parts.renderer is not None:
                     sources.append(RendererStats(self._parts.renderer))
-                await self._run_at(engine, sources)
+                place = await opened.enter_async_context(self._parts.place(engine, self._parts.renderer))
+                await self._run_at(place, [*sources, *([place.metrics] if isinstance(place, Workers) else [])])
             elif self._make_workers is not None:
                 workers = await opened.enter_async_context(self._make_workers())
                 await self._run_at(workers, [workers.metrics])
@@ -322,6 +345,7 @@ def workers_of_run(file: ConfigFile, address: str | None) -> MakeWorkers | None:
         if address is None:
             return None
         section = WorkersSection(listen=address)
+    check_processes(file)
     listen = address or section.listen
     from rollouts.workers.link import LinkWorkers, read_orchestrator_keys
 
@@ -400,6 +424,7 @@ def ray_workers_of_run(file: ConfigFile) -> MakeWorkers:
     from rollouts.ray import RayWorkers, connect
 
     section = file.config.ray
+    check_processes(file)
     connect(section.address)
     parts = ConfiguredParts(_path_on_nodes(file.path), worker_configuration(file))
     options: dict[str, Any] = {"num_cpus": section.cpus, "num_gpus": section.gpus}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import time
 import uuid
 from collections.abc import Mapping
@@ -50,6 +51,10 @@ _NOT_NEEDED = ("logprobs", "cache_salt", "n")
 _TEMPLATE_OPTIONS = ("chat_template_kwargs", "reasoning_effort")
 #: Where the messages of a prompt come from, in errors.
 _ORIGIN = "the harness"
+
+
+class _LimitReachedError(ProviderError):  # type: ignore[misc]
+    """A limit of the rollout refuses the call. It is no failure, of which verifiers logs a warning."""
 
 
 class EngineClientConfig(TrainClientConfig):  # type: ignore[misc]  # verifiers has no types without the extra
@@ -151,7 +156,7 @@ class EngineClient(Client):  # type: ignore[misc]
             rollout.limit = error
             if turn is not None:
                 turn.trace.stop(error.limit)
-            raise ProviderError(str(error), status_code=400) from error
+            raise _LimitReachedError(str(error), status_code=400) from error
         except (RendererError, RolloutsError) as error:
             rollout.failure = error
             is_lasting = isinstance(error, RendererError | InvalidRequestError)
@@ -301,6 +306,11 @@ def _resolve_engine_clients() -> None:
 
     resolve_client.finds_engine_clients = True  # type: ignore[attr-defined]
     interception_server.resolve_client = resolve_client
+    interception_server.logger.addFilter(_is_no_limit)
+
+
+def _is_no_limit(record: logging.LogRecord) -> bool:
+    return not any(isinstance(argument, _LimitReachedError) for argument in record.args or ())
 
 
 def _sampling_params(base: SamplingParams, config: SamplingConfig) -> SamplingParams:

@@ -1,0 +1,129 @@
+"""`rollouts run` with environments of verifiers. Needs verifiers 0.4: python tests/dropin/verifiers_environment.py"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rollouts.cli.main import app
+from transport import read_records
+
+pytest.importorskip("verifiers.v1")
+
+CONFIG = """\
+group_size = 2
+concurrency = 4
+
+[tasks]
+kind = "verifiers"
+
+[environment]
+kind = "verifiers"
+id = "colours-v1"
+arguments = { agent.runtime.type = "subprocess" }
+
+[engine]
+kind = "scripted"
+completions = ["red"]
+
+[renderer]
+model = "model"
+
+[sampling]
+max_tokens = 16
+
+[output]
+directory = "out"
+report = false
+"""
+
+
+@pytest.fixture
+def directory(tmp_path, tiny_model_dir):
+    shutil.copytree(tiny_model_dir, tmp_path / "model")
+    return tmp_path
+
+
+def rollouts(directory: Path, command: str, *options: str, config: str = CONFIG):
+    (directory / "run.toml").write_text(config)
+    return CliRunner().invoke(app, [command, str(directory / "run.toml"), *options])
+
+
+def changed(old: str, new: str) -> str:
+    assert CONFIG.count(old) == 1
+    return CONFIG.replace(old, new)
+
+
+def rows_of(directory: Path):
+    return [json.loads(line) for line in (directory / "out" / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_has_a_group_for_each_task_of_the_taskset_and_goes_on_where_it_stopped(directory):
+    result = rollouts(directory, "run", "--limit", "1")
+    assert result.exit_code == 0, result.output
+    assert [row["task_id"] for row in rows_of(directory)] == ["0"]
+    result = rollouts(directory, "run", "--resume")
+    assert result.exit_code == 0, result.output
+    rows = {row["task_id"]: row for row in rows_of(directory)}
+    assert sorted(rows) == ["0", "1", "2", "3"]
+    for index in range(4):
+        row = rows[str(index)]
+        assert row["total_rewards"] == [pytest.approx(2 / 3)] * 2
+        assert row["reward_parts"] == {"named": [pytest.approx(1 / 3)] * 2}
+        assert row["task_data"] == {"index": index}
+    groups = read_records(directory / "out" / "trajectories.mmr")
+    assert sorted(episode.episode_id for group in groups for episode in group) == [
+        f"{task}/{index}.0" for task in range(4) for index in range(2)
+    ]
+
+
+def test_arguments_are_values_of_the_table_of_verifiers(directory):
+    arguments = '{ agent = { runtime.type = "subprocess", max_turns = 1 }, taskset.options.tool = true }'
+    config = changed('{ agent.runtime.type = "subprocess" }', arguments)
+    result = rollouts(directory, "run", config=config)
+    assert result.exit_code == 0, result.output
+    assert [(row["turns"], row["truncated"]) for row in rows_of(directory)] == [(2, 2)] * 4
+
+
+def test_a_dry_run_prints_the_first_prompt_with_its_image(directory):
+    result = rollouts(directory, "run", "--dry-run")
+    assert result.exit_code == 0, result.output
+    assert "first prompt: task 0, environment seed 0" in result.output
+    assert "2 messages, 0 tools, 1 image of" in result.output
+    assert not (directory / "out").exists()
+
+
+def with_arguments(text: str) -> str:
+    return changed('type = "subprocess" }', f'type = "subprocess", {text} }}')
+
+
+FILE = 'kind = "jsonl"\npath = "tasks.jsonl"\n\n[environment]'
+IMPORTED = '[environment]\nkind = "import"\nfactory = "a:b"\n\n[engine]'
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        (changed('"colours-v1"', '"no-such"'), "environment.id: verifiers cannot load 'no-such': "),
+        (changed('"colours-v1"', '"json"'), "environment.id: verifiers cannot load 'json': "),
+        (with_arguments("agent.turns = 1"), "environment.arguments: verifiers refuses agent.turns: "),
+        (with_arguments('taskset.id = "a"'), "environment.arguments.taskset: write a table"),
+        (changed('kind = "verifiers"\n\n[environment]', FILE), "tasks.kind: an environment of verifiers has its own"),
+        (
+            CONFIG.split("[environment]")[0] + IMPORTED + CONFIG.split("[engine]")[1],
+            'tasks.kind: only an environment of kind "verifiers" has tasks of its own',
+        ),
+        (
+            CONFIG + '\n[workers]\nlisten = "tcp://127.0.0.1:0"\n',
+            "environment.kind: environments of verifiers run in the process of the run",
+        ),
+    ],
+)
+def test_what_cannot_work_is_named_with_its_key(directory, config, named):
+    result = rollouts(directory, "run", config=config)
+    assert result.exit_code == 2
+    assert named in " ".join(result.output.split())
