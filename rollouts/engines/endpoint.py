@@ -663,9 +663,10 @@ class _Overflow(NamedTuple):
 
 
 _OVERFLOW_CODES: Final = ("context_length_exceeded", "exceed_context_size_error")  # OpenAI and this project; llama.cpp
-_OVERFLOW = re.compile(r"(?i)context (length|size|window)|leaves no room within the model")
+_OVERFLOW = re.compile(r"(?i)context (length|size|window)|leaves no room within the model|max_model_len=\d")
 _LIMIT = re.compile(
     r"(?i)context length (?:is|of|\()\s*(?:only )?(\d+)|limit of (\d+)|within the model's (\d+)|size \((\d+)"
+    r"|max_model_len=(\d+)"
 )
 #: "at least": vLLM has not counted the whole prompt.
 _PROMPT = re.compile(
