@@ -2,7 +2,7 @@
 
 from rollouts.environments.gymnasium import GymnasiumEnvironment
 from rollouts.environments.mcp import HttpServer, McpTools, StdioServer
-from rollouts.environments.scored_prompt import ScoredPrompt
+from rollouts.environments.scored_prompt import ScoredPrompt, messages_of_row
 from rollouts.environments.tools import Tool, ToolEnvironment, ToolFailedError
 from rollouts.environments.user_simulation import UserSimulation
 
@@ -16,4 +16,5 @@ __all__ = [
     "ToolEnvironment",
     "ToolFailedError",
     "UserSimulation",
+    "messages_of_row",
 ]

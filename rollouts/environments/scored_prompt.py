@@ -12,25 +12,82 @@ from rollouts.rewards import Reward, rewards_of, score_episode
 from rollouts.task import Task
 
 _PROMPT_KEYS: Final = ("messages", "prompt", "question")
+#: A part with one of these has its image.
+_IMAGE_KEYS: Final = frozenset({"image", "image_url", "url", "path", "base64"})
 
 
-def messages_of_row(task: Task) -> list[Message]:
-    """The prompt that the row of a task has.
+def messages_of_row(task: Task | Mapping[str, Any]) -> list[Message]:
+    """The prompt that the row of a task has, with the images of the row; `task` may be the row itself.
 
-    `messages` or `prompt` is a list of messages, or the text of one of the user; so is `question`. Raises
-    `ArgumentError` for a row without them.
+        messages_of_row({"prompt": [{"role": "user", "content": "Which digit?"}], "image": image})
+
+    `messages` or `prompt` is a list of messages, or the text of one of the user; so is `question`. The images are those
+    of `images`, a list, or of `image`: files as bytes, PIL images, arrays, or files of `datasets`, `{"bytes": ...,
+    "path": ...}`. As in TRL, they take the places of the parts `{"type": "image"}` in their order; without such parts
+    they precede the text of the first message of the user. Raises `ArgumentError` for a row without a prompt, and where
+    it has another number of images than of parts.
     """
-    row = task.data if isinstance(task.data, Mapping) else {}
+    row = task.data if isinstance(task, Task) else task
+    name = f"the row of task {task.task_id!r:.80}" if isinstance(task, Task) else "the row"
+    row = row if isinstance(row, Mapping) else {}
     for key in _PROMPT_KEYS:
         prompt = row.get(key)
         if isinstance(prompt, str):
-            return [{"role": "user", "content": prompt}]
+            return _with_images([{"role": "user", "content": prompt}], row, name)
         if isinstance(prompt, Sequence) and prompt:
-            return list(prompt)
-    rule = (
-        f"the row of task {task.task_id!r:.80} has no prompt; add one of {', '.join(_PROMPT_KEYS)}, or pass a function"
-    )
+            return _with_images(prompt, row, name)
+    rule = f"{name} has no prompt; add one of {', '.join(_PROMPT_KEYS)}, or pass a function"
     raise ArgumentError("messages", sorted(map(str, row)), rule)
+
+
+def _with_images(prompt: Sequence[Any], row: Mapping[str, Any], name: str) -> list[Message]:
+    """The messages of a row with its images. Other values than messages are left to the checks of a renderer."""
+    images = [_image(one) for one in _images(row)]
+    messages: list[Any] = [_without_absent(one) for one in prompt]
+    places = [
+        part
+        for message in messages
+        if isinstance(message, dict) and message.get("role") != "tool" and isinstance(message.get("content"), list)
+        for part in message["content"]
+        if isinstance(part, dict) and part.get("type") == "image" and not part.keys() & _IMAGE_KEYS
+    ]
+    of_user = next((one for one in messages if isinstance(one, dict) and one.get("role") == "user"), None)
+    if images and not places and of_user is not None and isinstance(of_user.get("content"), str):
+        places = [{"type": "image"} for _ in images]
+        of_user["content"] = [*places, {"type": "text", "text": of_user["content"]}]
+    if len(places) != len(images):
+        rule = f'{name} has {len(places)} parts {{"type": "image"}} for them; write one for each image'
+        raise ArgumentError("images", f"{len(images)} images", rule)
+    for part, image in zip(places, images, strict=True):
+        part["image"] = image
+    return messages
+
+
+def _images(row: Mapping[str, Any]) -> list[Any]:
+    """The images of a row, as TRL reads them: `images`, or else the one of `image`."""
+    if row.get("images") is not None:
+        return list(row["images"])
+    return [] if row.get("image") is None else [row["image"]]
+
+
+def _image(value: Any) -> Any:
+    """The bytes, or else the path, of a file of `datasets`; another value as it is."""
+    if isinstance(value, Mapping) and value.keys() == {"bytes", "path"}:
+        return value["path"] if value["bytes"] is None else value["bytes"]
+    return value
+
+
+def _without_absent(message: Any) -> Any:
+    """A copy of a message without keys whose value is None: a table gives each part the keys of all others."""
+    if not isinstance(message, Mapping):
+        return message
+    copied = {key: value for key, value in message.items() if value is not None or key == "content"}
+    if isinstance(parts := copied.get("content"), list):
+        copied["content"] = [
+            {key: value for key, value in part.items() if value is not None} if isinstance(part, Mapping) else part
+            for part in parts
+        ]
+    return copied
 
 
 class ScoredPrompt:
@@ -44,7 +101,8 @@ class ScoredPrompt:
 
         Runner(lambda task: ScoredPrompt(task, messages, score), ...)
 
-    `task` is any object; it is passed to both functions. `completion` is the assistant's message. `score` is a
+    `task` is any object; it is passed to both functions. `messages_of_row` is such a function for rows of a data set,
+    those of TRL with images among them. `completion` is the assistant's message. `score` is a
     function that returns a finite number, or a `Reward` or a list of them, whose sum of weighted scores is the reward;
     the info of the turn has each under `rewards`. Both functions may be `async`; functions that are not run on the
     event loop, unless a `Reward` is `threaded`. Raises `ArgumentError`; an episode whose scoring function fails has

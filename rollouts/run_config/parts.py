@@ -198,8 +198,7 @@ def _imported(file: ConfigFile, section: ImportedEnvironment) -> MakeEnvironment
 
 
 def _scored_prompt(file: ConfigFile, section: ScoredPromptSection) -> MakeEnvironment:
-    from rollouts.environments import ScoredPrompt
-    from rollouts.environments.scored_prompt import messages_of_row
+    from rollouts.environments import ScoredPrompt, messages_of_row
 
     messages = messages_of_row if section.messages is None else _messages(file, section.messages)
     rewards = make_rewards(file, ("environment", "rewards"), section.rewards, ["completion", "task"])

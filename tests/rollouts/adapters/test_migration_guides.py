@@ -9,10 +9,16 @@ def empty_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+def rewards_of(groups):
+    return {name: group.rewards.tolist() for name, group in groups.items()}
+
+
 def test_the_guide_for_users_of_trl(trl):
     names = run_page("how-to/migrate-from-trl.md")
     assert [group.rewards.tolist() for group in names["groups"]] == [[1.1, 1.0], [0.1, 1.0]]
     assert names["inputs"]["advantages"][2:, 0].sign().tolist() == [-1.0, 1.0]
+    assert rewards_of(names["with_images"]) == {"0": [1.0, 1.0], "1": [0.0, 0.0]}
+    assert [len(list(names["with_images"][name].episodes[0].all_media())) for name in ("0", "1")] == [2, 2]
 
 
 def test_the_guide_for_users_of_skyrl(trainer_packages, load_without_init):
