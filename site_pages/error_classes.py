@@ -25,10 +25,10 @@ def error_classes() -> list[type[Exception]]:
 
 
 def modules_that_declare_errors() -> Iterator[str]:
-    """The names of the modules whose text has a class with a name that ends in `Error`."""
+    """The names of the modules whose text has a public class with a name that ends in `Error`."""
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
-            if re.search(r"^class \w+Error\(", path.read_text(encoding="utf-8"), re.MULTILINE):
+            if re.search(r"^class [A-Z]\w*Error\(", path.read_text(encoding="utf-8"), re.MULTILINE):
                 yield ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
