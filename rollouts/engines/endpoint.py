@@ -70,6 +70,9 @@ _FINISH_REASONS: Final = {
 #: A server ended the completion: vLLM, SGLang; DeepSeek.
 _INTERRUPTED: Final = ("abort", "error", "insufficient_system_resource")
 
+#: The one address that gets the key of OPENAI_API_KEY without being told to.
+_OPENAI: Final = "https://api.openai.com/"
+
 _RESPONSE_BYTES: Final = 64 * 2**20
 _MAX_CONCURRENCY: Final = 1000  # connections of the SDK's client
 _CONNECT_SECONDS: Final = 10.0
@@ -79,7 +82,7 @@ _DATA_URL_BYTES: Final = 256 * 2**20
 class ChatEndpoint:
     """A model behind OpenAI's chat completions: OpenAI, vLLM, `rollouts serve`, and most other servers and providers.
 
-        endpoint = ChatEndpoint("http://127.0.0.1:8000/v1", "Qwen/Qwen3-VL-8B-Instruct", api_key_env=None)
+        endpoint = ChatEndpoint("http://127.0.0.1:8000/v1", "Qwen/Qwen3-VL-8B-Instruct")
         answer = await endpoint.chat([{"role": "user", "content": "How many dots?"}], sampling=SamplingParams())
 
     A `ChatEngine`: it takes and returns messages, and the server has the chat template. Token ids and their
@@ -87,8 +90,8 @@ class ChatEndpoint:
 
     - `base_url`: the part of the address before `/chat/completions`, such as "https://api.openai.com/v1".
     - `model`: the name of the model at the server.
-    - `api_key`: the key; None: that of the environment variable `api_key_env`, if it is set. `api_key_env=None` sends
-      none. The key is sent to `base_url` alone: redirects are not followed.
+    - `api_key`: the key; None: that of the environment variable `api_key_env`. If that is None, too, https://api.openai.com
+      gets the key of OPENAI_API_KEY, and other servers get none. Redirects are not followed.
     - `concurrency`: the number of requests at a time, at most 1,000; others wait.
     - `timeout_seconds`: for a call with its retries, from the time at which it does not wait for others.
     - `max_retries`: failed connections and HTTP 408, 409, 429, 500 and above are tried again so often, after the time
@@ -110,7 +113,7 @@ class ChatEndpoint:
         model: str,
         *,
         api_key: str | None = None,
-        api_key_env: str | None = "OPENAI_API_KEY",
+        api_key_env: str | None = None,
         concurrency: int = 64,
         timeout_seconds: float = 600.0,
         max_retries: int = 5,
@@ -125,7 +128,7 @@ class ChatEndpoint:
         if not isinstance(model, str) or not model or not is_unicode(model):
             raise ArgumentError("model", model, "pass the name that the server has for the model")
         self.model = model
-        self._api_key = _checked_key(api_key, api_key_env)
+        self._api_key = _checked_key(api_key, api_key_env, self.base_url)
         self._concurrency = check_integer("concurrency", concurrency)
         if self._concurrency > _MAX_CONCURRENCY:
             raise ArgumentError("concurrency", concurrency, f"pass at most {_MAX_CONCURRENCY}")
@@ -470,19 +473,19 @@ def _checked_url(base_url: str) -> str:
     return base_url.rstrip("/")
 
 
-def _checked_key(api_key: str | None, api_key_env: str | None) -> str:
+def _checked_key(api_key: str | None, api_key_env: str | None, base_url: str) -> str:
     """The key; empty for none. Raises `ArgumentError`, whose text contains no key."""
-    name, key = ("api_key", api_key)
-    if api_key is None and api_key_env is not None:
-        if not isinstance(api_key_env, str):
-            raise ArgumentError("api_key_env", api_key_env, "pass the name of an environment variable, or None")
-        name, key = f"the environment variable {api_key_env}", os.environ.get(api_key_env)
-    if key is None:
-        return ""
-    if not isinstance(key, str) or not re.fullmatch(r"[\x21-\x7e]*", key):
-        rule = "it has spaces, line ends or other characters that no HTTP header can carry; strip it"
+    name, key = "api_key", api_key
+    if key is None and api_key_env is not None:
+        name, key = "api_key_env", os.environ.get(api_key_env)
+        if not key:  # the name is not repeated: it may be the key itself
+            raise ArgumentError(name, "...", "the environment variable of this name is not set; put the key in it")
+    elif key is None and base_url.startswith(_OPENAI):
+        name, key = "OPENAI_API_KEY", os.environ.get("OPENAI_API_KEY")
+    if not isinstance(key or "", str) or not re.fullmatch(r"[\x21-\x7e]*", key or ""):
+        rule = "the key has spaces, line ends or other characters that no HTTP header can carry; strip it"
         raise ArgumentError(name, "...", rule)
-    return key
+    return key or ""
 
 
 # Requests.

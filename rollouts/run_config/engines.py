@@ -34,9 +34,6 @@ from rollouts.run_config.sections import (
 )
 from rollouts.terminal.interrupts import defer_interrupts
 
-#: The one address that gets the key of OPENAI_API_KEY without being told to.
-_OPENAI = "https://api.openai.com"
-
 #: That a `ChatEndpoint` sends at a time.
 _MOST_REQUESTS = 1000
 
@@ -72,7 +69,6 @@ def media_policy(file: ConfigFile, section: MediaSection) -> MediaPolicy:
 
 def _endpoint(file: ConfigFile, section: EndpointEngineSection) -> Callable[[], ChatEngine]:
     key = _api_key(file, section.api_key_env)
-    of_openai = section.base_url.startswith(f"{_OPENAI}/")
     with file.naming("engine", "media"):
         policy = media_policy(file, section.media)
 
@@ -84,7 +80,6 @@ def _endpoint(file: ConfigFile, section: EndpointEngineSection) -> Callable[[], 
                 section.base_url,
                 section.model,
                 api_key=key,
-                api_key_env="OPENAI_API_KEY" if of_openai else None,
                 concurrency=min(file.config.concurrency, _MOST_REQUESTS),
                 timeout_seconds=section.request_seconds,
                 max_tokens_field=section.max_tokens_field,

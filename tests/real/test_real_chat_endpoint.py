@@ -22,7 +22,7 @@ def conversation(*parts):
 async def endpoint(vllm_server):
     async with VLLMEngine(vllm_server.base_url) as engine:
         model = (await engine.capabilities()).model
-    async with ChatEndpoint(f"{vllm_server.base_url}/v1", model, api_key_env=None) as endpoint:
+    async with ChatEndpoint(f"{vllm_server.base_url}/v1", model) as endpoint:
         yield endpoint
 
 
@@ -58,7 +58,7 @@ async def test_a_completion_ends_with_the_context(endpoint):
 
 
 async def test_a_model_that_is_not_served_is_named(endpoint, vllm_server):
-    async with ChatEndpoint(f"{vllm_server.base_url}/v1", "another-model", api_key_env=None) as other:
+    async with ChatEndpoint(f"{vllm_server.base_url}/v1", "another-model") as other:
         with pytest.raises(ServerError, match="another-model") as raised:
             await other.chat(conversation(), sampling=SamplingParams())
     assert raised.value.status == 404

@@ -115,23 +115,35 @@ async def test_a_completion_ends_with_the_context(served, renderer):
 
 @pytest.mark.parametrize("key", [None, "sk-proj-another-key-1234"])
 async def test_a_server_that_refuses_the_key_is_named_and_the_key_is_not(served, key):
-    async with ChatEndpoint(served, "policy", api_key=key, api_key_env=None) as endpoint:
+    async with ChatEndpoint(served, "policy", api_key=key) as endpoint:
         with pytest.raises(ApiKeyError, match=r"HTTP 401 .*its API key") as raised:
             await endpoint.chat([user("a")], sampling=SamplingParams())
     assert "another-key" not in str(raised.value)
     assert raised.value.server == served
 
 
-async def test_the_key_is_that_of_the_environment_unless_one_is_given(monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", "of-openai")
+async def keys_of(server, *options):
+    """The Authorization headers of requests of endpoints with these options."""
+    for each in options:
+        async with ChatEndpoint(server.url, "m", **each) as endpoint:
+            await endpoint.chat([user("a")], sampling=SamplingParams())
+    return [headers.get("authorization") for headers in server.headers]
+
+
+async def test_the_key_is_the_given_one_or_that_of_the_named_variable(monkeypatch):
     monkeypatch.setenv("OTHER_KEY", "of-another")
-    keys = [{}, {"api_key_env": "OTHER_KEY"}, {"api_key": "given"}, {"api_key_env": "UNSET"}, {"api_key_env": None}]
     with ChatServer(completion()) as server:
-        for options in keys:
-            async with ChatEndpoint(server.url, "m", **options) as endpoint:
-                await endpoint.chat([user("a")], sampling=SamplingParams())
-    sent = [headers.get("authorization") for headers in server.headers]
-    assert sent == ["Bearer of-openai", "Bearer of-another", "Bearer given", None, None]
+        options = {"api_key_env": "OTHER_KEY"}, {"api_key": "given"}, {"api_key": "given", "api_key_env": "OTHER_KEY"}
+        assert await keys_of(server, *options) == ["Bearer of-another", "Bearer given", "Bearer given"]
+
+
+async def test_the_key_of_openai_goes_to_openai_alone(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "of-openai")
+    with ChatServer(completion()) as other, ChatServer(completion()) as openai:
+        assert await keys_of(other, {}) == [None]
+        monkeypatch.setattr("rollouts.engines.endpoint._OPENAI", f"{openai.base_url}/")
+        assert await keys_of(openai, {}) == ["Bearer of-openai"]
+        assert await keys_of(other, {}) == [None, None]
 
 
 # Requests.
@@ -140,7 +152,7 @@ async def test_the_key_is_that_of_the_environment_unless_one_is_given(monkeypatc
 async def sent(messages, *, sampling=None, tools=None, seed=None, response=None, **options):
     """The body of the request for a conversation."""
     with ChatServer(response or completion()) as server:
-        async with ChatEndpoint(server.url, "m", api_key_env=None, **options) as endpoint:
+        async with ChatEndpoint(server.url, "m", **options) as endpoint:
             await endpoint.chat(messages, sampling=sampling or SamplingParams(), tools=tools, seed=seed)
     return server.bodies[-1]
 
@@ -187,7 +199,7 @@ async def test_the_name_of_the_limit_can_be_chosen_and_fields_left_out():
     ],
 )
 async def test_sampling_options_that_the_api_does_not_have_are_refused(sampling, options, named):
-    async with ChatEndpoint("http://127.0.0.1:9/v1", "m", api_key_env=None, **options) as endpoint:
+    async with ChatEndpoint("http://127.0.0.1:9/v1", "m", **options) as endpoint:
         with pytest.raises(InvalidRequestError, match=named):
             await endpoint.chat([user("a")], sampling=sampling)
 
@@ -247,7 +259,7 @@ async def test_a_path_is_read_only_below_an_allowed_directory(tmp_path):
     ],
 )
 async def test_content_that_cannot_be_sent_is_refused_with_its_place(content, error, named):
-    async with ChatEndpoint("http://127.0.0.1:9/v1", "m", api_key_env=None) as endpoint:
+    async with ChatEndpoint("http://127.0.0.1:9/v1", "m") as endpoint:
         with pytest.raises(error, match=named):
             await endpoint.chat([user(content)], sampling=SamplingParams())
 
@@ -257,7 +269,7 @@ async def test_content_that_cannot_be_sent_is_refused_with_its_place(content, er
 
 async def answer_of(body, **options):
     with ChatServer(body) as server:
-        async with ChatEndpoint(server.url, "m", api_key_env=None) as endpoint:
+        async with ChatEndpoint(server.url, "m") as endpoint:
             return await endpoint.chat([user("a")], sampling=SamplingParams(), **options)
 
 
@@ -349,7 +361,7 @@ async def test_an_episode_with_tools_answers_calls_of_the_server_and_malformed_o
     responses = [completion(None, tool_calls=calls) if calls else completion("red") for calls in turns]
     environment = ToolEnvironment(None, tools=[look], messages=lambda task: [user("Which?")], score=lambda *_: 1.0)
     with ChatServer(*responses) as server:
-        async with ChatEndpoint(server.url, "m", api_key_env=None) as endpoint:
+        async with ChatEndpoint(server.url, "m") as endpoint:
             sampling = SamplingParams(seed=1)
             trajectory = await run_episode(environment, engine=endpoint, renderer=None, sampling=sampling, max_turns=8)
     assert (trajectory.error, trajectory.reward) == ("", 1.0)
@@ -365,7 +377,7 @@ async def test_an_episode_with_tools_answers_calls_of_the_server_and_malformed_o
     # The project's own server, which refuses results without a call, takes the same messages.
     engine = ScriptedEngine(["red"], renderer=renderer)
     with ServedInThread(Starlette(routes=Gateway(engine, renderer).routes())) as server:
-        async with ChatEndpoint(f"{server.base_url}/v1", "m", api_key_env=None) as endpoint:
+        async with ChatEndpoint(f"{server.base_url}/v1", "m") as endpoint:
             answer = await endpoint.chat(messages, tools=environment.tools, sampling=SamplingParams())
     assert answer.message["content"] == "red"
 
@@ -396,6 +408,7 @@ def assert_results_answer_calls(messages):
         ({"base_url": None}, "base_url"),
         ({"model": ""}, "model"),
         ({"api_key": "secret\n"}, "api_key is '...'"),
+        ({"api_key_env": "sk-secret"}, "api_key_env is '...'; the environment variable of this name is not set"),
         ({"concurrency": 0}, "concurrency"),
         ({"concurrency": 1001}, "concurrency is 1001; pass at most 1000"),
         ({"timeout_seconds": 0}, "timeout_seconds"),
@@ -422,7 +435,7 @@ def test_its_repr_has_no_key():
 
 
 async def test_a_closed_endpoint_refuses_requests():
-    endpoint = ChatEndpoint("http://127.0.0.1:9/v1", "m", api_key_env=None)
+    endpoint = ChatEndpoint("http://127.0.0.1:9/v1", "m")
     await endpoint.close()
     await endpoint.close()
     with pytest.raises(EngineClosedError):
@@ -431,7 +444,7 @@ async def test_a_closed_endpoint_refuses_requests():
 
 def test_an_endpoint_serves_one_event_loop_after_another_and_not_two_at_a_time():
     with ChatServer(completion()) as server:
-        endpoint = ChatEndpoint(server.url, "m", api_key_env=None)
+        endpoint = ChatEndpoint(server.url, "m")
 
         async def ask():
             return (await endpoint.chat([user("a")], sampling=SamplingParams())).message["content"]

@@ -32,7 +32,7 @@ MESSAGES = [{"role": "user", "content": "Which colour?"}]
 
 
 async def ask(server, *, sampling=None, **options):
-    options = {"api_key_env": None, "max_retries": 1, **options}
+    options = {"max_retries": 1, **options}
     async with ChatEndpoint(server.url, "m", **options) as endpoint:
         return await endpoint.chat(MESSAGES, sampling=sampling or SamplingParams())
 
@@ -106,7 +106,7 @@ async def test_a_redirect_is_not_followed():
 
 async def test_an_address_without_a_version_is_noticed():
     with ChatServer(completion()) as server:
-        async with ChatEndpoint(server.base_url, "m", api_key_env=None) as endpoint:
+        async with ChatEndpoint(server.base_url, "m") as endpoint:
             with pytest.raises(ServerError, match=rf"pass {server.url} as base_url.*HTTP 404"):
                 await endpoint.chat(MESSAGES, sampling=SamplingParams())
 
@@ -149,7 +149,7 @@ async def test_a_call_ends_after_its_time():
 
 async def test_closing_ends_what_runs_and_what_waits():
     with SlowServer() as server:
-        endpoint = ChatEndpoint(server.url, "m", api_key_env=None, concurrency=1)
+        endpoint = ChatEndpoint(server.url, "m", concurrency=1)
         calls = [asyncio.create_task(endpoint.chat(MESSAGES, sampling=SamplingParams())) for _ in range(3)]
         await server.begun.wait()
         await endpoint.close()
@@ -160,7 +160,7 @@ async def test_closing_ends_what_runs_and_what_waits():
 
 async def test_a_cancelled_call_frees_its_place():
     with SlowServer() as server:
-        async with ChatEndpoint(server.url, "m", api_key_env=None, concurrency=1) as endpoint:
+        async with ChatEndpoint(server.url, "m", concurrency=1) as endpoint:
             call = asyncio.create_task(endpoint.chat(MESSAGES, sampling=SamplingParams()))
             await server.begun.wait()
             call.cancel()
@@ -183,7 +183,7 @@ async def test_no_more_requests_run_at_a_time_than_allowed():
             return await super()._answer(request)
 
     with CountingServer(completion()) as server:
-        async with ChatEndpoint(server.url, "m", api_key_env=None, concurrency=3) as endpoint:
+        async with ChatEndpoint(server.url, "m", concurrency=3) as endpoint:
             await asyncio.gather(*(endpoint.chat(MESSAGES, sampling=SamplingParams()) for _ in range(12)))
     assert (most, len(server.bodies)) == (3, 12)
 
