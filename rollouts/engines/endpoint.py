@@ -8,9 +8,8 @@ import math
 import os
 import re
 import uuid
-from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, get_args
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -122,8 +121,10 @@ class ChatEndpoint:
         policy: MediaPolicy | None = None,
         store: MediaStore | None = None,
     ) -> None:
-        if find_spec("openai") is None:
-            raise MissingExtraError("ChatEndpoint", "openai", "the SDK of OpenAI")
+        try:
+            import openai  # noqa: F401  here, because importing it in the first request would stop the event loop for a second
+        except ImportError as error:
+            raise MissingExtraError("ChatEndpoint", "openai", "the SDK of OpenAI") from error
         self.base_url = _checked_url(base_url)
         if not isinstance(model, str) or not model or not is_unicode(model):
             raise ArgumentError("model", model, "pass the name that the server has for the model")
@@ -185,7 +186,7 @@ class ChatEndpoint:
             else:
                 body["messages"] = self._sent_messages(checked)
             content = await self._request(request_id, body)
-            return _answer(request_id, content, sampling, tools, self._max_tokens_field)
+            return self._answer(request_id, content, sampling, tools)
         except EngineError as error:
             error.server = self.base_url
             raise
@@ -217,19 +218,14 @@ class ChatEndpoint:
 
     def _options(self, request_id: str, sampling: SamplingParams, seed: int | None) -> dict[str, Any]:
         """The fields of a request that do not depend on the messages. Raises `InvalidRequestError`."""
-        for name, is_set in (
-            ("n", sampling.n != 1),
-            ("stop_token_ids", bool(sampling.stop_token_ids)),
-            ("top_k", bool(sampling.top_k)),
+        for name, unset, cure in (
+            ("n", 1, "call chat once for each completion"),
+            ("stop_token_ids", (), 'the API takes stop strings, as extra={"stop": [...]}'),
+            ("top_k", 0, 'OpenAI has no such option; for a server that has it, pass extra={"top_k": ...}'),
         ):
-            if is_set:
-                cure = {
-                    "n": "call chat once for each completion",
-                    "stop_token_ids": 'the API takes stop strings, as extra={"stop": [...]}',
-                    "top_k": 'OpenAI has no such option; for a server that has it, pass extra={"top_k": ...}',
-                }[name]
-                value = short_repr(getattr(sampling, name))
-                raise InvalidRequestError(request_id, f"SamplingParams.{name} is {value} for a chat endpoint; {cure}")
+            if (value := getattr(sampling, name)) != unset:
+                reason = f"SamplingParams.{name} is {short_repr(value)} for a chat endpoint; {cure}"
+                raise InvalidRequestError(request_id, reason)
         if (own := _OWN_FIELDS.intersection(sampling.extra)) or not _is_json(sampling.extra):
             reason = f"sets {min(own)!r}; use the argument for it" if own else "cannot be written as JSON"
             raise InvalidRequestError(request_id, f"SamplingParams.extra {short_repr(dict(sampling.extra))} {reason}")
@@ -343,6 +339,49 @@ class ChatEndpoint:
             return response.http_response.content
         # Outside of the handler: the SDK's exceptions, which refer to the key, are not kept with ours.
         raise failed
+
+    def _answer(
+        self, request_id: str, content: bytes, sampling: SamplingParams, tools: Sequence[Mapping[str, Any]] | None
+    ) -> ChatAnswer:
+        """The answer in the body of a response.
+
+        Raises `GenerationInterruptedError`, `MalformedResultError`, and `EngineError` where a filter withheld it.
+        """
+        try:
+            response = _Response.model_validate_json(content)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(map(str, first["loc"])) or "the body"
+            shown = short_repr(self._without_key(excerpt(content)), 300)
+            reason = f"this is no chat completion: {place}: {first['msg']}: {shown}"
+            raise MalformedResultError(request_id, reason) from None
+        (choice,) = response.choices
+        if choice.finish_reason in _INTERRUPTED:
+            raise GenerationInterruptedError(request_id, f"the server ended the completion: {choice.finish_reason!r}")
+        if choice.finish_reason == "content_filter":
+            raise EngineError(
+                request_id,
+                "the content filter of the server withheld the completion (finish_reason content_filter); change the "
+                "messages, or leave the task out",
+            )
+        finish_reason = _FINISH_REASONS.get(choice.finish_reason)
+        if finish_reason is None:
+            known = ", ".join((*_FINISH_REASONS, *_INTERRUPTED, "content_filter"))
+            raise MalformedResultError(
+                request_id, f"finish_reason is {short_repr(choice.finish_reason)}; this client knows {known}"
+            )
+        usage = response.usage or _Usage(prompt_tokens=None, completion_tokens=None)
+        if (usage.completion_tokens or 0) > sampling.max_tokens:
+            (other,) = {*get_args(MaxTokensField)} - {self._max_tokens_field}
+            raise MalformedResultError(
+                request_id,
+                f"the completion has {usage.completion_tokens} tokens, and {self._max_tokens_field} was "
+                f"{sampling.max_tokens}: the server ignores that field. Try max_tokens_field={other!r}",
+            )
+        parsed = _parsed(choice.message, finish_reason, tools)
+        return ChatAnswer(
+            parsed.to_message(), parsed, finish_reason, usage.prompt_tokens, usage.completion_tokens, response.model
+        )
 
     def _error(self, request_id: str, error: openai.OpenAIError | MalformedResultError) -> EngineError:
         """The error for an exception of the SDK, without the key."""
@@ -566,56 +605,6 @@ class _Response(_Read):
     usage: _Usage | None = None
 
 
-def _answer(
-    request_id: str,
-    content: bytes,
-    sampling: SamplingParams,
-    tools: Sequence[Mapping[str, Any]] | None,
-    max_tokens_field: str,
-) -> ChatAnswer:
-    """Raises `GenerationInterruptedError`, `MalformedResultError`, and `EngineError` where a filter withheld it."""
-    try:
-        response = _Response.model_validate_json(content)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"])) or "the body"
-        raise MalformedResultError(
-            request_id, f"this is no chat completion: {place}: {first['msg']}: {short_repr(excerpt(content), 300)}"
-        ) from None
-    (choice,) = response.choices
-    if choice.finish_reason in _INTERRUPTED:
-        raise GenerationInterruptedError(request_id, f"the server ended the completion: {choice.finish_reason!r}")
-    if choice.finish_reason == "content_filter":
-        raise EngineError(
-            request_id,
-            "the content filter of the server withheld the completion (finish_reason content_filter); change the "
-            "messages, or leave the task out",
-        )
-    reason = _FINISH_REASONS.get(choice.finish_reason)
-    if reason is None:
-        known = ", ".join((*_FINISH_REASONS, *_INTERRUPTED, "content_filter"))
-        raise MalformedResultError(
-            request_id, f"finish_reason is {short_repr(choice.finish_reason)}; this client knows {known}"
-        )
-    usage = response.usage or _Usage(prompt_tokens=None, completion_tokens=None)
-    if usage.completion_tokens is not None and usage.completion_tokens > sampling.max_tokens:
-        others = [name for name in ("max_tokens", "max_completion_tokens") if name != max_tokens_field]
-        raise MalformedResultError(
-            request_id,
-            f"the completion has {usage.completion_tokens} tokens, and {max_tokens_field} was {sampling.max_tokens}: "
-            f"the server ignores that field. Try max_tokens_field={others[0]!r}",
-        )
-    parsed = _parsed(choice.message, reason, tools)
-    return ChatAnswer(
-        message=parsed.to_message(),
-        parsed=parsed,
-        finish_reason=reason,
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-        model=response.model,
-    )
-
-
 def _parsed(message: _Message, reason: FinishReason, tools: Sequence[Mapping[str, Any]] | None) -> ParsedResponse:
     offered = {tool.get("function", tool).get("name") for tool in tools or ()}
     calls = list(message.tool_calls or ())
@@ -684,10 +673,6 @@ def _overflow(status: int, code: str | None, message: str) -> _Overflow | None:
 
     def number(pattern: re.Pattern[str]) -> int | None:
         match = pattern.search(message)
-        return None if match is None else int(next(_groups(match)))
+        return None if match is None or match.lastindex is None else int(match[match.lastindex])
 
     return _Overflow(number(_PROMPT), number(_LIMIT))
-
-
-def _groups(match: re.Match[str]) -> Iterator[str]:
-    return (group for group in match.groups() if group is not None)

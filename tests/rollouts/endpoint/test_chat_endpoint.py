@@ -33,6 +33,7 @@ from rollouts.errors import (
     MissingExtraError,
     OverlongPromptError,
 )
+from rollouts.rewards import Judge, JudgeUsage
 from rollouts.serve.gateway.routes import Gateway
 from rollouts.testing import ScriptedEngine
 
@@ -392,6 +393,20 @@ def assert_results_answer_calls(messages):
         assert not waiting
         waiting = {one["id"] for one in message.get("tool_calls", ())}
     assert not waiting
+
+
+async def test_a_judge_is_shown_the_pictures_of_a_conversation():
+    with ChatServer(completion("It is not.\nno")) as server:
+        async with ChatEndpoint(server.url, "m") as endpoint:
+            prompt = "{{ messages[0].content }} Answer: {{ completion.content }}"
+            judge = Judge(endpoint, prompt, parse={"yes": 1.0, "no": 0.0})
+            question = user([{"type": "image", "image": PIXELS}, {"type": "text", "text": "Red?"}])
+            assert await judge([question, {"role": "assistant", "content": "Yes."}]) == 0.0
+    (message,) = server.bodies[0]["messages"]
+    picture, text = message["content"]
+    np.testing.assert_array_equal(pixels_of(picture["image_url"]["url"]), PIXELS)
+    assert text == {"type": "text", "text": "Red? Answer: Yes."}
+    assert judge.usage == JudgeUsage(verdicts=1, judged=1, requests=1, prompt_tokens=7, completion_tokens=3)
 
 
 # The object.

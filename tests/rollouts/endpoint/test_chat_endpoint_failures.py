@@ -86,6 +86,14 @@ async def test_no_text_of_an_error_contains_a_key(status):
     assert "cdef" not in shown
 
 
+async def test_a_server_that_sends_back_the_key_does_not_get_it_into_an_error():
+    echo = PlainTextResponse('{"authorization": "Bearer sk-proj-0123456789abcdef"}')
+    error, _ = await error_of(echo, api_key="sk-proj-0123456789abcdef")
+    assert isinstance(error, MalformedResultError)
+    assert "authorization" in str(error)
+    assert "0123456789" not in str(error)
+
+
 async def test_no_log_record_contains_the_key(caplog):
     caplog.set_level(logging.DEBUG)
     with ChatServer(failure(503, "loading"), completion()) as server:
