@@ -110,7 +110,8 @@ class Judge:
       with a field `score`: the answer is its JSON, alone or in a fenced block. Any other function gets the answer, and
       returns the number or raises ValueError.
     - `bounds`: the least and the greatest number that is accepted.
-    - `messages`: a function of the task, such as that of `ScoredPrompt`, for what precedes the completion.
+    - `messages`: a function of the task, such as that of `ScoredPrompt` or `messages_of_row`, for what precedes a
+      completion that is passed alone.
     - `sampling`: temperature 0.7 and 1,024 tokens by default. The seed depends on the prompt alone, so that a
       conversation gets the same verdict in every run on an engine that honours seeds.
     - `attempts`: an answer that has no number, or was cut off, is sampled again, with another seed.

@@ -86,7 +86,7 @@ kind = "scored_prompt"
 messages = "functions_env:messages"
 [[environment.rewards]]
 name = "judge"
-function = "judge_env:judge"
+function = "judge_env.py:judge"
 """
     groups = run(tmp_path, environment, '["4"]')
     rewards = {task: [episode.reward for episode in group] for task, group in groups.items()}
