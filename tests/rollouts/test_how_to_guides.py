@@ -95,6 +95,8 @@ def test_the_guide_to_analysis(monkeypatch):
     assert names["share_cut"] == 0.0
     assert names["hardest"][0] == ("6+6", "hard", pytest.approx(0.1), 0)
     assert [answer for answer, _ in names["surest"]] == ["4", "5"]
+    means = [mean for _, mean in names["of_all"]]
+    assert means == pytest.approx([names["episodes"].total_reward.mean()] * 2)
     assert type(names["dataset"].features["image_files"].feature).__name__ == "Image"
 
 

@@ -377,8 +377,10 @@ def _rows(found: Found, level: Level, images: ImageFiles | None, problems: list[
 
 
 def _size(row: Mapping[str, Any]) -> int:
-    """About the bytes of a row: those of its images, and 8 for each token, in several columns."""
-    return sum(len(image["bytes"]) for image in row.get(IMAGES, ())) + 8 * len(row.get("token_ids", ()))
+    """About the bytes of a row: those of its images and messages, and 8 for each token, in several columns."""
+    messages = [*row.get("prompt", ()), *([row["message"]] if "message" in row else ())]
+    texts = sum(len(message["content"] or "") for message in messages)
+    return sum(len(image["bytes"]) for image in row.get(IMAGES, ())) + 8 * len(row.get("token_ids", ())) + texts
 
 
 def _schema(pyarrow: Any, level: Level, types: Mapping[str, ValueType], *, with_images: bool) -> Any:
