@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import os
 import re
@@ -12,28 +11,22 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, get_args
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from renderers import ParsedResponse, ParsedToolCall
-from renderers.errors import MediaError, MessageError
 from renderers.media.policy import MediaPolicy
 from renderers.media.reference import load_source
 from renderers.media.store import MediaStore
-from renderers.messages import VIDEO_PART_TYPES, check_messages, check_tools, media_parts
-from renderers.parsing.literals import MAX_DEPTH, InvalidJsonError, is_deeper_than, parse_json
-from renderers.parsing.response import ToolCallParseStatus as Status
+from renderers.messages import check_messages, check_tools, media_parts
 from renderers.process.caches import ByteLRU
 from rollouts.calls import call_on_thread
+from rollouts.engines.chat_completions import is_json, overflow_in, read_answer, sent_messages, sent_tools
 from rollouts.engines.event_loop import EngineLoop
-from rollouts.engines.protocol import ChatAnswer, FinishReason, SamplingParams
-from rollouts.engines.vllm.exchange import HttpResponse, excerpt, redacted, response_error
+from rollouts.engines.protocol import ChatAnswer, SamplingParams
+from rollouts.engines.vllm.exchange import HttpResponse, redacted, response_error
 from rollouts.engines.vllm.source_files import image_file
 from rollouts.errors import (
     ApiKeyError,
     ArgumentError,
     EngineClosedError,
     EngineError,
-    GenerationInterruptedError,
     InvalidRequestError,
     MalformedResultError,
     MissingExtraError,
@@ -59,15 +52,6 @@ _OMITTABLE: Final[Mapping[str, object]] = {"temperature": 1.0, "top_p": 1.0, "se
 _OWN_FIELDS: Final = frozenset(
     ("model", "messages", "tools", "n", "stream", "max_tokens", "max_completion_tokens", *_OMITTABLE)
 )
-
-_FINISH_REASONS: Final = {
-    "stop": FinishReason.STOP,
-    "tool_calls": FinishReason.STOP,
-    "function_call": FinishReason.STOP,
-    "length": FinishReason.LENGTH,
-}
-#: A server ended the completion: vLLM, SGLang; DeepSeek.
-_INTERRUPTED: Final = ("abort", "error", "insufficient_system_resource")
 
 #: The one address that gets the key of OPENAI_API_KEY without being told to.
 _OPENAI: Final = "https://api.openai.com/"
@@ -178,15 +162,23 @@ class ChatEndpoint:
             body = self._options(request_id, sampling, seed)
             if tools:
                 check_tools(tools)
-                body["tools"] = _sent_tools(tools)
+                body["tools"] = sent_tools(tools)
             self._check_open(request_id)
             if any(True for message in checked for _ in media_parts(message)):
                 # Reading, decoding and encoding images takes longer than an event loop may stand still.
-                body["messages"] = await call_on_thread(self._sent_messages, checked)
+                body["messages"] = await call_on_thread(sent_messages, checked, self._image_url)
             else:
-                body["messages"] = self._sent_messages(checked)
+                body["messages"] = sent_messages(checked, self._image_url)
             content = await self._request(request_id, body)
-            return self._answer(request_id, content, sampling, tools)
+            answer = read_answer(request_id, content, tools, self._without_key)
+            if (answer.completion_tokens or 0) > sampling.max_tokens:
+                (other,) = {*get_args(MaxTokensField)} - {self._max_tokens_field}
+                raise MalformedResultError(
+                    request_id,
+                    f"the completion has {answer.completion_tokens} tokens, and {self._max_tokens_field} was "
+                    f"{sampling.max_tokens}: the server ignores that field. Try max_tokens_field={other!r}",
+                )
+            return answer
         except EngineError as error:
             error.server = self.base_url
             raise
@@ -226,7 +218,7 @@ class ChatEndpoint:
             if (value := getattr(sampling, name)) != unset:
                 reason = f"SamplingParams.{name} is {short_repr(value)} for a chat endpoint; {cure}"
                 raise InvalidRequestError(request_id, reason)
-        if (own := _OWN_FIELDS.intersection(sampling.extra)) or not _is_json(sampling.extra):
+        if (own := _OWN_FIELDS.intersection(sampling.extra)) or not is_json(sampling.extra):
             reason = f"sets {min(own)!r}; use the argument for it" if own else "cannot be written as JSON"
             raise InvalidRequestError(request_id, f"SamplingParams.extra {short_repr(dict(sampling.extra))} {reason}")
         values = {
@@ -244,56 +236,14 @@ class ChatEndpoint:
         sent = {name: value for name, value in values.items() if value is not None}
         return {"model": self.model, self._max_tokens_field: sampling.max_tokens, **sent, **sampling.extra}
 
-    def _sent_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Checked messages as OpenAI's API takes them. Raises `MessageError` and `MediaError`."""
-        sent: list[dict[str, Any]] = []
-        call_ids: set[str] = set()
-        unanswerable: list[dict[str, Any]] = []  # results of malformed calls; they follow those of the other calls
-        for index, message in enumerate(messages):
-            one = self._sent_message(message, index)
-            if message["role"] == "tool" and message.get("tool_call_id", "") not in call_ids:
-                unanswerable.append({"role": "user", "content": one["content"]})
-                continue
-            if message["role"] != "tool":
-                sent += unanswerable
-                unanswerable = []
-                call_ids = {call["id"] for call in one.get("tool_calls", ())}
-            sent.append(one)
-        return sent + unanswerable
-
-    def _sent_message(self, message: Mapping[str, Any], index: int) -> dict[str, Any]:
-        content = message.get("content", "")
-        if isinstance(content, str):
-            sent_content: Any = _text(content, index)
-        else:
-            sent_content = [self._sent_part(part, index, number) for number, part in enumerate(content)]
-        sent = {"role": message["role"], "content": sent_content}
-        for key in ("name", "tool_call_id", "reasoning_content"):
-            if message.get(key):
-                sent[key] = _text(message[key], index)
-        calls = [_sent_call(call, index, number) for number, call in enumerate(message.get("tool_calls", ()))]
-        return {**sent, "tool_calls": calls} if calls else sent
-
-    def _sent_part(self, part: Mapping[str, Any], message_index: int, part_index: int) -> dict[str, Any]:
-        if part["type"] == "text":
-            return {"type": "text", "text": _text(part["text"], message_index, part_index)}
-        if part["type"] in VIDEO_PART_TYPES:
-            raise MessageError(
-                "chat endpoints have no common form for videos; pass some of its frames as images",
-                message_index=message_index,
-                part_index=part_index,
-            )
-        try:
-            source = load_source(part, self.media_policy, self._store)
-            url = self._data_urls.get(source.digest)
-            if url is None:
-                url = b"".join(image_file(source, self.media_policy, jpeg_as_file=True).data_url()).decode()
-                self._data_urls.put(source.digest, url, len(url))
-        except MediaError as error:
-            raise error.at(message_index, part_index) from error.__cause__
-        given = part.get("image_url")
-        detail = given.get("detail") if isinstance(given, Mapping) else part.get("detail")
-        return {"type": "image_url", "image_url": {"url": url, **({"detail": detail} if detail else {})}}
+    def _image_url(self, part: Mapping[str, Any]) -> str:
+        """The data URL of a part with an image. Raises `MediaError`."""
+        source = load_source(part, self.media_policy, self._store)
+        url = self._data_urls.get(source.digest)
+        if url is None:
+            url = b"".join(image_file(source, self.media_policy, jpeg_as_file=True).data_url()).decode()
+            self._data_urls.put(source.digest, url, len(url))
+        return url
 
     async def _request(self, request_id: str, body: Mapping[str, Any]) -> bytes:
         """The body of the response. A request that does not fit into the context is sent again without its limit."""
@@ -340,49 +290,6 @@ class ChatEndpoint:
         # Outside of the handler: the SDK's exceptions, which refer to the key, are not kept with ours.
         raise failed
 
-    def _answer(
-        self, request_id: str, content: bytes, sampling: SamplingParams, tools: Sequence[Mapping[str, Any]] | None
-    ) -> ChatAnswer:
-        """The answer in the body of a response.
-
-        Raises `GenerationInterruptedError`, `MalformedResultError`, and `EngineError` where a filter withheld it.
-        """
-        try:
-            response = _Response.model_validate_json(content)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            place = ".".join(map(str, first["loc"])) or "the body"
-            shown = short_repr(self._without_key(excerpt(content)), 300)
-            reason = f"this is no chat completion: {place}: {first['msg']}: {shown}"
-            raise MalformedResultError(request_id, reason) from None
-        (choice,) = response.choices
-        if choice.finish_reason in _INTERRUPTED:
-            raise GenerationInterruptedError(request_id, f"the server ended the completion: {choice.finish_reason!r}")
-        if choice.finish_reason == "content_filter":
-            raise EngineError(
-                request_id,
-                "the content filter of the server withheld the completion (finish_reason content_filter); change the "
-                "messages, or leave the task out",
-            )
-        finish_reason = _FINISH_REASONS.get(choice.finish_reason)
-        if finish_reason is None:
-            known = ", ".join((*_FINISH_REASONS, *_INTERRUPTED, "content_filter"))
-            raise MalformedResultError(
-                request_id, f"finish_reason is {short_repr(choice.finish_reason)}; this client knows {known}"
-            )
-        usage = response.usage or _Usage(prompt_tokens=None, completion_tokens=None)
-        if (usage.completion_tokens or 0) > sampling.max_tokens:
-            (other,) = {*get_args(MaxTokensField)} - {self._max_tokens_field}
-            raise MalformedResultError(
-                request_id,
-                f"the completion has {usage.completion_tokens} tokens, and {self._max_tokens_field} was "
-                f"{sampling.max_tokens}: the server ignores that field. Try max_tokens_field={other!r}",
-            )
-        parsed = _parsed(choice.message, finish_reason, tools)
-        return ChatAnswer(
-            parsed.to_message(), parsed, finish_reason, usage.prompt_tokens, usage.completion_tokens, response.model
-        )
-
     def _error(self, request_id: str, error: openai.OpenAIError | MalformedResultError) -> EngineError:
         """The error for an exception of the SDK, without the key."""
         import openai
@@ -413,7 +320,7 @@ class ChatEndpoint:
                 f"the server refuses the {'API key' if self._api_key else 'request without an API key'}: HTTP {status} "
                 f"{failed.body}. Pass its key as api_key, or name the environment variable with the key (api_key_env)",
             )
-        if (overflow := _overflow(status, error.code or error.type, failed.body)) is not None:
+        if (overflow := overflow_in(status, error.code or error.type, failed.body)) is not None:
             return OverlongPromptError(request_id, overflow.prompt_tokens, overflow.limit, failed.body)
         if status in (404, 405) and not urlsplit(self.base_url).path:
             cure = f"the chat completion (most servers have their API below /v1: pass {self.base_url}/v1 as base_url)"
@@ -525,154 +432,3 @@ def _checked_key(api_key: str | None, api_key_env: str | None, base_url: str) ->
         rule = "the key has spaces, line ends or other characters that no HTTP header can carry; strip it"
         raise ArgumentError(name, "...", rule)
     return key or ""
-
-
-# Requests.
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        return is_unicode(json.dumps(value, ensure_ascii=False, allow_nan=False))
-    except (TypeError, ValueError, RecursionError):
-        return False
-
-
-def _text(text: str, message_index: int, part_index: int | None = None) -> str:
-    if not is_unicode(text):
-        reason = f"half of a surrogate pair in {short_repr(text)}, which no request can carry; remove it"
-        raise MessageError(reason, message_index=message_index, part_index=part_index)
-    return text
-
-
-def _sent_call(call: Mapping[str, Any], message_index: int, number: int) -> dict[str, Any]:
-    function = call["function"]
-    arguments = function["arguments"]
-    if not isinstance(arguments, str):
-        if not _is_json(arguments):
-            raise MessageError("arguments that cannot be written as JSON", message_index=message_index)
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    sent = {"name": _text(function["name"], message_index), "arguments": _text(arguments, message_index)}
-    return {"id": call.get("id") or f"call_{number}", "type": "function", "function": sent}
-
-
-def _sent_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    sent = [dict(tool) if "function" in tool else {"type": "function", "function": dict(tool)} for tool in tools]
-    for index, tool in enumerate(sent):
-        if not _is_json(tool):
-            raise MessageError(f"tools[{index}] cannot be written as JSON: {short_repr(tool)}")
-    return sent
-
-
-# Responses. Only what is read is checked: servers add fields of their own.
-
-
-class _Read(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-
-class _Function(_Read):
-    name: str | None = None
-    arguments: str | dict[str, Any] | None = None
-
-
-class _Call(_Read):
-    id: str | None = None
-    function: _Function | None = None
-
-
-class _Message(_Read):
-    content: str | None = None
-    refusal: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[_Call] | None = None
-    function_call: _Function | None = None
-
-
-class _Choice(_Read):
-    message: _Message
-    finish_reason: str
-
-
-class _Usage(_Read):
-    prompt_tokens: int | None = Field(None, ge=0)
-    completion_tokens: int | None = Field(None, ge=0)
-
-
-class _Response(_Read):
-    choices: list[_Choice] = Field(min_length=1, max_length=1)
-    model: str | None = None
-    usage: _Usage | None = None
-
-
-def _parsed(message: _Message, reason: FinishReason, tools: Sequence[Mapping[str, Any]] | None) -> ParsedResponse:
-    offered = {tool.get("function", tool).get("name") for tool in tools or ()}
-    calls = list(message.tool_calls or ())
-    if message.function_call is not None:
-        calls.append(_Call(function=message.function_call))
-    # A refusal is what the model wrote; OpenAI puts it beside an empty content.
-    content = message.content or message.refusal or ""
-    reasoning = message.reasoning_content or message.reasoning or None
-    stopped = reason is FinishReason.STOP
-    return ParsedResponse(
-        content,
-        reasoning,
-        [_parsed_call(call.id, call.function or _Function(), offered) for call in calls],
-        reasoning_complete=stopped or not reasoning or bool(content or calls),
-        stopped=stopped,
-    )
-
-
-def _parsed_call(call_id: str | None, function: _Function, offered: Collection[str | None]) -> ParsedToolCall:
-    """A call with the status that the parsers of this project give; `raw` is its JSON."""
-    name, given = function.name or None, function.arguments
-    arguments: Any = given
-    status = Status.OK if name in offered or not offered else Status.UNKNOWN_TOOL
-    if name is None:
-        status, arguments = Status.MISSING_NAME, None
-    elif isinstance(given, str) and given.strip():
-        try:
-            arguments = parse_json(given)
-        except InvalidJsonError:
-            status = Status.INVALID_JSON
-    elif not given:  # some servers send an empty text for a call without arguments
-        arguments = {}
-    if status.is_well_formed and (not isinstance(arguments, dict) or is_deeper_than(arguments, MAX_DEPTH)):
-        status, arguments = Status.MALFORMED_STRUCTURE, None
-    text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
-    raw = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {text}}}'
-    return ParsedToolCall(raw, name, arguments, status=status, id=call_id or None)
-
-
-# Whether a server refuses a request because it does not fit into the context, by its message.
-
-
-class _Overflow(NamedTuple):
-    """The length of the prompt and of the context in tokens, None where the message does not have them."""
-
-    prompt_tokens: int | None
-    limit: int | None
-
-
-_OVERFLOW_CODES: Final = ("context_length_exceeded", "exceed_context_size_error")  # OpenAI and this project; llama.cpp
-_OVERFLOW = re.compile(r"(?i)context (length|size|window)|leaves no room within the model|max_model_len=\d")
-_LIMIT = re.compile(
-    r"(?i)context length (?:is|of|\()\s*(?:only )?(\d+)|limit of (\d+)|within the model's (\d+)|size \((\d+)"
-    r"|max_model_len=(\d+)"
-)
-#: "at least": vLLM has not counted the whole prompt.
-_PROMPT = re.compile(
-    r"(?i)(?<!at least )\b(\d+) input tokens|(\d+) in the messages|resulted in (\d+) tokens|prompt of (\d+) tokens"
-    r"|(\d+) tokens from the input|input \((\d+) tokens"
-)
-
-
-def _overflow(status: int, code: str | None, message: str) -> _Overflow | None:
-    if status != 400 or not (code in _OVERFLOW_CODES or _OVERFLOW.search(message)):
-        return None
-
-    def number(pattern: re.Pattern[str]) -> int | None:
-        match = pattern.search(message)
-        return None if match is None or match.lastindex is None else int(match[match.lastindex])
-
-    return _Overflow(number(_PROMPT), number(_LIMIT))

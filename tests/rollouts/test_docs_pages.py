@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from renderers import MediaPolicy, MediaStore
+from rollouts.engines import ChatEndpoint
 from rollouts.engines.protocol import EngineLimits
 from rollouts.engines.vllm import HttpLimits
 from rollouts.environments import ToolEnvironment
@@ -266,7 +267,10 @@ def test_the_mismatch():
 
 # The limits that docs/security.md states are those of the code.
 
-CLASSES = (MediaPolicy, DecodeLimits, LinkLimits, HttpLimits, EngineLimits, GatewayLimits, MediaStore, ToolEnvironment)
+CLASSES = (
+    *(MediaPolicy, DecodeLimits, LinkLimits, HttpLimits, EngineLimits, GatewayLimits, MediaStore, ToolEnvironment),
+    ChatEndpoint,
+)
 #: Classes all of whose numbers are limits.
 COMPLETE = (MediaPolicy, DecodeLimits, LinkLimits, EngineLimits, GatewayLimits)
 ROW = re.compile(r"^\| `(\w+)\.(\w+)` \| ([^|]+) \| [^|]+ \|$", re.MULTILINE)

@@ -343,7 +343,7 @@ async def test_calls_have_the_status_that_our_parsers_give(function_call, status
     )
 )
 def test_arguments_return_from_the_server_as_they_were_sent(arguments):
-    from rollouts.engines.endpoint import _Function, _parsed_call, _sent_call
+    from rollouts.engines.chat_completions import _Function, _parsed_call, _sent_call
 
     text = _sent_call({"function": {"name": "look", "arguments": arguments}}, 0, 0)["function"]["arguments"]
     assert _parsed_call(None, _Function(name="look", arguments=text), ()).arguments == arguments

@@ -1,0 +1,282 @@
+"""The form of OpenAI's chat completions: messages of a request, the answer in a response, refusals of long prompts."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from renderers import ParsedResponse, ParsedToolCall
+from renderers.errors import MediaError, MessageError
+from renderers.messages import VIDEO_PART_TYPES
+from renderers.parsing.literals import MAX_DEPTH, InvalidJsonError, is_deeper_than, parse_json
+from renderers.parsing.response import ToolCallParseStatus as Status
+from rollouts.engines.protocol import ChatAnswer, FinishReason
+from rollouts.engines.vllm.exchange import excerpt
+from rollouts.errors import (
+    EngineError,
+    GenerationInterruptedError,
+    MalformedResultError,
+    is_unicode,
+    short_repr,
+)
+
+# Requests.
+
+#: The data URL of a part with an image. Raises `MediaError`.
+ImageURL = Callable[[Mapping[str, Any]], str]
+
+
+def sent_messages(messages: Sequence[Mapping[str, Any]], image_url: ImageURL) -> list[dict[str, Any]]:
+    """Checked messages as OpenAI's API takes them. Raises `MessageError` and `MediaError`.
+
+    A result of a call that is no call of the message before it, because it was malformed, becomes a message of the
+    user, after the results of the other calls: servers refuse it otherwise.
+    """
+    sent: list[dict[str, Any]] = []
+    call_ids: set[str] = set()
+    unanswerable: list[dict[str, Any]] = []  # results of malformed calls
+    for index, message in enumerate(messages):
+        one = _sent_message(message, index, image_url)
+        if message["role"] == "tool" and message.get("tool_call_id", "") not in call_ids:
+            unanswerable.append({"role": "user", "content": one["content"]})
+            continue
+        if message["role"] != "tool":
+            sent += unanswerable
+            unanswerable = []
+            call_ids = {call["id"] for call in one.get("tool_calls", ())}
+        sent.append(one)
+    return sent + unanswerable
+
+
+def _sent_message(message: Mapping[str, Any], index: int, image_url: ImageURL) -> dict[str, Any]:
+    content = message.get("content", "")
+    if isinstance(content, str):
+        sent_content: Any = _text(content, index)
+    else:
+        sent_content = [_sent_part(part, index, number, image_url) for number, part in enumerate(content)]
+    sent = {"role": message["role"], "content": sent_content}
+    for key in ("name", "tool_call_id", "reasoning_content"):
+        if message.get(key):
+            sent[key] = _text(message[key], index)
+    calls = [_sent_call(call, index, number) for number, call in enumerate(message.get("tool_calls", ()))]
+    return {**sent, "tool_calls": calls} if calls else sent
+
+
+def _sent_part(part: Mapping[str, Any], message_index: int, part_index: int, image_url: ImageURL) -> dict[str, Any]:
+    if part["type"] == "text":
+        return {"type": "text", "text": _text(part["text"], message_index, part_index)}
+    if part["type"] in VIDEO_PART_TYPES:
+        raise MessageError(
+            "chat endpoints have no common form for videos; pass some of its frames as images",
+            message_index=message_index,
+            part_index=part_index,
+        )
+    try:
+        url = image_url(part)
+    except MediaError as error:
+        raise error.at(message_index, part_index) from error.__cause__
+    given = part.get("image_url")
+    detail = given.get("detail") if isinstance(given, Mapping) else part.get("detail")
+    return {"type": "image_url", "image_url": {"url": url, **({"detail": detail} if detail else {})}}
+
+
+def is_json(value: Any) -> bool:
+    """Whether JSON can be written of a value, and UTF-8 of that."""
+    try:
+        return is_unicode(json.dumps(value, ensure_ascii=False, allow_nan=False))
+    except (TypeError, ValueError, RecursionError):
+        return False
+
+
+def _text(text: str, message_index: int, part_index: int | None = None) -> str:
+    if not is_unicode(text):
+        reason = f"half of a surrogate pair in {short_repr(text)}, which no request can carry; remove it"
+        raise MessageError(reason, message_index=message_index, part_index=part_index)
+    return text
+
+
+def _sent_call(call: Mapping[str, Any], message_index: int, number: int) -> dict[str, Any]:
+    function = call["function"]
+    arguments = function["arguments"]
+    if not isinstance(arguments, str):
+        if not is_json(arguments):
+            raise MessageError("arguments that cannot be written as JSON", message_index=message_index)
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    sent = {"name": _text(function["name"], message_index), "arguments": _text(arguments, message_index)}
+    return {"id": call.get("id") or f"call_{number}", "type": "function", "function": sent}
+
+
+def sent_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Checked tools in OpenAI's form. Raises `MessageError` for what JSON cannot hold."""
+    sent = [dict(tool) if "function" in tool else {"type": "function", "function": dict(tool)} for tool in tools]
+    for index, tool in enumerate(sent):
+        if not is_json(tool):
+            raise MessageError(f"tools[{index}] cannot be written as JSON: {short_repr(tool)}")
+    return sent
+
+
+# Responses. Only what is read is checked: servers add fields of their own.
+
+
+_FINISH_REASONS: Final = {
+    "stop": FinishReason.STOP,
+    "tool_calls": FinishReason.STOP,
+    "function_call": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+}
+#: A server ended the completion: vLLM, SGLang; DeepSeek.
+_INTERRUPTED: Final = ("abort", "error", "insufficient_system_resource")
+
+
+class _Read(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class _Function(_Read):
+    name: str | None = None
+    arguments: str | dict[str, Any] | None = None
+
+
+class _Call(_Read):
+    id: str | None = None
+    function: _Function | None = None
+
+
+class _Message(_Read):
+    content: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[_Call] | None = None
+    function_call: _Function | None = None
+
+
+class _Choice(_Read):
+    message: _Message
+    finish_reason: str
+
+
+class _Usage(_Read):
+    prompt_tokens: int | None = Field(None, ge=0)
+    completion_tokens: int | None = Field(None, ge=0)
+
+
+class _Response(_Read):
+    choices: list[_Choice] = Field(min_length=1, max_length=1)
+    model: str | None = None
+    usage: _Usage | None = None
+
+
+def read_answer(
+    request_id: str, content: bytes, tools: Sequence[Mapping[str, Any]] | None, shown: Callable[[str], str]
+) -> ChatAnswer:
+    """The answer in the body of a response. `shown` makes of a text of the server what an error may show of it.
+
+    Raises `GenerationInterruptedError`, `MalformedResultError`, and `EngineError` where a filter withheld it.
+    """
+    try:
+        response = _Response.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "the body"
+        body = short_repr(shown(excerpt(content)), 300)
+        reason = f"this is no chat completion: {place}: {first['msg']}: {body}"
+        raise MalformedResultError(request_id, reason) from None
+    (choice,) = response.choices
+    if choice.finish_reason in _INTERRUPTED:
+        raise GenerationInterruptedError(request_id, f"the server ended the completion: {choice.finish_reason!r}")
+    if choice.finish_reason == "content_filter":
+        raise EngineError(
+            request_id,
+            "the content filter of the server withheld the completion (finish_reason content_filter); change the "
+            "messages, or leave the task out",
+        )
+    finish_reason = _FINISH_REASONS.get(choice.finish_reason)
+    if finish_reason is None:
+        known = ", ".join((*_FINISH_REASONS, *_INTERRUPTED, "content_filter"))
+        raise MalformedResultError(
+            request_id, f"finish_reason is {short_repr(choice.finish_reason)}; this client knows {known}"
+        )
+    usage = response.usage or _Usage(prompt_tokens=None, completion_tokens=None)
+    parsed = _parsed(choice.message, finish_reason, tools)
+    return ChatAnswer(
+        parsed.to_message(), parsed, finish_reason, usage.prompt_tokens, usage.completion_tokens, response.model
+    )
+
+
+def _parsed(message: _Message, reason: FinishReason, tools: Sequence[Mapping[str, Any]] | None) -> ParsedResponse:
+    offered = {tool.get("function", tool).get("name") for tool in tools or ()}
+    calls = list(message.tool_calls or ())
+    if message.function_call is not None:
+        calls.append(_Call(function=message.function_call))
+    # A refusal is what the model wrote; OpenAI puts it beside an empty content.
+    content = message.content or message.refusal or ""
+    reasoning = message.reasoning_content or message.reasoning or None
+    stopped = reason is FinishReason.STOP
+    return ParsedResponse(
+        content,
+        reasoning,
+        [_parsed_call(call.id, call.function or _Function(), offered) for call in calls],
+        reasoning_complete=stopped or not reasoning or bool(content or calls),
+        stopped=stopped,
+    )
+
+
+def _parsed_call(call_id: str | None, function: _Function, offered: Collection[str | None]) -> ParsedToolCall:
+    """A call with the status that the parsers of this project give; `raw` is its JSON."""
+    name, given = function.name or None, function.arguments
+    arguments: Any = given
+    status = Status.OK if name in offered or not offered else Status.UNKNOWN_TOOL
+    if name is None:
+        status, arguments = Status.MISSING_NAME, None
+    elif isinstance(given, str) and given.strip():
+        try:
+            arguments = parse_json(given)
+        except InvalidJsonError:
+            status = Status.INVALID_JSON
+    elif not given:  # some servers send an empty text for a call without arguments
+        arguments = {}
+    if status.is_well_formed and (not isinstance(arguments, dict) or is_deeper_than(arguments, MAX_DEPTH)):
+        status, arguments = Status.MALFORMED_STRUCTURE, None
+    text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    raw = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {text}}}'
+    return ParsedToolCall(raw, name, arguments, status=status, id=call_id or None)
+
+
+# Whether a server refuses a request because it does not fit into the context, by its message.
+
+
+class Overflow(NamedTuple):
+    """The length of the prompt and of the context in tokens, None where the message does not have them."""
+
+    prompt_tokens: int | None
+    limit: int | None
+
+
+_OVERFLOW_CODES: Final = ("context_length_exceeded", "exceed_context_size_error")  # OpenAI and this project; llama.cpp
+_OVERFLOW = re.compile(r"(?i)context (length|size|window)|leaves no room within the model|max_model_len=\d")
+_LIMIT = re.compile(
+    r"(?i)context length (?:is|of|\()\s*(?:only )?(\d+)|limit of (\d+)|within the model's (\d+)|size \((\d+)"
+    r"|max_model_len=(\d+)"
+)
+#: "at least": vLLM has not counted the whole prompt.
+_PROMPT = re.compile(
+    r"(?i)(?<!at least )\b(\d+) input tokens|(\d+) in the messages|resulted in (\d+) tokens|prompt of (\d+) tokens"
+    r"|(\d+) tokens from the input|input \((\d+) tokens"
+)
+
+
+def overflow_in(status: int, code: str | None, message: str) -> Overflow | None:
+    """What an error of a server says about the length of the prompt; None for another error."""
+    if status != 400 or not (code in _OVERFLOW_CODES or _OVERFLOW.search(message)):
+        return None
+
+    def number(pattern: re.Pattern[str]) -> int | None:
+        match = pattern.search(message)
+        return None if match is None or match.lastindex is None else int(match[match.lastindex])
+
+    return Overflow(number(_PROMPT), number(_LIMIT))
