@@ -22,7 +22,8 @@ from PIL import Image
 
 def messages(task):
     picture = Image.open(Path(__file__).parent / task.data["picture"])
-    return [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": task.data["picture"]}]}]
+    text = {"type": "text", "text": task.data["picture"]}
+    return [{"role": "user", "content": [{"type": "image", "image": picture}, text]}]
 
 
 def score(completion, task):
