@@ -95,7 +95,7 @@ async def score(engine, renderer, tasks):
 
 def print_table(groups):
     names = [reward.name for reward in (*REWARDS, *GROUP_REWARDS)]
-    print(f"{'task':10}", *(f"{name:>7}" for name in [*names, "reward"]), f"{'advantage':>10}  completion")
+    print(f"{'task':10}", *(f"{name:>7}" for name in [*names, "total"]), f"{'advantage':>10}  completion")
     for group in groups:
         advantages = group_advantages(group.rewards, [group.task.task_id] * len(group))
         for index, episode in enumerate(group.episodes):
@@ -106,7 +106,7 @@ def print_table(groups):
             text = episode.turns[-1].message["content"]
             numbers = " ".join(f"{value:7.2f}" for value in values)
             print(f"{group.task.task_id:10} {numbers} {advantages[index]:10.2f}  {text!r:.60}")
-    print(f"mean reward {np.mean([group.rewards for group in groups]):.2f}")
+    print(f"mean total reward {np.mean([group.rewards for group in groups]):.2f}")
 
 
 def main(arguments=None):

@@ -101,7 +101,7 @@ def test_prompts_with_images_are_scored_and_compared_within_their_groups(capsys)
             assert len(list(episode.all_media())) == 1
             answer = episode.turns[0].message["content"].rstrip(".")
             assert right[index] == (answer == group.task.data["answer"])
-    assert "mean reward" in capsys.readouterr().out
+    assert "mean total reward" in capsys.readouterr().out
 
 
 def test_drawings_are_judged_by_their_pixels(capsys):
