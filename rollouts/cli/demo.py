@@ -73,10 +73,10 @@ def demo(
         from rollouts.demo.run import plot_curves, print_results
 
     results.seconds = time.perf_counter() - started
-    results.save(out / "results.json")
+    results.save(out / "figures.json")
     plot_curves(results, out / "curves.png")
     print_results(results, console)
-    console.print(f"in {out}: curves.png, trajectories.mmr, results.json, model/", markup=False, soft_wrap=True)
+    console.print(f"in {out}: curves.png, trajectories.mmr, figures.json, model/", markup=False, soft_wrap=True)
     _write_report(out, seconds=REPORT_SECONDS)
     missed = results.missed_targets()
     for target in missed:

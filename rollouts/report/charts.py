@@ -40,7 +40,7 @@ def number_text(value: float) -> str:
 
 
 _WIDTH, _HEIGHT = 400, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 54, 10, 10, 38
+_LEFT, _RIGHT, _TOP, _BOTTOM = 54, 22, 10, 38  # on the right half of a label, such as 20,000
 _RIGHT_EDGE, _BOTTOM_EDGE = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
 #: A curve of positive numbers over more than this factor is drawn with a logarithmic scale.
 _LOGARITHMIC_FROM: Final = 1000.0

@@ -111,8 +111,8 @@ def test_the_report_shows_what_was_measured(first_run, tmp_path):
     assert f"{results.max_mismatch:.2e}" in text
     plot_curves(results, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-    results.save(tmp_path / "results.json")
-    saved = json.loads((tmp_path / "results.json").read_text())
+    results.save(tmp_path / "figures.json")
+    saved = json.loads((tmp_path / "figures.json").read_text())
     assert saved["max_mismatch"] == results.max_mismatch
     assert saved["missed"], "two steps cannot have reached the targets"
 

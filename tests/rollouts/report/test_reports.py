@@ -376,6 +376,15 @@ def test_an_axis_of_steps_has_no_tick_between_two_steps() -> None:
     assert bottom == ["1", "2", "3"]
 
 
+@pytest.mark.parametrize("last", [10, 20_000, 2e9])
+def test_the_last_label_of_an_axis_is_inside_of_the_drawing(last: float) -> None:
+    html = Figures().chart(Chart("t", "x", [0, last], [Line("y", [0.0, 1.0])]))
+    width = float(re.search(r'viewBox="0 0 (\d+)', html)[1])
+    labels = re.findall(r'<text x="([\d.]+)" y="196.0" text-anchor="middle">(.*?)</text>', html)
+    assert labels
+    assert all(float(x) + len(label) * 6 / 2 <= width for x, label in labels)  # a digit has about 6 units
+
+
 @given(st.lists(st.floats(), min_size=1, max_size=30))
 def test_every_list_of_numbers_can_be_drawn(values: list[float]) -> None:
     drawn = Figures().chart(Chart("title", "x", list(range(len(values))), [Line("line", values)]))

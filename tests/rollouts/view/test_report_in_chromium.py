@@ -67,6 +67,15 @@ def test_axe_finds_nothing_serious_in_a_report(reported, open_page, name, scheme
     assert "button-name" in [name for name, _ in serious(opened)]
 
 
+def test_no_word_of_a_table_is_divided(reported, open_page):
+    opened = open_page(reported["failing"])
+    words = "[...document.querySelectorAll('th, td code')].filter(cell => !cell.textContent.includes(' '))"
+    assert opened.evaluate(f"{words}.length") > 0
+    select = "const range = document.createRange(); range.selectNodeContents(cell)"
+    lines = f"(cell => {{ {select}; return range.getClientRects().length }})"
+    assert opened.evaluate(f"{words}.filter(cell => {lines}(cell) > 1).map(cell => cell.textContent)") == []
+
+
 @pytest.mark.parametrize("name", ["trained", "failing", "hostile"])
 def test_at_the_width_of_a_telephone_nothing_of_a_report_is_cut_off(reported, open_page, name):
     check(open_page(reported[name], PHONE, "dark"), f"{name}-phone")
