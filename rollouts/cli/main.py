@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from rollouts.cli.command_group import APP_SETTINGS, Command, CommandGroup
+from rollouts.cli.compare import compare
 from rollouts.cli.demo import demo
 from rollouts.cli.doctor.command import doctor
 from rollouts.cli.env import env, installed_version
@@ -31,6 +32,7 @@ app.command(cls=Command)(init)
 app.command(cls=Command)(render)
 app.command(cls=Command)(run)
 app.command("eval", cls=Command)(evaluate)
+app.command(cls=Command)(compare)
 app.command(cls=Command)(report)
 app.command(cls=Command)(worker)
 app.command(cls=Command)(keys)

@@ -1,4 +1,4 @@
-"""`rollouts report RUN_DIR`: the report of a run as an HTML file, with the viewer beside it."""
+"""`rollouts report RUN_DIR`: the report of a run, or the comparison of several, as HTML with the viewer beside it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,20 @@ _PRINTED_PROBLEMS = 5
 
 
 def report(
-    directory: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The output directory of a run or demo.")],
+    directories: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN_DIR...",
+            help="The output directory of a run or demo; several: they are compared with the first one, as by "
+            "`rollouts compare`.",
+        ),
+    ],
     out: Annotated[
         Path | None,
-        typer.Option(metavar="HTML_FILE", help="The HTML file, which is replaced if it exists; default: report.html."),
+        typer.Option(
+            metavar="HTML_FILE",
+            help="The HTML file, which is replaced if it exists; default, of one run: report.html in its directory.",
+        ),
     ] = None,
     model: Annotated[
         str | None, typer.Option(metavar="MODEL", help="The model's directory or repository, for texts in the viewer.")
@@ -31,21 +41,33 @@ def report(
         Path | None,
         typer.Option(metavar="FILE", help="A JSON list of the episodes' tools, for the viewer."),
     ] = None,
+    unpaired: Annotated[
+        bool, typer.Option("--unpaired", help="Of several runs: compare the means over all tasks of each.")
+    ] = False,
 ) -> None:
     """Write a report of a run: curves, mismatch, throughput, staleness, errors, best and worst episodes.
 
     The run may still be going, or may have been interrupted or killed. The viewer of its episodes is written beside
-    the report, which links to it.
+    the report, which links to it. Of several runs, the report is their comparison.
     """
     from renderers import load_renderer
     from rollouts.cli.render import read_tools
-    from rollouts.report import write_report
+    from rollouts.report import write_comparison, write_report
 
+    if len(directories) > 1 and out is None:
+        exit_with_error("--out: name the HTML file of the comparison; it belongs to none of the runs' directories")
+    if len(directories) == 1 and unpaired:
+        exit_with_error("--unpaired is for the comparison of several runs; name them, the baseline first")
     if tools is not None and model is None:
         exit_with_error("--tools is used by the viewer's full render only: pass --model, too")
     renderer = None if model is None else load_renderer(model)
     offered = None if tools is None else read_tools(tools)
-    written = write_report(directory, out, renderer=renderer, tools=offered)
+    if out is not None and len(directories) > 1:
+        paths = write_comparison(directories, out, unpaired=unpaired, renderer=renderer, tools=offered)
+        others = "".join(f", {path.name}" for path in paths[1:])
+        print_line(f"comparison of {len(directories)} runs in {out}{others}; open it in a browser")
+        return
+    written = write_report(directories[0], out, renderer=renderer, tools=offered)
     for problem in written.problems[:_PRINTED_PROBLEMS]:
         print_error(f"not in the report: {problem}")
     viewer = f", {written.viewer.name}" if written.viewer else ""

@@ -1,27 +1,32 @@
-"""Evaluations: estimates of rewards and success rates with intervals clustered by task."""
+"""Evaluations: estimates of rewards and success rates with intervals clustered by task, and comparisons of runs."""
 
+from rollouts.evaluation.comparison import Comparison, compare_runs
 from rollouts.evaluation.evaluate import evaluate
 from rollouts.evaluation.results import EvaluationResults, FailedEpisodes, Tally
 from rollouts.evaluation.statistics import (
+    Difference,
     Estimate,
-    PairedDifference,
     mean_of_tasks,
     paired_difference,
     pass_at_k,
     pass_hat_k,
     rate_of_tasks,
+    unpaired_difference,
 )
 
 __all__ = [
+    "Comparison",
+    "Difference",
     "Estimate",
     "EvaluationResults",
     "FailedEpisodes",
-    "PairedDifference",
     "Tally",
+    "compare_runs",
     "evaluate",
     "mean_of_tasks",
     "paired_difference",
     "pass_at_k",
     "pass_hat_k",
     "rate_of_tasks",
+    "unpaired_difference",
 ]

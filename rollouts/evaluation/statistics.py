@@ -44,12 +44,12 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class PairedDifference:
-    """How much larger the values of one run are than those of another, on the same tasks.
+class Difference:
+    """How much larger the values of one run are than those of another.
 
-    `difference` is the mean over tasks of second minus first. `p_value` is the probability of a difference at least as
-    large, in either direction, if it were chance for each task which of the two runs has the larger value; None for a
-    single task.
+    `difference` is the mean of second minus first: over the same tasks (`paired_difference`), or that of the runs'
+    means (`unpaired_difference`), whose `tasks` are those of both. `p_value` is the probability of a difference at
+    least as large, in either direction, if the runs did not differ; None where there are too few tasks to tell.
     """
 
     difference: Estimate
@@ -145,7 +145,7 @@ def rate_of_tasks(values: np.ndarray, episodes: int) -> Estimate:
     return Estimate(value, len(values), mean.standard_error, low, high)
 
 
-def paired_difference(first: np.ndarray, second: np.ndarray) -> PairedDifference:
+def paired_difference(first: np.ndarray, second: np.ndarray) -> Difference:
     """Compare the values of two runs on the same tasks: `second` minus `first`, float64 (tasks,) each, in one order.
 
     The p-value is that of the paired permutation test: under the hypothesis that the runs do not differ, the sign of
@@ -158,13 +158,35 @@ def paired_difference(first: np.ndarray, second: np.ndarray) -> PairedDifference
     differences = np.asarray(second, np.float64) - np.asarray(first, np.float64)
     estimate = mean_of_tasks(differences)
     if estimate.tasks == 1:
-        return PairedDifference(estimate, None)
-    return PairedDifference(estimate, _p_value(differences))
+        return Difference(estimate, None)
+    return Difference(estimate, _p_value(differences))
+
+
+def unpaired_difference(first: np.ndarray, second: np.ndarray) -> Difference:
+    """Compare the values of two runs on different tasks: the mean of `second` minus that of `first`, float64 (tasks,).
+
+    The interval and the p-value are those of Welch's t-test (B. L. Welch, "The generalization of 'Student's' problem
+    when several different population variances are involved", 1947): the variances of the two means are added, and are
+    those between the tasks of each run. Raises `ArgumentError` without values.
+    """
+    runs = [mean_of_tasks(np.asarray(values, np.float64)) for values in (first, second)]
+    value, tasks = runs[1].value - runs[0].value, runs[0].tasks + runs[1].tasks
+    errors = [run.standard_error for run in runs if run.standard_error is not None]
+    if len(errors) < len(runs):
+        return Difference(Estimate(value, tasks), None)
+    error = math.hypot(*errors)
+    if not error:  # no two tasks of a run differ
+        return Difference(Estimate(value, tasks, 0.0, value, value), None)
+    shares = [(one / error) ** 4 / (run.tasks - 1) for one, run in zip(errors, runs, strict=True)]
+    degrees = 1 / sum(shares)
+    half = _t_quantile(degrees) * error
+    p_value = 2 * float(_scipy_stats().t.sf(abs(value) / error, degrees))
+    return Difference(Estimate(value, tasks, error, value - half, value + half), p_value)
 
 
 def _p_value(differences: np.ndarray) -> float:
     changed = differences[differences != 0]  # another sign of 0 is the same difference
-    if not len(changed):
+    if len(changed) < 2:  # both signs of one difference are as large
         return 1.0
     stats = _scipy_stats()
     if len(changed) > _MOST_FLIPPED:
@@ -182,7 +204,7 @@ def _p_value(differences: np.ndarray) -> float:
 
 
 @functools.lru_cache(maxsize=1024)
-def _t_quantile(degrees: int) -> float:
+def _t_quantile(degrees: float) -> float:
     return float(_scipy_stats().t.ppf((1 + CONFIDENCE) / 2, degrees))
 
 

@@ -1,17 +1,18 @@
-"""The lines of `metrics.jsonl`: the figures of each group of a run."""
+"""What a run's directory says of its groups: the lines of `metrics.jsonl`, with the figures of each; `summary.json`."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Mapping, Sequence, Sized
+from pathlib import Path
 from typing import Any, Final, Self
 
 import numpy as np
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from rollouts.episodes.chat_turns import COMPLETION_TOKENS, PROMPT_TOKENS
-from rollouts.errors import NoJsonFormError
+from rollouts.errors import CommandFileError, NoJsonFormError
 from rollouts.runner.group import Group
 from rollouts.terminal.table import shortened
 from rollouts.trajectory.plain_json import plain
@@ -21,6 +22,7 @@ from transport.wire.arrays import is_tensor
 _MOST_DEPTH: Final = 20
 _MOST_CHARACTERS: Final = 10_000
 _MOST_DATA_CHARACTERS: Final = 1 << 20
+_MOST_SUMMARY_BYTES: Final = 1 << 20
 
 
 class GroupMetrics(BaseModel):
@@ -120,6 +122,12 @@ class GroupMetrics(BaseModel):
         return json.dumps(self.model_dump())
 
 
+def line_violation(error: ValidationError) -> str:
+    """What is wrong with a line of which `GroupMetrics.of_line` raises `error`: the place in it, and the reason."""
+    first = error.errors()[0]
+    return ": ".join([*map(str, first["loc"]), first["msg"]])
+
+
 def _counted_by_endpoint(episodes: Sequence[Trajectory], name: str) -> int:
     return int(sum(episode.metrics.get(name, 0) for episode in episodes if not episode.has_tokens))
 
@@ -147,3 +155,28 @@ def _json_form(value: Any, depth: int) -> Any:
         return plain(value)
     except NoJsonFormError:
         return None
+
+
+def read_summary(path: Path) -> dict[str, Any] | None:
+    """The values of a `summary.json`, "complete" among them; None where there is no such file.
+
+    Raises `CommandFileError` for a file that cannot be read, or is no summary.
+    """
+    try:
+        with open(path, "rb") as file:
+            content = file.read(_MOST_SUMMARY_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CommandFileError(path, f"it cannot be read: {error.strerror or error}") from error
+    if len(content) > _MOST_SUMMARY_BYTES:
+        reason = f"it is larger than {_MOST_SUMMARY_BYTES >> 20} MiB, so it is no summary of a run"
+        raise CommandFileError(path, reason)
+    try:
+        summary = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise CommandFileError(path, f"it is no JSON, or was cut off after {len(content)} bytes: {error}") from error
+    if not isinstance(summary, dict) or not isinstance(summary.get("complete"), bool):
+        reason = 'it is no object with "complete": true or false, so it does not say whether all tasks were run'
+        raise CommandFileError(path, reason)
+    return summary

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 from rollouts.terminal.table import counted, printable
 
@@ -42,6 +42,9 @@ def number_text(value: float) -> str:
 _WIDTH, _HEIGHT = 400, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 22, 10, 38  # on the right half of a label, such as 20,000
 _RIGHT_EDGE, _BOTTOM_EDGE = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
+#: Of a chart of intervals: the height of a row, which has its name above its interval, and how many are drawn.
+_ROW: Final = 32
+_MOST_INTERVALS: Final = 24
 #: A curve of positive numbers over more than this factor is drawn with a logarithmic scale.
 _LOGARITHMIC_FROM: Final = 1000.0
 _LEAST_POSITIVE: Final = 1e-12
@@ -78,6 +81,15 @@ class Bars:
     bins: Sequence[str]
     counts: Sequence[int]
     note: str = ""
+
+
+class Interval(NamedTuple):
+    """A value with the ends of its interval, as a row of a chart; None: it has no interval."""
+
+    label: str
+    value: float
+    low: float | None
+    high: float | None
 
 
 @dataclass(slots=True)
@@ -137,6 +149,43 @@ class Figures:
         headings = [bars.x_label, "tokens", "share"]
         return self._figure(bars.title, bars.note, bars.x_label, describing, "".join(parts), "", headings, rows)
 
+    def intervals(self, title: str, x_label: str, rows: Sequence[Interval]) -> str:
+        """The HTML of values with their intervals, a row each, on one axis with 0; empty where none can be drawn."""
+        shown = [row for row in rows if all(end is None or abs(end) < _MOST for end in row[1:])][:_MOST_INTERVALS]
+        if not shown:
+            return ""
+        ends = [0.0, *(end for row in shown for end in row[1:] if end is not None)]
+        scale = _Scale.of([min(ends), max(ends) if any(ends) else 1.0])
+        bottom = _TOP + _ROW * len(shown)
+        parts = []
+        for tick in scale.ticks():
+            x = _across(tick, scale)
+            parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{bottom}"/>')
+            parts.append(_text(x, bottom + 14, _value(tick), "middle"))
+        zero = _across(0.0, scale)
+        parts.append(f'<line class="zero" x1="{zero:.1f}" x2="{zero:.1f}" y1="{_TOP}" y2="{bottom}"/>')
+        cells = []
+        for index, row in enumerate(shown):
+            y = _TOP + _ROW * index + _ROW - 8
+            interval = "not known"
+            if row.low is not None and row.high is not None:
+                interval = f"{_value(row.low)} to {_value(row.high)}"
+                left, right = (f"{_across(end, scale):.1f}" for end in (row.low, row.high))
+                parts.append(f'<polyline class="line l0" points="{left},{y} {right},{y}"/>')
+            parts.append(f'<circle class="dot l0" cx="{_across(row.value, scale):.1f}" cy="{y}" r="4"/>')
+            parts.append(f'<text class="name" x="4" y="{y - 9}">{escaped(row.label, 60)}</text>')
+            described = f"{row.label}: {_value(row.value)}, 95 % interval {interval}"
+            parts.append(
+                f'<rect class="hit" x="0" y="{_TOP + _ROW * index}" width="{_WIDTH}" height="{_ROW}">'
+                f"<title>{escaped(described)}</title></rect>"
+            )
+            cells.append([row.label, _value(row.value), interval])
+        describing = f"{counted(len(shown), 'value')} with 95 % intervals."
+        headings = ["figure", x_label, "95 % interval"]
+        note = "" if len(shown) == len(rows) else f"{len(shown)} of {len(rows)} figures"
+        body, height = "".join(parts), bottom + _HEIGHT - _BOTTOM_EDGE
+        return self._figure(title, note, x_label, describing, body, "", headings, cells, height)
+
     def _figure(
         self,
         title: str,
@@ -147,13 +196,14 @@ class Figures:
         legend: str,
         headings: Sequence[str],
         rows: Iterable[Sequence[str]],
+        height: int = _HEIGHT,
     ) -> str:
         self._drawn += 1
         name = f"c{self._drawn}"
-        axis = _text((_LEFT + _RIGHT_EDGE) / 2, _HEIGHT - 5, x_label, "middle")
+        axis = _text((_LEFT + _RIGHT_EDGE) / 2, height - 5, x_label, "middle")
         return (
             f'<figure class="chart"><figcaption><h3>{escaped(title)}</h3>{_note(note)}{legend}</figcaption>'
-            f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-labelledby="{name}t {name}d">'
+            f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-labelledby="{name}t {name}d">'
             f'<title id="{name}t">{escaped(title)}</title><desc id="{name}d">{escaped(describing)}</desc>'
             f"{body}{axis}</svg>"
             f"<details><summary>values: {escaped(title)}</summary>{table(headings, rows, title)}</details></figure>\n"
@@ -233,6 +283,11 @@ def _y_axis(scale: _Scale, *, percent: bool = False) -> str:
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_RIGHT_EDGE}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(_text(_LEFT - 5, y + 4, label, "end"))
     return "".join(parts)
+
+
+def _across(value: float, scale: _Scale) -> float:
+    """The place of a value on a horizontal axis over nearly the whole width."""
+    return 16 + (value - scale.low) / (scale.high - scale.low) * (_WIDTH - 32)
 
 
 def _share_text(share: float) -> str:

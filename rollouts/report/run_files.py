@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from rollouts.errors import CommandFileError, RolloutsError, TrainingLogError
 from rollouts.evaluation.results import RESULTS_FILE, EvaluationResults
-from rollouts.observability.group_metrics import GroupMetrics
+from rollouts.observability.group_metrics import GroupMetrics, line_violation, read_summary
 from rollouts.observability.metric_sinks import complete_lines, read_json_lines
 from rollouts.observability.training_log import (
     MISMATCH_FILE,
@@ -28,7 +28,6 @@ GROUPS_FILE: Final = "metrics.jsonl"
 RUNNER_FILE: Final = "runner_metrics.jsonl"
 SUMMARY_FILE: Final = "summary.json"
 _FILES: Final = (TRAJECTORIES_FILE, TRAINING_FILE, RUNNER_FILE)
-_MAX_SUMMARY_BYTES: Final = 1 << 20
 
 
 @dataclass(slots=True)
@@ -109,9 +108,7 @@ class RunFiles:
             try:
                 yield GroupMetrics.of_line(line)
             except ValidationError as error:
-                first = error.errors()[0]
-                reason = ": ".join([*map(str, first["loc"]), first["msg"]])
-                self.problems.append(f"{GROUPS_FILE}, line {number}: no line of a group ({reason})")
+                self.problems.append(f"{GROUPS_FILE}, line {number}: no line of a group ({line_violation(error)})")
 
     def evaluation(self) -> EvaluationResults | None:
         """The results of `rollouts eval`; None without them, and where they cannot be read, which `problems` says."""
@@ -130,17 +127,11 @@ class RunFiles:
         None also for one that cannot be read; `problems` says why.
         """
         try:
-            with open(self.path / SUMMARY_FILE, "rb") as file:
-                content = file.read(_MAX_SUMMARY_BYTES + 1)
-        except FileNotFoundError:
+            summary = read_summary(self.path / SUMMARY_FILE)
+        except CommandFileError as error:
+            self.problems.append(str(error).removeprefix(f"{self.path}{os.sep}"))
             return None
-        except OSError as error:
-            self.problems.append(f"{SUMMARY_FILE}: it cannot be read: {error.strerror or error}")
-            return None
-        complete, reason = _completeness(content)
-        if reason:
-            self.problems.append(f"{SUMMARY_FILE}: {reason}")
-        return complete
+        return None if summary is None else bool(summary["complete"])
 
     def _trajectories(self) -> RecordReader:
         path = self.path / TRAJECTORIES_FILE
@@ -162,16 +153,3 @@ def open_run(path: Path) -> RunFiles:
         cure = "name the output directory of `rollouts run` or `rollouts demo`"
         raise RolloutsError(f"{path}: it holds none of {names}; {cure}")
     return RunFiles(path)
-
-
-def _completeness(content: bytes) -> tuple[bool | None, str]:
-    """The value of `complete` in a summary, or why there is none."""
-    if len(content) > _MAX_SUMMARY_BYTES:
-        return None, f"it is larger than {_MAX_SUMMARY_BYTES >> 20} MiB, so it is no summary of a run"
-    try:
-        summary = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        return None, f"it is no JSON, or was cut off after {len(content)} bytes: {error}"
-    if not isinstance(summary, dict) or not isinstance(summary.get("complete"), bool):
-        return None, 'it is no object with "complete": true or false, so it does not say whether all tasks were run'
-    return summary["complete"], ""

@@ -33,7 +33,7 @@ from rollouts.view.page import PAGE_END, content_hash, document_head, static_fil
 
 
 def report_page(collected: Collected, viewer: ViewerPage) -> bytes:
-    """The HTML of a report. Its content security policy allows its own style and images in data URLs, nothing else."""
+    """The HTML of a report."""
     figures = Figures()
     evaluation = collected.evaluation
     sections = [
@@ -47,24 +47,35 @@ def report_page(collected: Collected, viewer: ViewerPage) -> bytes:
         ("Errors", errors_section(collected, viewer)),
         ("Episodes", examples_section(collected, viewer)),
     ]
+    all_episodes = f'<a href="{escaped(viewer.name)}">all episodes in the viewer</a>' if viewer.places else ""
+    if viewer.places and len(viewer.places) < len(collected.episodes):
+        all_episodes = f'<a href="{escaped(viewer.name)}">{len(viewer.places):,} episodes in the viewer</a>'
+    return html_page(f"Report of {collected.title}", all_episodes, sections)
+
+
+def html_page(title: str, links: str, sections: Sequence[tuple[str, str]]) -> bytes:
+    """A page of sections, each with its name and its HTML; the names are texts. `links` is HTML below the title.
+
+    Its content security policy allows its own style and images in data URLs, nothing else.
+    """
     style = static_file("rollouts.report", "report.css")
     policy = (
         f"default-src 'none'; style-src '{content_hash(style)}'; img-src data:; base-uri 'none'; form-action 'none'"
     )
-    title = f"Report of {escaped(collected.title, 200)}"
-    all_episodes = f'<a href="{escaped(viewer.name)}">all episodes in the viewer</a>' if viewer.places else ""
-    if viewer.places and len(viewer.places) < len(collected.episodes):
-        all_episodes = f'<a href="{escaped(viewer.name)}">{len(viewer.places):,} episodes in the viewer</a>'
-    contents = "".join(f'<li><a href="#s{number}">{name}</a></li>' for number, (name, _) in enumerate(sections))
+    contents = "".join(
+        f'<li><a href="#s{number}">{escaped(name)}</a></li>' for number, (name, _) in enumerate(sections)
+    )
     body = "".join(
-        f'<section id="s{number}" aria-labelledby="h{number}"><h2 id="h{number}">{name}</h2>{content}</section>\n'
+        f'<section id="s{number}" aria-labelledby="h{number}"><h2 id="h{number}">{escaped(name)}</h2>{content}'
+        "</section>\n"
         for number, (name, content) in enumerate(sections)
     )
+    shown = escaped(title, 200)
     document = (
-        f"<header><h1>{title}</h1>{all_episodes}</header>\n"
+        f"<header><h1>{shown}</h1>{links}</header>\n"
         f'<nav aria-label="sections"><ul>{contents}</ul></nav>\n<main>\n{body}</main>\n'
     )
-    return document_head(title, policy, style) + document.encode("utf-8", "replace") + PAGE_END
+    return document_head(shown, policy, style) + document.encode("utf-8", "replace") + PAGE_END
 
 
 REPORT_FILE: Final = "report.html"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from evaluation.compared_runs import write_run
 
 from renderers import MediaPolicy, MediaStore
 from rollouts.engines import ChatEndpoint
@@ -43,6 +44,14 @@ def test_the_first_page():
     trajectory = run_page("index.md")["trajectory"]
     assert (trajectory.num_turns, trajectory.done) == (1, True)
     assert Path("episode.html").is_file()
+
+
+def test_the_page_on_comparing_runs(capsys):
+    write_run(Path("before"), {"1": [0, 0], "2": [0, 1]})
+    write_run(Path("after"), {"1": [1, 0], "2": [1, 1], "3": [1, 1]})
+    run_page("comparing-runs.md")
+    assert capsys.readouterr().out.startswith("1 task only in after: '3'\n0.5 0.5 0.5 0.5\n")
+    assert Path("comparison.html").is_file()
 
 
 def test_the_page_on_environments():

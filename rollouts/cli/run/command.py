@@ -138,6 +138,7 @@ def run_and_report(
         rows = (row.values for row in read_group_rows(output.metrics))
         seconds = time.monotonic() - started
         summary = summarise(rows, complete=complete, process_seconds=seconds, metrics=execution.metrics())
+        summary["configuration"] = parts.description()
         try:
             write_summary(output.summary, summary)
         except OSError:  # the disk is full, perhaps

@@ -21,7 +21,7 @@ from rich.console import Console
 from rollouts.errors import CommandFileError
 from rollouts.evaluation.results import RESULTS_FILE
 from rollouts.files import replaced_file
-from rollouts.observability.group_metrics import GroupMetrics
+from rollouts.observability.group_metrics import GroupMetrics, line_violation
 from rollouts.observability.run_metrics import length_stops_warning
 from rollouts.run_config.config_file import ConfigFile
 from rollouts.runner.group import Group
@@ -131,9 +131,8 @@ def read_group_rows(path: Path) -> Iterator[StoredRow]:
             try:
                 yield StoredRow(line, GroupMetrics.of_line(line))
             except ValidationError as error:
-                first = error.errors()[0]
-                problem = ": ".join([*map(str, first["loc"]), first["msg"]])
-                raise CommandFileError(path, f"no line of a run ({problem}); {cure}", line=number) from error
+                reason = f"no line of a run ({line_violation(error)}); {cure}"
+                raise CommandFileError(path, reason, line=number) from error
 
 
 class GroupFiles:

@@ -177,3 +177,7 @@ def test_many_tasks_have_the_p_value_of_the_t_test_and_as_many_permutations_agre
 def test_rows_of_different_lengths_are_refused() -> None:
     with pytest.raises(ArgumentError, match="a value for each of the 3 tasks"):
         paired_difference(np.zeros(3), np.zeros(2))
+
+
+def test_one_task_that_changed_is_no_evidence() -> None:
+    assert paired_difference(np.array([0.0, 1.0, 0.5]), np.array([1.0, 1.0, 0.5])).p_value == 1.0

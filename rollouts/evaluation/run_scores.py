@@ -1,0 +1,283 @@
+"""The scores of a stored run: a few numbers for each of its tasks, in arrays."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import os
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+from pydantic import ValidationError
+
+from rollouts.errors import CommandFileError
+from rollouts.evaluation.results import RESULTS_FILE, EvaluationResults, FailedEpisodes, task_scores
+from rollouts.evaluation.statistics import pass_at_k
+from rollouts.observability.group_metrics import GroupMetrics, line_violation, read_summary
+from rollouts.observability.metric_sinks import complete_lines
+from rollouts.rewards import reward_parts
+from rollouts.runner.group import Group
+from rollouts.task import Task
+from rollouts.trajectory.tree import Trajectory
+from rollouts.trajectory_files import is_run_directory, open_reader, read_episodes
+from rollouts.values import VersionOrder
+
+#: Columns of more named rewards are not read; a run that names its rewards by task would have one for each task.
+MOST_PARTS: Final = 64
+_NAMED_VERSIONS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """The directory of a run, and of a training run the version of the weights whose groups are meant; None: all."""
+
+    path: Path
+    version: str | None = None
+
+    @classmethod
+    def of(cls, text: str | os.PathLike[str]) -> Self:
+        """`DIRECTORY` or `DIRECTORY@VERSION`; a path that exists is a directory, whatever its name."""
+        text = os.fspath(text)
+        directory, mark, version = text.rpartition("@")
+        if not mark or os.path.lexists(text):
+            return cls(Path(text))
+        return cls(Path(directory), version)
+
+    def __str__(self) -> str:
+        return str(self.path) if self.version is None else f"{self.path}@{self.version}"
+
+    @property
+    def name(self) -> str:
+        """The last part of the directory's path, with the version."""
+        return str(StoredRun(Path(self.path.resolve().name), self.version))
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    def check(self) -> None:
+        """Raise `CommandFileError` unless it is a directory with groups or episodes of a run."""
+        cure = "name the output directory of `rollouts run`, `rollouts eval` or `rollouts demo`"
+        if not self.path.exists():
+            of_version = ", or of RUN@VERSION the part before @" if self.version is not None else ""
+            raise CommandFileError(self.path, f"there is no such directory; {cure}{of_version}")
+        if not self.path.is_dir():
+            raise CommandFileError(self.path, f"it is a file; name the directory of the run: {self.path.parent}")
+        if not self.metrics.exists() and not is_run_directory(self.path):
+            raise CommandFileError(self.path, f"it has no metrics.jsonl and no trajectories.mmr; {cure}")
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """What a directory says of its run. None: not known. `results` are those of `results.json`."""
+
+    complete: bool | None
+    configuration: dict[str, Any] | None
+    results: EvaluationResults | None
+
+
+def read_settings(stored: StoredRun) -> RunSettings:
+    """Read `results.json` and `summary.json`. Raises `CommandFileError` for a file that cannot be read."""
+    path = stored.path / RESULTS_FILE
+    try:
+        results = EvaluationResults.read(path)
+    except FileNotFoundError:
+        results = None
+    except OSError as error:
+        raise CommandFileError(path, f"it cannot be read: {error.strerror or error}") from error
+    summary = read_summary(stored.path / "summary.json") or {}
+    configuration = results.configuration if results is not None else summary.get("configuration")
+    known = isinstance(configuration, dict) and bool(configuration)
+    complete = summary.get("complete", None if results is None else results.complete)
+    return RunSettings(complete, configuration if known else None, results)
+
+
+@dataclass(slots=True)
+class RunScores:
+    """The tasks of a run, in the order of its file: arrays (tasks,), where a row is that of `places[task_id]`.
+
+    - `rewards`, `parts`: the mean over the task's episodes that count, float64 by name; NaN where there is none. The
+      names of `rewards` are "total", "environment" and "group".
+    - `episodes`, `counts`, `successes`: all episodes of the task, those that count, those that succeed; int64.
+    - `data`: a digest of the task data, uint64; 0 where they are not known.
+    - `versions`: the number of groups of each oldest version of the weights.
+    - `failed`, `turns`, `length_stops`, `left_out_parts`: totals.
+    - `problems`: a line for each thing that could not be read.
+
+    A task with several groups, as of a training run, has the episodes of all of them.
+    """
+
+    places: dict[str, int]
+    rewards: dict[str, np.ndarray]
+    parts: dict[str, np.ndarray]
+    episodes: np.ndarray
+    counts: np.ndarray
+    successes: np.ndarray
+    data: np.ndarray
+    versions: Counter[str]
+    failed: int
+    turns: int
+    length_stops: int
+    left_out_parts: int
+    problems: list[str]
+
+    def pass_at(self, k: int) -> np.ndarray:
+        """pass@k of each task, float64 (tasks,); NaN where fewer than `k` episodes count."""
+        pairs, of_task = np.unique(np.stack([self.counts, self.successes]), axis=1, return_inverse=True)
+        values = [pass_at_k(n, c, k) if k <= n else math.nan for n, c in pairs.T.tolist()]
+        column: np.ndarray = np.array(values, np.float64)[of_task.reshape(-1)]
+        return column
+
+
+def read_scores(stored: StoredRun, *, threshold: float, failed: FailedEpisodes) -> RunScores:
+    """Read the groups of `metrics.jsonl`, or where there is none the episodes of `trajectories.mmr`.
+
+    The second file has no group rewards: a task's total rewards are then those of the environment. Raises
+    `CommandFileError` for a damaged line, and for a run without a group, or without one of the version.
+    """
+    problems: list[str] = []
+    columns = _Columns(threshold, failed)
+    versions: Counter[str] = Counter()
+    rows = _stored_rows(stored, problems) if stored.metrics.exists() else _rows_of_episodes(stored, problems)
+    for row in rows:
+        versions[row.oldest_version] += 1
+        if stored.version in (None, row.oldest_version):
+            columns.add(row)
+    if not columns.places:
+        raise CommandFileError(stored.path, _reason_for_nothing(stored, versions, problems))
+    chosen = versions if stored.version is None else Counter({stored.version: versions[stored.version]})
+    return columns.scores(chosen, problems)
+
+
+def _reason_for_nothing(stored: StoredRun, versions: Counter[str], problems: list[str]) -> str:
+    if versions:
+        named = [f"{version!r:.80}" for version in versions if version]
+        known = ", ".join(named if len(named) <= _NAMED_VERSIONS else [*named[: _NAMED_VERSIONS - 1], "...", named[-1]])
+        found = f"it has groups of the versions {known}" if named else "its groups have no versions of weights"
+        return f"no group was sampled by the weights of version {stored.version!r:.80}; {found}"
+    found = f" ({problems[0]})" if problems else ""
+    return f"it has no finished group{found}; compare it when its run has got further"
+
+
+def _stored_rows(stored: StoredRun, problems: list[str]) -> Iterator[GroupMetrics]:
+    for number, line in complete_lines(stored.metrics, problems):
+        try:
+            yield GroupMetrics.of_line(line)
+        except ValidationError as error:
+            cure = "remove the line; `rollouts run` or `rollouts eval` with --resume writes it anew"
+            reason = f"no line of a run ({line_violation(error)}); {cure}"
+            raise CommandFileError(stored.metrics, reason, line=number) from error
+
+
+def _rows_of_episodes(stored: StoredRun, problems: list[str]) -> Iterator[GroupMetrics]:
+    with open_reader(stored.path) as reader:
+        for episode in read_episodes(reader, problems):
+            yield GroupMetrics.of(_group_of(episode.trajectory))
+    problems.append("it has no metrics.jsonl: rewards are those of the environment, without group rewards")
+
+
+def task_of(trajectory: Trajectory) -> str:
+    """The id of the task of a stored episode: that of its group. An episode without a group is a task by itself."""
+    return trajectory.group_id or trajectory.episode_id or "episode"
+
+
+def _group_of(trajectory: Trajectory) -> Group:
+    versions = dict.fromkeys(span.version for node in trajectory.nodes for span in node.weight_spans)
+    order = VersionOrder()
+    oldest = min(versions, key=lambda version: order.place(version) or 0, default="")  # of names, the first
+    return Group(
+        task=Task(task_of(trajectory)),
+        episodes=(trajectory,),
+        attempts=(1,),
+        rewards=np.array([trajectory.reward], np.float64),
+        group_rewards=np.zeros(1),
+        reward_parts=reward_parts([trajectory]),
+        oldest_version=oldest,
+    )
+
+
+@dataclass(slots=True)
+class _Columns:
+    """Grows the arrays of `RunScores`, a group at a time."""
+
+    threshold: float
+    failed_episodes: FailedEpisodes
+    places: dict[str, int] = field(default_factory=dict)
+    rewards: dict[str, array[float]] = field(default_factory=dict)
+    parts: dict[str, array[float]] = field(default_factory=dict)
+    episodes: array[int] = field(default_factory=lambda: array("q"))
+    counts: array[int] = field(default_factory=lambda: array("q"))
+    successes: array[int] = field(default_factory=lambda: array("q"))
+    data: array[int] = field(default_factory=lambda: array("Q"))
+    failed: int = 0
+    turns: int = 0
+    length_stops: int = 0
+    left_out_parts: set[str] = field(default_factory=set)
+
+    def add(self, row: GroupMetrics) -> None:
+        scores = task_scores(row, self.threshold, self.failed_episodes)
+        place = self.places.setdefault(row.task_id, len(self.places))
+        if place == len(self.counts):
+            for column in (self.episodes, self.counts, self.successes):
+                column.append(0)
+            self.data.append(_digest(row.task_data))
+        count = len(scores.successes)
+        for columns, values in ((self.rewards, scores.rewards), (self.parts, scores.parts)):
+            for name, episode_rewards in values.items():
+                if name not in columns and len(columns) == MOST_PARTS:
+                    if len(self.left_out_parts) < MOST_PARTS:
+                        self.left_out_parts.add(name)
+                elif count:
+                    mean = math.fsum(reward / count for reward in episode_rewards.tolist())
+                    self._put(columns.setdefault(name, array("d")), place, mean, count)
+        self.episodes[place] += len(row.total_rewards)
+        self.counts[place] += count
+        self.successes[place] += int(scores.successes.sum())
+        self.failed += row.failed
+        self.turns += row.turns
+        self.length_stops += row.length_stops
+
+    def _put(self, column: array[float], place: int, mean: float, count: int) -> None:
+        """Set the mean of a task, or combine it with that of the task's groups before."""
+        _fill(column, place + 1)
+        if not math.isnan(column[place]):
+            share = count / (self.counts[place] + count)
+            mean = column[place] * (1 - share) + mean * share
+        column[place] = mean
+
+    def scores(self, versions: Counter[str], problems: list[str]) -> RunScores:
+        for column in (*self.rewards.values(), *self.parts.values()):
+            _fill(column, len(self.places))
+        return RunScores(
+            places=self.places,
+            rewards={name: np.array(column) for name, column in self.rewards.items()},
+            parts={name: np.array(column) for name, column in self.parts.items()},
+            episodes=np.array(self.episodes),
+            counts=np.array(self.counts),
+            successes=np.array(self.successes),
+            data=np.array(self.data),
+            versions=versions,
+            failed=self.failed,
+            turns=self.turns,
+            length_stops=self.length_stops,
+            left_out_parts=len(self.left_out_parts),
+            problems=problems,
+        )
+
+
+def _fill(column: array[float], length: int) -> None:
+    column.extend(itertools.repeat(math.nan, length - len(column)))
+
+
+def _digest(data: Any) -> int:
+    if data is None:
+        return 0
+    text = json.dumps(data, sort_keys=True).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest())
