@@ -62,3 +62,23 @@ async def test_a_model_that_is_not_served_is_named(endpoint, vllm_server):
         with pytest.raises(ServerError, match="another-model") as raised:
             await other.chat(conversation(), sampling=SamplingParams())
     assert raised.value.status == 404
+
+
+async def test_calls_and_results_with_images_are_rendered_as_here(endpoint, vllm_server):
+    renderer = load_renderer(vllm_server.model_dir)
+    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": {"row": 1}}}
+    messages = [
+        *conversation({"type": "image", "image": IMAGE}),
+        {"role": "assistant", "content": "I look.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": [{"type": "image", "image": IMAGE[:40]}]},
+    ]
+    answer = await endpoint.chat(messages, sampling=SamplingParams(max_tokens=1))
+    expected = renderer.render(messages, add_generation_prompt=True)
+    assert answer.prompt_tokens == len(expected.token_ids)
+
+
+async def test_tools_need_a_server_that_was_started_for_them(endpoint):
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+    with pytest.raises(ServerError, match="--enable-auto-tool-choice") as raised:
+        await endpoint.chat(conversation(), tools=tools, sampling=SamplingParams(max_tokens=1))
+    assert raised.value.status == 400
