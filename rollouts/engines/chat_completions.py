@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -26,30 +26,43 @@ from rollouts.errors import (
 
 # Requests.
 
+#: In a result whose images are sent in a message of the user.
+_IMAGES_FOLLOW: Final = "(The images of this result are in a message of the user below.)"
+
 #: The data URL of a part with an image. Raises `MediaError`.
 ImageURL = Callable[[Mapping[str, Any]], str]
 
 
-def sent_messages(messages: Sequence[Mapping[str, Any]], image_url: ImageURL) -> list[dict[str, Any]]:
+def sent_messages(
+    messages: Sequence[Mapping[str, Any]], image_url: ImageURL, tool_images: Literal["tool", "user"]
+) -> list[dict[str, Any]]:
     """Checked messages as OpenAI's API takes them. Raises `MessageError` and `MediaError`.
 
     A result of a call that is no call of the message before it, because it was malformed, becomes a message of the
-    user, after the results of the other calls: servers refuse it otherwise.
+    user, after the results of the other calls: servers refuse it otherwise. With `tool_images` "user", so do the images
+    of results.
     """
     sent: list[dict[str, Any]] = []
     call_ids: set[str] = set()
-    unanswerable: list[dict[str, Any]] = []  # results of malformed calls
+    following: list[dict[str, Any]] = []  # what follows the results of a turn
     for index, message in enumerate(messages):
         one = _sent_message(message, index, image_url)
-        if message["role"] == "tool" and message.get("tool_call_id", "") not in call_ids:
-            unanswerable.append({"role": "user", "content": one["content"]})
-            continue
         if message["role"] != "tool":
-            sent += unanswerable
-            unanswerable = []
+            sent += following
+            following = []
             call_ids = {call["id"] for call in one.get("tool_calls", ())}
+        elif message.get("tool_call_id", "") not in call_ids:
+            following.append({"role": "user", "content": one["content"]})
+            continue
+        elif tool_images == "user" and isinstance(one["content"], list):
+            images = [part for part in one["content"] if part["type"] != "text"]
+            if images:
+                texts = [part for part in one["content"] if part["type"] == "text"]
+                one["content"] = [*texts, {"type": "text", "text": _IMAGES_FOLLOW}]
+                call = {"type": "text", "text": f"Images of the result of call {one['tool_call_id']}:"}
+                following.append({"role": "user", "content": [call, *images]})
         sent.append(one)
-    return sent + unanswerable
+    return sent + following
 
 
 def _sent_message(message: Mapping[str, Any], index: int, image_url: ImageURL) -> dict[str, Any]:

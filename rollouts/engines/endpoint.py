@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 #: The field of a request that bounds the completion.
 MaxTokensField = Literal["max_completion_tokens", "max_tokens"]
 
+#: Where images of the results of calls are sent.
+ToolImages = Literal["tool", "user"]
+
 #: Fields that a request may leave out, with the value that means nothing.
 _OMITTABLE: Final[Mapping[str, object]] = {"temperature": 1.0, "top_p": 1.0, "seed": None}
 
@@ -82,6 +85,9 @@ class ChatEndpoint:
     - `max_tokens_field`: the name of the field for `SamplingParams.max_tokens`. vLLM and OpenAI take
       "max_completion_tokens"; some servers know only the older "max_tokens".
     - `omit`: fields among "temperature", "top_p" and "seed" that the model refuses whatever their value.
+    - `tool_images`: where images of the results of calls are sent: in the results ("tool", as vLLM takes them), or in a
+      message of the user after them ("user", for servers that take no images elsewhere). None: "user" for
+      https://api.openai.com, and "tool" for others.
     - `policy` and `store`: which URLs and paths of images are read, and where they are kept. The server opens none:
       every image is sent as a data URL, JPEG files and usual PNG files unchanged, others as PNG.
 
@@ -102,6 +108,7 @@ class ChatEndpoint:
         max_retries: int = 5,
         max_tokens_field: MaxTokensField = "max_completion_tokens",
         omit: Collection[str] = (),
+        tool_images: ToolImages | None = None,
         policy: MediaPolicy | None = None,
         store: MediaStore | None = None,
     ) -> None:
@@ -124,6 +131,10 @@ class ChatEndpoint:
         if isinstance(omit, str) or not set(omit) <= _OMITTABLE.keys():
             raise ArgumentError("omit", omit, f"pass a collection of {', '.join(_OMITTABLE)}")
         self._omitted = frozenset(omit)
+        if tool_images is not None:
+            check_choice("tool_images", tool_images, ToolImages)
+        of_openai = self.base_url.startswith(_OPENAI)
+        self._tool_images: ToolImages = tool_images or ("user" if of_openai else "tool")
         self.media_policy = MediaPolicy() if policy is None else policy
         self._store = MediaStore() if store is None else store  # an empty store is falsy
         self._data_urls: ByteLRU[str, str] = ByteLRU(_DATA_URL_BYTES)
@@ -166,9 +177,9 @@ class ChatEndpoint:
             self._check_open(request_id)
             if any(True for message in checked for _ in media_parts(message)):
                 # Reading, decoding and encoding images takes longer than an event loop may stand still.
-                body["messages"] = await call_on_thread(sent_messages, checked, self._image_url)
+                body["messages"] = await call_on_thread(sent_messages, checked, self._image_url, self._tool_images)
             else:
-                body["messages"] = sent_messages(checked, self._image_url)
+                body["messages"] = sent_messages(checked, self._image_url, self._tool_images)
             content = await self._request(request_id, body)
             answer = read_answer(request_id, content, tools, self._without_key)
             if (answer.completion_tokens or 0) > sampling.max_tokens:

@@ -84,6 +84,7 @@ def _endpoint(file: ConfigFile, section: EndpointEngineSection) -> Callable[[], 
                 timeout_seconds=section.request_seconds,
                 max_tokens_field=section.max_tokens_field,
                 omit=section.omit,
+                tool_images=section.tool_images,
                 policy=policy,
             )
 

@@ -215,8 +215,8 @@ class EndpointEngineSection(Section):
     """A server with OpenAI's chat completions (`ChatEndpoint`, extra `openai`); such a run has no renderer.
 
     `api_key_env` is the name of the environment variable that holds the key; without it, https://api.openai.com gets
-    that of OPENAI_API_KEY, and other addresses get none. `max_tokens_field` and `omit` are for servers that do not know
-    all fields of a request.
+    that of OPENAI_API_KEY, and other addresses get none. `max_tokens_field`, `omit` and `tool_images` are for servers
+    that do not know all fields of a request, or take images in messages of the user alone.
     """
 
     kind: Literal["openai"]
@@ -224,6 +224,7 @@ class EndpointEngineSection(Section):
     model: Text
     api_key_env: VariableName | None = None
     max_tokens_field: Literal["max_completion_tokens", "max_tokens"] = "max_completion_tokens"
+    tool_images: Literal["tool", "user"] | None = None
     omit: list[Literal["temperature", "top_p", "seed"]] = Field(default_factory=list)
     request_seconds: Seconds = 600.0
     media: MediaSection = MediaSection()

@@ -265,6 +265,41 @@ async def test_content_that_cannot_be_sent_is_refused_with_its_place(content, er
             await endpoint.chat([user(content)], sampling=SamplingParams())
 
 
+def called(*call_ids):
+    """A message with calls, and for each a result with a text and an image."""
+    calls = [{"id": each, "type": "function", "function": {"name": "look", "arguments": {}}} for each in call_ids]
+    parts = [{"type": "text", "text": "see"}, {"type": "image", "image": PIXELS}]
+    results = [{"role": "tool", "tool_call_id": each, "content": parts} for each in call_ids]
+    return [{"role": "assistant", "content": "", "tool_calls": calls}, *results]
+
+
+async def test_images_of_results_are_sent_in_the_results():
+    body = await sent([user("a"), *called("x", "y")])
+    assert [message["role"] for message in body["messages"]] == ["user", "assistant", "tool", "tool"]
+    assert [part["type"] for part in body["messages"][2]["content"]] == ["text", "image_url"]
+
+
+async def test_images_of_results_may_follow_in_messages_of_the_user():
+    messages = [user("a"), *called("x", "y"), {"role": "assistant", "content": "b"}, user("c")]
+    body = await sent(messages, tool_images="user")
+    roles = [message["role"] for message in body["messages"]]
+    assert roles == ["user", "assistant", "tool", "tool", "user", "user", "assistant", "user"]
+    assert_results_answer_calls(body["messages"])
+    for result, image, call_id in ((2, 4, "x"), (3, 5, "y")):
+        assert [part["type"] for part in body["messages"][result]["content"]] == ["text", "text"]
+        text, picture = body["messages"][image]["content"]
+        assert f"call {call_id}:" in text["text"]
+        np.testing.assert_array_equal(pixels_of(picture["image_url"]["url"]), PIXELS)
+
+
+async def test_openai_gets_the_images_of_results_from_the_user(monkeypatch):
+    with ChatServer(completion()) as server:
+        monkeypatch.setattr("rollouts.engines.endpoint._OPENAI", f"{server.base_url}/")
+        async with ChatEndpoint(server.url, "m") as endpoint:
+            await endpoint.chat([user("a"), *called("x")], sampling=SamplingParams())
+    assert [message["role"] for message in server.bodies[0]["messages"]] == ["user", "assistant", "tool", "user"]
+
+
 # Answers.
 
 
@@ -430,6 +465,7 @@ async def test_a_judge_is_shown_the_pictures_of_a_conversation():
         ({"max_retries": -1}, "max_retries"),
         ({"max_tokens_field": "tokens"}, "max_tokens_field"),
         ({"omit": "seed"}, "omit"),
+        ({"tool_images": "assistant"}, "tool_images"),
         ({"omit": ["top_k"]}, "omit"),
     ],
 )
