@@ -8,6 +8,8 @@ import pytest
 from planted_mismatches import sampled, scored
 from test_docs_pages import DOCS, run_page
 
+from renderers import load_renderer
+
 HELLO = [{"role": "user", "content": "Hello."}]
 
 
@@ -57,6 +59,7 @@ def test_the_guide_to_supervised_training():
     assert names["losses"][-1] < names["losses"][0]
     assert [int(sample.loss_mask.sum()) for sample in names["several"]] == [11]
     assert Path("trained/model.safetensors").is_file()
+    assert load_renderer("trained").render_ids(HELLO) == names["renderer"].render_ids(HELLO)
 
 
 def test_the_guide_to_a_loop():
