@@ -101,7 +101,7 @@ def _print_comparison(comparison: Comparison) -> None:
     for note in note_lines(comparison):
         print_line(f"- {printable_line(note)}")
     print_line("")
-    print_table(_columns(RUN_HEADINGS), _printable(run_rows(comparison)), console)
+    print_table(_columns(RUN_HEADINGS, names=1), _printable(run_rows(comparison)), console)
     print_line(counting_line(comparison))
     for against in comparison.against_baseline:
         _print_difference(comparison, against, console)
@@ -120,16 +120,21 @@ def _print_difference(comparison: Comparison, against: RunDifference, console: C
     print_line("")
     print_line(printable_line(pairing_line(comparison, against)))
     headings = figure_headings(comparison, against)
-    print_table(_columns(headings), _printable(figure_rows(comparison, against)), console)
+    columns = _columns(headings, names=3, dropped=["tasks", comparison.runs[0].name])
+    print_table(columns, _printable(figure_rows(comparison, against)), console)
     for title, tasks in changes(against):
         print_line(f"{title}:")
-        print_table(_columns(changed_headings(comparison, against)), _printable(changed_rows(tasks)), console)
+        print_table(_columns(changed_headings(comparison, against), names=3), _printable(changed_rows(tasks)), console)
 
 
-def _columns(headings: Sequence[str]) -> list[Column]:
-    """A column of texts, which wrap, and others of numbers."""
+def _columns(headings: Sequence[str], *, names: int, dropped: Sequence[str] = ()) -> list[Column]:
+    """A column of texts, and others of numbers; the first `names` columns have headings or texts that wrap.
+
+    The columns of the headings `dropped` are left out where the terminal is too narrow, in that order.
+    """
+    order = {heading: place for place, heading in enumerate(dropped)}
     return [
-        Column(printable_line(heading), wraps=not place, align_right=bool(place))
+        Column(printable_line(heading), wraps=place < names, align_right=bool(place), drop_order=order.get(heading))
         for place, heading in enumerate(headings)
     ]
 

@@ -38,7 +38,7 @@ _MOST_QUANTILES: Final = 101
 _T = TypeVar("_T")
 
 
-class Figures(BaseModel, Generic[_T]):
+class ByFigure(BaseModel, Generic[_T]):
     """A value for each figure of runs; None where there is no task to have it from.
 
     `environment_reward` and `group_reward` are None, too, where no run has group rewards: the total reward is then that
@@ -82,7 +82,7 @@ class ComparedRun(BaseModel):
     samples: tuple[int, int]
     episodes: int
     failed: int
-    estimates: Figures[Estimate]
+    estimates: ByFigure[Estimate]
     notes: list[str]
 
 
@@ -119,7 +119,7 @@ class RunDifference(BaseModel):
     only_in_baseline: int
     only_in_run: int
     notes: list[str]
-    differences: Figures[Difference]
+    differences: ByFigure[Difference]
     increased: int = 0
     decreased: int = 0
     equal: int = 0
@@ -214,7 +214,7 @@ def _names(stored: Sequence[StoredRun]) -> list[str]:
     return [run.name if known[run.name] == 1 else str(run) for run in stored]
 
 
-#: Of a figure: the field of `Figures`, and the name of a reward part or the k of pass@k; None for the other fields.
+#: Of a figure: the field of `ByFigure`, and the name of a reward part or the k of pass@k; None for the other fields.
 _Key: TypeAlias = tuple[str, str | int | None]
 
 
@@ -239,7 +239,7 @@ def _columns(scores: RunScores, ks: Sequence[int], has_group_rewards: bool) -> d
 
 
 def _figures(values: Mapping[_Key, _T | None]) -> dict[str, Any]:
-    """The fields of `Figures`."""
+    """The fields of `ByFigure`."""
     fields: dict[str, Any] = {}
     for (name, part), value in values.items():
         if value is not None and part is None:
@@ -268,7 +268,7 @@ def _compared_run(run: _Run, threshold: float, failed: FailedEpisodes) -> Compar
         samples=(int(scores.episodes.min()), int(scores.episodes.max())),
         episodes=int(scores.episodes.sum()),
         failed=scores.failed,
-        estimates=Figures[Estimate](**_figures({key: estimate(key, one) for key, one in run.columns.items()})),
+        estimates=ByFigure[Estimate](**_figures({key: estimate(key, one) for key, one in run.columns.items()})),
         notes=list(_notes_on_run(run.settings, scores, threshold, failed)),
     )
 
@@ -335,7 +335,7 @@ class _Pair:
             only_in_baseline=len(self._scores[0].places) - shared,
             only_in_run=len(self._scores[1].places) - shared,
             notes=list(self._notes()),
-            differences=Figures[Difference](**_figures(found)),
+            differences=ByFigure[Difference](**_figures(found)),
             **self._changes(),
         )
 

@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 import numpy as np
 from pydantic import ValidationError
 
-from rollouts.errors import CommandFileError
+from rollouts.errors import CommandFileError, RolloutsError
 from rollouts.evaluation.results import RESULTS_FILE, EvaluationResults, FailedEpisodes, task_scores
 from rollouts.evaluation.statistics import pass_at_k
 from rollouts.observability.group_metrics import GroupMetrics, line_violation, read_summary
@@ -25,6 +25,7 @@ from rollouts.observability.metric_sinks import complete_lines
 from rollouts.rewards import reward_parts
 from rollouts.runner.group import Group
 from rollouts.task import Task
+from rollouts.terminal.table import counted
 from rollouts.trajectory.tree import Trajectory
 from rollouts.trajectory_files import is_run_directory, open_reader, read_episodes
 from rollouts.values import VersionOrder
@@ -32,6 +33,8 @@ from rollouts.values import VersionOrder
 #: Columns of more named rewards are not read; a run that names its rewards by task would have one for each task.
 MOST_PARTS: Final = 64
 _NAMED_VERSIONS: Final = 8
+#: Differences of larger rewards have no float.
+_MOST_REWARD: Final = 1e150
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,8 @@ def read_scores(stored: StoredRun, *, threshold: float, failed: FailedEpisodes) 
     """Read the groups of `metrics.jsonl`, or where there is none the episodes of `trajectories.mmr`.
 
     The second file has no group rewards: a task's total rewards are then those of the environment. Raises
-    `CommandFileError` for a damaged line, and for a run without a group, or without one of the version.
+    `CommandFileError` for a damaged line, one that does not say which episodes failed, and a run without a group, or
+    without one of the version.
     """
     problems: list[str] = []
     columns = _Columns(threshold, failed)
@@ -149,7 +153,10 @@ def read_scores(stored: StoredRun, *, threshold: float, failed: FailedEpisodes) 
     for row in rows:
         versions[row.oldest_version] += 1
         if stored.version in (None, row.oldest_version):
-            columns.add(row)
+            try:
+                columns.add(row)
+            except RolloutsError as error:  # of a line that does not say which episodes failed
+                raise CommandFileError(stored.path, str(error)) from error
     if not columns.places:
         raise CommandFileError(stored.path, _reason_for_nothing(stored, versions, problems))
     chosen = versions if stored.version is None else Counter({stored.version: versions[stored.version]})
@@ -219,6 +226,7 @@ class _Columns:
     failed: int = 0
     turns: int = 0
     length_stops: int = 0
+    too_large: int = 0
     left_out_parts: set[str] = field(default_factory=set)
 
     def add(self, row: GroupMetrics) -> None:
@@ -237,6 +245,7 @@ class _Columns:
                 elif count:
                     mean = math.fsum(reward / count for reward in episode_rewards.tolist())
                     self._put(columns.setdefault(name, array("d")), place, mean, count)
+                    self.too_large += abs(mean) >= _MOST_REWARD
         self.episodes[place] += len(row.total_rewards)
         self.counts[place] += count
         self.successes[place] += int(scores.successes.sum())
@@ -247,12 +256,16 @@ class _Columns:
     def _put(self, column: array[float], place: int, mean: float, count: int) -> None:
         """Set the mean of a task, or combine it with that of the task's groups before."""
         _fill(column, place + 1)
+        if abs(mean) >= _MOST_REWARD:
+            return
         if not math.isnan(column[place]):
             share = count / (self.counts[place] + count)
             mean = column[place] * (1 - share) + mean * share
         column[place] = mean
 
     def scores(self, versions: Counter[str], problems: list[str]) -> RunScores:
+        if self.too_large:
+            problems.append(f"{counted(self.too_large, 'reward')} of a task are 1e150 or more, and in no estimate")
         for column in (*self.rewards.values(), *self.parts.values()):
             _fill(column, len(self.places))
         return RunScores(

@@ -60,6 +60,20 @@ def test_what_differs_is_printed_before_any_number_and_nothing_is_written(runs: 
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize(("width", "dropped"), [(80, "tasks"), (70, "a-of-a-model-with-a-long-name, tasks")])
+def test_long_names_of_runs_fit_a_narrow_terminal(
+    width: int, dropped: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    runs = [write_run(tmp_path / f"{name}-of-a-model-with-a-long-name", {"1": [0], "2": [1]}) for name in ("a", "b")]
+    lines = re.sub(r"\x1b\[[\d;]*m", "", compare(*runs).output).splitlines()
+    last = lines.index(f"not shown at this width: {dropped}")
+    first = next(number for number, text in enumerate(lines) if text.startswith("Paired differences"))
+    assert max(map(len, lines[first + 1 : last])) <= width
+    assert "0.000 to 0.000" in lines[last - 1]
+
+
 def test_json_on_standard_output_is_all_that_is_printed(runs: list[Path], tmp_path: Path) -> None:
     result = compare(*runs, "--json", "-")
     comparison = Comparison.model_validate_json(result.output)

@@ -387,6 +387,24 @@ def test_files_that_cannot_be_used_are_named_with_line_and_cure(tmp_path: Path) 
         compare_runs([run, old])
 
 
+def test_a_line_that_does_not_say_which_episodes_failed_is_named_with_its_run(tmp_path: Path) -> None:
+    old = line("1", [1, 0], failed=[1])
+    del old["failed_episodes"]
+    runs = [write_run(tmp_path / "a", [old]), write_run(tmp_path / "b", {"1": [1, 1]})]
+    with pytest.raises(CommandFileError, match=r"/a: the line of task '1' .* does not say which.*--resume"):
+        compare_runs(runs)
+
+
+def test_rewards_whose_differences_have_no_float_are_in_no_estimate_and_said(tmp_path: Path) -> None:
+    first = write_run(tmp_path / "a", {"1": [1e308, 1e308], "2": [1.0, 1.0], "3": [0.0, 0.0]})
+    second = write_run(tmp_path / "b", {"1": [-1e308, -1e308], "2": [2.0, 2.0], "3": [2.0, 2.0]})
+    comparison = compare_runs([first, second])
+    found = reward_of(comparison.against_baseline[0]).difference
+    assert (found.value, found.tasks) == (1.5, 2)
+    assert "are 1e150 or more, and in no estimate" in comparison.runs[0].notes[-1]
+    assert Comparison.model_validate_json(comparison.model_dump_json()) == comparison
+
+
 def test_more_named_rewards_than_64_are_left_out_and_said(tmp_path: Path) -> None:
     lines = [line(str(number), [1.0], reward_parts={f"part {number}": [1.0]}) for number in range(100)]
     run = compare_runs([write_run(tmp_path / "a", lines), write_run(tmp_path / "b", {"1": [1.0]})]).runs[0]
