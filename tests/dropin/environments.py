@@ -71,7 +71,9 @@ class Environment:
 
     def install(self, *arguments: str) -> None:
         """Install with pip. Raises `InstallError`."""
-        _pip(self.python, "install", "--find-links", str(_WHEELS), *arguments)
+        # `stock` without the wheels: 0.1.12+mmrollouts.1 is what pip takes for renderers==0.1.12 where it finds it.
+        wheels = ["--find-links", str(_WHEELS)] if self.package == "ours" else []
+        _pip(self.python, "install", *wheels, *arguments)
 
     def _check(self) -> None:
         """Which distribution the package `renderers` comes from."""
