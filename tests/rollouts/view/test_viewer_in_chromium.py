@@ -242,6 +242,15 @@ def test_the_page_begins_with_the_first_episode_and_titles_it_by_its_task(small_
     opened.check_quiet()
 
 
+def test_the_name_of_a_task_and_its_attempt_are_whole_in_the_list_of_a_small_window(open_page, tmp_path):
+    episodes = [Trajectory(f"room-{number}/1.0", group_id=f"room-{number}") for number in range(3)]
+    write_html(episodes, tmp_path / "page.html")
+    opened = open_page(tmp_path / "page.html", (1200, 880))
+    assert len(rows(opened)) == 3
+    cut_off = "[...document.querySelectorAll('td.id, thead th')].filter(cell => cell.scrollWidth > cell.clientWidth)"
+    assert opened.evaluate(f"{cut_off}.map(cell => cell.textContent)") == []
+
+
 def test_the_visible_messages_are_there_before_the_browser_reports_what_is_visible(small_page, open_page):
     opened = open_page(small_page)
     opened.page.add_init_script("window.IntersectionObserver = class { observe() {} disconnect() {} }")
