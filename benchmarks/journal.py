@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import tempfile
 import time
 from pathlib import Path
@@ -22,7 +21,6 @@ from runner import GROUP_SIZE, SAMPLING, InstantEngine, Maze, png
 from renderers import TemplateRenderer, load_renderer
 from rollouts import Trajectory
 from rollouts.runner import Group, Journal, Runner, Task
-from rollouts.runner.journal.files import ENTRIES, EPISODES
 from rollouts.testing import tiny_qwen3_vl
 
 TURNS = 8
@@ -82,10 +80,10 @@ async def measure(groups: list[Group], directory: Path, *, fsync: bool) -> Cost:
 def report(name: str, groups: list[Group], cost: Cost, directory: Path) -> None:
     count = len(groups)
     wall, cpu, loop, opening = (1e3 * seconds / count for seconds in (cost.wall, cost.cpu, cost.loop, cost.opening))
-    episodes, entries = (os.path.getsize(directory / file) / count / 1e3 for file in (EPISODES, ENTRIES))
+    size = sum(path.stat().st_size for path in directory.iterdir()) / 1e6
     print(
-        f"  {name:10} wall {wall:6.2f} ms, CPU {cpu:6.2f} ms, loop {loop:5.2f} ms; {episodes:7.1f} kB of episodes, "
-        f"{entries:5.1f} kB of entries; opened again in {opening:5.2f} ms"
+        f"  {name:10} wall {wall:6.2f} ms, CPU {cpu:6.2f} ms, loop {loop:5.2f} ms; "
+        f"{size:5.1f} MB at the end; opened again in {opening:5.2f} ms"
     )
 
 

@@ -18,7 +18,6 @@ import numpy as np
 
 from renderers import MediaSource
 from rollouts.errors import CommandFileError
-from rollouts.task import Task
 from rollouts.trajectory.packed_episodes import PackedEpisodes
 from rollouts.trajectory.tree import Trajectory
 from transport import RecordReader, TransportError
@@ -120,8 +119,6 @@ def episodes_of_record(
     Raises `TransportError` before the first episode for a record that cannot be read.
     """
     held = reader[record] if media else reader.without_media(record)
-    if isinstance(held, Task):  # the journal of a run has the tasks with the episodes
-        return
     found = list(_members(held))
     if not found:
         problems.append(f"record {record}: it holds a {type(held).__name__} and no episode")
@@ -166,8 +163,6 @@ def _unbounded_value(trajectory: Trajectory) -> str | None:
 
 #: The name of the trajectory file in the output directory of a run or demo.
 _IN_A_RUN = "trajectories.mmr"
-#: The trajectory files of a journal, below the directory of the journal or of what has the journal.
-_OF_A_JOURNAL = ("episodes.mmr", "journal/episodes.mmr")
 
 
 def open_reader(path: Path, problem: str = "not a trajectory file") -> RecordReader:
@@ -187,9 +182,7 @@ def trajectory_file(path: Path) -> Path:
     if not path.is_dir():
         return path
     if not is_run_directory(path):
-        found = next((each for each in (path / name for name in _OF_A_JOURNAL) if each.is_file()), None)
-        such_as = "" if found is None else f", such as {found}, which a journal keeps"
-        raise CommandFileError(path, f"the directory has no {_IN_A_RUN}; name a trajectory file{such_as}")
+        raise CommandFileError(path, f"the directory has no {_IN_A_RUN}; name a trajectory file")
     return path / _IN_A_RUN
 
 

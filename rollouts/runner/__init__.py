@@ -1,10 +1,16 @@
 """Groups of episodes for the tasks of a run."""
 
 from rollouts.episodes.deadlines import EpisodeLimits
-from rollouts.runner.errors import GroupFailedError, TaskSourceError
+from rollouts.runner.errors import (
+    GroupFailedError,
+    JournalError,
+    JournalInUseError,
+    JournalOfAnotherRunError,
+    TaskSourceError,
+)
 from rollouts.runner.group import Group
 from rollouts.runner.group_run import RetryPolicy
-from rollouts.runner.journal import Journal, JournalError, JournalInUseError, JournalOfAnotherRunError
+from rollouts.runner.journal import Journal
 from rollouts.runner.modes import Asynchronous, OneStepOffPolicy, Synchronous
 from rollouts.runner.runner import GroupStream, Runner
 from rollouts.task import Task

@@ -19,8 +19,7 @@ from rollouts.rewards import GroupReward, check_names
 from rollouts.runner.events import Listener, Reporter
 from rollouts.runner.group import Group
 from rollouts.runner.group_run import GroupRun, GroupSettings, RetryPolicy
-from rollouts.runner.journal import Journal
-from rollouts.runner.journal.journal import ResumedRun
+from rollouts.runner.journal import Journal, ResumedRun
 from rollouts.runner.modes import Demand, Mode, Synchronous
 from rollouts.runner.schedule import FirstGroups, Schedule, SkipGroup
 from rollouts.runner.task_source import Capacity, Tasks, TaskSource

@@ -202,11 +202,3 @@ def test_every_command_takes_the_directory_of_a_run(tmp_path: Path) -> None:
 def test_a_directory_that_is_of_no_run_is_one_error_line(tmp_path: Path) -> None:
     for command in ("ls", "show", "verify"):
         assert "the directory has no trajectories.mmr; name a trajectory file" in one_error(run(command, tmp_path))
-
-
-def test_the_error_for_a_directory_with_a_journal_names_the_file_of_its_episodes(tmp_path: Path) -> None:
-    episodes = tmp_path / "journal" / "episodes.mmr"
-    episodes.parent.mkdir()
-    episodes.touch()
-    assert f"name a trajectory file, such as {episodes}" in one_error(run("ls", tmp_path))
-    assert f"name a trajectory file, such as {episodes}" in one_error(run("ls", episodes.parent))

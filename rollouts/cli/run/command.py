@@ -125,7 +125,7 @@ def run_and_report(
     from rollouts.cli.report import write_report_at_the_end
     from rollouts.cli.run.execution import Execution
     from rollouts.cli.run.output import read_group_rows, summarise, write_summary
-    from rollouts.runner.journal import JournalInUseError, JournalOfAnotherRunError
+    from rollouts.runner.errors import JournalInUseError, JournalOfAnotherRunError
     from rollouts.terminal.interrupts import exit_interrupted
 
     console = Console()

@@ -286,10 +286,11 @@ class Execution:
             with waits, history, progress:
                 async with runner:
                     await runner.resume()
-                    if lost := journal.lost:
+                    if lost := sorted(journal.lost):
+                        named = ", ".join(lost[:5]) + (", ..." if len(lost) > 5 else "")
                         print_note(
-                            f"trajectories.mmr has lost the groups of {counted(len(lost), 'task')}; "
-                            "they are written again from the journal, or run again"
+                            f"trajectories.mmr has lost the groups of {counted(len(lost), 'task')}, which are run "
+                            f"again unless the journal still has them: {named}"
                         )
                     stored.remove_rows_without_record()
                     with GroupFiles(self._output) as files:

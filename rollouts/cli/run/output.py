@@ -146,12 +146,13 @@ class GroupFiles:
             self._metrics = open(output.metrics, "a", encoding="utf-8")  # noqa: SIM115  `__exit__` closes it
 
     def write(self, group: Group) -> None:
-        """Write a group. The operating system has all of it when this returns.
+        """Write a group. Its record is on the disk when this returns: the journal may forget the episodes.
 
         Raises `CommandFileError` where the system refuses to write, as when the disk is full.
         """
         with _named(self._output.trajectories):
             self._trajectories.append(list(group.episodes))
+            self._trajectories.flush()
         self.write_row(group)
 
     def write_row(self, group: Group) -> None:
@@ -183,12 +184,11 @@ def _named(path: Path) -> Iterator[None]:
         raise CommandFileError(path, f"cannot be written: {reason}; {cure}") from error
 
 
-# The groups that earlier processes of a run have written, where its two files of groups may have lost different ones.
+# The groups that earlier processes of a run have written.
 #
-# A process that is killed leaves at most its last group without a line in `metrics.jsonl`. After a power cut, each file
-# may have lost any part of its end. A group with a record in `trajectories.mmr` counts as written: where its line is
-# missing, it is computed from the record. A line without a record is removed; the journal delivers the group again, or
-# the task is run again.
+# A group with a record in `trajectories.mmr` counts as written. A process that is killed leaves at most its last group
+# without a line in `metrics.jsonl`, a power cut several: they are computed from the records. A line without a record,
+# which only a defective disk or another program leaves, is removed, and the task is run again.
 
 
 class StoredGroups:
@@ -244,7 +244,7 @@ def _opened(path: Path) -> RecordReader:
     try:
         return RecordReader(path)
     except MalformedError as error:
-        reason = "it has no usable header; delete it, and --resume writes its groups again from the journal"
+        reason = "it has no usable header; delete it, and --resume runs its groups again"
         raise CommandFileError(path, reason) from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import re
 import socket
 from pathlib import Path
@@ -17,6 +18,8 @@ from rollouts.cli.run.output import GroupFiles
 from rollouts.engines.vllm.connection import HttpLimits
 from rollouts.run_config.tasks import FileTaskSource
 from rollouts.runner.group import Group
+from rollouts.runner.journal import Recorder
+from rollouts.task import Task
 from transport import RecordWriter
 
 
@@ -270,27 +273,31 @@ def test_a_run_whose_first_groups_fail_stops_with_their_error_and_can_be_continu
     assert (summary_of(tmp_path)["complete"], len(groups_of(tmp_path))) == (True, 2)
 
 
-@pytest.mark.parametrize(
-    ("full", "allowed", "named"), [("episodes.mmr", 3, "out/journal"), ("trajectories.mmr", 0, "out/trajectories.mmr")]
-)
+@pytest.mark.parametrize("full", ["out/journal", "out/trajectories.mmr"])
 def test_a_full_disk_leaves_a_summary_and_names_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str, allowed: int, named: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str
 ) -> None:
     path = write_run(tmp_path, FOURS)
-    write, written = RecordWriter._write, []
+    rows = [{"name": name, "number": number, "text": "x" * 10_000} for name, number in (("four", 4), ("seven", 7))]
+    (tmp_path / "tasks.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    write, start = RecordWriter._write, Recorder.start
 
     def fill(writer: RecordWriter, *arguments: Any) -> None:
         if str(writer._path).endswith(full):
-            written.append(writer)
-            if len(written) > allowed:
-                raise OSError(errno.ENOSPC, "No space left on device")
+            raise OSError(errno.ENOSPC, "No space left on device")
         write(writer, *arguments)
 
+    def start_on_a_full_disk(recorder: Recorder, task: Task) -> None:
+        if recorder.path.endswith(full) and task.task_id == "seven":
+            recorder._database.execute("PRAGMA max_page_count = 1")  # it cannot grow
+        start(recorder, task)
+
     monkeypatch.setattr(RecordWriter, "_write", fill)
+    monkeypatch.setattr(Recorder, "start", start_on_a_full_disk)
     result = run(path)
     assert result.exit_code == 2
     assert len(result.stderr.splitlines()) == 1
-    assert f"{named}: " in result.stderr
+    assert f"{full}: " in result.stderr
     assert "No space left on device" in result.stderr
     assert summary_of(tmp_path)["complete"] is False
     monkeypatch.undo()

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import re
 import shutil
+import sqlite3
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from run_config_files import FOURS, groups_of, rows_of, run, summary_of, write_run
 
-from rollouts.runner.journal.files import JournalClosed
+from rollouts import Trajectory
+from rollouts.runner import Group, Task
+from rollouts.runner.journal import DATABASE, Recorder
 from transport import RecordReader, RecordWriter
 
 NUMBERS = (4, 7, 1, 2, 3, 5)
@@ -69,17 +74,36 @@ def lose(directory: Path, file: str, tasks: Collection[str]) -> None:
     elif file == "trajectories":
         keep_records(out / "trajectories.mmr", lambda group: group[0].group_id not in tasks)
     else:
-        kinds = object if file == "journal" else JournalClosed
-        keep_records(
-            out / "journal/entries.mmr",
-            lambda entry: not (isinstance(entry, kinds) and getattr(entry, "task_id", None) in tasks),
-        )
+        database = sqlite3.connect(out / "journal" / DATABASE)
+        with database:
+            deleted = database.executemany("DELETE FROM closed WHERE task_id = ?", [(task,) for task in tasks])
+            assert deleted.rowcount == len(tasks)
+        database.close()
+    if file == "deliveries":
+        recorder = Recorder(out / "journal", fsync=False)
+        rows, groups = figures_of(directory), {group[0].group_id: group for group in groups_of(directory)}
+        for task in tasks:
+            recorder.start(Task(task, {"name": task, "number": int(task.split()[1])}))
+            recorder.finish(group_of(groups[task], rows[task]))
+        recorder.close()
+
+
+def group_of(episodes: list[Trajectory], row: dict[str, Any]) -> Group:
+    """The group that was delivered, of what is stored of it."""
+    return Group(
+        task=Task(row["task_id"]),
+        episodes=tuple(episodes),
+        attempts=tuple(row["attempts"]),
+        rewards=np.array(row["total_rewards"]),
+        reward_parts={name: np.array(values) for name, values in row["reward_parts"].items()},
+        oldest_version=row["oldest_version"],
+    )
 
 
 LOSSES = [
     losses
     for count in (1, 2, 3)
-    for losses in itertools.combinations(("trajectories", "metrics", "journal", "deliveries"), count)
+    for losses in itertools.combinations(("deliveries", "trajectories", "metrics", "journal"), count)
     if not {"journal", "deliveries"} <= set(losses)
 ]
 
@@ -98,33 +122,67 @@ def test_every_task_has_one_record_and_one_line_whatever_the_files_have_lost(
     assert summary_of(tmp_path)["complete"] is True
 
 
+@pytest.mark.parametrize("is_journal_lost", [False, True])
 def test_files_that_have_lost_different_tails_agree_after_the_run_is_continued(
-    tmp_path: Path, complete_run: Path
+    tmp_path: Path, complete_run: Path, is_journal_lost: bool
 ) -> None:
     before = figures_of(tmp_path)
     files = [tmp_path / "out" / name for name in ("trajectories.mmr", "metrics.jsonl")]
-    files += [tmp_path / "out/journal" / name for name in ("entries.mmr", "episodes.mmr")]
     shutil.copytree(tmp_path / "out", tmp_path / "whole")
-    for kept in itertools.islice(itertools.permutations((0.4, 0.6, 0.8, 1.0)), 0, None, 3):
+    for kept in ((0.4, 0.6), (0.8, 0.6), (1.0, 0.4), (0.6, 1.0)):
         shutil.rmtree(tmp_path / "out")
         shutil.copytree(tmp_path / "whole", tmp_path / "out")
         for file, part in zip(files, kept, strict=True):
             os.truncate(file, int(file.stat().st_size * part))
+        if is_journal_lost:
+            (tmp_path / "out/journal" / DATABASE).unlink()
         result = run(complete_run, "--resume")
         assert result.exit_code == 0, result.stderr
         assert figures_of(tmp_path) == before
         assert sorted(group[0].group_id for group in groups_of(tmp_path)) == sorted(TASKS)
 
 
-def test_what_one_file_lacks_is_taken_from_the_others_and_not_run_again(tmp_path: Path, complete_run: Path) -> None:
-    lose(tmp_path, "trajectories", TASKS[:2])
-    lose(tmp_path, "metrics", TASKS[4:])
+def test_what_one_file_lacks_is_taken_from_the_others_and_only_lost_groups_are_run_again(
+    tmp_path: Path, complete_run: Path
+) -> None:
+    lose(tmp_path, "deliveries", TASKS[2:3])
+    lose(tmp_path, "trajectories", TASKS[:3])
+    lose(tmp_path, "metrics", TASKS[2:])
     lose(tmp_path, "journal", TASKS[4:])
     result = run(complete_run, "--resume")
-    assert "trajectories.mmr has lost the groups of 2 tasks" in result.stderr
-    assert "metrics.jsonl lacked the lines of 2 groups" in result.stderr
-    assert summary_of(tmp_path)["metrics"]["episodes_started"] == 0
+    assert "trajectories.mmr has lost the groups of 2 tasks, which are run again" in result.stderr
+    assert "the journal still has them: number 4, number 7\n" in result.stderr
+    assert "metrics.jsonl lacked the lines of 3 groups" in result.stderr
+    assert summary_of(tmp_path)["metrics"]["episodes_started"] == 2 * 2
     assert run(complete_run, "--resume").stderr == ""
+
+
+def test_a_group_leaves_the_journal_when_its_record_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_run_of_six(tmp_path)
+    database = tmp_path / "out/journal" / DATABASE
+    flushed: list[set[str]] = []
+    flush = RecordWriter.flush
+
+    def note(writer: RecordWriter) -> None:
+        flush(writer)
+        flushed.append({group[0].group_id for group in groups_of(tmp_path)})
+        with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as journal:
+            tasks = {
+                task for (task,) in journal.execute("SELECT task_id FROM groups JOIN tasks ON task = tasks.number")
+            }
+            closed = {task for (task,) in journal.execute("SELECT task_id FROM closed")}
+        (last,) = flushed[-1] - closed
+        assert last in tasks
+        assert closed == flushed[-1] - {last}
+
+    monkeypatch.setattr(RecordWriter, "flush", note)
+    assert run(path).exit_code == 0
+    assert len(flushed) == len(TASKS)
+    assert database.stat().st_size < 200_000
+    with contextlib.closing(sqlite3.connect(database)) as journal:
+        assert journal.execute("SELECT count(*) FROM attempts").fetchone() == (0,)
 
 
 def test_a_line_that_is_computed_from_a_record_knows_how_often_its_episodes_were_begun(tmp_path: Path) -> None:
@@ -146,8 +204,7 @@ def test_a_line_that_is_computed_from_a_record_knows_how_often_its_episodes_were
 def test_tasks_that_are_lost_and_not_run_again_are_named_and_the_run_is_not_complete(
     tmp_path: Path, complete_run: Path
 ) -> None:
-    for file in ("trajectories", "journal"):
-        lose(tmp_path, file, TASKS[4:])
+    lose(tmp_path, "trajectories", TASKS[4:])
     result = run(complete_run, "--resume", "--limit", 4)
     (warning,) = (line for line in result.stderr.splitlines() if line.startswith("warning: "))
     assert "the groups of 2 tasks were lost" in warning
@@ -164,7 +221,7 @@ def test_a_group_with_a_damaged_record_is_written_again(tmp_path: Path, complete
     before, content = figures_of(tmp_path), file.read_bytes()
     file.write_bytes(content.replace(b"number 1", b"number 8", 1))
     result = run(complete_run, "--resume")
-    assert "trajectories.mmr has lost the groups of 1 task;" in result.stderr
+    assert "trajectories.mmr has lost the groups of 1 task, which are run again" in result.stderr
     assert figures_of(tmp_path) == before
 
 

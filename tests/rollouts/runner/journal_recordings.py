@@ -13,8 +13,7 @@ from renderers import RenderedTokens
 from renderers.media.item import MediaSource
 from rollouts import Completion, FinishReason, Trajectory
 from rollouts.runner.group import Group
-from rollouts.runner.journal.files import ENTRIES, EPISODES, JournalFiles
-from rollouts.runner.journal.journal import Recorder
+from rollouts.runner.journal import Journal, Recorder
 from rollouts.task import Task
 from transport import encode
 
@@ -58,41 +57,16 @@ def group(number: int, episodes: list[Trajectory], attempts: tuple[int, ...]) ->
 
 
 def open_recorder(directory: Path) -> Recorder:
-    return Recorder(str(directory), JournalFiles(directory), fsync=False)
+    return Recorder(directory, fsync=False)
 
 
-@dataclass(frozen=True)
-class Write:
-    """One append to a file of the journal: the size of the file before and after it."""
-
-    file: str
-    before: int
-    after: int
+def fill_disk(journal: Journal) -> None:
+    """From now on the database of the journal cannot grow: SQLite raises what it raises on a full disk."""
+    journal._recorder._database.execute("PRAGMA max_page_count = 1")
 
 
-class RecordedWriter:
-    """A writer that also lists its writes."""
-
-    def __init__(self, writer: Any, path: Path, writes: list[Write]) -> None:
-        self._writer, self._path, self._writes = writer, path, writes
-
-    def append(self, value: Any) -> int:
-        before = self._path.stat().st_size
-        index: int = self._writer.append(value)
-        self._writes.append(Write(self._path.name, before, self._path.stat().st_size))
-        return index
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._writer, name)
-
-
-def list_writes(recorder: Recorder, directory: Path) -> list[Write]:
-    """The writes that the recorder makes from now on, in their order."""
-    writes: list[Write] = []
-    files = recorder._files
-    files.entries = RecordedWriter(files.entries, directory / ENTRIES, writes)  # type: ignore[assignment]
-    files.episodes = RecordedWriter(files.episodes, directory / EPISODES, writes)  # type: ignore[assignment]
-    return writes
+def free_disk(journal: Journal) -> None:
+    journal._recorder._database.execute("PRAGMA max_page_count = 1000000")
 
 
 @dataclass
@@ -141,7 +115,7 @@ def compare(recorder: Recorder, expected: Expected) -> None:
     for number in expected.unfinished:
         assert encode(recorder.read_task(f"task-{number}")) == encode(task(number))
         assert encoded_attempts(recorder, number) == expected.attempts[number]
-    known = {number for number in range(20) if f"task-{number}" in recorder.history}
+    known = {number for number in range(20) if f"task-{number}" in recorder.known}
     assert known == {*expected.started}
 
 

@@ -83,6 +83,9 @@ async def run(directory: Path, renderer: Any, num_tasks: int = NUM_TASKS) -> Non
     ended = os.open(directory / "ended", flags)
     consumed = os.open(directory / "consumed", flags)
     engine = SimulatedEngine(seed=3, tokens=(2, 6), error_rate=0.02)
+    journal = Journal.open(directory / "journal")
+    # So that a run of this size has many of the moments at which SQLite moves its log into the database.
+    journal._recorder._database.execute("PRAGMA wal_autocheckpoint = 100")
     runner = Runner(
         lambda task: Gallery(task, ended),
         engine,
@@ -92,7 +95,7 @@ async def run(directory: Path, renderer: Any, num_tasks: int = NUM_TASKS) -> Non
         concurrency=12,
         retry=RetryPolicy(kinds=("engine", "environment"), first_delay=0.001),
         skip_group=skipped,
-        journal=Journal.open(directory / "journal"),
+        journal=journal,
     )
     async with runner:
         async for group in runner.stream(Task(f"t{number}", number) for number in range(num_tasks)):

@@ -1,4 +1,4 @@
-"""Ctrl-C ends a run within 5 seconds, wherever its episodes wait, and everything that was finished can be read."""
+"""Ctrl-C ends a run within 5 seconds, wherever its episodes wait, and nothing that was finished is run again."""
 
 from __future__ import annotations
 
@@ -11,16 +11,13 @@ from pathlib import Path
 import pytest
 from interrupted_run import NUM_TASKS
 
-from rollouts import Trajectory
-from rollouts.runner.journal.files import EPISODES, JournalFiles
-from rollouts.runner.journal.journal import Recorder
-from transport import read_records
+from rollouts.runner.journal import Recorder
 
 PROGRAM = Path(__file__).parent / "interrupted_run.py"
 
 
 @pytest.mark.parametrize("waits_in", ["engine", "thread", "renderer"])
-def test_an_interrupted_run_ends_within_five_seconds_and_its_finished_episodes_are_readable(
+def test_an_interrupted_run_ends_within_five_seconds_and_its_journal_has_what_was_delivered(
     tiny_model_dir: Path, tmp_path: Path, waits_in: str
 ) -> None:
     command = [sys.executable, str(PROGRAM), str(tiny_model_dir), str(tmp_path), waits_in]
@@ -39,9 +36,7 @@ def test_an_interrupted_run_ends_within_five_seconds_and_its_finished_episodes_a
     assert seconds < 5, errors
     assert program.returncode == -signal.SIGINT, errors
     assert errors.rstrip().endswith("KeyboardInterrupt"), errors
-    episodes = [each for each in read_records(tmp_path / "journal" / EPISODES) if isinstance(each, Trajectory)]
-    assert sorted((each.reward, each.done, each.error) for each in episodes) == [(1.0, True, "")] * (NUM_TASKS // 2)
-    recorder = Recorder(str(tmp_path / "journal"), JournalFiles(tmp_path / "journal"), fsync=False)
+    recorder = Recorder(tmp_path / "journal", fsync=False)
     left = recorder.resume({"group_size": 1, "seed": 0, "configuration": {}})
     recorder.close()
     # The consumer had asked for the group after the last one that it received.

@@ -1,11 +1,11 @@
-"""The files of a journal: what is refused and why, damage, media, and what a power cut may take."""
+"""The files of a journal: what is refused and why, damage, full disks, media, and what waits for the disk."""
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -13,20 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from journal_recordings import CONFIGURATION, episode, group, image, task
+from journal_recordings import CONFIGURATION, episode, fill_disk, free_disk, group, image, task
 
-from rollouts.cli.main import app
 from rollouts.errors import ArgumentError
-from rollouts.runner.journal import (
-    Journal,
-    JournalClosedError,
-    JournalError,
-    JournalInUseError,
-    JournalOfAnotherRunError,
-)
-from rollouts.runner.journal.files import ENTRIES, EPISODES
+from rollouts.runner.errors import JournalClosedError, JournalError, JournalInUseError, JournalOfAnotherRunError
+from rollouts.runner.journal import DATABASE, Journal, ResumedRun
 from rollouts.task import Task
-from transport import RecordReader, RecordWriter, encode, repair_record_file
+from transport import RecordWriter, encode
 
 
 async def record(journal: Journal, numbers: range, *, delivered: bool = False) -> None:
@@ -137,26 +130,28 @@ def test_a_path_that_is_a_file_or_cannot_be_made_is_refused(tmp_path: Path) -> N
             Journal.open(path)
 
 
-def test_files_that_no_journal_wrote_are_refused_and_not_changed(tmp_path: Path) -> None:
-    (tmp_path / "text").mkdir()
-    (tmp_path / "text" / ENTRIES).write_text("some notes of mine, which are longer than a header of a record file is")
-    with pytest.raises(JournalError, match=f"{ENTRIES}: file does not start with the header"):
-        Journal.open(tmp_path / "text")
-    (tmp_path / "half").mkdir()
-    with RecordWriter(tmp_path / "half" / EPISODES) as out:
-        out.append(episode(0, 0))
-    with pytest.raises(JournalError, match=f"there is {EPISODES} and no {ENTRIES}"):
-        Journal.open(tmp_path / "half")
-    assert os.listdir(tmp_path / "half") == [EPISODES]
+def content(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.name != "lock"}
 
 
-async def test_records_of_another_program_are_named(tmp_path: Path) -> None:
-    await make(tmp_path / "j")
-    with RecordWriter(tmp_path / "j" / ENTRIES) as out:
-        number = out.append({"not": "an entry"})
-    error = await resumed_error(tmp_path / "j", CONFIGURATION)
-    assert isinstance(error, JournalError)
-    assert f"entry {number} of {ENTRIES} is a dict" in str(error)
+def test_files_that_no_journal_of_this_version_wrote_are_refused_and_not_changed(tmp_path: Path) -> None:
+    for name in ("earlier", "text", "other"):
+        (tmp_path / name).mkdir()
+    with RecordWriter(tmp_path / "earlier/entries.mmr") as out:
+        out.append("an entry")
+    (tmp_path / "text" / DATABASE).write_text("some notes of mine, which are longer than a header of SQLite is" * 9)
+    other = sqlite3.connect(tmp_path / "other" / DATABASE)
+    other.execute("CREATE TABLE notes (note TEXT)")
+    other.close()
+    for name, reason in {
+        "earlier": r"an earlier version has written it \(entries.mmr\): finish the run with that version, or begin",
+        "text": "file is not a database. Restore it, or delete it",
+        "other": "is that of another program, or of another version",
+    }.items():
+        before = content(tmp_path / name)
+        with pytest.raises(JournalError, match=reason):
+            Journal.open(tmp_path / name)
+        assert content(tmp_path / name) == before
 
 
 async def test_a_task_with_data_that_cannot_be_stored_is_named(tmp_path: Path) -> None:
@@ -216,62 +211,71 @@ async def test_a_cancelled_call_is_carried_out(tmp_path: Path) -> None:
 # Damage.
 
 
-def damage(path: Path, record: int) -> None:
-    """Change a byte in the payload of a record."""
-    with RecordReader(path) as reader:
-        place = reader._index.objects[record]
-    assert place is not None
-    with open(path, "r+b") as file:
-        file.seek(place.start + 64)
-        byte = file.read(1)
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([byte[0] ^ 255]))
+def rows(directory: Path, query: str) -> list[Any]:
+    """The first value of each row of the database of a journal."""
+    database = sqlite3.connect(directory / DATABASE)
+    found = [row[0] for row in database.execute(query)]
+    database.close()
+    return found
 
 
-async def test_a_damaged_entry_is_an_error_and_after_its_repair_its_task_alone_is_run_again(tmp_path: Path) -> None:
-    await make(tmp_path / "j", range(3))
-    path = tmp_path / "j" / ENTRIES
-    with RecordReader(path) as reader:
-        kinds = [type(entry).__name__ for entry in reader]
-    damage(path, kinds.index("JournalFinished"))
-    error = await resumed_error(tmp_path / "j", CONFIGURATION)
-    assert isinstance(error, JournalError)
-    assert "repair_record_file" in str(error)
-    repair_record_file(path)
-    journal = Journal.open(tmp_path / "j")
-    resumed = await journal.resume(CONFIGURATION)
-    assert (resumed.undelivered, resumed.unfinished) == (("task-1", "task-2"), ("task-0",))
-    assert [each.final for each in (await journal.attempts("task-0")).values()] == [True, True]
-    await journal.close()
+def flipped(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
 
 
-async def test_a_journal_without_its_first_entry_is_refused(tmp_path: Path) -> None:
-    await make(tmp_path / "j")
-    path = tmp_path / "j" / ENTRIES
-    damage(path, 0)
-    repair_record_file(path)
-    assert "has lost its first entry" in str(await resumed_error(tmp_path / "j", CONFIGURATION))
-    path.unlink()
-    path.touch()
-    assert "has lost its first entry" in str(await resumed_error(tmp_path / "j", CONFIGURATION))
+def change(directory: Path, statement: str) -> None:
+    """Change the database of a journal that is closed. `flip(data)` is the data with another byte in its middle."""
+    database = sqlite3.connect(directory / DATABASE)
+    database.create_function("flip", 1, flipped)
+    with database:
+        assert database.execute(statement).rowcount == 1
+    database.close()
 
 
-async def test_a_damaged_episode_of_a_finished_group_has_the_group_run_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+#: What is changed, what is named, whether the task is left, and the episodes of its that are.
+DAMAGES = {
+    "an episode": (
+        "UPDATE attempts SET content = flip(content) WHERE episode_id = 'task-0-1-0'",
+        "episode 'task-0-1-0'",
+        ("task-0",),
+        {0},
+    ),
+    "the values of a group": (
+        "UPDATE groups SET content = flip(content) WHERE number = 1",
+        "the group of task 'task-0'",
+        ("task-0",),
+        {0, 1},
+    ),
+    "a task": ("UPDATE tasks SET content = flip(content) WHERE number = 1", "task 'task-0'", (), set()),
+    "an image": (
+        f"UPDATE media SET data = flip(data) WHERE digest = '{image(1000).digest}'",
+        "task 'task-0'",
+        (),
+        set(),
+    ),
+}
+
+
+@pytest.mark.parametrize("damaged", DAMAGES)
+async def test_what_a_disk_has_changed_is_logged_once_and_run_again_and_nothing_else(
+    tmp_path: Path, damaged: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    statement, named, unfinished, left = DAMAGES[damaged]
     await make(tmp_path / "j", range(2))
-    with RecordReader(tmp_path / "j" / EPISODES) as reader:
-        ids = [getattr(each, "episode_id", "") for each in reader]
-    damage(tmp_path / "j" / EPISODES, ids.index("task-0-1-0"))
-    for _ in range(2):  # again after a process that did nothing about it
+    change(tmp_path / "j", statement)
+    for number in range(2):  # again after a process that did nothing about it
         caplog.clear()
         journal = Journal.open(tmp_path / "j")
         resumed = await journal.resume(CONFIGURATION)
-        assert (resumed.undelivered, resumed.unfinished) == (("task-1",), ("task-0",))
-        assert encode(await journal.task("task-0")) == encode(task(0))
-        assert await journal.attempts("task-0") == {}
+        assert (resumed.undelivered, resumed.unfinished) == (("task-1",), unfinished)
+        assert encode(await journal.group("task-1")) == encode(group(1, [episode(1, 0), episode(1, 1)], (1, 1)))
+        assert ("task-0" in journal) == bool(unfinished)
+        if unfinished:
+            assert encode(await journal.task("task-0")) == encode(task(0))
+            assert (await journal.attempts("task-0")).keys() == left
         await journal.close()
-    assert caplog.text == ""  # the second process knows that the task was opened again
+        assert (f"not recorded: {named}\n" in caplog.text) == (number == 0)
     journal = Journal.open(tmp_path / "j")
     await journal.resume(CONFIGURATION)
     await record(journal, range(1), delivered=True)
@@ -282,21 +286,31 @@ async def test_a_damaged_episode_of_a_finished_group_has_the_group_run_again(
     await journal.close()
 
 
-async def test_a_full_disk_is_named_and_what_was_recorded_before_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_damaged_database_is_an_error_and_one_that_is_deleted_begins_anew(tmp_path: Path) -> None:
+    await make(tmp_path / "j", range(3))
+    path = tmp_path / "j" / DATABASE
+    whole = path.read_bytes()
+    path.write_bytes(whole[:8192] + b"\xff" * (len(whole) - 8192))
+    error = str(await resumed_error(tmp_path / "j", CONFIGURATION))
+    assert f"{DATABASE} cannot be read: database disk image is malformed. Restore it, or delete it and start" in error
+    path.unlink()
+    journal = Journal.open(tmp_path / "j")
+    assert await journal.resume(CONFIGURATION) == ResumedRun()
+    await journal.close()
+
+
+# A full disk.
+
+
+async def test_a_full_disk_is_named_and_what_was_recorded_before_is_kept(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "j")
     await journal.resume(CONFIGURATION)
     await record(journal, range(1))
-
-    def fail(*arguments: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RecordWriter, "_write", fail)
-        with pytest.raises(JournalError, match=r"No space left on device. What was recorded before is intact"):
-            await journal.started(task(1))
+    fill_disk(journal)
+    with pytest.raises(JournalError, match=r"No space left on device. What was recorded before is intact"):
+        await journal.started(Task("task-1", bytes(100_000)))
     assert "task-1" not in journal
+    free_disk(journal)
     await journal.started(task(2))
     await journal.close()
     journal = Journal.open(tmp_path / "j")
@@ -305,47 +319,129 @@ async def test_a_full_disk_is_named_and_what_was_recorded_before_is_kept(
     await journal.close()
 
 
+# Records what it can on disks with 0, 1, 2, 4... free pages, until one is large enough; makes room, and compares.
+FULL_DISKS = """
+import subprocess, sys
+from pathlib import Path
+from journal_recordings import CONFIGURATION, Expected, compare, open_recorder, play
+from rollouts.runner.errors import JournalError
+
+disk, free, reason = Path(sys.argv[1]), 0, "none yet"
+while reason:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", disk], check=True)
+    (disk / "filling").write_bytes(bytes(4 * 2**20 - 4096 * free))
+    expected, recorder, reason = Expected(), None, ""
+    try:
+        recorder = open_recorder(disk / "j")
+        recorder.resume(dict(CONFIGURATION))
+        for event in play(recorder, [(k, n, i) for n in range(9) for k in (0, 1, 1, 3) for i in (0, 1)], expected):
+            expected.apply(event)
+    except JournalError as error:
+        reason = str(error)
+    if recorder is not None:
+        recorder.close()
+    print(len(expected.started), reason)
+    (disk / "filling").unlink()
+    recorder = open_recorder(disk / "j")
+    compare(recorder, expected)
+    recorder.close()
+    subprocess.run(["umount", disk], check=True)
+    free = 2 * free or 1
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mounts a tmpfs")
+def test_on_a_disk_that_becomes_full_everything_is_known_that_was_recorded_before(tmp_path: Path) -> None:
+    probe = ["unshare", "-m", "mount", "-t", "tmpfs", "none", str(tmp_path)]
+    if (refused := subprocess.run(probe, capture_output=True, text=True)).returncode:
+        pytest.skip(f"no file system can be mounted here: {refused.stderr.strip()}")
+    command = ["unshare", "-m", sys.executable, "-c", FULL_DISKS, str(tmp_path)]
+    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    *failures, last = done.stdout.splitlines()
+    assert last == "9 "
+    assert any(0 < int(line.split()[0]) < 9 for line in failures)
+    for line in failures:
+        assert f"journal {tmp_path / 'j'}: it cannot be written: " in line
+        assert "No space left on device" in line or "the disk may be full" in line
+
+
 # What is in the files.
 
 
-async def test_each_image_is_in_the_journal_once_whoever_has_it(tmp_path: Path) -> None:
-    await make(tmp_path / "j", range(3))
-    contents = b"".join((tmp_path / "j" / name).read_bytes() for name in (ENTRIES, EPISODES))
+async def test_each_image_is_in_the_journal_once_whoever_has_it_and_leaves_with_the_last(tmp_path: Path) -> None:
+    shared = image(5)
+    journal = Journal.open(tmp_path / "j")
+    await journal.resume(CONFIGURATION)
+    for name in ("a", "b"):
+        await journal.started(Task(name, shared))
+    await record(journal, range(3))
+    await journal.close()
     own = [1000 + 100 * number + 10 * index + turn for number in range(3) for index in range(2) for turn in range(2)]
-    for number in [*range(3), *own]:
-        assert contents.count(bytes(image(number).data)) == 1
+    expected = {bytes(image(number).data) for number in [5, *range(3), *own]}
+    assert sorted(rows(tmp_path / "j", "SELECT data FROM media")) == sorted(expected)
+    for table in ("tasks", "attempts", "groups"):
+        contents = rows(tmp_path / "j", f"SELECT content FROM {table}")
+        assert contents
+        assert not any(data in content for content in contents for data in expected)
+    for name, others in (("a", 1), ("b", 0)):
+        journal = Journal.open(tmp_path / "j")
+        await journal.resume(CONFIGURATION)
+        assert (await journal.task(name)).data.data == shared.data
+        await journal.delivered(name)
+        await journal.close()
+        assert rows(tmp_path / "j", f"SELECT count(*) FROM media WHERE digest = '{shared.digest}'") == [others]
 
 
-async def test_the_episodes_are_a_trajectory_file(tmp_path: Path) -> None:
-    from typer.testing import CliRunner
+async def test_the_space_of_delivered_groups_is_used_again(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / "j")
+    await journal.resume(CONFIGURATION)
+    await record(journal, range(2), delivered=True)
+    journal._recorder._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    before = (tmp_path / "j" / DATABASE).stat().st_size
+    await record(journal, range(2, 20), delivered=True)
+    await journal.close()
+    assert (tmp_path / "j" / DATABASE).stat().st_size <= before + 4096
 
-    await make(tmp_path / "j", range(2))
-    listed = CliRunner().invoke(app, ["traj", "ls", str(tmp_path / "j" / EPISODES), "--json"])
-    assert listed.exit_code == 0, listed.output
-    assert listed.output.count("task-1-1-0") == 1
+
+async def test_another_program_can_look_into_the_journal_of_a_run(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / "j")
+    await journal.resume(CONFIGURATION)
+    await record(journal, range(2))
+    code = f"import sqlite3; c = sqlite3.connect('file:{tmp_path / 'j' / DATABASE}?mode=ro', uri=True)\n"
+    code += "print([row[0] for row in c.execute('SELECT episode_id FROM attempts ORDER BY 1')])"
+    command = [sys.executable, "-c", code]
+    other = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+    assert other.stdout == "['task-0-0-0', 'task-0-1-0', 'task-1-0-0', 'task-1-1-0']\n", other.stderr
+    await journal.delivered("task-0")
+    await journal.close()
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the names of open files are read from /proc")
 @pytest.mark.parametrize("fsync", [False, True])
-async def test_with_fsync_groups_and_deliveries_are_on_the_disk_and_single_episodes_need_not_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fsync: bool
+async def test_with_fsync_groups_and_deliveries_wait_for_the_disk_and_single_episodes_do_not(
+    tmp_path: Path, fsync: bool
 ) -> None:
-    """The order of what reaches the disk, by the calls of the system: no power can be cut in a test."""
+    """By the setting of SQLite at the end of each transaction: no power can be cut in a test."""
     journal = Journal.open(tmp_path / "j", fsync=fsync)
     await journal.resume(CONFIGURATION)
-    synced: list[str] = []
-    real = os.fsync
-
-    def note(descriptor: int) -> None:
-        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
-        real(descriptor)
-
-    monkeypatch.setattr(os, "fsync", note)
-    await record(journal, range(1))
-    assert synced == ([EPISODES, ENTRIES] if fsync else [])
-    await journal.delivered("task-0")
-    assert synced == ([EPISODES, ENTRIES] * 2 if fsync else [])
+    statements: list[str] = []
+    journal._recorder._database.set_trace_callback(statements.append)
+    await record(journal, range(1), delivered=True)
     await journal.close()
+    settings: list[tuple[str, str]] = []
+    setting, tables = "", list[str]()
+    for statement in statements:
+        if statement.startswith("PRAGMA synchronous = "):
+            setting, tables = statement.split()[-1], []
+        elif "INTO " in statement:
+            tables.append(statement.partition("INTO ")[2].split()[0])
+        elif statement == "COMMIT":
+            settings.append((tables[0], setting))
+    waiting = "FULL" if fsync else "NORMAL"
+    of_episodes = [("attempts", "NORMAL")] * 2
+    assert settings == [("tasks", waiting), *of_episodes, ("groups", waiting), ("closed", waiting)]
 
 
 async def test_files_that_are_deleted_while_a_run_has_them_open_are_an_error_of_the_journal(tmp_path: Path) -> None:

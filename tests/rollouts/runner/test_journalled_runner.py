@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import gc
+import sqlite3
 import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from journal_recordings import fill_disk
 from journalled_run import digest_of
 from runner_world import assert_no_task_is_left, make_runner, tasks
 
@@ -26,7 +27,6 @@ from rollouts.runner import (
 )
 from rollouts.runner.events import EpisodeEnded, GroupFinished
 from rollouts.testing import ScriptedEngine
-from transport import RecordWriter
 
 
 def journalled(renderer: Any, directory: Path, **options: Any) -> Any:
@@ -99,18 +99,20 @@ async def test_an_acknowledged_group_is_not_delivered_again(renderer: Any, tmp_p
 async def test_the_groups_that_the_consumer_has_are_those_that_it_says_whatever_the_journal_has(
     renderer: Any, tmp_path: Path
 ) -> None:
-    whole = await received(renderer, tmp_path, 4)
+    left = await received(renderer, tmp_path, 4, limit=3)  # the journal has that the first two were delivered
+    has, lost = {left[0].task.task_id, left[2].task.task_id, "t9"}, left[1].task.task_id
     journal = Journal.open(tmp_path / "journal")
-    journal.count_as_delivered({"t0", "t1", "t9"})
-    async with make_runner(renderer, journal=journal) as runner:
+    journal.count_as_delivered(has)
+    engine = ScriptedEngine(lambda request: "yes", renderer=renderer)
+    async with make_runner(renderer, journal=journal, engine=engine) as runner:
         await runner.resume()
-        assert journal.lost == {"t2", "t3"}
+        assert journal.lost == {lost}
         with pytest.raises(JournalError, match="before the runner begins"):
             journal.count_as_delivered({"t0"})
         groups = [group async for group in runner.stream(tasks(4))]
     assert journal.lost == frozenset()
-    before = {group.task.task_id: digest_of(group) for group in whole}
-    assert {group.task.task_id: digest_of(group) for group in groups} == {name: before[name] for name in ("t2", "t3")}
+    assert {*ids(groups)} == {f"t{number}" for number in range(4)} - has
+    assert f"{lost}/0.0" in {request.session_id for request in engine.requests}
     assert await received(renderer, tmp_path, 4) == []
 
 
@@ -245,43 +247,39 @@ async def test_staleness_counts_from_the_updates_of_the_process_that_was_killed(
 
 
 async def test_a_full_disk_ends_a_run_of_groups_of_several_episodes_with_the_error_of_the_journal(
-    renderer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    renderer: Any, tmp_path: Path
 ) -> None:
-    def fail(*arguments: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    journal = Journal.open(tmp_path / "journal")
 
     def fill(event: Any) -> None:
         if isinstance(event, EpisodeEnded):
-            monkeypatch.setattr(RecordWriter, "_write", fail)
+            fill_disk(journal)
 
-    with pytest.raises(JournalError, match="No space left on device") as caught:
-        await received(renderer, tmp_path, 1, group_size=4, listeners=[fill])
-    assert isinstance(caught.value.__cause__, OSError)
+    async with make_runner(renderer, journal=journal, group_size=4, listeners=[fill]) as runner:
+        with pytest.raises(JournalError, match="No space left on device") as caught:
+            await anext(runner.stream(tasks(1)))
+    assert isinstance(caught.value.__cause__, sqlite3.OperationalError)
+    assert ids(await received(renderer, tmp_path, 1, group_size=4)) == ["t0"]
 
 
 async def test_an_error_of_the_journal_whose_caller_was_cancelled_is_not_logged_as_never_retrieved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     gc.collect()  # what other tests left is not logged among what this one leaves
     caplog.clear()
     journal = Journal.open(tmp_path / "journal")
     await journal.resume()
+    fill_disk(journal)
     cancelled = threading.Event()
-
-    def fail(*arguments: Any) -> None:
-        cancelled.wait()
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(RecordWriter, "_write", fail)
-        call = asyncio.create_task(journal.started(Task("one")))
-        await asyncio.sleep(0)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        cancelled.set()
-        with pytest.raises(JournalError, match="it cannot be written: No space left on device"):
-            await journal.started(Task("two"))
+    journal._thread.submit(cancelled.wait)
+    call = asyncio.create_task(journal.started(Task("one", bytes(100_000))))
+    await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    cancelled.set()
+    with pytest.raises(JournalError, match="it cannot be written: No space left on device"):
+        await journal.started(Task("two", bytes(100_000)))
     await journal.close()
     await asyncio.sleep(0)
     del call
