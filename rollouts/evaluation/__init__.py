@@ -11,6 +11,7 @@ from rollouts.evaluation.statistics import (
     pass_at_k,
     pass_hat_k,
     rate_of_tasks,
+    reward_of_tasks,
     unpaired_difference,
 )
 
@@ -28,5 +29,6 @@ __all__ = [
     "pass_at_k",
     "pass_hat_k",
     "rate_of_tasks",
+    "reward_of_tasks",
     "unpaired_difference",
 ]

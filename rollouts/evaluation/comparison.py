@@ -21,6 +21,7 @@ from rollouts.evaluation.statistics import (
     mean_of_tasks,
     paired_difference,
     rate_of_tasks,
+    reward_of_tasks,
     unpaired_difference,
 )
 from rollouts.observability.run_metrics import length_stops_warning
@@ -251,13 +252,14 @@ def _figures(values: Mapping[_Key, _T | None]) -> dict[str, Any]:
 
 def _compared_run(run: _Run, threshold: float, failed: FailedEpisodes) -> ComparedRun:
     scores = run.scores
-    episodes = int(scores.counts.sum())
 
     def estimate(key: _Key, column: np.ndarray) -> Estimate | None:
         known = _known(column)
         if not len(known):
             return None
-        return rate_of_tasks(known, episodes) if key[0] == "pass_at_k" else mean_of_tasks(known)
+        if key[0] == "pass_at_k":
+            return rate_of_tasks(known)
+        return mean_of_tasks(known) if key[0] == "group_reward" else reward_of_tasks(known)
 
     return ComparedRun(
         name=run.name,

@@ -6,7 +6,7 @@ import json
 import math
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Self
 
@@ -14,7 +14,14 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rollouts.errors import ArgumentError, CommandFileError, RolloutsError, short_repr
-from rollouts.evaluation.statistics import Estimate, mean_of_tasks, pass_at_k, pass_hat_k, rate_of_tasks
+from rollouts.evaluation.statistics import (
+    Estimate,
+    mean_of_tasks,
+    pass_at_k,
+    pass_hat_k,
+    rate_of_tasks,
+    reward_of_tasks,
+)
 from rollouts.files import replaced_file
 from rollouts.observability.group_metrics import GroupMetrics
 from rollouts.observability.run_metrics import length_stops_warning
@@ -96,7 +103,9 @@ class EvaluationResults(BaseModel):
         rewards: list[tuple[str, Estimate | None]] = [("total reward", self.total_reward)]
         if self.group_reward is not None and self.group_reward != Estimate(0.0, self.group_reward.tasks, 0.0, 0.0, 0.0):
             rewards += [("environment reward", self.environment_reward), ("group reward", self.group_reward)]
-        rewards += [(f"reward part {name}", estimate) for name, estimate in self.reward_parts.items()]
+        parts = self.reward_parts
+        if len(parts) > 1 or self.total_reward not in parts.values():  # one part is often the whole reward
+            rewards += [(f"reward part {name}", estimate) for name, estimate in parts.items()]
         rewards += [(f"pass@{k}", estimate) for k, estimate in self.pass_at_k.items()]
         rewards += [(f"pass^{k}", estimate) for k, estimate in self.pass_hat_k.items() if k > 1]
         for name, estimate in [*rewards, ("truncated", self.truncated)]:
@@ -120,7 +129,11 @@ class EvaluationResults(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read `results.json`. Raises `CommandFileError` for any other file, and for one of another version."""
+        """Read `results.json`, or that of an output directory.
+
+        Raises `CommandFileError` for any other file, and for one of another version.
+        """
+        path = path / RESULTS_FILE if path.is_dir() else path
         with open(path, "rb") as file:
             content = file.read(_MOST_BYTES + 1)
         try:
@@ -233,7 +246,7 @@ class Tally:
         self._pass_hat: dict[int, array[float]] = {one: _column() for one in self._pass_at}
         self._truncated = _column()
         self._totals = dict.fromkeys(("failed", "turns", "length_stops", "tokens", "sampled_tokens", "images"), 0)
-        self._episodes = self._counted = 0
+        self._episodes = self._without_parts = 0
         self._lowest, self._highest = math.inf, -math.inf
         self._errors: Counter[str] = Counter()
         self._examples: dict[str, str] = {}
@@ -256,7 +269,7 @@ class Tally:
         total = scores.rewards["total"]
         if not len(total):
             return
-        self._counted += len(total)
+        self._without_parts += row.failed == count  # what the parts would have been named is not known
         self._lowest, self._highest = min(self._lowest, total.min()), max(self._highest, total.max())
         for columns, values in ((self._rewards, scores.rewards), (self._parts, scores.parts)):
             for name, column in values.items():
@@ -276,13 +289,16 @@ class Tally:
             episodes=self._episodes,
             failed_episodes=self._failed,
             threshold=self._threshold,
-            total_reward=_mean(self._rewards["total"]),
-            environment_reward=_mean(self._rewards["environment"]),
-            group_reward=_mean(self._rewards["group"]),
-            reward_parts={name: mean_of_tasks(np.array(self._parts[name])) for name in sorted(self._parts)},
-            pass_at_k={k: self._rate(column) for k, column in self._pass_at.items() if len(column)},
-            pass_hat_k={k: self._rate(column) for k, column in self._pass_hat.items() if len(column)},
-            truncated=rate_of_tasks(np.array(self._truncated), self._episodes) if self._truncated else None,
+            total_reward=_estimate(self._rewards["total"], reward_of_tasks),
+            environment_reward=_estimate(self._rewards["environment"], reward_of_tasks),
+            group_reward=_estimate(self._rewards["group"], mean_of_tasks),
+            reward_parts={
+                name: reward_of_tasks(np.append(self._parts[name], np.zeros(self._without_parts)))
+                for name in sorted(self._parts)
+            },
+            pass_at_k={k: rate_of_tasks(np.array(column)) for k, column in self._pass_at.items() if column},
+            pass_hat_k={k: rate_of_tasks(np.array(column)) for k, column in self._pass_hat.items() if column},
+            truncated=_estimate(self._truncated, rate_of_tasks),
             failed=self._totals["failed"],
             turns=self._totals["turns"],
             length_stops=self._totals["length_stops"],
@@ -297,11 +313,9 @@ class Tally:
             warnings=list(self._warnings()),
         )
 
-    def _rate(self, column: array[float]) -> Estimate:
-        return rate_of_tasks(np.array(column), self._counted)
-
     def _warnings(self) -> Iterable[str]:
-        if self._counted and not self._lowest <= self._threshold <= self._highest:
+        all_alike = self._lowest == self._highest and self._lowest in (0, 1)  # nothing, or everything, is right
+        if self._rewards["total"] and not all_alike and not self._lowest <= self._threshold <= self._highest:
             all_or_none = "no episode succeeds" if self._threshold > self._highest else "every episode succeeds"
             yield (
                 f"the threshold {self._threshold:g} is outside of the rewards, which are from {self._lowest:g} to "
@@ -318,5 +332,5 @@ def _column() -> array[float]:
     return array("d")
 
 
-def _mean(column: array[float]) -> Estimate | None:
-    return mean_of_tasks(np.array(column)) if column else None
+def _estimate(column: array[float], of_tasks: Callable[[np.ndarray], Estimate]) -> Estimate | None:
+    return of_tasks(np.array(column)) if column else None

@@ -119,30 +119,37 @@ def mean_of_tasks(values: np.ndarray) -> Estimate:
     return Estimate(mean, count, error, mean - half, mean + half)
 
 
-def rate_of_tasks(values: np.ndarray, episodes: int) -> Estimate:
-    """The mean of `values`, float64 (tasks,), each the share or the probability of something in one task.
+def rate_of_tasks(values: np.ndarray) -> Estimate:
+    """The mean of `values` from 0 to 1, float64 (tasks,), each the share or the probability of something in one task.
 
-    The interval is Wilson's for as many independent trials as would have the standard error of the clustered mean, with
-    Student's t (Korn and Graubard, "Confidence intervals for proportions with small expected number of positive counts
-    estimated from survey data", 1998; Franco et al., "Comparative study of confidence intervals for proportions in
-    complex sample surveys", 2019). It lies in 0 to 1, and where every task succeeds, it does not say that the next one
-    will. The trials are at most the `episodes`, and as many as there are tasks where no task differs from another in
-    never, or always, succeeding. Raises `ArgumentError` without values.
+    The interval is Wilson's with Student's t in place of the normal quantile, for as many independent trials as would
+    have the standard error of the clustered mean (Korn and Graubard, "Confidence intervals for proportions with small
+    expected number of positive counts estimated from survey data", 1998; Franco et al., "Comparative study of
+    confidence intervals for proportions in complex sample surveys", 2019). It lies in 0 to 1. Where no task differs
+    from another, the trials are the tasks: that all succeed does not say that the next one will. Raises
+    `ArgumentError` without values.
     """
     mean = mean_of_tasks(values)
     if mean.standard_error is None:
         return mean
-    value, count = min(max(mean.value, 0.0), 1.0), float(len(values))
+    value, count = min(max(mean.value, 0.0), 1.0), len(values)
     variance = value * (1 - value)
-    trials = min(variance / mean.standard_error**2, float(episodes)) if mean.standard_error else float(episodes)
-    if not variance:
-        trials = count
-    t = _t_quantile(len(values) - 1)
-    centre = (value + t * t / (2 * trials)) / (1 + t * t / trials)
-    half = t * math.sqrt(variance / trials + (t / (2 * trials)) ** 2) / (1 + t * t / trials)
-    low = 0.0 if value == 0 else max(centre - half, 0.0)
-    high = 1.0 if value == 1 else min(centre + half, 1.0)
-    return Estimate(value, len(values), mean.standard_error, low, high)
+    trials = variance / mean.standard_error**2 if mean.standard_error and variance else float(count)
+    square = _t_quantile(count - 1) ** 2
+    centre = value + square / (2 * trials)
+    half = math.sqrt(square * variance / trials + (square / (2 * trials)) ** 2)
+    low, high = ((centre + sign * half) / (1 + square / trials) for sign in (-1, 1))
+    return Estimate(value, count, mean.standard_error, max(low, 0.0), min(high, 1.0))
+
+
+def reward_of_tasks(values: np.ndarray) -> Estimate:
+    """The mean of `values`, float64 (tasks,), each the mean reward of one task.
+
+    Where all lie in 0 to 1, as those of most scoring functions do, it has the interval of `rate_of_tasks`, which lies
+    there too; else that of `mean_of_tasks`. Raises `ArgumentError` without values.
+    """
+    is_bounded = len(values) > 0 and values.min() >= 0 and values.max() <= 1
+    return rate_of_tasks(values) if is_bounded else mean_of_tasks(values)
 
 
 def paired_difference(first: np.ndarray, second: np.ndarray) -> Difference:

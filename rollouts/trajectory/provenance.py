@@ -37,7 +37,7 @@ class Provenance:
         source = getattr(getattr(renderer, "template", None), "source", "")
         processors = getattr(renderer, "processors", None) or {}
         return cls(
-            model=_text(getattr(getattr(renderer, "tokenizer", None), "model", "")),
+            model=_text(getattr(getattr(renderer, "tokenizer", engine), "model", "")),
             engine=type(engine).__name__,
             template=_digest(source) if source else "",
             processors={

@@ -70,7 +70,7 @@ def test_the_standard_error_is_the_cluster_robust_one_of_the_mean_over_episodes(
 
 
 def test_nothing_is_said_of_the_uncertainty_of_one_task() -> None:
-    for estimate in (mean_of_tasks(np.array([0.5])), rate_of_tasks(np.array([0.5]), 8)):
+    for estimate in (mean_of_tasks(np.array([0.5])), rate_of_tasks(np.array([0.5]))):
         assert (estimate.value, estimate.tasks) == (0.5, 1)
         assert (estimate.standard_error, estimate.low, estimate.high) == (None, None, None)
 
@@ -84,14 +84,14 @@ def test_the_interval_of_a_rate_is_wilsons_where_tasks_have_one_sample() -> None
     # Tasks of one sample are independent trials; with many of them Student's t is the normal distribution, and the
     # clustered variance, which divides by n - 1, that of the proportion.
     outcomes = np.array([1.0] * 30_000 + [0.0] * 70_000)
-    estimate = rate_of_tasks(outcomes, 100_000)
+    estimate = rate_of_tasks(outcomes)
     wilson = stats.binomtest(30_000, 100_000).proportion_ci(0.95, method="wilson")
     assert (estimate.low, estimate.high) == pytest.approx((wilson.low, wilson.high), abs=1e-6)
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0])
 def test_tasks_that_all_agree_do_not_make_a_rate_certain(rate: float) -> None:
-    few, many = (rate_of_tasks(np.full(tasks, rate), 4 * tasks) for tasks in (5, 500))
+    few, many = (rate_of_tasks(np.full(tasks, rate)) for tasks in (5, 500))
     widths = [one.high - one.low for one in (few, many)]  # type: ignore[operator]
     assert few.value == many.value == rate
     assert widths[0] > 0.3
@@ -120,8 +120,8 @@ def test_intervals_hold_the_truth_in_93_to_97_of_100_simulated_evaluations(
     truth_at_k = 1 - b * (b + 1) ** (k - 1) / ((a + b) * (a + b + 1) ** (k - 1))  # the mean of 1 - (1 - p)**k, k <= 2
     held = held_at_k = 0
     for counts in successes:
-        rate = rate_of_tasks(counts / samples, tasks * samples)
-        at_k = rate_of_tasks(np.array([pass_at_k(samples, int(count), k) for count in counts]), tasks * samples)
+        rate = rate_of_tasks(counts / samples)
+        at_k = rate_of_tasks(np.array([pass_at_k(samples, int(count), k) for count in counts]))
         held += rate.low <= truth <= rate.high  # type: ignore[operator]
         held_at_k += at_k.low <= truth_at_k <= at_k.high  # type: ignore[operator]
     assert 930 <= held <= 970
