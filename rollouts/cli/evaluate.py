@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Mapping
@@ -35,17 +36,37 @@ _MAX_TOKENS: Final = 2048
 
 _TASK_KINDS: Final = {".jsonl": "jsonl", ".parquet": "parquet"}
 
-#: The keys of a configuration file that options replace, by the names of the parameters.
+#: The keys of a configuration file that options replace.
 _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
-    "samples": ("group_size",),
-    "seed": ("seed",),
-    "concurrency": ("concurrency",),
-    "max_tokens": ("sampling", "max_tokens"),
-    "temperature": ("sampling", "temperature"),
-    "threshold": ("evaluation", "threshold"),
-    "failed": ("evaluation", "failed"),
-    "k": ("evaluation", "k"),
-    "out": ("output", "directory"),
+    "--samples": ("group_size",),
+    "--seed": ("seed",),
+    "--concurrency": ("concurrency",),
+    "--max-tokens": ("sampling", "max_tokens"),
+    "--temperature": ("sampling", "temperature"),
+    "--threshold": ("evaluation", "threshold"),
+    "--failed": ("evaluation", "failed"),
+    "--k": ("evaluation", "k"),
+    "--out": ("output", "directory"),
+    "--api-key-env": ("engine", "api_key_env"),
+    "--id-key": ("tasks", "id_key"),
+    "--messages": ("environment", "messages"),
+}
+
+#: The options that gave the values of other keys, for errors of a call without a configuration file.
+_OPTIONS: Final[Mapping[str, str]] = {
+    **{".".join(key): option for option, key in _KEYS.items()},
+    "environment.rewards[0].function": "--score",
+    "environment.factory": "--environment",
+    "tasks.path": "TASKS",
+    "tasks.source": "TASKS",
+    "engine": "--openai-base-url",
+    "engine.base_url": "--base-url or --openai-base-url",
+    "engine.urls": "--base-url",
+    "engine.directory": "--model",
+    "engine.model": "--model",
+    "renderer.model": "--model",
+    "environment.arguments": "--argument",
+    "sampling.extra": "--sampling",
 }
 
 
@@ -63,7 +84,8 @@ def evaluate(
         typer.Option(
             metavar="MODEL",
             help="The model directory, run in this process; with --base-url the model that the server serves, a "
-            "directory or repository; with --openai-base-url the name that the endpoint has for it.",
+            "directory or repository; with --openai-base-url the name that the endpoint has for it. Of a CONFIG, it "
+            "replaces the model.",
         ),
     ] = None,
     base_url: Annotated[
@@ -96,6 +118,13 @@ def evaluate(
     id_key: Annotated[
         str | None, typer.Option(metavar="KEY", help="The key of a row with the task's id; default: its number.")
     ] = None,
+    argument: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="An argument of --environment; several times.")
+    ] = None,
+    media_dir: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="A directory from which messages may name pictures; several times."),
+    ] = None,
     samples: Annotated[
         int | None, typer.Option("--samples", "-n", min=1, metavar="N", help="Episodes of each task; default: 1.")
     ] = None,
@@ -116,6 +145,13 @@ def evaluate(
     ] = None,
     temperature: Annotated[
         float | None, typer.Option(min=0.0, metavar="T", help="Temperature of the sampling; default: 1.")
+    ] = None,
+    sampling: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="A further sampling option, such as top_p=0.9, or one under the engine's own name; several times.",
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, metavar="N", help="Of environments and sampling.")] = None,
     concurrency: Annotated[
@@ -143,35 +179,36 @@ def evaluate(
     from rollouts.cli.run.output import prepare_output
     from rollouts.run_config.config_file import checked_config, read_config
 
-    given: dict[str, Any] = {
-        "samples": samples,
-        "seed": seed,
-        "concurrency": concurrency,
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "threshold": threshold,
-        "failed": failed,
-        "k": k or None,
-        "out": None if out is None else str(out.absolute()),
-    }
-    changes: dict[KeyPath, Any] = {_KEYS[name]: value for name, value in given.items() if value is not None}
-    of_a_file: dict[str, Any] = {
-        "--model": model,
+    options: dict[str, Any] = {
+        "--model": None if model is None else _path_or_name(model),
         "--base-url": base_url or None,
         "--openai-base-url": openai_base_url,
         "--api-key-env": api_key_env,
-        "--score": score,
-        "--messages": messages,
-        "--environment": environment,
+        "--score": None if score is None else _absolute(score),
+        "--messages": None if messages is None else _absolute(messages),
+        "--environment": None if environment is None else _absolute(environment),
+        "--argument": _pairs("--argument", argument),
+        "--media-dir": [str(directory.absolute()) for directory in media_dir or ()],
+        "--sampling": _pairs("--sampling", sampling),
         "--id-key": id_key,
+        "--samples": samples,
+        "--seed": seed,
+        "--concurrency": concurrency,
+        "--max-tokens": max_tokens,
+        "--temperature": temperature,
+        "--threshold": threshold,
+        "--failed": failed,
+        "--k": k or None,
+        "--out": None if out is None else str(out.absolute()),
     }
-    with exit_on_problems():
-        if Path(tasks).suffix == ".toml":
-            if named := [name for name, value in of_a_file.items() if value is not None]:
-                exit_with_error(f"{', '.join(named)}: {tasks} has these as keys; change them there")
-            file = read_config(Path(tasks), changes)
+    of_file = Path(tasks).suffix == ".toml"
+    with exit_on_problems({} if of_file else _OPTIONS):
+        if of_file:
+            path = Path(tasks)
+            file = read_config(path, _changes(options, kind=read_config(path).config.engine.kind))
         else:
-            file = checked_config(Path("options"), _configuration(tasks, of_a_file), changes)
+            values = _configuration(tasks, options)
+            file = checked_config(Path("options"), values, _changes(options, kind=values["engine"]["kind"]))
         _check_k(file)
         file = _with_all_groups(file)
         parts = checked_parts(file, limit=limit, resume=resume, dry_run=dry_run)
@@ -191,6 +228,10 @@ def evaluate(
 
 def _configuration(tasks: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a configuration file for tasks and the options that take the place of its tables."""
+    if (options["--score"] is None) == (options["--environment"] is None):
+        exit_with_error("pass either --score FILE.py:FUNCTION, which scores an answer, or --environment FILE.py:NAME")
+    if options["--model"] is None:
+        exit_with_error("--model: pass the model directory, or the name of the model at a server")
     return {
         "tasks": _tasks(tasks, options["--id-key"]),
         "environment": _environment(options),
@@ -198,6 +239,60 @@ def _configuration(tasks: str, options: Mapping[str, Any]) -> dict[str, Any]:
         "sampling": {"max_tokens": _MAX_TOKENS},
         "output": {"directory": f"evaluations/{_name(tasks)}-{_name(options['--model'])}"},
     }
+
+
+def _changes(options: Mapping[str, Any], *, kind: str) -> dict[KeyPath, Any]:
+    """What the options change in a configuration with an engine of this kind, by key."""
+    changes: dict[KeyPath, Any] = {}
+    model = options["--model"]
+    if options["--base-url"] or options["--openai-base-url"]:
+        tables = _engine(options)
+        changes |= {("engine",): tables["engine"], ("renderer",): tables.get("renderer")}
+        kind = tables["engine"]["kind"]
+    elif model is not None and kind == "openai":
+        changes["engine", "model"] = model
+    elif model is not None:
+        changes["renderer", "model"] = model
+        if kind == "local":
+            changes["engine", "directory"] = model
+    if options["--score"] or options["--environment"]:
+        changes["environment",] = _environment(options)
+    changes |= {key: options[option] for option, key in _KEYS.items() if options[option] is not None}
+    for name, value in options["--argument"].items():
+        changes["environment", "arguments", name] = value
+    for name, value in options["--sampling"].items():
+        own = name in ("top_p", "top_k", "max_tokens", "temperature")
+        changes[("sampling", name) if own else ("sampling", "extra", name)] = value
+    if options["--media-dir"]:
+        table = "engine" if kind == "openai" else "renderer"
+        changes[table, "media", "allowed_directories"] = options["--media-dir"]
+    return changes
+
+
+def _pairs(option: str, texts: list[str] | None) -> dict[str, Any]:
+    """The values of `KEY=VALUE`: JSON, and text where it is none."""
+    pairs = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            exit_with_error(f"{option}: {text} is no KEY=VALUE")
+        try:
+            pairs[name] = json.loads(value)
+        except ValueError:
+            pairs[name] = value
+    return pairs
+
+
+def _absolute(import_path: str) -> str:
+    """An import path whose file, if it names one, is relative to the working directory."""
+    path, colon, name = import_path.rpartition(":")
+    if import_path.endswith(".py"):  # of --score, whose function is then `score`
+        path, colon, name = import_path, ":", "score"
+    return f"{Path(path).absolute()}{colon}{name}" if path.endswith(".py") else import_path
+
+
+def _path_or_name(model: str) -> str:
+    return str(Path(model).absolute()) if Path(model).is_dir() else model
 
 
 def _tasks(tasks: str, id_key: str | None) -> dict[str, Any]:
@@ -215,17 +310,13 @@ def _tasks(tasks: str, id_key: str | None) -> dict[str, Any]:
 
 
 def _environment(options: Mapping[str, Any]) -> dict[str, Any]:
-    score, factory, messages = options["--score"], options["--environment"], options["--messages"]
-    if (score is None) == (factory is None):
-        exit_with_error("pass --score FILE.py:FUNCTION, which scores an answer, or --environment FILE.py:NAME")
+    """The table of the environment that --score or --environment names."""
+    score, factory = options["--score"], options["--environment"]
     if factory is not None:
-        if messages is not None:
+        if options["--messages"] is not None:
             exit_with_error("--messages: an environment of --environment has its own; leave it out")
         return {"kind": "import", "factory": factory}
-    name = score.rpartition(":")[2] if ":" in score else "score"
-    function = score if ":" in score else f"{score}:{name}"
-    rewards = [{"name": name, "function": function}]
-    return {"kind": "scored_prompt", "rewards": rewards, **({} if messages is None else {"messages": messages})}
+    return {"kind": "scored_prompt", "rewards": [{"name": score.rpartition(":")[2], "function": score}]}
 
 
 def _engine(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -233,7 +324,7 @@ def _engine(options: Mapping[str, Any]) -> dict[str, Any]:
     model, urls, endpoint = options["--model"], options["--base-url"], options["--openai-base-url"]
     key = {} if options["--api-key-env"] is None else {"api_key_env": options["--api-key-env"]}
     if model is None:
-        exit_with_error("--model: pass the model directory, or the name of the model at a server")
+        exit_with_error("--model: pass the name of the model at the server, or its directory")
     if urls and endpoint:
         exit_with_error("--base-url and --openai-base-url: pass one of them, a vLLM server or an endpoint")
     if endpoint:

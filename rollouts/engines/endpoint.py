@@ -57,6 +57,7 @@ _OWN_FIELDS: Final = frozenset(
 )
 
 #: The one address that gets the key of OPENAI_API_KEY without being told to.
+_CHECK_SECONDS: Final = 10.0
 _OPENAI: Final = "https://api.openai.com/"
 
 _RESPONSE_BYTES: Final = 64 * 2**20
@@ -193,6 +194,27 @@ class ChatEndpoint:
         except EngineError as error:
             error.server = self.base_url
             raise
+
+    async def check(self) -> None:
+        """Ask for the list of models, which every such server has, to find a wrong address or key before a run.
+
+        An answer that is no list is no error: the chat completions may be there nevertheless. Raises
+        `ServerUnreachableError`, `ServerTimeoutError`, `ApiKeyError` and `EngineClosedError`.
+        """
+        import openai
+
+        request_id = uuid.uuid4().hex
+        self._check_open(request_id)
+        opened = await self._opened(request_id)
+        client = opened.client.with_options(max_retries=1, timeout=min(self._timeout_seconds, _CHECK_SECONDS))
+        try:
+            await client.models.with_raw_response.list()
+            return
+        except (openai.OpenAIError, MalformedResultError) as error:
+            failed = self._error(request_id, error)
+        if isinstance(failed, ServerUnreachableError | ServerTimeoutError | ApiKeyError):
+            failed.server = self.base_url
+            raise failed
 
     async def close(self) -> None:
         """Refuse further requests, end the running ones with `EngineClosedError`, close every connection.

@@ -24,7 +24,7 @@ from rollouts.values import check_integer, mean_and_spread
 CONFIDENCE: Final = 0.95
 
 #: Sign-flip tests of up to so many differences; for more, the t-test gives the same to three digits, at once.
-_MOST_FLIPPED: Final = 2_000
+_MOST_FLIPPED: Final = 500
 _FLIPS: Final = 9_999
 
 
@@ -157,7 +157,7 @@ def paired_difference(first: np.ndarray, second: np.ndarray) -> Difference:
 
     The p-value is that of the paired permutation test: under the hypothesis that the runs do not differ, the sign of
     each task's difference is chance (`scipy.stats.permutation_test` with "samples": exact for few tasks, else from
-    9,999 permutations with a fixed seed; for more than 2,000 tasks that differ, that of the paired t-test). Raises
+    9,999 permutations with a fixed seed; for more than 500 tasks that differ, that of the paired t-test). Raises
     `ArgumentError` for rows of different lengths or without values.
     """
     if len(first) != len(second):

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import cycle
-from typing import Any
+from typing import Any, cast
 
 from renderers import MediaPolicy
 from rollouts.engines.protocol import ChatEngine, Engine
@@ -33,6 +33,9 @@ from rollouts.run_config.sections import (
     VLLMOptions,
 )
 from rollouts.terminal.interrupts import defer_interrupts
+
+#: Of a request: the runner begins the episode again, and waits for a server that is down.
+_RETRIES = 2
 
 #: That a `ChatEndpoint` sends at a time.
 _MOST_REQUESTS = 1000
@@ -82,6 +85,7 @@ def _endpoint(file: ConfigFile, section: EndpointEngineSection) -> Callable[[], 
                 api_key=key,
                 concurrency=min(file.config.concurrency, _MOST_REQUESTS),
                 timeout_seconds=section.request_seconds,
+                max_retries=_RETRIES,
                 max_tokens_field=section.max_tokens_field,
                 omit=section.omit,
                 tool_images=section.tool_images,
@@ -245,6 +249,9 @@ async def connect(file: ConfigFile, engine: Engine | ChatEngine) -> None:
         await _connect_fleet(file, section, engine)
     elif isinstance(section, RouterEngineSection):
         await _connect_router(file, section, engine)
+    elif isinstance(section, EndpointEngineSection):
+        with _naming_server(file, section, ("engine",)):
+            await cast(Any, engine).check()
 
 
 async def _connect_fleet(file: ConfigFile, section: FleetEngineSection, engine: Any) -> None:
@@ -292,7 +299,7 @@ async def _probe_error(engine: Engine) -> EngineError | None:
 
 @contextmanager
 def _naming_server(
-    file: ConfigFile, section: VLLMOptions, path: KeyPath, key_of_address: str = "base_url"
+    file: ConfigFile, section: VLLMOptions | EndpointEngineSection, path: KeyPath, key_of_address: str = "base_url"
 ) -> Iterator[None]:
     """Turn an error of a server inside the block into one that names the key with its address, command or API key.
 
@@ -307,7 +314,7 @@ def _naming_server(
         if section.api_key_env is None:
             reason = 'the server requires an API key; put it in an environment variable and add api_key_env = "NAME"'
             raise file.error(address, reason) from error
-        reason = "the server refuses the key in this environment variable; set it to the key of `vllm serve --api-key`"
+        reason = "the server refuses the key in this environment variable; set it to the server's key"
         raise file.error(("engine", "api_key_env"), reason) from error
     except EngineError as error:
         reason = text_with_notes(error, f"{error}; start the server, or correct the address")

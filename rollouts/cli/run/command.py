@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -71,15 +72,19 @@ def run(
 
 
 @contextmanager
-def exit_on_problems() -> Iterator[None]:
-    """End the command with the problems of a configuration, a line each, if the block finds any."""
+def exit_on_problems(options: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
+    """End the command with the problems of a configuration, a line each, if the block finds any.
+
+    `options` are the names of the options that gave the values of keys, where there is no file.
+    """
     from rollouts.run_config.config_file import RunConfigError
 
     try:
         yield
     except RunConfigError as error:
         for problem in error.problems:
-            print_error(problem.text(error.path))
+            named = f"{options.get(problem.key, problem.key)}: {problem.reason}"
+            print_error(named if options else problem.text(error.path))
         raise typer.Exit(2) from None
 
 

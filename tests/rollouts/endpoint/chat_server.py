@@ -45,15 +45,16 @@ def failure(status: int, message: str, *, headers: dict[str, str] | None = None,
 class ChatServer(ServedInThread):
     """Sends the responses in order, the last one for all further requests, and keeps the requests.
 
-    A response is a body, a `Response`, or a function of the body of the request that returns one of these.
+    `models` is the response to a request for the list of models. A response is a body, a `Response`, or a function of the body of the request that returns one of these.
     """
 
-    def __init__(self, *responses: Any) -> None:
+    def __init__(self, *responses: Any, models: Response | None = None) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self._responses = list(responses)
         route = Route("/v1/chat/completions", self._answer, methods=["POST"])
-        super().__init__(Starlette(routes=[route]))
+        listing = Route("/v1/models", lambda request: models or JSONResponse({"data": []}))
+        super().__init__(Starlette(routes=[route, listing]))
         self.url = f"{self.base_url}/v1"
 
     async def _answer(self, request: Request) -> Response:

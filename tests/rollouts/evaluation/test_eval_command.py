@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 from endpoint.chat_server import ChatServer, completion, failure
+from PIL import Image
 from run_config.run_config_files import CONFIG, write_run
 from typer.testing import CliRunner
 
@@ -225,9 +226,10 @@ def test_a_dry_run_prints_the_messages_for_an_endpoint_and_asks_nothing(tasks: P
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "pass --score FILE.py:FUNCTION, which scores an answer, or --environment FILE.py:NAME"),
+        (["--score", "a.py", "--model", "m", "--sampling", "top_p"], "--sampling: top_p is no KEY=VALUE"),
+        ([], "pass either --score FILE.py:FUNCTION, which scores an answer, or --environment FILE.py:NAME"),
         (["--score", "score.py"], "--model: pass the model directory"),
-        (["--score", "a.py", "--environment", "b.py:B"], "pass --score FILE.py:FUNCTION"),
+        (["--score", "a.py", "--environment", "b.py:B"], "pass either --score FILE.py:FUNCTION"),
         (["--environment", "b.py:B", "--messages", "a.py:m", "--model", "m"], "--messages: an environment of"),
         (["--score", "a.py", "--model", "m", "--api-key-env", "KEY"], "a model in this process has no key"),
         (
@@ -245,13 +247,16 @@ def test_options_that_are_missing_or_contradict_are_named(tasks: Path, arguments
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (["--k", "3"], "evaluation.k: k is 3; pass at most 1, the number of episodes of a task, or sample more"),
-        (["--failed", "ignore"], 'evaluation.failed: \'ignore\' is not known; write "zero" or "exclude"'),
-        (["--threshold", "nan"], "evaluation.threshold: nan is not finite"),
+        (["--k", "3"], "--k: k is 3; pass at most 1, the number of episodes of a task, or sample more"),
+        (["--failed", "ignore"], '--failed: \'ignore\' is not known; write "zero" or "exclude"'),
+        (["--threshold", "nan"], "--threshold: nan is not finite"),
         (["--id-key", "name"], "tasks.jsonl, line 1: has no 'name'"),
-        (["--score", "missing.py"], "there is no file"),
+        (["--score", "missing.py"], "--score: there is no file"),
+        (["--sampling", "top_p=2"], "sampling.top_p: 2 is out of range"),
+        (["--api-key-env", "UNSET_KEY"], "--api-key-env: the environment variable of this name is not set"),
+        (["--openai-base-url", "http://127.0.0.1:9/v1"], "--base-url or --openai-base-url: "),
         (["--score", "SCORE:scores"], "module score has no 'scores'; did you mean"),
-        (["--openai-base-url", "ftp://x"], "engine: base_url is"),
+        (["--openai-base-url", "ftp://x"], "--openai-base-url: base_url is"),
     ],
 )
 def test_wrong_values_are_named_with_their_place(tasks: Path, server: ChatServer, change: list[str], said: str) -> None:
@@ -276,10 +281,74 @@ def test_a_row_without_a_prompt_fails_with_the_names_that_it_could_have(tasks: P
     assert "add one of messages, prompt, question" in result.output
 
 
-def test_options_beside_a_configuration_that_has_them_as_keys_are_refused(tmp_path: Path) -> None:
-    result = evaluate(write_run(tmp_path, model=False), "--model", "other", "--score", "x.py")
+def test_engine_and_environment_of_a_configuration_are_replaced_by_options(
+    tmp_path: Path, tasks: Path, server: ChatServer
+) -> None:
+    config = write_run(tmp_path, model=False)
+    score = tasks.parent / "score.py"
+    replaced = [
+        "--openai-base-url",
+        server.url,
+        "--model",
+        "any",
+        "--score",
+        f"{score}:half",
+        "--messages",
+        f"{score}:messages",
+    ]
+    tasks_of_file = ["--id-key", "id"]
+    (tmp_path / "tasks.jsonl").write_text(tasks.read_text())
+    result = evaluate(config, *replaced, *tasks_of_file, "--out", "out")
+    assert result.exit_code == 0, result.output
+    assert results_of(Path("out"))["total_reward"]["value"] == 0.5
+    assert {body["model"] for body in server.bodies} == {"any"}
+
+
+def test_the_model_of_a_configuration_is_replaced(tmp_path: Path, server: ChatServer) -> None:
+    scripted = 'kind = "scripted"\ncompletions = ["4", "7"]'
+    endpoint = f'kind = "openai"\nbase_url = "{server.url}"\nmodel = "first"'
+    config = CONFIG.replace(scripted, endpoint).replace('[renderer]\nmodel = "model"\n', "")
+    evaluate(write_run(tmp_path, config, model=False), "--model", "second", "--limit", 1)
+    assert {body["model"] for body in server.bodies} == {"second"}
+
+
+def test_further_sampling_options_reach_the_endpoint(tasks: Path, server: ChatServer) -> None:
+    evaluate(*options(tasks, server, "--sampling", "top_p=0.5", "--sampling", "reasoning_effort=low", "--limit", 1))
+    assert (server.bodies[0]["top_p"], server.bodies[0]["reasoning_effort"]) == (0.5, "low")
+
+
+def test_arguments_reach_an_environment(tasks: Path, server: ChatServer) -> None:
+    module = tasks.parent / "score.py"
+    module.write_text(
+        SCORE + "\n\nclass Said(Twice):\n    def __init__(self, task, word):\n        Twice.__init__(self, task)\n"
+        "        self.word = word\n\n    def reset(self, seed):\n        return [{'role': 'user', 'content': self.word + ' 2 + 2?'}]\n"
+    )
+    arguments = ["--environment", f"{module}:Said", "--argument", "word=please", "--openai-base-url", server.url]
+    result = evaluate(tasks, *arguments, "--model", "any", "--out", "out", "--limit", 1)
+    assert result.exit_code == 0, result.output
+    assert server.bodies[0]["messages"][0]["content"] == "please 2 + 2?"
+
+
+def test_pictures_are_read_from_directories_that_are_named_and_from_no_other(tasks: Path, server: ChatServer) -> None:
+    picture = tasks.parent / "picture.png"
+    Image.new("RGB", (8, 8), "red").save(picture)
+    content = [{"type": "image", "image": str(picture)}, {"type": "text", "text": "2 + 2?"}]
+    tasks.write_text(json.dumps({"prompt": [{"role": "user", "content": content}], "answer": "4"}) + "\n")
+    refused = evaluate(*options(tasks, server))
+    assert refused.exit_code == 1
+    assert "1 of 1 episode failed" in refused.stdout
+    assert not server.bodies
+    read = evaluate(*options(tasks, server, "--media-dir", tasks.parent, "--out", "read"))
+    assert read.exit_code == 0, read.output
+    assert server.bodies[0]["messages"][0]["content"][0]["image_url"]["url"].startswith("data:image/png")
+
+
+def test_a_key_that_is_refused_ends_the_command_before_any_episode(tasks: Path) -> None:
+    with ChatServer(answer, models=failure(401, "no key")) as server:
+        result = evaluate(*options(tasks, server))
+        assert not server.bodies
     assert result.exit_code == 2
-    assert "--model, --score: " in result.stderr
+    assert "the server requires an API key" in result.stderr
 
 
 def test_a_renderer_beside_an_endpoint_and_an_engine_without_one_are_refused(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def test_many_tasks_have_the_p_value_of_the_t_test_and_as_many_permutations_agre
     first, second = rng.normal(size=12_000), rng.normal(0.02, 1.0, size=12_000)
     whole = paired_difference(first, second).p_value
     assert whole == pytest.approx(stats.ttest_rel(second, first).pvalue, rel=1e-9)
-    part = slice(0, 1_900)
+    part = slice(0, 490)
     permuted = paired_difference(first[part], second[part]).p_value
     assert permuted == pytest.approx(stats.ttest_rel(second[part], first[part]).pvalue, abs=0.02)
 
