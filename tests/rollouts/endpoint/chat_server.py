@@ -45,7 +45,8 @@ def failure(status: int, message: str, *, headers: dict[str, str] | None = None,
 class ChatServer(ServedInThread):
     """Sends the responses in order, the last one for all further requests, and keeps the requests.
 
-    `models` is the response to a request for the list of models. A response is a body, a `Response`, or a function of the body of the request that returns one of these.
+    `models` is the response to a request for the list of models. A response is a body, a `Response`, or a function of
+    the body of the request that returns one of these.
     """
 
     def __init__(self, *responses: Any, models: Response | None = None) -> None:

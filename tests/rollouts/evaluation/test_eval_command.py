@@ -50,6 +50,15 @@ class Twice:
         right = float(assistant["content"] == self.task.data["answer"])
         again = [] if self.turn == 2 else [{"role": "user", "content": "sure?"}]
         return StepResult(again, right / 2, self.turn == 2)
+
+
+class Polite(Twice):
+    def __init__(self, task, word):
+        super().__init__(task)
+        self.word = word
+
+    def reset(self, seed):
+        return [{"role": "user", "content": f"{self.word} {self.task.data['question']}"}]
 """
 
 SUMS = {"2 + 2?": "4", "2 * 3?": "6", "9 - 8?": "2"}  # the last one is wrong
@@ -318,13 +327,9 @@ def test_further_sampling_options_reach_the_endpoint(tasks: Path, server: ChatSe
 
 
 def test_arguments_reach_an_environment(tasks: Path, server: ChatServer) -> None:
-    module = tasks.parent / "score.py"
-    module.write_text(
-        SCORE + "\n\nclass Said(Twice):\n    def __init__(self, task, word):\n        Twice.__init__(self, task)\n"
-        "        self.word = word\n\n    def reset(self, seed):\n        return [{'role': 'user', 'content': self.word + ' 2 + 2?'}]\n"
-    )
-    arguments = ["--environment", f"{module}:Said", "--argument", "word=please", "--openai-base-url", server.url]
-    result = evaluate(tasks, *arguments, "--model", "any", "--out", "out", "--limit", 1)
+    arguments = ["--environment", f"{tasks.parent / 'score.py'}:Polite", "--argument", "word=please"]
+    engine = ["--openai-base-url", server.url, "--model", "any"]
+    result = evaluate(tasks, *arguments, *engine, "--out", "out", "--limit", 1)
     assert result.exit_code == 0, result.output
     assert server.bodies[0]["messages"][0]["content"] == "please 2 + 2?"
 

@@ -125,7 +125,7 @@ def test_a_dry_run_sends_the_server_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "key", "named", "cure"),
     [
-        (CONFIG, "another", "engine.api_key_env", "vllm serve --api-key"),
+        (CONFIG, "another", "engine.api_key_env", "set it to the server's key"),
         (CONFIG.replace('api_key_env = "SERVER_KEY"\n', ""), KEY, "engine.base_url", 'add api_key_env = "NAME"'),
     ],
     ids=["another key", "no key"],
