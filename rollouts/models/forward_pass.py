@@ -109,8 +109,13 @@ class ForwardPass:
     def __init__(self, model: Any) -> None:
         self.architecture: Architecture = architecture(model)
         self.model = self.architecture.model
-        self.head: OutputHead = output_head(self.architecture)
+        output_head(self.architecture)  # checked now, and not when it is needed
         self._is_qwen3_vl = self.architecture.model_type == qwen3_vl.MODEL_TYPE
+
+    @property
+    def head(self) -> OutputHead:
+        """The output layer that the model has now, with the adapter that is in it."""
+        return output_head(self.architecture)
 
     def packs(self, *, with_media: bool) -> bool:
         """Whether the model can separate the sequences of a packed row; `with_media`: one of them has media."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -29,18 +29,42 @@ _LOW_PRECISION_TOLERANCE = 4e-2
 _verified: WeakKeyDictionary[torch.nn.Module, tuple[float | None, float]] = WeakKeyDictionary()
 
 
+class LowRank(NamedTuple):
+    """What a LoRA adapter adds to a weight (V, H): `scale` times `up` (V, r) times `down` (r, H)."""
+
+    down: torch.Tensor
+    up: torch.Tensor
+    scale: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class OutputHead:
-    """`weight` (V, H) and `bias` (V,) or None are the model's parameters; `softcap` c is c * tanh(logits / c)."""
+    """`weight` (V, H) and `bias` (V,) or None are the model's parameters; `softcap` c is c * tanh(logits / c).
+
+    `low_rank` is added to the weight by an adapter; None where there is none.
+    """
 
     weight: torch.Tensor
     bias: torch.Tensor | None
     softcap: float | None
     scale: float
+    low_rank: LowRank | None = None
+
+    @property
+    def full_weight(self) -> torch.Tensor:
+        """`weight`, with what the adapter adds: then a new tensor. Differentiable."""
+        if self.low_rank is None:
+            return self.weight
+        down, up, scale = self.low_rank
+        return self.weight + (scale * (up @ down)).to(self.weight.dtype)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states (..., H) of the last layer -> logits (..., V) of the same type."""
-        logits = self.scale * torch.nn.functional.linear(hidden, self.weight, self.bias)
+        logits = torch.nn.functional.linear(hidden, self.weight, self.bias)
+        if self.low_rank is not None:
+            down, up, scale = self.low_rank
+            logits = logits + (scale * (hidden.to(down.dtype) @ down.T @ up.T)).to(logits.dtype)
+        logits = self.scale * logits
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
 
@@ -51,6 +75,9 @@ def output_head(architecture: Architecture) -> OutputHead:
     """
     model = architecture.model
     layer = model.get_output_embeddings()
+    low_rank = _low_rank(layer)
+    if low_rank is not None or getattr(layer, "disable_adapters", False):
+        layer = layer.base_layer
     if not isinstance(layer, torch.nn.Linear) or list(layer.children()):
         raise UnsupportedModelError(
             architecture.model_type,
@@ -58,9 +85,22 @@ def output_head(architecture: Architecture) -> OutputHead:
             "cannot be computed in chunks. Merge adapters of the output layer into its weight",
         )
     if model not in _verified:
-        _verified[model] = _matching(architecture, layer)
+        _verified[model] = _matching(architecture, OutputHead(layer.weight, layer.bias, None, 1.0, low_rank))
     softcap, scale = _verified[model]
-    return OutputHead(layer.weight, layer.bias, softcap, scale)
+    return OutputHead(layer.weight, layer.bias, softcap, scale, low_rank)
+
+
+def _low_rank(layer: Any) -> LowRank | None:
+    """The adapter in a module of PEFT that does LoRA and nothing else; None for any other module."""
+    names: list[str] = list(getattr(layer, "active_adapters", ()))
+    if len(names) != 1 or names[0] not in getattr(layer, "lora_A", ()):
+        return None
+    (name,) = names
+    drops = layer.training and not isinstance(layer.lora_dropout[name], torch.nn.Identity)
+    if layer.disable_adapters or layer.merged or name in layer.lora_variant or drops:
+        return None
+    down, up = layer.lora_A[name], layer.lora_B[name]
+    return None if up.bias is not None else LowRank(down.weight, up.weight, layer.scaling[name])
 
 
 def _configured(architecture: Architecture) -> tuple[float | None, float]:
@@ -75,7 +115,7 @@ def _configured(architecture: Architecture) -> tuple[float | None, float]:
     return (None if softcap is None else float(softcap)), float(scale)
 
 
-def _matching(architecture: Architecture, layer: torch.nn.Linear) -> tuple[float | None, float]:
+def _matching(architecture: Architecture, head: OutputHead) -> tuple[float | None, float]:
     """Softcap and scale whose logits are those of the model's forward.
 
     A class may ignore what its configuration names: Gemma 3 with images applies no `final_logit_softcapping`.
@@ -87,7 +127,7 @@ def _matching(architecture: Architecture, layer: torch.nn.Linear) -> tuple[float
     differences = {}
     with torch.no_grad():
         for candidate in candidates:
-            computed = OutputHead(layer.weight, layer.bias, *candidate).logits(hidden)
+            computed = replace(head, softcap=candidate[0], scale=candidate[1]).logits(hidden)
             differences[candidate] = _relative_difference(logits, computed)
     best = min(differences, key=differences.__getitem__)  # the first of equals: as configured
     if not differences[best] <= _tolerance(hidden.dtype):

@@ -373,7 +373,7 @@ def token_logprobs_and_entropy(model: Any, batch: TrainingBatch, *, temperature:
     head = forward.head
     scored = sequence_logprobs(
         states,
-        head.weight,
+        head.full_weight,
         targets,
         bias=head.bias,
         softcap=head.softcap,

@@ -5,14 +5,16 @@ import pytest
 import torch
 from family_rows import LoadedFamily
 
+from rollouts.errors import UnsupportedModelError
 from rollouts.training import TrainingBatch, model_inputs, token_logprobs
 
 
+@pytest.mark.parametrize("modules", ["all-linear", ["q_proj", "lm_head"]])
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "gemma3", "idefics3"])
-def test_an_adapted_model_is_scored_and_trained_through_its_adapters(name, layout, tmp_path):
+def test_an_adapted_model_is_scored_and_trained_through_its_adapters(name, layout, modules, tmp_path):
     family = LoadedFamily(name, tmp_path)
-    lora = peft.LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+    lora = peft.LoraConfig(r=4, target_modules=modules, init_lora_weights=False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = peft.get_peft_model(family.model, lora)
@@ -31,3 +33,13 @@ def test_an_adapted_model_is_scored_and_trained_through_its_adapters(name, layou
     trained = [name for name, value in model.named_parameters() if value.grad is not None and value.grad.any()]
     assert trained
     assert all("lora_" in name for name in trained)
+    assert any("lm_head" in name for name in trained) == ("lm_head" in modules)
+
+
+@pytest.mark.parametrize("option", [{"use_dora": True}, {"lora_dropout": 0.5}, {"lora_bias": True}])
+def test_an_output_layer_with_more_than_lora_is_refused(option, tmp_path):
+    family = LoadedFamily("qwen3_vl", tmp_path)
+    model = peft.get_peft_model(family.model, peft.LoraConfig(r=4, target_modules=["lm_head"], **option)).train()
+    batch = TrainingBatch.from_samples([family.row("text").sample], pad_id=0)
+    with pytest.raises(UnsupportedModelError, match="Merge adapters"):
+        token_logprobs(model, batch)

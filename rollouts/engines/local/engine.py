@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -40,19 +40,15 @@ from rollouts.values import check_integer
 
 try:
     import torch
-    from transformers import (
-        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-        AutoConfig,
-        AutoModelForCausalLM,
-        AutoModelForImageTextToText,
-    )
+    import transformers  # noqa: F401
 except ImportError as error:
     raise MissingExtraError("LocalEngine", "torch", "torch") from error
 
 from rollouts.engines.local.batch import Batch
-from rollouts.engines.local.weights import LocalAdapter, LocalAdapters, adapted, checkpoint_weights, matched_weights
+from rollouts.engines.local.weights import LocalAdapter, LocalAdapters, checkpoint_weights, matched_weights
 from rollouts.models.forward_pass import ForwardPass
-from rollouts.models.progress_bars import without_progress_bars
+from rollouts.models.loading import load_model
+from rollouts.models.lora_modules import inserted
 from rollouts.models.qwen3_vl import VisionFeatures
 
 
@@ -69,8 +65,9 @@ class LocalEngine:
     The engine belongs to the event loop on which it is used first; after that is closed, another one may follow.
 
     `max_batch_rows` bounds how many completions are sampled at once, `max_feature_bytes` the cache of encoded images,
-    `request_limits` the size of one request. Raises `UnsupportedModelError` for a model whose hidden states or output
-    layer are not accessible (see `token_logprobs`).
+    `request_limits` the size of one request. `lock` is held while the model runs and while its weights change, for a
+    model that something else uses as well: `LocalEngine(trainer.model, lock=trainer.lock)`. Raises
+    `UnsupportedModelError` for a model whose hidden states or output layer are not accessible (see `token_logprobs`).
     """
 
     def __init__(
@@ -81,19 +78,22 @@ class LocalEngine:
         max_batch_rows: int = 512,
         max_feature_bytes: int = 256 * 2**20,
         request_limits: EngineLimits | None = None,
+        lock: AbstractContextManager[Any] | None = None,
     ) -> None:
         check_integer("max_batch_rows", max_batch_rows)
         check_version("weight_version", weight_version)
+        self._lock = lock or nullcontext()
         try:
-            self._forward = ForwardPass(model)
+            with self._lock:
+                self._forward = ForwardPass(model)
+                self._model = self._forward.model.eval()
+                self._adapters = LocalAdapters(self._model)
         except UnsupportedModelError as error:
             cure = "To sample from another model, serve it with vLLM and use VLLMEngine"
             raise UnsupportedModelError(error.model_type, f"{error.reason}. {cure}") from error
-        self._model = self._forward.model.eval()
         self._request_limits = request_limits or EngineLimits()
-        # By adapter, which may change the vision tower, and mm_hash.
-        self._features: ByteLRU[tuple[LocalAdapter | None, str], VisionFeatures] = ByteLRU(max_feature_bytes)
-        self._adapters = LocalAdapters(self._model)
+        # By adapter, which may change the vision tower, version of the weights, and mm_hash.
+        self._features: ByteLRU[tuple[LocalAdapter | None, str, str], VisionFeatures] = ByteLRU(max_feature_bytes)
         self._weight_version = weight_version
         text_config = self._forward.architecture.text_config
         self._max_length = _context_length(text_config)
@@ -113,19 +113,7 @@ class LocalEngine:
         cls, directory: str | Path, *, attn_implementation: str | dict[str, str] = "sdpa", **options: Any
     ) -> Self:
         """Load a checkpoint directory in float32. Raises `ArgumentError` where there is none."""
-        if not Path(directory).is_dir():  # transformers would take the path for the name of a repository
-            rule = "pass a checkpoint directory with config.json and model.safetensors; there is no such directory"
-            raise ArgumentError("directory", str(directory), rule)
-        with _naming_directory(directory, OSError, ValueError):
-            config = AutoConfig.from_pretrained(directory, local_files_only=True)
-        reads_images = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-        auto_class = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
-        # A ValueError would be of `attn_implementation`.
-        with _naming_directory(directory, OSError), without_progress_bars():
-            model = auto_class.from_pretrained(
-                directory, dtype=torch.float32, attn_implementation=attn_implementation, local_files_only=True
-            )
-        return cls(model, **options)
+        return cls(load_model(directory, attn_implementation=attn_implementation), **options)
 
     def __repr__(self) -> str:
         model, place = type(self._model).__name__, f"{self.dtype} on {self._model.device}"
@@ -219,7 +207,10 @@ class LocalEngine:
         await asyncio.shield(asyncio.wrap_future(loading))
 
     async def update_weight_version(self, version: str) -> None:
-        """Label the batches that start from now on. Raises `ArgumentError` for a version that is no text or empty."""
+        """Label the batches that start from now on, as after a change of the weights by something else.
+
+        Raises `ArgumentError` for a version that is no text or empty.
+        """
         check_update_arguments(version, "abort")
         self._weight_version = version
 
@@ -232,7 +223,7 @@ class LocalEngine:
         """
         if self._closed.is_set():
             raise closed_error("load_adapter")
-        await asyncio.to_thread(self._adapters.load, name, Path(directory), self._weight_version)
+        await asyncio.to_thread(self._load_adapter, name, Path(directory))
 
     async def unload_adapter(self, name: str) -> None:
         """Unload an adapter; requests that have begun with it keep it to their ends. Raises `UnknownAdapterError`."""
@@ -324,31 +315,37 @@ class LocalEngine:
                 if not np.all(np.isin(ids[start:end], placeholders)):
                     raise InvalidRequestError(name, f"tokens {start}:{end} are not all the {item.modality} placeholder")
 
+    def _load_adapter(self, name: str, directory: Path) -> None:
+        with self._lock:  # PEFT freezes parameters of the model for a moment
+            self._adapters.load(name, directory, self._weight_version)
+
     # On the worker thread.
 
     def _run(self, requests: Sequence[RunningRequest]) -> list[GenerateResult]:
         adapter = requests[0].adapter  # that of all of them
 
-        def encode(items: Sequence[Any]) -> list[VisionFeatures]:
-            return self._encode_images(items, adapter)
+        with self._lock, torch.inference_mode(), inserted(() if adapter is None else adapter.replacements):
+            version = self._weight_version
 
-        with torch.inference_mode(), adapted(adapter):
+            def encode(items: Sequence[Any]) -> list[VisionFeatures]:
+                return self._encode_images(items, adapter, version)
+
             batch = Batch(self._forward, requests, encode, self._max_length, lambda: bool(self._interrupting))
-            return batch.run(self._weight_version)
+            return batch.run(version)
 
-    def _encode_images(self, items: Sequence[Any], adapter: LocalAdapter | None) -> list[VisionFeatures]:
+    def _encode_images(self, items: Sequence[Any], adapter: LocalAdapter | None, version: str) -> list[VisionFeatures]:
         """Features of images; those that the current weights have encoded before come from the cache."""
         features: dict[str, VisionFeatures] = {}
         missing = []
         for item in items:
-            if (cached := self._features.get((adapter, item.mm_hash))) is None:
+            if (cached := self._features.get((adapter, version, item.mm_hash))) is None:
                 missing.append(item)
             else:
                 features[item.mm_hash] = cached
         if missing:
             for item, encoded in zip(missing, self._forward.encode(missing), strict=True):
                 features[item.mm_hash] = encoded
-                self._features.put((adapter, item.mm_hash), encoded, encoded.nbytes)
+                self._features.put((adapter, version, item.mm_hash), encoded, encoded.nbytes)
         return [features[item.mm_hash] for item in items]
 
     def _load(self, weights: Mapping[str, Any] | str | Path, version: str, interrupts: bool) -> None:
@@ -356,7 +353,7 @@ class LocalEngine:
             self._interrupting.popleft()
         if not isinstance(weights, Mapping) or not weights.keys() <= self._model.state_dict().keys():
             weights = checkpoint_weights(self._model, weights)
-        with torch.no_grad():
+        with self._lock, torch.no_grad():
             for target, value in matched_weights(self._model, weights):
                 # Arrays from the wire are read-only, which torch cannot represent: they are copied.
                 target.copy_(value if isinstance(value, torch.Tensor) else torch.tensor(value))
@@ -387,13 +384,3 @@ def _on_loop(listen: TokenListener | None) -> TokenListener | None:
             loop.call_soon_threadsafe(listen, delta)
 
     return report
-
-
-@contextmanager
-def _naming_directory(directory: str | Path, *refusals: type[Exception]) -> Iterator[None]:
-    """Raise `ArgumentError` for `directory` in place of what transformers raises for its files."""
-    try:
-        yield
-    except refusals as error:
-        rule = f"pass a checkpoint directory with config.json and model.safetensors (transformers: {error})"
-        raise ArgumentError("directory", str(directory), rule) from error

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,15 @@ from safetensors.torch import load_file
 
 from rollouts.engines.lora import adapter_exists_error
 from rollouts.engines.protocol import check_adapter_name
-from rollouts.errors import MissingExtraError, UnknownAdapterError, WeightUpdateError
+from rollouts.errors import UnknownAdapterError, WeightUpdateError
+from rollouts.models.lora_modules import (
+    ADAPTER,
+    MAX_RANK,
+    Replacement,
+    has_lora_modules,
+    lora_modules,
+    replacements_by,
+)
 from rollouts.models.progress_bars import without_progress_bars
 
 
@@ -136,20 +143,14 @@ def _error(reason: str) -> WeightUpdateError:
 
 # The LoRA adapters of a model in this process: read from directories, and put into the model for a batch.
 #
-# PEFT makes the modules of an adapter. They are in the model only while a batch with the adapter runs: at all other
-# times the model has its own modules, so that its parameters have the names of its checkpoint, and an update of the
-# weights, which changes the same tensors, concerns every adapter.
+# An update of the weights changes the same tensors, so that it concerns every adapter.
 
 
 _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
 _MAX_CONFIG_BYTES = 2**20
-#: The largest value of vLLM's --max-lora-rank.
-_MAX_RANK = 512
 _PREFIX = "base_model.model."
 _PARTS = (".lora_A.weight", ".lora_B.weight")
-#: PEFT's name of the only adapter in the modules that it makes here.
-_INSERTED = "default"
 
 #: Fields of the configuration that are passed on to PEFT.
 _READ = frozenset({"r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "fan_in_fan_out"})
@@ -165,15 +166,6 @@ _WITHOUT_EFFECT = frozenset(
 _INITIAL = (None, True, False, "gaussian", "orthogonal")
 
 
-class _Replacement(NamedTuple):
-    """The module `name` of `parent`: the model's own, and that of the adapter."""
-
-    parent: torch.nn.Module
-    name: str
-    own: torch.nn.Module
-    adapted: torch.nn.Module
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class LocalAdapter:
     """An adapter that is loaded. `base_version`: the label of the weights of the model when it was."""
@@ -181,20 +173,7 @@ class LocalAdapter:
     name: str
     directory: str
     base_version: str
-    replacements: tuple[_Replacement, ...]
-
-
-@contextmanager
-def adapted(adapter: LocalAdapter | None) -> Iterator[None]:
-    """The model has the modules of the adapter inside the block; of None: its own."""
-    replacements = () if adapter is None else adapter.replacements
-    try:
-        for each in replacements:
-            setattr(each.parent, each.name, each.adapted)
-        yield
-    finally:
-        for each in replacements:
-            setattr(each.parent, each.name, each.own)
+    replacements: tuple[Replacement, ...]
 
 
 class LocalAdapters:
@@ -202,7 +181,6 @@ class LocalAdapters:
 
     def __init__(self, model: Any) -> None:
         self._own: dict[str, torch.nn.Module] = dict(model.named_modules())
-        self._output = model.get_output_embeddings()
         self._loaded: dict[str, LocalAdapter] = {}
 
     def directories(self) -> dict[str, str]:
@@ -227,11 +205,8 @@ class LocalAdapters:
         if name in self._loaded:
             raise adapter_exists_error("there is", name, self._loaded[name].directory)
         path = Path(directory).absolute()
-        replacements = []
-        for module_name, module in _modules_of_adapter(self._own, self._output, path).items():
-            parent, _, attribute = module_name.rpartition(".")
-            replacements.append(_Replacement(self._own[parent], attribute, self._own[module_name], module))
-        adapter = LocalAdapter(name, str(path), base_version, tuple(replacements))
+        replacements = replacements_by(self._own, _modules_of_adapter(self._own, path))
+        adapter = LocalAdapter(name, str(path), base_version, replacements)
         if self._loaded.setdefault(name, adapter) is not adapter:
             raise _adapter_error(path, f"another adapter was loaded as {name!r} meanwhile")
 
@@ -241,61 +216,40 @@ class LocalAdapters:
             raise UnknownAdapterError("unload_adapter", name, self._loaded)
 
 
-def _modules_of_adapter(modules: Mapping[str, torch.nn.Module], output: object, directory: Path) -> dict[str, Any]:
+def _modules_of_adapter(modules: Mapping[str, torch.nn.Module], directory: Path) -> dict[str, Any]:
     """The modules that PEFT makes for an adapter, by the names of those of the model that they stand for."""
-    try:
-        import peft
-        from peft.tuners.tuners_utils import BaseTunerLayer
-    except ImportError as error:
-        raise MissingExtraError("a LoRA adapter of LocalEngine", "lora", "peft") from error
-
-    if any(isinstance(module, BaseTunerLayer) for module in modules.values()):
+    if has_lora_modules(modules):
         raise _adapter_error(
             directory, "the model of this engine has adapters of PEFT in it; merge them (merge_and_unload)"
         )
     fields = _checked_config(directory)
-    weights = _checked_weights(modules, output, directory)
-    # PEFT replaces modules of what it is given. The model may run meanwhile, so this is a tree of the same modules.
-    tree = torch.nn.Module()
-    for name in weights:
-        *parents, attribute = name.split(".")
-        node = tree
-        for parent in parents:
-            if parent not in node._modules:
-                node.add_module(parent, torch.nn.Module())
-            node = node.get_submodule(parent)
-        node.add_module(attribute, modules[name])
-    requires_grad = [(parameter, parameter.requires_grad) for parameter in tree.parameters()]
-    config = peft.LoraConfig(**fields, target_modules=sorted(weights), init_lora_weights=False)
+    weights = _checked_weights(modules, directory)
     try:
-        peft.inject_adapter_in_model(config, tree, _INSERTED)
+        made = lora_modules(modules, list(weights), **fields, init_lora_weights=False)
         for name, parts in weights.items():
-            _fill(directory, name, tree.get_submodule(name), parts)
+            _fill(directory, name, made[name], parts)
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise _adapter_error(directory, f"PEFT cannot use it ({error})") from error
-    finally:
-        for parameter, value in requires_grad:  # PEFT has frozen them
-            parameter.requires_grad_(value)
-    return {name: tree.get_submodule(name).eval() for name in weights}
+    return made
 
 
 def _fill(directory: Path, name: str, module: Any, parts: Mapping[str, torch.Tensor]) -> None:
     """Copy the tensors of an adapter into a module of PEFT. Raises `WeightUpdateError` for other shapes."""
     for part, value in parts.items():
-        weight = getattr(module, part)[_INSERTED].weight
+        weight = getattr(module, part)[ADAPTER].weight
         if weight.shape != value.shape:
             rule = f"{name}.{part}.weight has shape {tuple(value.shape)}; model and r want {tuple(weight.shape)}"
             raise _adapter_error(directory, rule)
         with torch.no_grad():
             weight.copy_(value)
-    if not isfinite(module.scaling[_INSERTED]):
+    if not isfinite(module.scaling[ADAPTER]):
         raise _adapter_error(
-            directory, f"lora_alpha scales {name} by {module.scaling[_INSERTED]}, which is no finite number"
+            directory, f"lora_alpha scales {name} by {module.scaling[ADAPTER]}, which is no finite number"
         )
 
 
 def _checked_config(directory: Path) -> dict[str, Any]:
-    """The fields for PEFT. Raises `WeightUpdateError` for an adapter that is more than LoRA of rank `_MAX_RANK`."""
+    """The fields for PEFT. Raises `WeightUpdateError` for an adapter that is more than LoRA of rank `MAX_RANK`."""
     path = directory / _CONFIG
     try:
         if path.stat().st_size > _MAX_CONFIG_BYTES:
@@ -319,14 +273,12 @@ def _checked_config(directory: Path) -> dict[str, Any]:
     if not isinstance(patterns, dict) or not isinstance(fields.get("alpha_pattern", {}), dict):
         raise _adapter_error(directory, "rank_pattern and alpha_pattern must be objects")
     ranks = [fields.get("r", 8), *patterns.values()]  # PEFT's own default
-    if wrong := [rank for rank in ranks if type(rank) is not int or not 1 <= rank <= _MAX_RANK]:
-        raise _adapter_error(directory, f"rank {str(wrong[0])[:100]} is not an integer from 1 to {_MAX_RANK}")
+    if wrong := [rank for rank in ranks if type(rank) is not int or not 1 <= rank <= MAX_RANK]:
+        raise _adapter_error(directory, f"rank {str(wrong[0])[:100]} is not an integer from 1 to {MAX_RANK}")
     return fields
 
 
-def _checked_weights(
-    modules: Mapping[str, torch.nn.Module], output: object, directory: Path
-) -> dict[str, dict[str, torch.Tensor]]:
+def _checked_weights(modules: Mapping[str, torch.nn.Module], directory: Path) -> dict[str, dict[str, torch.Tensor]]:
     """By module of the model, its `lora_A` and `lora_B`. Raises `WeightUpdateError`."""
     path = directory / _WEIGHTS
     if not path.is_file():  # a named pipe would never be read to its end
@@ -345,8 +297,6 @@ def _checked_weights(
         module = modules.get(module_name)
         if suffix is None or not isinstance(module, torch.nn.Linear):
             raise _adapter_error(directory, f"{name[:200]} is no lora_A or lora_B of a linear layer of this model")
-        if module is output:
-            raise _adapter_error(directory, f"{name[:200]} is of the output layer; merge it, and use update_weights")
         if not value.isfinite().all():
             raise _adapter_error(directory, f"{name[:200]} has values that are NaN or infinite")
         weights.setdefault(module_name, {})[suffix.split(".")[1]] = value
