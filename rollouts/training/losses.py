@@ -17,6 +17,7 @@ direction.
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple
 
 import torch
@@ -86,6 +87,27 @@ def policy_gradient_loss(
     ratio = _limited_exp(_log_ratio(logprobs, old_logprobs, mask))
     surrogate = _clipped_surrogate(ratio, _selected(advantages, mask), 1 - low, 1 + high)
     return _policy_loss(-_mean(surrogate, mask, mean_over, sequence_ids, normaliser), ratio, 1 - low, 1 + high)
+
+
+def importance_sampling_loss(
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    mean_over: MeanOver = "tokens",
+    sequence_ids: torch.Tensor | None = None,
+    normaliser: float | None = None,
+) -> PolicyLoss:
+    """The policy gradient with importance sampling: -r A, with r = exp(logprobs - old_logprobs), without any limit.
+
+    The surrogate before the clipping of PPO: Schulman et al. 2017, arXiv:1707.06347, equation 6. The arguments are
+    those of `policy_gradient_loss`; no ratio counts as clipped.
+    """
+    mask = _checked_mask(logprobs, mask, old_logprobs=old_logprobs, advantages=advantages)
+    ratio = _limited_exp(_log_ratio(logprobs, old_logprobs, mask))
+    loss = -_mean(ratio * _selected(advantages, mask), mask, mean_over, sequence_ids, normaliser)
+    return _policy_loss(loss, ratio, 0.0, math.inf)
 
 
 def truncated_ratio_loss(
@@ -158,6 +180,31 @@ def sequence_ratio_loss(
     ratio = _limited_exp(means + (log_ratio - constant))
     surrogate = _clipped_surrogate(ratio, _selected(advantages, mask), 1 - low, 1 + high)
     return _policy_loss(-_mean(surrogate, mask, mean_over, sequence_ids, normaliser), ratio, 1 - low, 1 + high)
+
+
+def dro_loss(
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    beta: float,
+    mean_over: MeanOver = "tokens",
+    sequence_ids: torch.Tensor | None = None,
+    normaliser: float | None = None,
+) -> PolicyLoss:
+    """DRO for each token: -(A log p - beta d^2 / 2), with d = logprobs - old_logprobs.
+
+    Richemond et al. 2024, arXiv:2405.19107, in the form of Kimi k1.5 (2025, arXiv:2501.12599, equation 3): the square
+    keeps the policy near the one that sampled, also where the advantage is 0. The arguments are those of
+    `policy_gradient_loss`; no ratio counts as clipped.
+    """
+    penalty = check_positive("beta", beta)
+    mask = _checked_mask(logprobs, mask, old_logprobs=old_logprobs, advantages=advantages)
+    log_ratio = _log_ratio(logprobs, old_logprobs, mask)
+    terms = _selected(advantages, mask) * _selected_logprobs(logprobs, mask) - penalty / 2 * log_ratio.square()
+    loss = -_mean(terms, mask, mean_over, sequence_ids, normaliser)
+    return _policy_loss(loss, _limited_exp(log_ratio), 0.0, math.inf)
 
 
 def kl_loss(

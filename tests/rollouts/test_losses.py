@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rollouts.errors import ArgumentError
 from rollouts.training import (
     cispo_loss,
+    importance_sampling_loss,
     kl_loss,
     policy_gradient_loss,
     sequence_ratio_loss,
@@ -70,6 +71,7 @@ RATIO_LOSSES = {
     "tis": truncated_ratio_loss,
     "cispo": lambda *tensors: cispo_loss(*tensors, clip=(1.0, 4.0)),
     "gspo": lambda *tensors: sequence_ratio_loss(*tensors, sequence_ids=ONE_ID),
+    "importance sampling": importance_sampling_loss,
 }
 
 
