@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -28,6 +29,31 @@ def replaced_file(path: Path) -> Iterator[IO[bytes]]:
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
+
+
+@contextmanager
+def replaced_path(path: str | os.PathLike[str]) -> Iterator[str]:
+    """A path at which the block writes a file, or a directory with files, that takes the place of `path` at its end.
+
+    A file is replaced at once, so that a process that is killed leaves the old one or the new one; a directory that
+    exists is not replaced (an `OSError`). After an error nothing is left of what the block wrote. Errors of the system
+    name `path`.
+    """
+    unfinished = f"{os.fspath(path)}.unfinished"
+    _remove(unfinished)  # of a killed process
+    try:
+        with errors_name(path, unfinished):
+            yield unfinished
+            os.replace(unfinished, path)
+    finally:
+        _remove(unfinished)
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        Path(path).unlink(missing_ok=True)
 
 
 @contextmanager

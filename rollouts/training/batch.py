@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from renderers.placement import PlacedItem
 from renderers.rendered import TOKEN_TYPE_IDS
 from renderers.vision.patches import StillPatches
 from rollouts.errors import ArgumentError, BatchError, SampleError, short_repr
-from rollouts.files import errors_name
+from rollouts.files import replaced_path
 from rollouts.training.rows import (
     Layout,
     Side,
@@ -238,15 +237,8 @@ def write_object(path: str | os.PathLike[str], value: object) -> None:
     """
     if os.path.isdir(path):
         raise ArgumentError("path", os.fspath(path), "this is a directory; pass the path of a file")
-    unfinished = f"{os.fspath(path)}.unfinished"
-    Path(unfinished).unlink(missing_ok=True)
-    try:
-        with errors_name(path, unfinished):
-            with RecordWriter(unfinished) as file:
-                file.append(value)
-            os.replace(unfinished, path)
-    finally:
-        Path(unfinished).unlink(missing_ok=True)
+    with replaced_path(path) as unfinished, RecordWriter(unfinished) as file:
+        file.append(value)
 
 
 # Training batches: samples in padded rows, or packed into one row.

@@ -77,7 +77,7 @@ class TrainingSample:
             if len(wrong := np.flatnonzero(self.loss_mask & ~np.isfinite(values))):
                 reason = f"token {wrong[0]} is trained and its {kind} {values[wrong[0]]} is not a finite number"
                 raise SampleError(self.name, f"{reason}; {cure}")
-        if not _are_placed_items(self.media):
+        if not are_placed_items(self.media):
             raise SampleError(self.name, "media are not pairs of a MediaItem and a PlaceholderRange")
         if (error := item_placement_error(self.media, count)) is not None:
             raise SampleError(self.name, error)
@@ -117,7 +117,7 @@ def _are_experts(experts: object, count: int) -> bool:
     return experts.ndim == 3 and len(experts) == count
 
 
-def _are_placed_items(media: object) -> bool:
+def are_placed_items(media: object) -> bool:
     return isinstance(media, tuple | list) and all(
         isinstance(pair, tuple | list)
         and len(pair) == 2

@@ -109,6 +109,14 @@ def test_the_page_on_trajectories():
     assert len(names["samples"]) == 1
 
 
+def test_the_page_on_the_trainer():
+    names = run_page("trainer.md")
+    assert names["losses"][-1] < names["losses"][0] / 2
+    assert names["mismatch"] < 1e-4
+    assert list(names["trainer"].models()) == ["policy", "again"]
+    assert sorted(path.name for path in Path("checkpoint").iterdir()) == ["checkpoint.safetensors"]
+
+
 def test_the_page_on_training():
     names = run_page("training.md")
     assert len(names["samples"]) == 8

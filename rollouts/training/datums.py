@@ -1,0 +1,156 @@
+"""The rows that a `Trainer` computes: their checks, and the passes that they are divided into."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from renderers.placement import PlacedItem, item_placement_error
+from rollouts.errors import ArgumentError, SampleError, short_repr
+from rollouts.models.architecture import Architecture
+from rollouts.models.placed_rows import TokenSequence, padded_rows
+from rollouts.models.placeholders import check_placeholders, check_token_ids
+from rollouts.training.named_losses import NamedLoss, named_loss
+from rollouts.training.packing import vision_patches
+from rollouts.training.samples import TrainingSample, are_placed_items
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Datum:
+    """A row of n tokens with a target for each.
+
+    `token_ids` integers (n,), with `media` and the ranges of their placeholder tokens; `target_ids` integers (n,): the
+    model predicts target t from the tokens 0 to t, so that it usually is token t + 1. `inputs` are what the loss takes
+    for each target, finite numbers (n,) by name: `weights`, `logprobs`, `advantages`, `mask`, `sequence_ratio_mask`.
+
+    A `Trainer` checks it.
+    """
+
+    token_ids: np.ndarray
+    target_ids: np.ndarray
+    inputs: Mapping[str, np.ndarray] = field(default_factory=dict)
+    media: Sequence[PlacedItem] = ()
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+def datum_from_sample(sample: TrainingSample, loss: str) -> Datum:
+    """The datum of a sample of n tokens for a loss of `Trainer.forward_backward`: n - 1 tokens predict the last n - 1.
+
+        data = [datum_from_sample(sample, "ppo") for sample in samples]
+
+    The weights of `cross_entropy` are the advantages, 1 in a supervised sample; tokens outside of the loss mask have no
+    part in any loss. Raises `SampleError` for a sample of one token, and for one whose last token belongs to an image.
+    """
+    count, known = len(sample) - 1, named_loss(loss)
+    if count < 1:
+        raise SampleError(sample.name, f"it has {len(sample)} tokens, and a target needs two; leave it out")
+    if sample.media and sample.media[-1][1].end > count:
+        kind = sample.media[-1][0].modality
+        raise SampleError(sample.name, f"its last token belongs to an {kind}, which cannot be cut; leave it out")
+    mask = sample.loss_mask[1:]
+    columns = {
+        "weights": np.where(mask, sample.advantages[1:], 0),
+        "advantages": np.where(mask, sample.advantages[1:], 0),
+        "logprobs": np.where(mask, sample.logprobs[1:], 0),
+        "mask": mask,
+        "sequence_ratio_mask": mask,
+    }
+    inputs = {name: columns[name].astype(np.float32) for name in sorted(known.required | known.optional)}
+    return Datum(sample.token_ids[:count], sample.token_ids[1:], inputs, sample.media)
+
+
+def check_data(data: Any, loss: NamedLoss, architecture: Architecture, vocabulary: int) -> list[Datum]:
+    """The rows, after a check of everything that can be known without a forward pass. Raises `SampleError`."""
+    if not isinstance(data, Sequence) or not data:
+        raise ArgumentError("data", data, "pass a list with at least one Datum")
+    longest = getattr(architecture.text_config, "max_position_embeddings", None)
+    for index, datum in enumerate(data):
+        name = row_name(index)
+        if not isinstance(datum, Datum):
+            raise SampleError(name, f"{short_repr(datum)} is not a Datum")
+        count = _checked_ids(name, "token_ids", datum.token_ids, None)
+        if longest is not None and count > longest:
+            raise SampleError(name, f"it has {count} tokens, and the model reads {longest}; shorten it")
+        _checked_ids(name, "target_ids", datum.target_ids, count)
+        wrong = np.flatnonzero((datum.target_ids < 0) | (datum.target_ids >= vocabulary))
+        if len(wrong):
+            target = f"target_ids[{wrong[0]}] is {datum.target_ids[wrong[0]]}"
+            raise SampleError(name, f"{target}; the ids of the model are from 0 to {vocabulary - 1}")
+        _check_inputs(name, datum.inputs, loss, count)
+        if not are_placed_items(datum.media):
+            raise SampleError(name, "media are not pairs of a MediaItem and a PlaceholderRange")
+        if (error := item_placement_error(datum.media, count)) is not None:
+            raise SampleError(name, f"{error}; place each item at as many tokens as its processor makes of it")
+        rows = padded_rows([sequence_of(index, datum)], pad_id=architecture.neutral_id)
+        check_placeholders(architecture, rows)
+        check_token_ids(architecture, rows)
+    return list(data)
+
+
+def row_name(index: int) -> str:
+    """The name of a row in errors."""
+    return f"data[{index}]"
+
+
+def sequence_of(index: int, datum: Datum) -> TokenSequence:
+    """The tokens and media of a row for the forward pass."""
+    return TokenSequence(datum.token_ids, datum.media, row_name(index))
+
+
+def _checked_ids(name: str, field_name: str, ids: Any, count: int | None) -> int:
+    if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids):
+        raise SampleError(name, f"{field_name} is {_described(ids)}; pass one row of at least one integer")
+    if count is not None and len(ids) != count:
+        raise SampleError(name, f"{field_name} has {len(ids)} values for {count} tokens; pass one for each token")
+    return len(ids)
+
+
+def _check_inputs(name: str, inputs: Any, loss: NamedLoss, count: int) -> None:
+    if not isinstance(inputs, Mapping):
+        raise SampleError(name, f"inputs is {short_repr(inputs)}; pass a mapping from names to arrays")
+    known = loss.required | loss.optional
+    if unknown := sorted(inputs.keys() - known, key=str):
+        taken = f"it takes {', '.join(sorted(known))}"
+        raise SampleError(name, f"the loss has no input {short_repr(unknown[0])}; {taken}")
+    if missing := sorted(loss.required - inputs.keys()):
+        raise SampleError(name, f"the loss needs the input {missing[0]!r}, one number for each target")
+    for key, values in inputs.items():
+        if not isinstance(values, np.ndarray) or values.shape != (count,) or values.dtype.kind not in "fiub":
+            raise SampleError(name, f"{key} is {_described(values)}; pass numbers ({count},), one for each target")
+        if len(wrong := np.flatnonzero(~np.isfinite(values.astype(np.float32)))):
+            raise SampleError(name, f"{key}[{wrong[0]}] is {values[wrong[0]]}; pass finite numbers")
+    if "sequence_ratio_mask" in inputs:
+        outside = np.flatnonzero((inputs["sequence_ratio_mask"] == 0) & (inputs["advantages"] != 0))
+        if len(outside):
+            reason = f"token {outside[0]} has an advantage, and sequence_ratio_mask is 0 there"
+            raise SampleError(name, f"{reason}; pass an advantage of 0 outside of the sampled tokens")
+
+
+def _described(value: object) -> str:
+    return f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else short_repr(value)
+
+
+def passes(data: Sequence[Datum], tokens_per_pass: int, patches_per_pass: int) -> list[list[int]]:
+    """The numbers of the rows of each forward pass: rows of similar lengths, within two budgets.
+
+    A pass has at most `tokens_per_pass` tokens with its padding, and `patches_per_pass` vision patches; a row that
+    is larger than a budget has a pass of its own.
+    """
+    found: list[list[int]] = []
+    patches = 0
+    for number in sorted(range(len(data)), key=lambda number: -len(data[number])):  # stable: equal lengths in order
+        own = sum(vision_patches(item) for item, _ in data[number].media)
+        if found and (
+            (len(found[-1]) + 1) * len(data[found[-1][0]]) <= tokens_per_pass and patches + own <= patches_per_pass
+        ):
+            found[-1].append(number)
+            patches += own
+        else:
+            found.append([number])
+            patches = own
+    return found

@@ -1,0 +1,167 @@
+"""The losses of a `Trainer` by name: sums over tokens, with the names of inputs and options that Tinker's API has.
+
+Definitions: https://tinker-docs.thinkingmachines.ai/losses. A loss gets the values of all tokens of several rows, one
+after another, as tensors (1, n).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+
+from rollouts.errors import ArgumentError, short_repr
+from rollouts.training.losses import (
+    PolicyLoss,
+    cispo_loss,
+    dro_loss,
+    importance_sampling_loss,
+    policy_gradient_loss,
+    sequence_ratio_loss,
+)
+from rollouts.values import check_positive, finite_number
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+class Outcome(NamedTuple):
+    """The sum of a loss over the tokens. Of the tokens that count: how many, the sum of ratios, how many clipped."""
+
+    loss: torch.Tensor
+    tokens: int = 0
+    ratios: float = 0.0
+    clipped: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class NamedLoss:
+    """`compute(logprobs, inputs, rows, options)` is the loss; `rows` int64 (1, n) says which row a token belongs to.
+
+    `required` and `optional` are the inputs that a row has besides its target tokens. `options` are the defaults of
+    the numbers that a caller may set; None: it must set it.
+    """
+
+    compute: Callable[[torch.Tensor, Tensors, torch.Tensor, Mapping[str, float]], Outcome]
+    required: frozenset[str]
+    optional: frozenset[str] = frozenset()
+    options: Mapping[str, float | None] = field(default_factory=dict)
+
+
+def _cross_entropy(
+    logprobs: torch.Tensor, inputs: Tensors, rows: torch.Tensor, options: Mapping[str, float]
+) -> Outcome:
+    """The sum of -w log p; a weight may be negative, as those are that a client computes for a loss of its own."""
+    weights = inputs.get("weights")
+    return Outcome(-(logprobs if weights is None else weights * logprobs).sum())
+
+
+def _policy(
+    loss: Callable[..., PolicyLoss],
+    logprobs: torch.Tensor,
+    inputs: Tensors,
+    rows: torch.Tensor,
+    options: Mapping[str, float],
+) -> Outcome:
+    """A loss of which tokens with an advantage of 0 are no part."""
+    mask = inputs["advantages"] != 0
+    if "mask" in inputs:
+        mask = inputs["mask"] != 0
+    return _outcome(loss(logprobs, inputs["logprobs"], inputs["advantages"], mask, normaliser=1.0, **options), mask)
+
+
+def _clipped(
+    loss: Callable[..., PolicyLoss],
+    logprobs: torch.Tensor,
+    inputs: Tensors,
+    rows: torch.Tensor,
+    options: Mapping[str, float],
+) -> Outcome:
+    """A loss whose ratios are limited to thresholds, which are absolute: 0.8 and not 1 - 0.8."""
+    return _policy(partial(loss, clip=_clip(options)), logprobs, inputs, rows, {})
+
+
+def _dro(logprobs: torch.Tensor, inputs: Tensors, rows: torch.Tensor, options: Mapping[str, float]) -> Outcome:
+    """As Tinker defines it, tokens with an advantage of 0 count too, those of the prompt as well: `mask` leaves out."""
+    mask = torch.ones_like(logprobs, dtype=torch.bool)
+    if "mask" in inputs:
+        mask = inputs["mask"] != 0
+    return _outcome(
+        dro_loss(logprobs, inputs["logprobs"], inputs["advantages"], mask, normaliser=1.0, beta=options["beta"]), mask
+    )
+
+
+def _gspo(logprobs: torch.Tensor, inputs: Tensors, rows: torch.Tensor, options: Mapping[str, float]) -> Outcome:
+    mask = inputs["sequence_ratio_mask"] != 0
+    result = sequence_ratio_loss(
+        logprobs,
+        inputs["logprobs"],
+        inputs["advantages"],
+        mask,
+        sequence_ids=rows,
+        clip=_clip(options),
+        mean_over="tokens",
+        normaliser=1.0,
+    )
+    return _outcome(result, mask)
+
+
+def _clip(options: Mapping[str, float]) -> tuple[float, float]:
+    return 1 - options["clip_low_threshold"], options["clip_high_threshold"] - 1
+
+
+def _outcome(result: PolicyLoss, mask: torch.Tensor) -> Outcome:
+    tokens = int(mask.sum())
+    return Outcome(result.loss, tokens, result.mean_ratio * tokens, result.clipped * tokens)
+
+
+_POLICY = frozenset({"logprobs", "advantages"})
+_MASK = frozenset({"mask"})
+#: Of PPO and CISPO: the limits of PPO's authors (Schulman et al. 2017, table 1), which Tinker documents as its own.
+_THRESHOLDS = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
+#: Of GSPO: those of its authors (Zheng et al. 2025, section 5.1). A mean over a sequence varies much less.
+_SEQUENCE_THRESHOLDS = {"clip_low_threshold": 1 - 3e-4, "clip_high_threshold": 1 + 4e-4}
+
+NAMED_LOSSES: Mapping[str, NamedLoss] = MappingProxyType(
+    {
+        "cross_entropy": NamedLoss(_cross_entropy, frozenset(), frozenset({"weights"})),
+        "importance_sampling": NamedLoss(partial(_policy, importance_sampling_loss), _POLICY, _MASK),
+        "ppo": NamedLoss(partial(_clipped, policy_gradient_loss), _POLICY, _MASK, _THRESHOLDS),
+        "cispo": NamedLoss(partial(_clipped, cispo_loss), _POLICY, _MASK, _THRESHOLDS),
+        "dro": NamedLoss(_dro, _POLICY, _MASK, {"beta": None}),
+        "gspo": NamedLoss(_gspo, _POLICY | {"sequence_ratio_mask"}, frozenset(), _SEQUENCE_THRESHOLDS),
+    }
+)
+
+
+def named_loss(name: object) -> NamedLoss:
+    """The loss of a name. Raises `ArgumentError`."""
+    loss = NAMED_LOSSES.get(name) if isinstance(name, str) else None
+    if loss is None:
+        raise ArgumentError("loss", name, f"pass one of {', '.join(NAMED_LOSSES)}")
+    return loss
+
+
+def loss_options(name: str, given: Mapping[str, Any] | None) -> dict[str, float]:
+    """The options of a loss, its defaults in place of those that are not given. Raises `ArgumentError`."""
+    known = named_loss(name).options
+    if given is not None and not isinstance(given, Mapping):
+        raise ArgumentError("options", given, "pass a mapping from names to numbers, or None")
+    options: dict[str, Any] = {**known, **(given or {})}
+    for key, value in options.items():
+        if key not in known:
+            taken = f"it takes {', '.join(known)}" if known else "it takes none"
+            raise ArgumentError("options", short_repr(key), f"{name} has no such option; {taken}")
+        if key == "beta":
+            options[key] = check_positive("options['beta']", value, "the weight of the square: pass one above 0")
+            continue
+        number = finite_number(value)
+        if key == "clip_low_threshold" and (number is None or not 0 <= number <= 1):
+            raise ArgumentError(f"options[{key!r}]", value, "pass the smallest ratio, from 0 to 1, such as 0.8")
+        if key == "clip_high_threshold" and (number is None or number < 1):
+            raise ArgumentError(f"options[{key!r}]", value, "pass the largest ratio, at least 1, such as 1.2")
+        options[key] = number
+    return options

@@ -1,0 +1,443 @@
+"""`Trainer`: one base model in this process, and LoRA adapters or all of its parameters trained with AdamW."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from rollouts.engines.local.weights import checkpoint_weights, matched_weights
+from rollouts.errors import ArgumentError
+from rollouts.files import replaced_path
+from rollouts.models.forward_pass import ForwardPass
+from rollouts.models.loading import load_model
+from rollouts.models.lora_modules import (
+    ADAPTER,
+    LoraOptions,
+    Replacement,
+    inserted,
+    linear_layers,
+    lora_modules,
+    peft_package,
+    replacements_by,
+)
+from rollouts.models.placed_rows import padded_rows
+from rollouts.models.progress_bars import without_progress_bars
+from rollouts.training.checkpoints import (
+    ADAM_STATE,
+    Checkpoint,
+    read_checkpoint,
+    write_checkpoint,
+)
+from rollouts.training.datums import Datum, check_data, datum_from_sample, passes, sequence_of
+from rollouts.training.named_losses import NamedLoss, Outcome, loss_options, named_loss
+from rollouts.training.sequence_logprobs import sequence_logprobs
+from rollouts.values import check_choice, check_integer, check_positive, finite_number
+
+__all__ = ["AdamParams", "Datum", "LoraOptions", "LossResult", "Trainer", "datum_from_sample"]
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+#: Files of a checkpoint directory that have weights, and no place beside new ones.
+_WEIGHT_FILES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf")
+
+
+@dataclass(frozen=True, slots=True)
+class AdamParams:
+    """The numbers of one step of AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101); the defaults are Tinker's.
+
+    `grad_clip_norm` is the largest norm of all gradients together; 0: no limit. Raises `ArgumentError`.
+    """
+
+    learning_rate: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-12
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "weight_decay", "grad_clip_norm"):
+            if (number := finite_number(getattr(self, name))) is None or number < 0:
+                raise ArgumentError(name, getattr(self, name), "pass a finite number of at least 0")
+        for name in ("beta1", "beta2"):
+            if (number := finite_number(getattr(self, name))) is None or not 0 <= number < 1:
+                raise ArgumentError(name, getattr(self, name), "pass a number from 0, below 1")
+        check_positive("eps", self.eps)
+
+
+class LossResult(NamedTuple):
+    """`logprobs`: for each row log p of its targets, float32 (n,). `metrics`: numbers by name.
+
+    `loss:sum` is the loss; a loss with ratios adds `ratio:mean` and `clipped:mean`, the mean ratio of the tokens that
+    count, and the fraction of them whose ratio was limited.
+    """
+
+    logprobs: list[np.ndarray]
+    metrics: dict[str, float]
+
+
+@dataclass(slots=True, eq=False)
+class _Trained:
+    """A model that is trained: its parameters by name, its gradients so far, and the state of AdamW.
+
+    `replacements` put its adapter into the base model; there are none where all parameters of that are trained.
+    """
+
+    lora: LoraOptions | None
+    parameters: Mapping[str, torch.nn.Parameter]
+    replacements: Sequence[Replacement]
+    optimizer: torch.optim.AdamW
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @contextmanager
+    def accumulating(self) -> Iterator[None]:
+        """Add the gradients of the block to those so far; after an error of the block they are what they were."""
+        try:
+            yield
+            for name, parameter in self.parameters.items():
+                if parameter.grad is None:
+                    continue
+                if name in self.gradients:
+                    self.gradients[name].add_(parameter.grad)
+                else:
+                    self.gradients[name] = parameter.grad
+        finally:
+            self.optimizer.zero_grad(set_to_none=True)
+
+
+class Trainer:
+    """Trains LoRA adapters over one base model, or all parameters of that model, with AdamW.
+
+        trainer = Trainer.from_pretrained("Qwen3-VL-2B-Instruct", dtype="bfloat16")
+        trainer.create_model("policy", lora=LoraOptions(rank=16))
+        for samples in batches:
+            data = [datum_from_sample(sample, "ppo") for sample in samples]
+            result = trainer.forward_backward("policy", data, "ppo")
+            trainer.optim_step("policy", AdamParams(learning_rate=1e-4))
+        trainer.save("policy", "checkpoints/last")
+
+    Any model that `token_logprobs` takes. Each adapter has gradients and a state of AdamW of its own; those that wait
+    need the memory of these and of their parameters, in float32, and no more. Dropout is off.
+
+    - `tokens_per_pass` and `patches_per_pass`: the largest number of tokens, padding included, and of vision patches in
+      one forward pass. They bound the memory; the sum over the passes is that of one large pass.
+    - `lock`: held by every call that uses the model. An engine that samples from the same model shares it:
+      `LocalEngine(trainer.model, lock=trainer.lock)`.
+
+    One thread at a time should call it. Arguments raise `ArgumentError`, rows `SampleError`, and neither changes
+    anything.
+    """
+
+    def __init__(
+        self, model: Any, directory: str | Path, *, tokens_per_pass: int = 8192, patches_per_pass: int = 32768
+    ) -> None:
+        self._tokens_per_pass = check_integer("tokens_per_pass", tokens_per_pass)
+        self._patches_per_pass = check_integer("patches_per_pass", patches_per_pass)
+        self._directory = Path(directory)
+        self._forward = ForwardPass(model)
+        self.model = self._forward.model.eval().requires_grad_(False)
+        self.lock = threading.RLock()
+        self._modules = dict(self.model.named_modules())
+        self._trained: dict[str, _Trained] = {}
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        directory: str | Path,
+        *,
+        dtype: Dtype = "float32",
+        device: str | torch.device | None = None,
+        attn_implementation: str | None = None,
+        **options: Any,
+    ) -> Self:
+        """The trainer of a checkpoint directory; by default on the GPU, if there is one.
+
+        `dtype` is that of the base model, `attn_implementation` as transformers has it, None: its usual one. `options`
+        are those of the class. Raises `ArgumentError` where there is no
+        checkpoint, and `UnsupportedModelError`.
+        """
+        check_choice("dtype", dtype, Dtype)
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        model = load_model(directory, dtype=getattr(torch, dtype), attn_implementation=attn_implementation)
+        return cls(model.to(device), directory, **options)
+
+    def models(self) -> dict[str, LoraOptions | None]:
+        """The models that are trained: by id the options of the adapter, None where all parameters are trained."""
+        return {model_id: trained.lora for model_id, trained in self._trained.items()}
+
+    def create_model(self, model_id: str, *, lora: LoraOptions | None) -> None:
+        """Begin a model: an adapter with `lora`, which changes nothing yet; None: all parameters of the base model.
+
+        Full training changes the base model, so that it is alone: nothing else is trained beside it, and `unload` reads
+        the base model again. Raises `ArgumentError` for an id that is in use, and `UnsupportedModelError` for a model
+        without the layers that `lora` names.
+        """
+        with self.lock:
+            if not isinstance(model_id, str) or not model_id or model_id in self._trained:
+                raise ArgumentError("model_id", model_id, "pass a text that is the id of no other model")
+            full = next((name for name, trained in self._trained.items() if trained.lora is None), None)
+            if full is not None or (lora is None and self._trained):
+                other = full or next(iter(self._trained))
+                rule = f"full training changes the weights under every adapter; unload {other!r} first"
+                raise ArgumentError("model_id", model_id, rule)
+            parameters, replacements = self._all_parameters() if lora is None else self._new_adapter(lora)
+            optimizer = torch.optim.AdamW(parameters.values())
+            self._trained[model_id] = _Trained(lora, parameters, replacements, optimizer)
+
+    def unload(self, model_id: str) -> None:
+        """Forget a model, its gradients and its state of AdamW. After full training the base model is read again."""
+        with self.lock:
+            trained = self._find(model_id)
+            if trained.lora is None:
+                weights = matched_weights(self.model, checkpoint_weights(self.model, self._directory))
+                self.model.requires_grad_(False)
+                for target, value in weights:
+                    target.copy_(value)
+            del self._trained[model_id]
+
+    def forward(
+        self, model_id: str, data: Sequence[Datum], loss: str, options: Mapping[str, float] | None = None
+    ) -> LossResult:
+        """The log-probabilities of all targets, and the loss, without gradients.
+
+        The arguments are those of `forward_backward`.
+        """
+        with self.lock, torch.no_grad():
+            return self._computed(self._find(model_id), data, loss, options, backward=False)
+
+    def forward_backward(
+        self, model_id: str, data: Sequence[Datum], loss: str, options: Mapping[str, float] | None = None
+    ) -> LossResult:
+        """Add the gradient of a loss, which is a sum over all tokens of the rows, to the gradients of a model.
+
+        `loss` is a name, `options` are its numbers, as the guide lists them: "cross_entropy", "importance_sampling",
+        "ppo", "cispo", "dro", "gspo". All rows are checked before the first of them is computed; `SampleError` names
+        the index of the row. After any error, of memory too, the gradients are what they were.
+        """
+        with self.lock, torch.enable_grad():
+            trained = self._find(model_id)
+            with trained.accumulating():
+                return self._computed(trained, data, loss, options, backward=True)
+
+    def optim_step(self, model_id: str, params: AdamParams) -> dict[str, float]:
+        """Change the parameters of a model by the gradients so far, and forget these.
+
+        Returns `grad_norm`, the norm of all gradients before `grad_clip_norm` limits it. Raises `ArgumentError` for a
+        model without gradients, and for gradients that are not finite: these are forgotten, the parameters stay.
+        """
+        if not isinstance(params, AdamParams):
+            raise ArgumentError("params", params, "pass AdamParams")
+        with self.lock:
+            trained = self._find(model_id)
+            if not trained.gradients:
+                raise ArgumentError("model_id", model_id, "it has no gradients; call forward_backward first")
+            for group in trained.optimizer.param_groups:
+                group |= {
+                    "lr": params.learning_rate,
+                    "betas": (params.beta1, params.beta2),
+                    "eps": params.eps,
+                    "weight_decay": params.weight_decay,
+                }
+            gradients, trained.gradients = trained.gradients, {}
+            try:
+                for name, gradient in gradients.items():
+                    trained.parameters[name].grad = gradient
+                limit = params.grad_clip_norm or float("inf")
+                norm = float(torch.nn.utils.clip_grad_norm_(trained.parameters.values(), limit))
+                if not np.isfinite(norm):
+                    rule = "leave out the rows that have it; the gradients were forgotten, and the parameters stay"
+                    raise ArgumentError(f"the norm of the gradients of {model_id!r}", norm, rule)
+                trained.optimizer.step()
+            finally:
+                trained.optimizer.zero_grad(set_to_none=True)
+        return {"grad_norm": norm}
+
+    def save(self, model_id: str, directory: str | os.PathLike[str], *, with_optimizer: bool = True) -> None:
+        """Write the parameters, and the state of AdamW, to a file in `directory`, in place of one that is there.
+
+        A process that is killed while it writes leaves the file of before. Gradients are not saved.
+        """
+        with self.lock:
+            trained = self._find(model_id)
+            state: dict[str, dict[str, torch.Tensor]] | None = None
+            if with_optimizer:
+                by_parameter = trained.optimizer.state
+                state = {
+                    key: {
+                        name: by_parameter[each][key]
+                        for name, each in trained.parameters.items()
+                        if each in by_parameter
+                    }
+                    for key in ADAM_STATE
+                }
+            checkpoint = Checkpoint(trained.parameters, state)
+            write_checkpoint(directory, checkpoint, trained.lora, self._forward.architecture.model_type)
+
+    def load(self, model_id: str, directory: str | os.PathLike[str], *, with_optimizer: bool = True) -> None:
+        """Continue from what `save` has written for a model with the same options: as if it had never stopped.
+
+        Without `with_optimizer` AdamW begins anew. Gradients are forgotten. Raises `ArgumentError`, changing nothing,
+        for a directory without a checkpoint of this model.
+        """
+        with self.lock:
+            trained = self._find(model_id)
+            model_type = self._forward.architecture.model_type
+            checkpoint = read_checkpoint(
+                directory, trained.lora, model_type, trained.parameters, with_optimizer=with_optimizer
+            )
+            optimizer = torch.optim.AdamW(trained.parameters.values())
+            for name in (checkpoint.optimizer or {}).get("step", ()):
+                parameter, saved = trained.parameters[name], checkpoint.optimizer or {}
+                optimizer.state[parameter] = {
+                    key: saved[key][name].to("cpu" if key == "step" else parameter.device) for key in ADAM_STATE
+                }
+            with torch.no_grad():
+                for name, value in checkpoint.parameters.items():
+                    trained.parameters[name].copy_(value)
+            trained.optimizer, trained.gradients = optimizer, {}
+
+    def save_for_sampler(self, model_id: str, directory: str | os.PathLike[str]) -> None:
+        """Write a new directory that engines load: a LoRA adapter in PEFT's format (`load_adapter`), or a checkpoint.
+
+        The directory appears whole or not at all. Raises `ArgumentError` for one that exists: a path stands for one
+        set of weights.
+        """
+        with self.lock:
+            trained = self._find(model_id)
+            if os.path.lexists(directory):
+                raise ArgumentError("directory", os.fspath(directory), "it exists already; pass another one")
+            Path(directory).parent.mkdir(parents=True, exist_ok=True)
+            with replaced_path(directory) as unfinished:
+                if trained.lora is None:
+                    self._write_model(Path(unfinished))
+                else:
+                    _write_adapter(Path(unfinished), trained, trained.lora, self._directory)
+
+    # What the calls are made of; all of it under the lock.
+
+    def _find(self, model_id: str) -> _Trained:
+        trained = self._trained.get(model_id)
+        if trained is None:
+            known = ", ".join(map(repr, self._trained)) or "none"
+            raise ArgumentError("model_id", model_id, f"no such model is trained here (there are: {known})")
+        return trained
+
+    def _all_parameters(self) -> tuple[dict[str, torch.nn.Parameter], tuple[Replacement, ...]]:
+        if self.model.dtype != torch.float32:
+            rule = 'AdamW would lose small changes of its parameters; load the model with dtype="float32", or pass lora'
+            raise ArgumentError("the dtype of a model whose parameters are all trained", str(self.model.dtype), rule)
+        self.model.requires_grad_(True)
+        return dict(self.model.named_parameters()), ()
+
+    def _new_adapter(self, lora: LoraOptions) -> tuple[dict[str, torch.nn.Parameter], tuple[Replacement, ...]]:
+        layers = linear_layers(self._forward.architecture, lora)
+        with _seeded(lora.seed):
+            modules = lora_modules(self._modules, layers, r=lora.rank, lora_alpha=lora.alpha)
+        parameters: dict[str, torch.nn.Parameter] = {}
+        for name, module in modules.items():
+            for part in ("lora_A", "lora_B"):
+                linear = getattr(module, part)[ADAPTER].float()  # AdamW of bfloat16 would lose small changes
+                parameters[f"{name}.{part}.weight"] = linear.weight.requires_grad_(True)
+        return parameters, replacements_by(self._modules, modules)
+
+    def _computed(
+        self,
+        trained: _Trained,
+        data: Sequence[Datum],
+        loss: str,
+        options: Mapping[str, float] | None,
+        *,
+        backward: bool,
+    ) -> LossResult:
+        named, numbers = named_loss(loss), loss_options(loss, options)
+        data = check_data(data, named, self._forward.architecture, len(self._forward.head.weight))
+        logprobs: list[np.ndarray] = [np.empty(0, np.float32)] * len(data)
+        outcomes: list[Outcome] = []
+        with inserted(trained.replacements):
+            for rows in passes(data, self._tokens_per_pass, self._patches_per_pass):
+                values, outcome = self._pass({row: data[row] for row in rows}, named, numbers)
+                if backward:
+                    outcome.loss.backward()  # type: ignore[no-untyped-call]
+                outcomes.append(outcome._replace(loss=outcome.loss.detach()))
+                ends = np.cumsum([len(data[row]) for row in rows])
+                for row, part in zip(rows, np.split(values.detach().cpu().numpy(), ends[:-1]), strict=True):
+                    logprobs[row] = part
+        metrics = {"loss:sum": sum(float(outcome.loss) for outcome in outcomes)}
+        if tokens := sum(outcome.tokens for outcome in outcomes):
+            metrics["ratio:mean"] = sum(outcome.ratios for outcome in outcomes) / tokens
+            metrics["clipped:mean"] = sum(outcome.clipped for outcome in outcomes) / tokens
+        return LossResult(logprobs, metrics)
+
+    def _pass(
+        self, data: Mapping[int, Datum], loss: NamedLoss, options: Mapping[str, float]
+    ) -> tuple[torch.Tensor, Outcome]:
+        """The log-probabilities of all targets of some rows, one row after another, and the loss."""
+        device, architecture = self.model.device, self._forward.architecture
+        placed = padded_rows([sequence_of(*each) for each in data.items()], pad_id=architecture.neutral_id)
+        hidden = self._forward.hidden_states(placed)
+        states = hidden[torch.from_numpy(placed.attention_mask).to(hidden.device)]
+        head = self._forward.head
+        values = sequence_logprobs(
+            states,
+            head.full_weight,
+            torch.from_numpy(np.concatenate([datum.target_ids for datum in data.values()]).astype(np.int64)).to(device),
+            bias=head.bias,
+            softcap=head.softcap,
+            scale=head.scale,
+        ).logprobs
+        names = dict.fromkeys(name for datum in data.values() for name in datum.inputs)
+        inputs = {
+            name: np.concatenate([datum.inputs.get(name, np.ones(len(datum))) for datum in data.values()])
+            for name in names
+        }
+        rows = np.repeat(np.arange(len(data)), [len(datum) for datum in data.values()])
+        outcome = loss.compute(
+            values[None],
+            {name: torch.from_numpy(array.astype(np.float32)).to(device)[None] for name, array in inputs.items()},
+            torch.from_numpy(rows).to(device)[None],
+            options,
+        )
+        return values, outcome
+
+    def _write_model(self, directory: Path) -> None:
+        with without_progress_bars():
+            self.model.save_pretrained(directory)
+        for path in self._directory.iterdir():  # the tokenizer, the template, the processor
+            if path.is_file() and not path.name.endswith(_WEIGHT_FILES) and not (directory / path.name).exists():
+                shutil.copy(path, directory)
+
+
+def _write_adapter(directory: Path, trained: _Trained, lora: LoraOptions, base: Path) -> None:
+    directory.mkdir()
+    modules = sorted({name.rsplit(".lora_", 1)[0] for name in trained.parameters})
+    config = peft_package().LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules=modules,
+        base_model_name_or_path=str(base),
+        inference_mode=True,
+    )
+    config.save_pretrained(directory)
+    tensors = {f"base_model.model.{name}": value.detach() for name, value in trained.parameters.items()}
+    save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+@contextmanager
+def _seeded(seed: int | None) -> Iterator[None]:
+    """Random numbers of torch from `seed` inside the block; those of the program go on after it as if it had not run.
+
+    None: those of the program. Adapters are made on the CPU.
+    """
+    with torch.random.fork_rng(devices=[], enabled=seed is not None):
+        if seed is not None:
+            torch.default_generator.manual_seed(seed)
+        yield
