@@ -50,14 +50,6 @@ class OutputHead:
     scale: float
     low_rank: LowRank | None = None
 
-    @property
-    def full_weight(self) -> torch.Tensor:
-        """`weight`, with what the adapter adds: then a new tensor. Differentiable."""
-        if self.low_rank is None:
-            return self.weight
-        down, up, scale = self.low_rank
-        return self.weight + (scale * (up @ down)).to(self.weight.dtype)
-
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states (..., H) of the last layer -> logits (..., V) of the same type."""
         logits = torch.nn.functional.linear(hidden, self.weight, self.bias)

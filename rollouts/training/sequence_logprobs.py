@@ -14,6 +14,7 @@ from rollouts.errors import ArgumentError, SampleError, UnsupportedModelError
 from rollouts.models.architecture import architecture
 from rollouts.models.forward import forward_inputs
 from rollouts.models.forward_pass import ForwardPass, packing_of
+from rollouts.models.output_head import LowRank
 from rollouts.models.placed_rows import PlacedRows, TokenSequence, padded_rows, placed_rows, row_positions
 from rollouts.models.placeholders import check_placeholders, check_token_ids, refuse_literals
 from rollouts.training.batch import TrainingBatch, check_trained
@@ -98,6 +99,7 @@ def sequence_logprobs(
     targets: torch.Tensor,
     *,
     bias: torch.Tensor | None = None,
+    low_rank: LowRank | None = None,
     softcap: float | None = None,
     scale: float = 1.0,
     temperature: float = 1.0,
@@ -108,8 +110,9 @@ def sequence_logprobs(
 
     `hidden` floating (P, H) are the last hidden states, `weight` (V, H) and `bias` (V,) the output layer in the same
     dtype, `targets` integers (P,) from 0 to V - 1. The logits are `hidden @ weight.T + bias` in that dtype, and from
-    there on float32: times `scale`, then `softcap * tanh(logits / softcap)` (Gemma 2, arXiv:2408.00118, section 2),
-    then divided by `temperature`.
+    there on float32: plus what an adapter adds to them (`low_rank`, as the `OutputHead` of the model has it), times
+    `scale`, then `softcap * tanh(logits / softcap)` (Gemma 2, arXiv:2408.00118, section 2), then divided by
+    `temperature`.
 
     Logits exist only as tiles of `chunk_positions` x `chunk_vocabulary`; the backward pass computes each tile again
     (as Wijmans et al. 2024, arXiv:2411.09009, and Hsu et al. 2024, arXiv:2410.10989). Beyond the arguments and their
@@ -130,12 +133,18 @@ def sequence_logprobs(
         dtype = torch.get_autocast_dtype(device)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
         bias = bias if bias is None else bias.to(dtype)
-    logprobs, entropy = _TiledLogprobs.apply(hidden, weight, bias, targets.long(), head)  # type: ignore[no-untyped-call]
+    low, up = None, None
+    if low_rank is not None:
+        low, up = low_rank.scale * (hidden.to(low_rank.down.dtype) @ low_rank.down.T), low_rank.up
+    logprobs, entropy = _TiledLogprobs.apply(hidden, weight, bias, low, up, targets.long(), head)  # type: ignore[no-untyped-call]
     return SequenceLogprobs(logprobs, entropy)
 
 
 class _TiledLogprobs(torch.autograd.Function):
-    """The forward pass keeps two numbers for each position; the backward pass computes the logits again."""
+    """The forward pass keeps two numbers for each position; the backward pass computes the logits again.
+
+    `low` (P, r) and `up` (V, r) of an adapter add `low @ up.T` to the logits; both None without one.
+    """
 
     @staticmethod
     def forward(
@@ -143,6 +152,8 @@ class _TiledLogprobs(torch.autograd.Function):
         hidden: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
+        low: torch.Tensor | None,
+        up: torch.Tensor | None,
         targets: torch.Tensor,
         head: _Head,
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -153,7 +164,8 @@ class _TiledLogprobs(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             for words in _slices(len(weight), head.chunk_vocabulary):
                 for rows in _slices(count, head.chunk_positions):
-                    logits, _ = _tile(hidden[rows], weight[words], None if bias is None else bias[words], head)
+                    added = _product(low, up, rows, words)
+                    logits, _ = _tile(hidden[rows], weight[words], _part(bias, words), added, head)
                     index, is_here = _targets_in(targets[rows], words)
                     found = logits.gather(1, index[:, None])[:, 0]
                     target_logits[rows] = torch.where(is_here, found, target_logits[rows])
@@ -164,7 +176,7 @@ class _TiledLogprobs(torch.autograd.Function):
                     choice = torch.special.entr(before) + torch.special.entr(now)
                     entropy[rows] = choice + before * entropy[rows] + now * tile_entropy
                     log_sum[rows] = total
-        ctx.save_for_backward(hidden, weight, bias, targets, log_sum, entropy)
+        ctx.save_for_backward(hidden, weight, bias, low, up, targets, log_sum, entropy)
         ctx.set_materialize_grads(False)
         ctx.head = head
         return target_logits - log_sum, entropy
@@ -174,9 +186,11 @@ class _TiledLogprobs(torch.autograd.Function):
     def backward(
         ctx: Any, grad_logprobs: torch.Tensor | None, grad_entropy: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
-        hidden, weight, bias, targets, log_sum, entropy = ctx.saved_tensors
+        hidden, weight, bias, low, up, targets, log_sum, entropy = ctx.saved_tensors
         head: _Head = ctx.head
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        grad_low = None if low is None else torch.zeros_like(low, dtype=torch.float32)
+        grad_up = None if up is None else torch.zeros_like(up, dtype=torch.float32)
         # Sums of many tiles are float32, whatever the dtype of the model is.
         grad_hidden = torch.zeros_like(hidden, dtype=torch.float32) if needs_hidden else None
         grad_weight = torch.zeros_like(weight) if needs_weight else None
@@ -186,7 +200,8 @@ class _TiledLogprobs(torch.autograd.Function):
                 word_weight = weight[words]
                 word_grad = torch.zeros_like(word_weight, dtype=torch.float32) if needs_weight else None
                 for rows in _slices(len(hidden), head.chunk_positions):
-                    logits, slope = _tile(hidden[rows], word_weight, None if bias is None else bias[words], head)
+                    added = _product(low, up, rows, words)
+                    logits, slope = _tile(hidden[rows], word_weight, _part(bias, words), added, head)
                     log_probabilities = logits.sub_(log_sum[rows, None])
                     gradient = _logit_gradient(
                         log_probabilities,
@@ -201,6 +216,9 @@ class _TiledLogprobs(torch.autograd.Function):
                         gradient *= head.scale / head.temperature
                     if grad_bias is not None:
                         grad_bias[words] += gradient.sum(dim=0)
+                    if grad_low is not None and grad_up is not None:
+                        grad_low[rows] += gradient @ up[words].float()
+                        grad_up[words] += gradient.T @ low[rows].float()
                     gradient = gradient.to(hidden.dtype)
                     if grad_hidden is not None:
                         _add_product(grad_hidden[rows], gradient, word_weight)
@@ -212,16 +230,29 @@ class _TiledLogprobs(torch.autograd.Function):
             None if grad_hidden is None else grad_hidden.to(hidden.dtype),
             grad_weight,
             None if grad_bias is None else grad_bias.to(bias.dtype),
+            None if grad_low is None else grad_low.to(low.dtype),
+            None if grad_up is None else grad_up.to(up.dtype),
             None,
             None,
         )
 
 
+def _product(low: torch.Tensor | None, up: torch.Tensor | None, rows: slice, words: slice) -> torch.Tensor | None:
+    """What an adapter adds to the logits of some positions and vocabulary entries, float32."""
+    return None if low is None or up is None else low[rows].float() @ up[words].float().T
+
+
 def _tile(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, head: _Head
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    added: torch.Tensor | None,
+    head: _Head,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The logits of some positions and vocabulary entries, float32, and the derivative of the soft-capping there."""
     logits = linear(hidden, weight, bias).float()
+    if added is not None:
+        logits += added
     slope = None
     if head.scale != 1:
         logits *= head.scale
@@ -373,9 +404,10 @@ def token_logprobs_and_entropy(model: Any, batch: TrainingBatch, *, temperature:
     head = forward.head
     scored = sequence_logprobs(
         states,
-        head.full_weight,
+        head.weight,
         targets,
         bias=head.bias,
+        low_rank=head.low_rank,
         softcap=head.softcap,
         scale=head.scale,
         temperature=temperature,

@@ -388,9 +388,10 @@ class Trainer:
         head = self._forward.head
         values = sequence_logprobs(
             states,
-            head.full_weight,
+            head.weight,
             torch.from_numpy(np.concatenate([datum.target_ids for datum in data.values()]).astype(np.int64)).to(device),
             bias=head.bias,
+            low_rank=head.low_rank,
             softcap=head.softcap,
             scale=head.scale,
         ).logprobs

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollouts.errors import ArgumentError
+from rollouts.models.output_head import LowRank
 from rollouts.training import sequence_logprobs
 
 HIDDEN, WEIGHT = torch.zeros(3, 4), torch.zeros(5, 4)
@@ -27,8 +28,10 @@ def inputs(positions=7, words=11, width=5, seed=0, dtype=torch.float32):
     return hidden, weight, bias, targets
 
 
-def by_formula(hidden, weight, bias, targets, softcap=None, scale=1.0, temperature=1.0):
+def by_formula(hidden, weight, bias, targets, softcap=None, scale=1.0, temperature=1.0, low_rank=None):
     """All logits at once, differentiated by autograd."""
+    if low_rank is not None:
+        weight = weight + low_rank.scale * low_rank.up @ low_rank.down
     logits = hidden @ weight.T + (0 if bias is None else bias)
     logits = logits.float() * scale
     if softcap is not None:
@@ -47,24 +50,28 @@ def gradients(results, weights, leaves):
     words=st.integers(1, 12),
     chunks=st.tuples(st.integers(1, 10), st.integers(1, 13)),
     has_bias=st.booleans(),
+    rank=st.sampled_from([0, 1, 3]),
     softcap=st.sampled_from([None, 0.7, 30.0]),
     scale=st.sampled_from([1.0, 0.25]),
     temperature=st.sampled_from([1.0, 0.6]),
     seed=st.integers(0, 50),
 )
 def test_every_division_into_chunks_gives_the_values_and_gradients_of_all_logits_at_once(
-    positions, words, chunks, has_bias, softcap, scale, temperature, seed
+    positions, words, chunks, has_bias, rank, softcap, scale, temperature, seed
 ):
     hidden, weight, bias, targets = inputs(positions, words, seed=seed)
     bias = bias if has_bias else None
-    head = {"softcap": softcap, "scale": scale, "temperature": temperature}
+    generator = torch.Generator().manual_seed(seed + 2)
+    down, up = (torch.randn(shape, generator=generator).requires_grad_() for shape in ((rank, 5), (words, rank)))
+    low_rank = LowRank(down, up, 0.5) if rank else None
+    head = {"softcap": softcap, "scale": scale, "temperature": temperature, "low_rank": low_rank}
     result = sequence_logprobs(
         hidden, weight, targets, bias=bias, chunk_positions=chunks[0], chunk_vocabulary=chunks[1], **head
     )
     expected = by_formula(hidden, weight, bias, targets, **head)
     for one, other in zip(result, expected, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
-    leaves = [leaf for leaf in (hidden, weight, bias) if leaf is not None]
+    leaves = [leaf for leaf in (hidden, weight, bias) if leaf is not None] + ([down, up] if rank else [])
     weights = torch.randn(2, positions, generator=torch.Generator().manual_seed(seed + 1))
     for one, other in zip(gradients(result, weights, leaves), gradients(expected, weights, leaves), strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)

@@ -1,5 +1,6 @@
 """Trainer: gradients and steps are those of a plain loop over PEFT and transformers; a refusal changes nothing."""
 
+import gc
 from dataclasses import replace
 
 import numpy as np
@@ -205,6 +206,30 @@ def test_adapters_do_not_change_each_other_nor_the_base_model(tiny, text_data, t
     state = tiny.model.state_dict()
     assert state.keys() == base.keys()
     assert all(torch.equal(state[name], base[name]) for name in base)
+
+
+def bytes_of_tensors():
+    """The bytes of all tensors of this process, each storage once."""
+    gc.collect()
+    tensors = (each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter))
+    return sum({each.data_ptr(): each.untyped_storage().nbytes() for each in tensors}.values())
+
+
+def test_an_adapter_that_waits_has_its_parameters_and_its_state_of_adamw_in_memory_and_no_more(
+    tiny, text_data, tmp_path
+):
+    tiny.create_model("a", lora=EVERYWHERE)
+    parameters = sum(value.nbytes for value in exported(tiny, "a", tmp_path / "a").values())
+    tiny.unload("a")
+    before = bytes_of_tensors()
+    tiny.create_model("b", lora=EVERYWHERE)
+    assert bytes_of_tensors() - before == parameters
+    tiny.forward_backward("b", text_data, "cross_entropy")
+    assert bytes_of_tensors() - before == 2 * parameters, "the gradients wait"
+    tiny.optim_step("b", AdamParams())
+    assert 3 * parameters < bytes_of_tensors() - before < 3 * parameters + 1000, "and a number of steps for each"
+    tiny.unload("b")
+    assert bytes_of_tensors() == before
 
 
 def test_the_seed_decides_the_initial_values_and_leaves_the_random_numbers_of_the_program(tiny, tmp_path):
