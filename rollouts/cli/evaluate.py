@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.console import Console
 
+from rollouts.cli.run.command import RerunFailed, check_rerun, checked_parts, exit_on_problems, run_and_report
 from rollouts.errors import ArgumentError
 from rollouts.terminal.table import (
     Column,
@@ -165,6 +166,7 @@ def evaluate(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue in the output directory where the evaluation stopped.")
     ] = False,
+    rerun_failed: RerunFailed = False,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Check everything and print the first prompt; start no engine, write nothing."),
@@ -174,11 +176,11 @@ def evaluate(
 
     Writes results.json, the trajectories and a report to the output directory, and prints one table.
     """
-    from rollouts.cli.run.command import checked_parts, exit_on_problems, run_and_report
     from rollouts.cli.run.execution import workers_of_run
     from rollouts.cli.run.output import prepare_output
     from rollouts.run_config.config_file import checked_config, read_config
 
+    check_rerun(rerun_failed, resume=resume)
     options: dict[str, Any] = {
         "--model": None if model is None else _path_or_name(model),
         "--base-url": base_url or None,
@@ -223,7 +225,7 @@ def evaluate(
             print_line(f"in {output.path}: results.json, trajectories.mmr, metrics.jsonl, summary.json")
 
         continuing = shlex.join(["rollouts", *sys.argv[1:], *([] if resume else ["--resume"])])
-        run_and_report(parts, output, limit, workers_of_run(file, None), continuing, show)
+        run_and_report(parts, output, limit, workers_of_run(file, None), continuing, show, rerun_failed=rerun_failed)
 
 
 def _configuration(tasks: str, options: Mapping[str, Any]) -> dict[str, Any]:

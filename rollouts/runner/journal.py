@@ -163,6 +163,7 @@ class Recorder:
         self.lost: set[str] = set()
         self._fsync = fsync
         self._received: Collection[str] | None = None  # what the consumer has, where it has said so
+        self.runs_failed_again = False
         self._file = directory / DATABASE
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -227,6 +228,8 @@ class Recorder:
             if self._received is not None:
                 self._close_received(self._received)
             self._forget_damaged()
+            if self.runs_failed_again:
+                self._forget_failed()
             closed = self._column("SELECT task_id FROM closed")
             self.lost.difference_update(closed)
             self.known.update(closed, self._column("SELECT task_id FROM tasks"))
@@ -268,6 +271,13 @@ class Recorder:
                 " OR task IN (SELECT task FROM attempts WHERE crc <> crc32(content))"
             )
             self._database.execute("DELETE FROM attempts WHERE crc <> crc32(content)")
+
+    def _forget_failed(self) -> None:
+        """Delete the attempts with an error, and the groups that they are in. They are run again."""
+        rows = self._database.execute("SELECT task, place, content FROM attempts WHERE final")
+        failed = [(task, place) for task, place, content in rows if self._decoded(content, {}).error]
+        self._database.executemany("DELETE FROM groups WHERE task = ?", [(task,) for task, _ in failed])
+        self._database.executemany("DELETE FROM attempts WHERE task = ? AND place = ?", failed)
 
     # Recording.
 
@@ -507,6 +517,10 @@ class Journal:
         if self._resumed:
             raise JournalError(self.path, "a runner uses it already; call count_as_delivered before the runner begins")
         self._recorder.count_as_delivered(task_ids, lost)
+
+    def run_failed_again(self) -> None:
+        """Have failed episodes of groups that were not delivered run again. Called before the runner begins."""
+        self._recorder.runs_failed_again = True
 
     @property
     def lost(self) -> frozenset[str]:

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 from rich.console import Console
 
 from rollouts.errors import RolloutsError
-from rollouts.terminal.table import counted, print_error, print_line, print_warning
+from rollouts.terminal.table import counted, exit_with_error, print_error, print_line, print_warning
 
 if TYPE_CHECKING:
     from rollouts.cli.run.execution import MakeWorkers, RunParts
@@ -26,11 +26,17 @@ REPORT_SECONDS = 30.0
 INTERRUPTED_REPORT_SECONDS = 0.5
 
 
+RerunFailed: TypeAlias = Annotated[
+    bool, typer.Option("--rerun-failed", help="With --resume: also run the tasks again that have failed episodes.")
+]
+
+
 def run(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file; docs/run.md describes its keys.")],
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in the output directory where it stopped.")
     ] = False,
+    rerun_failed: RerunFailed = False,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Check the file and print the first prompt; start no engine, write nothing."),
@@ -54,6 +60,7 @@ def run(
     from rollouts.cli.run.output import prepare_output, print_summary
     from rollouts.run_config.config_file import read_config
 
+    check_rerun(rerun_failed, resume=resume)
     if ray and workers is not None:
         print_error("--ray and --workers say two different places for the episodes; use one of them")
         raise typer.Exit(2)
@@ -68,7 +75,13 @@ def run(
             print_summary(summary, Console())
             print_line(f"in {output.path}: trajectories.mmr, metrics.jsonl, summary.json")
 
-        run_and_report(parts, output, limit, make_workers, _resume_command(config, limit, workers, ray), show)
+        continuing = _resume_command(config, limit, workers, ray)
+        run_and_report(parts, output, limit, make_workers, continuing, show, rerun_failed=rerun_failed)
+
+
+def check_rerun(rerun_failed: bool, *, resume: bool) -> None:
+    if rerun_failed and not resume:
+        exit_with_error("--rerun-failed: it is for a run that is continued; pass --resume, too")
 
 
 @contextmanager
@@ -125,6 +138,8 @@ def run_and_report(
     make_workers: MakeWorkers | None,
     resume_command: str,
     show: Callable[[Mapping[str, Any]], None],
+    *,
+    rerun_failed: bool,
 ) -> None:
     """Run, then write the summary, `show` it and write the report, also after Ctrl-C and an error of the run."""
     from rollouts.cli.report import write_report_at_the_end
@@ -136,7 +151,13 @@ def run_and_report(
     console = Console()
     started = time.monotonic()
     execution = Execution(
-        parts, output, limit=limit, console=console, make_workers=make_workers, resume_command=resume_command
+        parts,
+        output,
+        limit=limit,
+        console=console,
+        make_workers=make_workers,
+        resume_command=resume_command,
+        rerun_failed=rerun_failed,
     )
 
     def report(*, complete: bool, report_seconds: float = REPORT_SECONDS) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from rich.console import Console
 
 from renderers import Renderer, RendererPool, TemplateRenderer
-from rollouts.cli.run.output import GroupFiles, OutputDirectory, StoredGroups
+from rollouts.cli.run.output import GroupFiles, OutputDirectory, StoredGroups, remove_failed_groups
 from rollouts.engines.protocol import ChatEngine, Engine, SamplingParams
 from rollouts.episodes.deadlines import EpisodeLimits
 from rollouts.errors import ArgumentError
@@ -207,7 +207,8 @@ _LONG_WAIT_SECONDS = 120.0
 class Execution:
     """The run of this process: all tasks, or the first `limit`. `metrics` are those of the runner so far.
 
-    `make_workers` returns the context of the workers that run its episodes; None: they run in this process.
+    `make_workers` returns the context of the workers that run its episodes; None: they run in this process. With
+    `rerun_failed`, groups of earlier processes that have failed episodes are run again.
     """
 
     def __init__(
@@ -219,6 +220,7 @@ class Execution:
         console: Console,
         resume_command: str,
         make_workers: MakeWorkers | None = None,
+        rerun_failed: bool = False,
     ) -> None:
         self._parts = parts
         self._output = output
@@ -226,6 +228,7 @@ class Execution:
         self._console = console
         self._resume_command = resume_command
         self._make_workers = make_workers
+        self._rerun_failed = rerun_failed
         self._metrics: RunMetrics | None = None
         self._journal: Journal | None = None
 
@@ -273,7 +276,11 @@ class Execution:
         journal = Journal.open(self._output.journal, configuration=parts.journal_configuration())
         async with AsyncExitStack() as opened:
             opened.push_async_callback(journal.close)  # the runner closes it, if it comes to that
+            again: frozenset[str] = frozenset()
             with self._console.status("reading the groups that are written"):  # 10,000 take some seconds
+                if self._rerun_failed:
+                    journal.run_failed_again()
+                    again = await asyncio.to_thread(remove_failed_groups, self._output)
                 stored = await asyncio.to_thread(StoredGroups, self._output)
             journal.count_as_delivered(stored.task_ids, lost=stored.without_record)
             self._journal = journal
@@ -286,7 +293,9 @@ class Execution:
             with waits, history, progress:
                 async with runner:
                     await runner.resume()
-                    if lost := sorted(journal.lost):
+                    if again:
+                        print_note(f"{counted(len(again), 'task')} with failed episodes run again")
+                    if lost := sorted(journal.lost - again):
                         named = ", ".join(lost[:5]) + (", ..." if len(lost) > 5 else "")
                         print_note(
                             f"trajectories.mmr has lost the groups of {counted(len(lost), 'task')}, which are run "

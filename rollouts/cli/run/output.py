@@ -226,6 +226,26 @@ class StoredGroups:
                     yield task_id, reader[self._records[task_id]]
 
 
+def remove_failed_groups(output: OutputDirectory) -> frozenset[str]:
+    """Remove the groups with failed episodes from `trajectories.mmr`, so that they count as lost; returns their tasks.
+
+    The file is replaced by one without them when that is complete. Raises `CommandFileError`.
+    """
+    failed = frozenset(row.values.task_id for row in read_group_rows(output.metrics) if row.values.failed)
+    if not failed or not output.trajectories.exists():
+        return failed
+    partial = output.trajectories.with_name(f".{output.trajectories.name}.partial")
+    with _named(output.trajectories):
+        partial.unlink(missing_ok=True)  # of a process that was killed
+        with _opened(output.trajectories) as reader, RecordWriter(partial) as writer:
+            for task_id, index in _tasks_of_records(output.trajectories):
+                if task_id not in failed:
+                    writer.append(reader[index])
+            writer.flush()
+        partial.replace(output.trajectories)
+    return failed
+
+
 def _tasks_of_records(path: Path) -> Iterator[tuple[str, int]]:
     """The task and the position of each record. A damaged record counts as lost."""
     if not path.exists():

@@ -170,6 +170,34 @@ def test_failed_episodes_are_counted_and_named(tasks: Path) -> None:
     }
 
 
+def test_failed_episodes_run_again_when_asked_for(tasks: Path) -> None:
+    broken = [True]
+
+    def answers(body: dict[str, Any]) -> Any:
+        return failure(400, "not now") if broken[0] and "9 - 8" in str(body) else answer(body)
+
+    with ChatServer(answers) as server:
+        evaluate(*options(tasks, server, "-n", 2, "--id-key", "id"))
+        broken[0] = False
+        asked = len(server.bodies)
+        kept = evaluate(*options(tasks, server, "-n", 2, "--id-key", "id", "--resume"))
+        assert "2 of 6 episodes failed" in kept.stdout
+        assert len(server.bodies) == asked
+        again = evaluate(*options(tasks, server, "-n", 2, "--id-key", "id", "--resume", "--rerun-failed"))
+    assert again.exit_code == 0, again.output
+    assert "1 task with failed episodes run again" in again.output
+    assert "0 of 6 episodes failed" in again.stdout
+    assert len(server.bodies) == asked + 2
+    stored = [group[0].group_id for group in read_records("out/trajectories.mmr")]
+    assert sorted(stored) == ["difference", "product", "sum"]
+
+
+def test_running_failed_episodes_again_needs_an_earlier_run(tasks: Path, server: ChatServer) -> None:
+    result = evaluate(*options(tasks, server, "--rerun-failed"))
+    assert result.exit_code == 2
+    assert "pass --resume, too" in result.stderr
+
+
 def test_another_threshold_counts_the_stored_episodes_again_and_runs_none(tasks: Path, server: ChatServer) -> None:
     score = f"{tasks.parent / 'score.py'}:half"
     arguments = [tasks, "--score", score, "--openai-base-url", server.url, "--model", "any", "--out", "out"]
