@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections import Counter
@@ -117,6 +118,10 @@ def summary_section(collected: Collected) -> str:
     return f"<dl>{rows}</dl>{''.join(map(_absent, notes))}{_problems(collected.problems)}"
 
 
+#: Of the configuration of an evaluation.
+_EVALUATED: Final = ("engine", "renderer", "tasks", "environment", "sampling", "seed", "version")
+
+
 def evaluation_section(results: EvaluationResults) -> str:
     """The estimates of `rollouts eval`, and what a reader has to know before using them."""
     above, below = results.sentences()
@@ -131,7 +136,11 @@ def evaluation_section(results: EvaluationResults) -> str:
     ]
     drawn = table(["figure", "value", "95 % interval", "tasks"], rows, "estimates")
     notes = "".join(f'<p class="note">{escaped(text)}</p>' for text in (above, below))
-    return f"{notes}{drawn}{''.join(map(_absent, results.warnings))}"
+    facts = [[name, json.dumps(value)] for name, value in results.configuration.items() if name in _EVALUATED]
+    evaluated = table(["evaluated", "value"], facts, "what was evaluated") if facts else ""
+    cut = length_stops_warning(results.length_stops, results.turns)  # the summary has it
+    warnings = "".join(_absent(warning) for warning in results.warnings if warning != cut)
+    return f"{notes}{drawn}{warnings}{evaluated}"
 
 
 def curves_section(collected: Collected, figures: Figures) -> str:

@@ -40,10 +40,10 @@ def report_page(collected: Collected, viewer: ViewerPage) -> bytes:
         ("Summary", summary_section(collected)),
         *([] if evaluation is None else [("Evaluation", evaluation_section(evaluation))]),
         ("Curves", curves_section(collected, figures)),
-        ("Training", training_section(collected, figures)),
-        ("Mismatch", mismatch_section(collected, figures)),
+        *([] if evaluation is not None else [("Training", training_section(collected, figures))]),
+        *([] if evaluation is not None else [("Mismatch", mismatch_section(collected, figures))]),
         ("Throughput", throughput_section(collected, figures)),
-        ("Staleness and queues", staleness_section(collected, figures)),
+        *([] if evaluation is not None else [("Staleness and queues", staleness_section(collected, figures))]),
         ("Errors", errors_section(collected, viewer)),
         ("Episodes", examples_section(collected, viewer)),
     ]

@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import reduce
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from rollouts.errors import describe_exception
 from rollouts.run_config.config_file import ConfigFile, KeyPath
 from rollouts.values import call_error
+
+#: The tables that name functions and classes.
+_WITH_IMPORT_PATHS: Final = {"tasks", "environment", "group_rewards", "skip_group"}
+
+
+def imported_files(file: ConfigFile) -> dict[str, str]:
+    """By import path, the SHA-256 digest of the module's file; not of modules in another directory than the file's.
+
+    The objects are imported already.
+    """
+    digests = {}
+    for import_path in sorted(set(_texts(file.config.model_dump(include=_WITH_IMPORT_PATHS)))):
+        module_name, colon, _ = import_path.rpartition(":")
+        path = file.resolve(module_name)
+        if not module_name.endswith(".py"):
+            found = getattr(sys.modules.get(module_name), "__file__", None)
+            path = Path(found) if colon and found is not None else file.directory
+        if path.is_file() and (module_name.endswith(".py") or path.is_relative_to(file.directory)):
+            digests[import_path] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return digests
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(each)
 
 
 def imported_object(file: ConfigFile, key: KeyPath, import_path: str) -> Any:

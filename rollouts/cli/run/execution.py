@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -38,7 +39,7 @@ from rollouts.observability.run_metrics import Source
 from rollouts.rewards import GroupReward
 from rollouts.run_config.config_file import ConfigFile, ProblemList, read_config
 from rollouts.run_config.engines import connect, engine_factory
-from rollouts.run_config.import_paths import check_call, imported_function
+from rollouts.run_config.import_paths import check_call, imported_files, imported_function
 from rollouts.run_config.parts import (
     WorkerParts,
     check_processes,
@@ -65,6 +66,9 @@ from rollouts.workers.protocol import Workers
 #: Keys of the configuration that may change while a run continues; seed and group size are the runner's to compare.
 _CHANGEABLE = {"concurrency", "retry", "mode", "workers", "ray", "output", "seed", "group_size", "evaluation"}
 _CHANGEABLE |= {"stop_after_failed_groups"}
+
+#: Those of them that a description of a run has.
+_ADDRESSES = {"base_url", "urls"}
 
 #: Keys of an engine that say where its servers are and how they are started, and none of what they sample.
 _PLACE_OF_SERVERS = {"base_url", "urls", "file", "servers", "start", "environment", "log", "start_seconds"}
@@ -142,10 +146,25 @@ class RunParts:
             self.tasks.check(count)
 
     def description(self) -> dict[str, Any]:
-        """What is run and how, for comparing its results with others: the configuration, and the template's digest."""
+        """What is run and how, for comparing its results with others.
+
+        The configuration, with the places of the servers; the digests of the chat template, of the file of tasks and of
+        the modules that are imported from files; the version of this package.
+        """
         source = "" if self.renderer is None else self.renderer.template.source
-        template = hashlib.sha256(source.encode()).hexdigest() if source else None
-        return {**self.journal_configuration(), "group_size": self.file.config.group_size, "template": template}
+        values = self.journal_configuration()
+        engine = self.file.config.engine.model_dump(mode="json", include=_PLACE_OF_SERVERS, exclude_none=True)
+        if isinstance(self.tasks, FileTaskSource):
+            values["tasks"]["content_of_the_file"] = self.tasks.digest()
+        return {
+            **values,
+            "engine": values["engine"] | {key: value for key, value in engine.items() if key in _ADDRESSES},
+            "group_size": self.file.config.group_size,
+            "seed": self.file.config.seed,
+            "template": hashlib.sha256(source.encode()).hexdigest() if source else None,
+            "modules": imported_files(self.file),
+            "version": metadata.version("mmrollouts"),
+        }
 
     def journal_configuration(self) -> dict[str, Any]:
         """The values of the configuration that must not change while the run continues, as plain data.
