@@ -385,8 +385,8 @@ def _print_results(results: EvaluationResults, console: Console) -> None:
     ]
     print_table(columns, [_row(name, estimate) for name, estimate in results.estimates()], console)
     print_line(below)
-    for kind, error in results.errors.items():
-        print_line(f"  {error.episodes:,} x {printable_line(kind)}: {printable_line(error.example)}")
+    for error in results.errors.values():
+        print_line(f"  {error.episodes:,} x {printable_line(error.example)}")
     for warning in [*results.warnings, *([] if results.complete else ["not all tasks were evaluated"])]:
         print_warning(warning)
 

@@ -1,8 +1,7 @@
 """Evaluations: estimates of rewards and success rates with intervals clustered by task, and comparisons of runs."""
 
 from rollouts.evaluation.comparison import Comparison, compare_runs
-from rollouts.evaluation.evaluate import evaluate
-from rollouts.evaluation.results import EvaluationResults, FailedEpisodes, Tally
+from rollouts.evaluation.results import EvaluationResults, FailedEpisodes, Tally, evaluate
 from rollouts.evaluation.statistics import (
     Difference,
     Estimate,

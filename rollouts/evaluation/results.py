@@ -1,4 +1,4 @@
-"""The results of an evaluation: estimates over its groups, and the file `results.json`."""
+"""Evaluations: the estimates over the groups of tasks, and the file `results.json`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import math
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Self
 
@@ -25,6 +25,8 @@ from rollouts.evaluation.statistics import (
 from rollouts.files import replaced_file
 from rollouts.observability.group_metrics import GroupMetrics
 from rollouts.observability.run_metrics import length_stops_warning
+from rollouts.runner import Runner
+from rollouts.task import Task
 from rollouts.terminal.table import counted, shortened
 from rollouts.values import check_choice, check_integer, finite_number
 
@@ -334,3 +336,33 @@ def _column() -> array[float]:
 
 def _estimate(column: array[float], of_tasks: Callable[[np.ndarray], Estimate]) -> Estimate | None:
     return of_tasks(np.array(column)) if column else None
+
+
+async def evaluate(
+    runner: Runner,
+    tasks: Iterable[Task] | AsyncIterable[Task],
+    *,
+    threshold: float = 1.0,
+    failed: FailedEpisodes = "zero",
+    k: Iterable[int] | None = None,
+) -> EvaluationResults:
+    """Run the groups of `tasks`, and return the estimates over them.
+
+        async with Runner(make_environment, engine, renderer, sampling=sampling, group_size=4) as runner:
+            results = await evaluate(runner, tasks)
+        print(results.pass_at_k[1].value, results.pass_at_k[1].low, results.pass_at_k[1].high)
+
+    The runner's `group_size` is the number of samples of each task; its engine may be a `ChatEndpoint`, with None for
+    the renderer. No episode is kept: a listener of the runner, or iterating over `runner.stream` and adding each group
+    to a `Tally`, sees them. `rollouts eval` stores them.
+
+    - `threshold`: the total reward from which on an episode succeeds.
+    - `failed`: "zero": a failed episode has the reward 0, and is no success; "exclude": it does not count.
+    - `k`: those of pass@k and pass^k, at most `group_size`; by default the powers of 2 up to it, and it itself.
+
+    Raises `ArgumentError`, before any episode, and what `runner.stream` raises.
+    """
+    tally = Tally(samples=runner.group_size, threshold=threshold, failed=failed, k=k)
+    async for group in runner.stream(tasks):
+        tally.add(GroupMetrics.of(group))
+    return tally.results(complete=True)

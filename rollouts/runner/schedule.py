@@ -74,7 +74,7 @@ class FirstGroups:
             return None
         return RolloutsError(
             f"the first groups failed: each of their {len(self._errors)} episodes ended with the same kind of error, "
-            f"and no episode has succeeded. The first error: {self._errors[0]:.2000}. Correct the cause; to run on in "
+            f"and no episode has succeeded. The first error: {self._errors[0][:2000].rstrip('.?! ')}. Correct the cause; to run on in "
             f"spite of it, set stop_after_failed_groups, which is {self._count}, to 0"
         )
 

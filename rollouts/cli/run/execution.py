@@ -45,6 +45,7 @@ from rollouts.run_config.parts import (
     check_processes,
     check_sampling,
     environment_factory,
+    load_verifiers,
     make_group_rewards,
     make_mode,
     make_renderer,
@@ -53,7 +54,6 @@ from rollouts.run_config.parts import (
 )
 from rollouts.run_config.sections import VerifiersSection, WorkersSection
 from rollouts.run_config.tasks import FileTaskSource, TaskSource, first_tasks, make_tasks
-from rollouts.run_config.verifiers_environment import load_verifiers
 from rollouts.runner.events import Listener
 from rollouts.runner.group_run import RetryPolicy
 from rollouts.runner.journal import Journal
