@@ -45,7 +45,7 @@ from rollouts.values import check_choice, check_integer, check_positive, finite_
 
 __all__ = ["AdamParams", "Datum", "LoraOptions", "LossResult", "Trainer", "datum_from_sample"]
 
-Dtype = Literal["float32", "bfloat16", "float16"]
+Dtype = Literal["float32", "bfloat16"]
 #: Files of a checkpoint directory that have weights, and no place beside new ones.
 _WEIGHT_FILES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf")
 

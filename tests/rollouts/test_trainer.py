@@ -28,6 +28,7 @@ from rollouts.training import TrainingSample
 from rollouts.training.trainer import AdamParams, Datum, LoraOptions, Trainer, datum_from_sample
 
 FAMILIES = ("qwen3_vl", "qwen2_5_vl", "qwen3_5", "gemma3", "idefics3")
+MORE = ("qwen2_vl", "qwen3_vl_moe", "gemma4", "glm4v", "llava_next", "internvl", "smolvlm", "pixtral", "mistral3")
 TEXT = ("qwen3", "llama", "gemma2", "phi", "bloom")
 EVERYWHERE = replace(SMALL, train_unembed=True)
 
@@ -63,10 +64,13 @@ def assert_close(found, expected):
 
 
 @pytest.mark.parametrize("lora", [SMALL, EVERYWHERE], ids=["layers", "layers and output layer"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
 def test_gradients_of_an_adapter_are_those_of_a_plain_loop_over_text_images_and_videos(name, lora, tmp_path):
     family = loaded_family(name)
-    samples = [row.sample for row in family.rows()]
+    lora = replace(lora, train_mlp=name != "qwen3_vl_moe")  # its experts are one parameter
+    # transformers' own forward of GLM takes an image beside a video for a part of the video.
+    rows = [row for row in family.rows() if name != "glm4v" or not (row.images and row.videos)]
+    samples = [row.sample for row in rows]
     data = [random_weights(sample, seed) for seed, sample in enumerate(samples)]
     trainer = Trainer.from_pretrained(family.directory, device="cpu", tokens_per_pass=150)
     with_nonzero_adapter(trainer, "a", data, lora)
