@@ -226,10 +226,27 @@ def test_a_checkpoint_of_something_else_is_refused(tiny_model_dir, tmp_path):
 
 def test_a_directory_for_the_sampler_is_new_or_refused(tiny_model_dir, tmp_path):
     trainer = trainer_of(tiny_model_dir, SMALL)
+    left = tmp_path / "deep" / "adapter.unfinished"  # of a process that was killed
+    left.mkdir(parents=True)
+    (left / "adapter_model.safetensors").write_bytes(b"half")
     trainer.save_for_sampler("a", tmp_path / "deep" / "adapter")
     assert sorted(path.name for path in (tmp_path / "deep" / "adapter").iterdir()) == [
         "adapter_config.json",
         "adapter_model.safetensors",
     ]
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["adapter"]
     with pytest.raises(ArgumentError, match="it exists already"):
         trainer.save_for_sampler("a", tmp_path / "deep" / "adapter")
+
+
+def test_a_directory_for_the_sampler_does_not_appear_where_writing_fails(tiny_model_dir, tmp_path, monkeypatch):
+    trainer = trainer_of(tiny_model_dir, SMALL)
+
+    def full_disk(tensors, path, metadata):
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("rollouts.training.trainer.save_file", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        trainer.save_for_sampler("a", tmp_path / "adapter")
+    assert list(tmp_path.iterdir()) == []
