@@ -72,10 +72,11 @@ class FirstGroups:
         self._first.clear()
         if differ:
             return None
+        first = self._errors[0][:2000].rstrip(".?! ")
         return RolloutsError(
             f"the first groups failed: each of their {len(self._errors)} episodes ended with the same kind of error, "
-            f"and no episode has succeeded. The first error: {self._errors[0][:2000].rstrip('.?! ')}. Correct the cause; to run on in "
-            f"spite of it, set stop_after_failed_groups, which is {self._count}, to 0"
+            f"and no episode has succeeded. The first error: {first}. Correct the cause; to run on in spite of it, set "
+            f"stop_after_failed_groups, which is {self._count}, to 0"
         )
 
 
