@@ -67,7 +67,7 @@ def compare(
     from rollouts.evaluation.comparison import compare_runs
 
     if plot is not None:
-        from rollouts.report.comparison_plot import check_plot
+        from rollouts.report.comparison import check_plot
 
         check_plot(plot)
     comparison = compare_runs(
@@ -84,7 +84,7 @@ def compare(
 
         _write(markdown, comparison_markdown(comparison, markdown.parent))
     if plot is not None:
-        from rollouts.report.comparison_plot import plot_comparison
+        from rollouts.report.comparison import plot_comparison
 
         plot_comparison(comparison, plot)
 

@@ -17,7 +17,7 @@ from rollouts.demo.recipe import ATTENTION, Recipe
 from rollouts.demo.task import DigitsEnvironment, Learn, Learned, WarmStart, load_digit_sets
 from rollouts.engines.protocol import InFlight
 from rollouts.engines.vllm import VLLMEngine, write_tied_head
-from rollouts.models.progress_bars import without_progress_bars
+from rollouts.models.loading import without_progress_bars
 from rollouts.training import (
     MismatchReport,
     TrainingBatch,

@@ -1,22 +1,27 @@
-"""Loads a checkpoint directory as the class that transformers has for it."""
+"""Loads a checkpoint directory as the class that transformers has for it, without progress bars."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars
 from transformers import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
 )
+from transformers.utils import logging
 
 from rollouts.errors import ArgumentError
-from rollouts.models.progress_bars import without_progress_bars
+
+# The setting belongs to the process. Two threads that both restored it could leave it off.
+_PROGRESS_BARS: Final = threading.Lock()
 
 
 def load_model(
@@ -52,3 +57,26 @@ def _naming_directory(directory: str | Path, *refusals: type[Exception]) -> Iter
     except refusals as error:
         rule = f"pass a checkpoint directory with config.json and model.safetensors (transformers: {error})"
         raise ArgumentError("directory", str(directory), rule) from error
+
+
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Turn the progress bars of transformers off while the block runs, and restore the setting of the program after it.
+
+        with without_progress_bars():
+            model = AutoModelForCausalLM.from_pretrained(directory)
+
+    One block runs at a time; blocks of other threads wait.
+    """
+    with _PROGRESS_BARS:
+        if not logging.is_progress_bar_enabled():
+            yield
+            return
+        hub_is_quiet = are_progress_bars_disabled()
+        logging.disable_progress_bar()
+        try:
+            yield
+        finally:
+            logging.enable_progress_bar()
+            if hub_is_quiet:
+                disable_progress_bars()

@@ -152,7 +152,7 @@ def _write_model(directory: Path, token_ids: dict[str, int], seed: int) -> None:
     import torch
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-    from rollouts.models.progress_bars import without_progress_bars
+    from rollouts.models.loading import without_progress_bars
 
     stop, pad = token_ids["<|im_end|>"], token_ids["<|endoftext|>"]
     config = Qwen3VLConfig(

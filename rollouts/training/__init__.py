@@ -9,7 +9,7 @@ except ImportError as error:
 
 from rollouts.training.advantages import DegenerateGroup, degenerate_groups, group_advantages
 from rollouts.training.batch import TrainingBatch, micro_batches
-from rollouts.training.checkpoint import save_checkpoint
+from rollouts.training.checkpoints import save_checkpoint
 from rollouts.training.losses import (
     PolicyLoss,
     cispo_loss,

@@ -1,6 +1,7 @@
-"""Checkpoints of what a `Trainer` trains: one safetensors file, in whose header a JSON object says what it is.
+"""Checkpoints: of a model with the files of its renderer, and of what a `Trainer` trains.
 
-The file is replaced at once, so that a process that is killed while it writes leaves the checkpoint of before.
+Both appear whole: a process that is killed while it writes leaves the checkpoint of before, or none. That of a
+`Trainer` is one safetensors file, in whose header a JSON object says what it is.
 """
 
 from __future__ import annotations
@@ -10,20 +11,66 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from renderers import RendererPool, TemplateRenderer
 from rollouts.errors import ArgumentError
 from rollouts.files import replaced_path
+from rollouts.models.loading import without_progress_bars
 from rollouts.models.lora_modules import LoraOptions
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_GENERATION = "generation_config.json"
 _FILE = "checkpoint.safetensors"
 _FORMAT = 1
 #: What AdamW keeps for a parameter: the number of its steps, and the averages of its gradient and of its square.
 ADAM_STATE = ("step", "exp_avg", "exp_avg_sq")
+
+
+def save_checkpoint(
+    model: PreTrainedModel, renderer: TemplateRenderer | RendererPool, directory: str | os.PathLike[str]
+) -> Path:
+    """Write the weights of `model`, and the tokenizer, template and processor files of `renderer`; the directory.
+
+        directory = save_checkpoint(model, renderer, "checkpoints/step-100")
+        renderer = load_renderer(directory)
+        engine = LocalEngine.from_pretrained(directory)  # or: vllm serve checkpoints/step-100
+
+    The renderer that is loaded from the directory gives the same tokens and pixels as `renderer`, if the same options
+    are passed: a `chat_template=` that `renderer` was loaded with is written, other options and `processors=` are not
+    files. Weights have the dtype of `model`, and safetensors files their names of transformers.
+
+    `directory` must be new or empty, and appears when it is complete: a process that is killed leaves no half of it.
+    Raises `ArgumentError` for a model that is no `PreTrainedModel` (merge the adapters of PEFT first), a renderer that
+    was not loaded from files, and a directory that has files; `OSError`.
+    """
+    from transformers import PreTrainedModel
+
+    target = Path(directory)
+    if not isinstance(model, PreTrainedModel):
+        rule = (
+            "pass the PreTrainedModel itself: of a PeftModel the result of merge_and_unload(), of a wrapper its module"
+        )
+        raise ArgumentError("model", model, rule)
+    files = getattr(renderer.renderer if isinstance(renderer, RendererPool) else renderer, "files", None)
+    if files is None:
+        raise ArgumentError("renderer", renderer, "pass one of load_renderer(directory), which knows its files")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ArgumentError("directory", str(target), "it exists and is not empty; name a new one")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with replaced_path(target) as unfinished:
+        with without_progress_bars():
+            model.save_pretrained(unfinished)
+        # It has stop tokens, which the renderer reads, too: those of the renderer's files, or none.
+        Path(unfinished, _GENERATION).unlink(missing_ok=True)
+        files.copy_to(Path(unfinished))
+    return target
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from rollouts.engines.local.weights import checkpoint_weights, matched_weights
 from rollouts.errors import ArgumentError
 from rollouts.files import replaced_path
 from rollouts.models.forward_pass import ForwardPass
-from rollouts.models.loading import load_model
+from rollouts.models.loading import load_model, without_progress_bars
 from rollouts.models.lora_modules import (
     ADAPTER,
     LoraOptions,
@@ -31,7 +31,6 @@ from rollouts.models.lora_modules import (
     replacements_by,
 )
 from rollouts.models.placed_rows import padded_rows
-from rollouts.models.progress_bars import without_progress_bars
 from rollouts.training.checkpoints import (
     ADAM_STATE,
     Checkpoint,

@@ -107,7 +107,7 @@ def load_reference(target: Target) -> Any:
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    from rollouts.models.progress_bars import without_progress_bars
+    from rollouts.models.loading import without_progress_bars
 
     model_class = AutoModelForImageTextToText if "vision_config" in target.config else AutoModelForCausalLM
     with without_progress_bars():

@@ -14,9 +14,8 @@ import numpy as np
 from rollouts.cli.media import Medium, export_medium
 from rollouts.errors import ExportError, MissingExtraError
 from rollouts.files import made_directory
-from rollouts.trajectory.json_form import trajectory_json
 from rollouts.trajectory.packed_episodes import AbsentSource
-from rollouts.trajectory.plain_json import plain
+from rollouts.trajectory.plain_json import plain, trajectory_json
 from rollouts.trajectory.token_node import MediaReference, TokenNode
 from rollouts.trajectory_files import Episode
 from transport.wire.arrays import array_bytes

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from rollouts.engines.lora import adapter_exists_error
 from rollouts.engines.protocol import check_adapter_name
 from rollouts.errors import UnknownAdapterError, WeightUpdateError
+from rollouts.models.loading import without_progress_bars
 from rollouts.models.lora_modules import (
     ADAPTER,
     MAX_RANK,
@@ -25,7 +26,6 @@ from rollouts.models.lora_modules import (
     lora_modules,
     replacements_by,
 )
-from rollouts.models.progress_bars import without_progress_bars
 
 
 def matched_weights(model: torch.nn.Module, weights: Mapping[str, Any]) -> list[tuple[torch.Tensor, Any]]:

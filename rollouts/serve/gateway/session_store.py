@@ -27,7 +27,7 @@ from rollouts.serve.errors import (
 )
 from rollouts.serve.gateway.chat_request import GatewayLimits, History
 from rollouts.serve.gateway.session import Session
-from rollouts.trajectory.json_form import trajectory_json
+from rollouts.trajectory.plain_json import trajectory_json
 from rollouts.trajectory.provenance import Provenance
 from rollouts.trajectory.token_node import TokenNode
 from rollouts.trajectory.tree import Trajectory
