@@ -11,6 +11,7 @@ import pytest
 from click.testing import Result
 from endpoint.chat_server import ChatServer, completion, failure
 from PIL import Image
+from run_config.conftest import forgotten_modules as forgotten_modules  # as for the tests of runs
 from run_config.run_config_files import CONFIG, write_run
 from typer.testing import CliRunner
 
@@ -88,7 +89,6 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-openai")
-    monkeypatch.delitem(__import__("sys").modules, "score", raising=False)
     return path
 
 

@@ -13,6 +13,6 @@ def forgotten_modules() -> Iterator[None]:
     modules, path = set(sys.modules), list(sys.path)
     yield
     for name in set(sys.modules) - modules:
-        if str(getattr(sys.modules[name], "__file__", "")).endswith(("_env.py", "_tasks.py", "colours.py")):
+        if str(getattr(sys.modules[name], "__file__", "")).endswith(("_env.py", "_tasks.py", "colours.py", "score.py")):
             del sys.modules[name]
     sys.path[:] = path
