@@ -19,41 +19,35 @@ def replaced_file(path: Path) -> Iterator[IO[bytes]]:
 
     An error of the system names `path`.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with errors_name(path, partial):
-        partial.unlink(missing_ok=True)  # of a killed process: in a container, the next one may have its number
-        try:
-            with open(partial, "xb") as out:
-                yield out
-            partial.replace(path)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
+    with replaced_path(path) as partial, open(partial, "xb") as out:
+        yield out
 
 
 @contextmanager
-def replaced_path(path: str | os.PathLike[str]) -> Iterator[str]:
+def replaced_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A path at which the block writes a file, or a directory with files, that takes the place of `path` at its end.
 
-    A file is replaced at once, so that a process that is killed leaves the old one or the new one; a directory that
-    exists is not replaced (an `OSError`). After an error nothing is left of what the block wrote. Errors of the system
-    name `path`.
+    A file is replaced at once, so that a process that is killed leaves the old one or the new one; a directory that has
+    files is not replaced (an `OSError`). Each process writes at a path of its own, `.NAME.PID.partial`, which one that
+    is killed leaves. After an error nothing is left of
+    what the block wrote. Errors of the system name `path`.
     """
-    unfinished = f"{os.fspath(path)}.unfinished"
-    _remove(unfinished)  # of a killed process
-    try:
-        with errors_name(path, unfinished):
-            yield unfinished
-            os.replace(unfinished, path)
-    finally:
-        _remove(unfinished)
+    target = Path(os.path.abspath(path))
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    with errors_name(path, partial):
+        _remove(partial)  # of a killed process: in a container, the next one may have its number
+        try:
+            yield partial
+            os.replace(partial, target)
+        finally:
+            _remove(partial)
 
 
-def _remove(path: str) -> None:
-    if os.path.isdir(path) and not os.path.islink(path):
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
-        Path(path).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
 
 
 @contextmanager

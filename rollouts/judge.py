@@ -188,6 +188,8 @@ class Judge:
         if isinstance(conversation, Mapping):
             before = [] if self._messages is None else self._messages(task)
             conversation = [*(await before if inspect.isawaitable(before) else before), conversation]
+        if not conversation:
+            raise ArgumentError("conversation", conversation, f"pass {self.name} at least one message")
         parts = self._parts(check_messages(conversation), task)
         if any(part["type"] != "text" for part in parts):
             parts = await call_on_thread(self._with_sources, parts)  # images are fetched, read and hashed
@@ -410,9 +412,11 @@ def _value_reader(parse: Parse) -> Callable[[str], Any]:
         if "score" not in getattr(parse, "model_fields", ()):
             raise ArgumentError("parse", parse, "give the model a field `score`, a number")
         return partial(_validated, parse)
-    if not callable(parse):
+    if not callable(parse) or inspect.iscoroutinefunction(parse):
         raise ArgumentError(
-            "parse", parse, "pass a dict of labels, a regular expression, a pydantic model or a function"
+            "parse",
+            parse,
+            "pass a dict of labels, a regular expression, a pydantic model or a function that is not async",
         )
     return parse
 
@@ -430,8 +434,8 @@ def _labelled(labels: Mapping[str, float], text: str) -> float:
 
 def _matched(pattern: re.Pattern[str], text: str) -> float:
     match = pattern.fullmatch(_last_line(text))
-    if match is None:
-        raise ValueError(f"its last line does not match {pattern.pattern!r}")
+    if match is None or match["score"] is None:
+        raise ValueError(f"its last line does not match {pattern.pattern!r}, with a score")
     return float(match["score"])
 
 

@@ -180,7 +180,7 @@ def evaluate(
     from rollouts.cli.run.output import prepare_output
     from rollouts.run_config.config_file import checked_config, read_config
 
-    check_rerun(rerun_failed, resume=resume)
+    check_rerun(rerun_failed, resume=resume, limit=limit)
     options: dict[str, Any] = {
         "--model": None if model is None else _path_or_name(model),
         "--base-url": base_url or None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -173,9 +174,13 @@ class _Choice(_Read):
     finish_reason: str
 
 
+#: A count beyond this is no count.
+_MOST_TOKENS: Final = 2**40
+
+
 class _Usage(_Read):
-    prompt_tokens: int | None = Field(None, ge=0)
-    completion_tokens: int | None = Field(None, ge=0)
+    prompt_tokens: int | None = Field(None, ge=0, le=_MOST_TOKENS)
+    completion_tokens: int | None = Field(None, ge=0, le=_MOST_TOKENS)
 
 
 class _Response(_Read):
@@ -230,10 +235,12 @@ def _parsed(message: _Message, reason: FinishReason, tools: Sequence[Mapping[str
     content = message.content or message.refusal or ""
     reasoning = message.reasoning_content or message.reasoning or None
     stopped = reason is FinishReason.STOP
+    taken = {call.id for call in calls}
+    free = (f"call_{number}" for number in itertools.count() if f"call_{number}" not in taken)
     return ParsedResponse(
         content,
         reasoning,
-        [_parsed_call(call.id, call.function or _Function(), offered) for call in calls],
+        [_parsed_call(call.id or next(free), call.function or _Function(), offered) for call in calls],
         reasoning_complete=stopped or not reasoning or bool(content or calls),
         stopped=stopped,
     )
@@ -251,6 +258,8 @@ def _parsed_call(call_id: str | None, function: _Function, offered: Collection[s
             arguments = parse_json(given)
         except InvalidJsonError:
             status = Status.INVALID_JSON
+    elif given and not is_json(given):
+        status, arguments = Status.INVALID_JSON, None
     elif not given:  # some servers send an empty text for a call without arguments
         arguments = {}
     if status.is_well_formed and (not isinstance(arguments, dict) or is_deeper_than(arguments, MAX_DEPTH)):

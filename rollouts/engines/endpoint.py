@@ -52,7 +52,7 @@ ToolImages = Literal["tool", "user"]
 _OMITTABLE: Final[Mapping[str, object]] = {"temperature": 1.0, "top_p": 1.0, "seed": None}
 
 #: Fields that `SamplingParams.extra` cannot set, because arguments of their own do.
-_OWN_FIELDS: Final = frozenset(
+OWN_FIELDS: Final = frozenset(
     ("model", "messages", "tools", "n", "stream", "max_tokens", "max_completion_tokens", *_OMITTABLE)
 )
 
@@ -251,7 +251,7 @@ class ChatEndpoint:
             if (value := getattr(sampling, name)) != unset:
                 reason = f"SamplingParams.{name} is {short_repr(value)} for a chat endpoint; {cure}"
                 raise InvalidRequestError(request_id, reason)
-        if (own := _OWN_FIELDS.intersection(sampling.extra)) or not is_json(sampling.extra):
+        if (own := OWN_FIELDS.intersection(sampling.extra)) or not is_json(sampling.extra):
             reason = f"sets {min(own)!r}; use the argument for it" if own else "cannot be written as JSON"
             raise InvalidRequestError(request_id, f"SamplingParams.extra {short_repr(dict(sampling.extra))} {reason}")
         values = {
@@ -301,8 +301,8 @@ class ChatEndpoint:
             self._check_open(request_id)
             raise ServerTimeoutError(
                 request_id,
-                f"the chat completion was not over after {self._timeout_seconds:g} s. Raise timeout_seconds if such "
-                "requests may take longer",
+                f"the chat completion was not over after {self._timeout_seconds:g} s. Raise timeout_seconds "
+                "(request_seconds of a configuration) if such requests may take longer",
             ) from None
         finally:
             opened.running.discard(scope)

@@ -37,6 +37,9 @@ _MOST_BYTES: Final = 16 << 20
 _MOST_ERRORS: Final = 10
 _MOST_ERROR_CHARACTERS: Final = 1000
 
+#: Rewards from here on count as no numbers: their squares have no float.
+MOST_REWARD: Final = 1e150
+
 #: How failed episodes count: with a reward of 0, which is no success, or not at all.
 FailedEpisodes = Literal["zero", "exclude"]
 
@@ -103,7 +106,7 @@ class EvaluationResults(BaseModel):
         pass^1 is pass@1; without group rewards, the environment reward is the total reward.
         """
         rewards: list[tuple[str, Estimate | None]] = [("total reward", self.total_reward)]
-        if self.group_reward is not None and self.group_reward != Estimate(0.0, self.group_reward.tasks, 0.0, 0.0, 0.0):
+        if self.group_reward is not None and (self.group_reward.value or self.group_reward.standard_error):
             rewards += [("environment reward", self.environment_reward), ("group reward", self.group_reward)]
         parts = self.reward_parts
         if len(parts) > 1 or self.total_reward not in parts.values():  # one part is often the whole reward
@@ -157,26 +160,32 @@ class EvaluationResults(BaseModel):
 
 
 class TaskScores(NamedTuple):
-    """The episodes of one task that count: rewards float64 (n,) by name, and which succeed, bool (n,)."""
+    """The episodes of one task that count: rewards float64 (n,) by name, and which succeed, bool (n,).
+
+    `unusable` episodes did not fail, and have a reward that is not finite or too large.
+    """
 
     rewards: Mapping[str, np.ndarray]
     parts: Mapping[str, np.ndarray]
     successes: np.ndarray
+    unusable: int
 
 
 def task_scores(row: GroupMetrics, threshold: float, failed: FailedEpisodes) -> TaskScores:
     """The scores of a group.
 
-    A failed episode, or one whose total reward is not finite, never succeeds; it has rewards of 0 with "zero", and is
-    left out with "exclude". Raises `RolloutsError` where it is not known which episodes failed.
+    A failed episode, or one with a reward that is not finite or 1e150 or more, never succeeds; it has rewards of 0 with
+    "zero", and is left out with "exclude". Raises `RolloutsError` where it is not known which episodes failed.
     """
     if row.failed_episodes is None:
         reason = (
             f"the line of task {row.task_id!r:.80} in metrics.jsonl is of an earlier version, and does not say which"
         )
         raise RolloutsError(f"{reason} of its episodes failed; remove the line, and --resume computes it again")
+    rewards = {"total": row.total_rewards, "environment": row.environment_rewards, "group": row.group_rewards}
     total = np.array(row.total_rewards, np.float64)
-    counts = np.isfinite(total)
+    columns = np.array([*rewards.values(), *row.reward_parts.values()], np.float64)
+    counts = np.logical_and.reduce(np.abs(columns) < MOST_REWARD)  # False for NaN, too
     counts[row.failed_episodes] = False
     successes = counts & (np.where(counts, total, 0.0) >= threshold)
     kept = np.ones(len(total), bool) if failed == "zero" else counts
@@ -184,16 +193,17 @@ def task_scores(row: GroupMetrics, threshold: float, failed: FailedEpisodes) -> 
     def column(values: Sequence[float]) -> np.ndarray:
         return np.where(counts, np.array(values, np.float64), 0.0)[kept]
 
-    rewards: dict[str, Sequence[float]] = {
-        "total": row.total_rewards,
-        "environment": row.environment_rewards,
-        "group": row.group_rewards,
-    }
     return TaskScores(
         {name: column(values) for name, values in rewards.items()},
         {name: column(values) for name, values in row.reward_parts.items()},
         successes[kept],
+        int((~counts).sum()) - row.failed,
     )
+
+
+def unusable_warning(episodes: int) -> str:
+    """What to say of episodes with rewards that cannot be used."""
+    return f"{episodes:,} episodes have a reward that is not finite, or 1e150 or more: they count as failed"
 
 
 def chosen_k(samples: int, k: Iterable[int] | None) -> tuple[int, ...]:
@@ -248,7 +258,7 @@ class Tally:
         self._pass_hat: dict[int, array[float]] = {one: _column() for one in self._pass_at}
         self._truncated = _column()
         self._totals = dict.fromkeys(("failed", "turns", "length_stops", "tokens", "sampled_tokens", "images"), 0)
-        self._episodes = self._without_parts = 0
+        self._episodes = self._without_parts = self._unusable = 0
         self._lowest, self._highest = math.inf, -math.inf
         self._errors: Counter[str] = Counter()
         self._examples: dict[str, str] = {}
@@ -269,6 +279,7 @@ class Tally:
             self._examples.setdefault(kind, shortened(text, _MOST_ERROR_CHARACTERS))
         scores = task_scores(row, self._threshold, self._failed)
         total = scores.rewards["total"]
+        self._unusable += scores.unusable
         if not len(total):
             return
         self._without_parts += row.failed == count  # what the parts would have been named is not known
@@ -323,6 +334,8 @@ class Tally:
                 f"the threshold {self._threshold:g} is outside of the rewards, which are from {self._lowest:g} to "
                 f"{self._highest:g}: {all_or_none}; choose another threshold"
             )
+        if self._unusable:
+            yield unusable_warning(self._unusable)
         without = len(self._truncated) - len(self._rewards["total"])
         if without:
             yield f"{without:,} of {len(self._truncated):,} tasks have no episode that counts, and are in no estimate"

@@ -18,14 +18,13 @@ import numpy as np
 from pydantic import ValidationError
 
 from rollouts.errors import CommandFileError, RolloutsError
-from rollouts.evaluation.results import RESULTS_FILE, EvaluationResults, FailedEpisodes, task_scores
+from rollouts.evaluation.results import RESULTS_FILE, EvaluationResults, FailedEpisodes, task_scores, unusable_warning
 from rollouts.evaluation.statistics import pass_at_k
 from rollouts.observability.group_metrics import GroupMetrics, line_violation, read_summary
 from rollouts.observability.metric_sinks import complete_lines
 from rollouts.rewards import reward_parts
 from rollouts.runner.group import Group
 from rollouts.task import Task
-from rollouts.terminal.table import counted
 from rollouts.trajectory.tree import Trajectory
 from rollouts.trajectory_files import is_run_directory, open_reader, read_episodes
 from rollouts.values import VersionOrder
@@ -34,7 +33,6 @@ from rollouts.values import VersionOrder
 MOST_PARTS: Final = 64
 _NAMED_VERSIONS: Final = 8
 #: Differences of larger rewards have no float.
-_MOST_REWARD: Final = 1e150
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +224,9 @@ class _Columns:
     failed: int = 0
     turns: int = 0
     length_stops: int = 0
-    too_large: int = 0
+    unusable: int = 0
     left_out_parts: set[str] = field(default_factory=set)
+    without_parts: list[int] = field(default_factory=list)
 
     def add(self, row: GroupMetrics) -> None:
         scores = task_scores(row, self.threshold, self.failed_episodes)
@@ -237,6 +236,9 @@ class _Columns:
                 column.append(0)
             self.data.append(_digest(row.task_data))
         count = len(scores.successes)
+        self.unusable += scores.unusable
+        if row.failed == count:  # what the parts would have been named is not known: they are 0, as the total is
+            self.without_parts.append(place)
         for columns, values in ((self.rewards, scores.rewards), (self.parts, scores.parts)):
             for name, episode_rewards in values.items():
                 if name not in columns and len(columns) == MOST_PARTS:
@@ -245,7 +247,6 @@ class _Columns:
                 elif count:
                     mean = math.fsum(reward / count for reward in episode_rewards.tolist())
                     self._put(columns.setdefault(name, array("d")), place, mean, count)
-                    self.too_large += abs(mean) >= _MOST_REWARD
         self.episodes[place] += len(row.total_rewards)
         self.counts[place] += count
         self.successes[place] += int(scores.successes.sum())
@@ -256,18 +257,19 @@ class _Columns:
     def _put(self, column: array[float], place: int, mean: float, count: int) -> None:
         """Set the mean of a task, or combine it with that of the task's groups before."""
         _fill(column, place + 1)
-        if abs(mean) >= _MOST_REWARD:
-            return
         if not math.isnan(column[place]):
             share = count / (self.counts[place] + count)
             mean = column[place] * (1 - share) + mean * share
         column[place] = mean
 
     def scores(self, versions: Counter[str], problems: list[str]) -> RunScores:
-        if self.too_large:
-            problems.append(f"{counted(self.too_large, 'reward')} of a task are 1e150 or more, and in no estimate")
+        if self.unusable:
+            problems.append(unusable_warning(self.unusable))
         for column in (*self.rewards.values(), *self.parts.values()):
             _fill(column, len(self.places))
+        for column in self.parts.values():
+            for place in self.without_parts:
+                column[place] = 0.0 if math.isnan(column[place]) else column[place]
         return RunScores(
             places=self.places,
             rewards={name: np.array(column) for name, column in self.rewards.items()},

@@ -108,8 +108,8 @@ def mean_of_tasks(values: np.ndarray) -> Estimate:
 
     Raises `ArgumentError` without values.
     """
-    if not len(values):
-        raise ArgumentError("values", values, "pass the value of at least one task")
+    if not len(values) or not np.isfinite(values).all():
+        raise ArgumentError("values", values, "pass a finite value for each of at least one task")
     mean, spread = mean_and_spread(values)[:2]
     count = len(values)
     if count == 1:
@@ -134,7 +134,8 @@ def rate_of_tasks(values: np.ndarray) -> Estimate:
         return mean
     value, count = min(max(mean.value, 0.0), 1.0), len(values)
     variance = value * (1 - value)
-    trials = variance / mean.standard_error**2 if mean.standard_error and variance else float(count)
+    error = mean.standard_error
+    trials = (math.sqrt(variance) / error) ** 2 if error and variance else float(count)  # squares may underflow
     square = _t_quantile(count - 1) ** 2
     centre = value + square / (2 * trials)
     half = math.sqrt(square * variance / trials + (square / (2 * trials)) ** 2)
@@ -195,6 +196,8 @@ def _p_value(differences: np.ndarray) -> float:
     changed = differences[differences != 0]  # another sign of 0 is the same difference
     if len(changed) < 2:  # both signs of one difference are as large
         return 1.0
+    if (changed == changed[0]).all():  # of all choices of signs, two have as large a sum
+        return float(2.0 ** (1 - len(changed)))
     stats = _scipy_stats()
     if len(changed) > _MOST_FLIPPED:
         return float(stats.ttest_1samp(differences, 0.0).pvalue)

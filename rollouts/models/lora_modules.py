@@ -50,9 +50,12 @@ class LoraOptions:
         rank = check_integer("rank", self.rank)
         if rank > MAX_RANK:
             raise ArgumentError("rank", rank, f"pass an integer from 1 to {MAX_RANK}")
-        check_positive("alpha", self.alpha)
-        if self.seed is not None and not 0 <= (-1 if (seed := whole_number(self.seed)) is None else seed) < 2**63:
+        seed = whole_number(self.seed)
+        if self.seed is not None and (seed is None or not 0 <= seed < 2**63):
             raise ArgumentError("seed", self.seed, "pass an integer from 0 to 2**63 - 1, or None")
+        # Numbers of numpy as Python's: they are written as JSON.
+        for name, value in (("rank", rank), ("alpha", check_positive("alpha", self.alpha)), ("seed", seed)):
+            object.__setattr__(self, name, value)
         if not (self.train_mlp or self.train_attn or self.train_unembed):
             raise ArgumentError("train_mlp, train_attn and train_unembed", False, "set at least one of them")
 

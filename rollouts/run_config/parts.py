@@ -144,8 +144,12 @@ def _violations(file: ConfigFile) -> Iterator[tuple[KeyPath, str]]:
     if isinstance(engine, ScriptedEngineSection):  # it takes any
         return
     if isinstance(engine, EndpointEngineSection):
+        from rollouts.engines.endpoint import OWN_FIELDS
+
         if sampling.top_k:
             yield ("sampling", "top_k"), 'the API of OpenAI has no such option; a server may have it as "extra"'
+        for name in OWN_FIELDS.intersection(sampling.extra):
+            yield ("sampling", "extra", name), "the request has this field already; set it by its own key or option"
         return
     if isinstance(engine, LocalEngineSection):
         for name in sampling.extra:

@@ -58,6 +58,9 @@ def save_checkpoint(
             "pass the PreTrainedModel itself: of a PeftModel the result of merge_and_unload(), of a wrapper its module"
         )
         raise ArgumentError("model", model, rule)
+    if any(name.endswith(".base_layer.weight") for name, _ in model.named_parameters()):
+        rule = "it has adapters of PEFT inside, whose names nothing loads; pass the result of merge_and_unload()"
+        raise ArgumentError("model", type(model).__name__, rule)
     files = getattr(renderer.renderer if isinstance(renderer, RendererPool) else renderer, "files", None)
     if files is None:
         raise ArgumentError("renderer", renderer, "pass one of load_renderer(directory), which knows its files")
@@ -68,8 +71,8 @@ def save_checkpoint(
         with without_progress_bars():
             model.save_pretrained(unfinished)
         # It has stop tokens, which the renderer reads, too: those of the renderer's files, or none.
-        Path(unfinished, _GENERATION).unlink(missing_ok=True)
-        files.copy_to(Path(unfinished))
+        (unfinished / _GENERATION).unlink(missing_ok=True)
+        files.copy_to(unfinished)
     return target
 
 

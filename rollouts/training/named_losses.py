@@ -12,6 +12,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from rollouts.errors import ArgumentError, short_repr
@@ -41,7 +42,8 @@ class Outcome(NamedTuple):
 class NamedLoss:
     """`compute(logprobs, inputs, rows, options)` is the loss; `rows` int64 (1, n) says which row a token belongs to.
 
-    `required` and `optional` are the inputs that a row has besides its target tokens. `options` are the defaults of
+    `required` and `optional` are the inputs that a row has besides its target tokens. Without a `mask`, the tokens of a
+    row that count are those with an advantage, or with `counts_all` all of them. `options` are the defaults of
     the numbers that a caller may set; None: it must set it.
     """
 
@@ -49,6 +51,14 @@ class NamedLoss:
     required: frozenset[str]
     optional: frozenset[str] = frozenset()
     options: Mapping[str, float | None] = field(default_factory=dict)
+    counts_all: bool = False
+
+    def inputs_of(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The inputs of a row with a `mask`, where the loss takes one."""
+        if "mask" not in self.optional or "mask" in inputs:
+            return dict(inputs)
+        advantages = inputs["advantages"]
+        return {**inputs, "mask": np.ones_like(advantages) if self.counts_all else advantages != 0}
 
 
 def _cross_entropy(
@@ -67,9 +77,7 @@ def _policy(
     options: Mapping[str, float],
 ) -> Outcome:
     """A loss of which tokens with an advantage of 0 are no part."""
-    mask = inputs["advantages"] != 0
-    if "mask" in inputs:
-        mask = inputs["mask"] != 0
+    mask = inputs["mask"] != 0
     return _outcome(loss(logprobs, inputs["logprobs"], inputs["advantages"], mask, normaliser=1.0, **options), mask)
 
 
@@ -86,9 +94,7 @@ def _clipped(
 
 def _dro(logprobs: torch.Tensor, inputs: Tensors, rows: torch.Tensor, options: Mapping[str, float]) -> Outcome:
     """As Tinker defines it, tokens with an advantage of 0 count too, those of the prompt as well: `mask` leaves out."""
-    mask = torch.ones_like(logprobs, dtype=torch.bool)
-    if "mask" in inputs:
-        mask = inputs["mask"] != 0
+    mask = inputs["mask"] != 0
     return _outcome(
         dro_loss(logprobs, inputs["logprobs"], inputs["advantages"], mask, normaliser=1.0, beta=options["beta"]), mask
     )
@@ -131,7 +137,7 @@ NAMED_LOSSES: Mapping[str, NamedLoss] = MappingProxyType(
         "importance_sampling": NamedLoss(partial(_policy, importance_sampling_loss), _POLICY, _MASK),
         "ppo": NamedLoss(partial(_clipped, policy_gradient_loss), _POLICY, _MASK, _THRESHOLDS),
         "cispo": NamedLoss(partial(_clipped, cispo_loss), _POLICY, _MASK, _THRESHOLDS),
-        "dro": NamedLoss(_dro, _POLICY, _MASK, {"beta": None}),
+        "dro": NamedLoss(_dro, _POLICY, _MASK, {"beta": None}, counts_all=True),
         "gspo": NamedLoss(_gspo, _POLICY | {"sequence_ratio_mask"}, frozenset(), _SEQUENCE_THRESHOLDS),
     }
 )

@@ -65,7 +65,8 @@ class AdamParams:
 
     def __post_init__(self) -> None:
         for name in ("learning_rate", "weight_decay", "grad_clip_norm"):
-            if (number := finite_number(getattr(self, name))) is None or number < 0:
+            value = getattr(self, name)
+            if isinstance(value, bool) or (number := finite_number(value)) is None or number < 0:
                 raise ArgumentError(name, getattr(self, name), "pass a finite number of at least 0")
         for name in ("beta1", "beta2"):
             if (number := finite_number(getattr(self, name))) is None or not 0 <= number < 1:
@@ -183,6 +184,8 @@ class Trainer:
         with self.lock:
             if not isinstance(model_id, str) or not model_id or model_id in self._trained:
                 raise ArgumentError("model_id", model_id, "pass a text that is the id of no other model")
+            if not isinstance(lora, LoraOptions | None):
+                raise ArgumentError("lora", lora, "pass LoraOptions(...), or None to train all parameters")
             full = next((name for name, trained in self._trained.items() if trained.lora is None), None)
             if full is not None or (lora is None and self._trained):
                 other = full or next(iter(self._trained))
@@ -307,8 +310,10 @@ class Trainer:
     def save_for_sampler(self, model_id: str, directory: str | os.PathLike[str]) -> None:
         """Write a new directory that engines load: a LoRA adapter in PEFT's format (`load_adapter`), or a checkpoint.
 
-        The directory appears whole or not at all. Raises `ArgumentError` for one that exists: a path stands for one
-        set of weights.
+        The directory appears whole or not at all. PEFT's own `from_pretrained` converts adapters of some models with
+        fused experts (DeepSeek-V3, GLM-4-MoE, Qwen3-Next) and reads other layers than were trained, with a warning of
+        missing adapter keys; `LocalEngine.load_adapter` reads them as they are. Raises `ArgumentError` for a directory
+        that exists: a path stands for one set of weights.
         """
         with self.lock:
             trained = self._find(model_id)
@@ -317,9 +322,9 @@ class Trainer:
             Path(directory).parent.mkdir(parents=True, exist_ok=True)
             with replaced_path(directory) as unfinished:
                 if trained.lora is None:
-                    self._write_model(Path(unfinished))
+                    self._write_model(unfinished)
                 else:
-                    _write_adapter(Path(unfinished), trained, trained.lora, self._directory)
+                    _write_adapter(unfinished, trained, trained.lora, self._directory)
 
     # What the calls are made of; all of it under the lock.
 
@@ -394,10 +399,10 @@ class Trainer:
             softcap=head.softcap,
             scale=head.scale,
         ).logprobs
-        names = dict.fromkeys(name for datum in data.values() for name in datum.inputs)
+        of_rows = [(len(datum), loss.inputs_of(datum.inputs)) for datum in data.values()]
         inputs = {
-            name: np.concatenate([datum.inputs.get(name, np.ones(len(datum))) for datum in data.values()])
-            for name in names
+            name: np.concatenate([one.get(name, np.ones(length)) for length, one in of_rows])
+            for name in dict.fromkeys(name for _, one in of_rows for name in one)
         }
         rows = np.repeat(np.arange(len(data)), [len(datum) for datum in data.values()])
         outcome = loss.compute(

@@ -15,6 +15,7 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 from renderers import RendererPool, create_renderer, load_renderer
 from rollouts import GenerateRequest, LocalEngine, SamplingParams
 from rollouts.errors import ArgumentError
+from rollouts.models.loading import load_model
 from rollouts.testing import tiny_qwen3_vl
 from rollouts.training import save_checkpoint
 
@@ -143,3 +144,9 @@ def test_adapters_and_renderers_without_files_are_refused(tmp_path):
     with pytest.raises(ArgumentError, match="merge_and_unload"):
         save_checkpoint(adapted, renderer, tmp_path / "saved")
     assert save_checkpoint(adapted.merge_and_unload(), renderer, tmp_path / "saved").is_dir()
+
+
+def test_a_model_with_adapters_inside_is_refused(tiny_model_dir, tmp_path):
+    wrapped = peft.get_peft_model(load_model(tiny_model_dir), peft.LoraConfig(target_modules=["q_proj"]))
+    with pytest.raises(ArgumentError, match=r"adapters of PEFT inside.*merge_and_unload"):
+        save_checkpoint(wrapped.base_model.model, load_renderer(tiny_model_dir), tmp_path / "out")

@@ -487,3 +487,22 @@ async def test_another_failure_of_a_reward_function_is_not_repeated(renderer):
 def test_wrong_arguments_are_named(arguments, named):
     with pytest.raises(ArgumentError, match=named):
         Judge(**{"engine": Model("yes"), "prompt": "a", "parse": YES, **arguments})
+
+
+async def test_a_pattern_that_matches_without_a_score_is_an_unreadable_answer():
+    judge, _ = judge_of("none", "Score: 3", parse=r"(Score: (?P<score>\d+)|none)")
+    assert await judge(assistant("a")) == 3.0
+    assert judge.usage.unreadable == 1
+
+
+def test_a_function_of_answers_that_is_async_is_refused():
+    async def parse(text):
+        return 1.0
+
+    with pytest.raises(ArgumentError, match="not async"):
+        judge_of("1", parse=parse)
+
+
+async def test_a_conversation_without_a_message_is_refused():
+    with pytest.raises(ArgumentError, match="at least one message"):
+        await judge_of("yes")[0]([])

@@ -1,6 +1,7 @@
 """Checkpoints of a Trainer: training goes on as if it had not stopped, and a killed writer leaves the old file."""
 
 import json
+import os
 import pickle
 import signal
 import subprocess
@@ -15,9 +16,10 @@ from safetensors.torch import load_file, save_file
 from trainer_checks import SMALL, random_weights
 
 from rollouts.errors import ArgumentError
+from rollouts.files import replaced_path
 from rollouts.training import TrainingSample
 from rollouts.training.checkpoints import checkpoint_lora
-from rollouts.training.trainer import AdamParams, Trainer
+from rollouts.training.trainer import AdamParams, LoraOptions, Trainer
 
 FILE = "checkpoint.safetensors"
 STEP = AdamParams(learning_rate=0.01, weight_decay=0.01, grad_clip_norm=1.0)
@@ -103,7 +105,7 @@ def test_a_file_says_what_it_is_and_has_the_state_of_the_optimizer_only_where_it
 KILLED = """
 import os, signal, sys
 import safetensors.torch, rollouts.training.checkpoints as checkpoints, rollouts.files as files
-from rollouts.training.trainer import AdamParams, Trainer
+from rollouts.training.trainer import AdamParams, LoraOptions, Trainer
 from trainer_checks import SMALL
 import pickle
 
@@ -166,7 +168,8 @@ def test_a_writer_that_is_killed_leaves_the_old_checkpoint_or_the_new_one(
     resumed.load("a", tmp_path / "checkpoint")
     steps(resumed, data, 1)
     assert_equal(tensors(resumed, tmp_path / "checkpoint"), tensors(resumed, tmp_path / "again"))
-    assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == [FILE], "nothing is left of the killed one"
+    left = {path.name for path in (tmp_path / "checkpoint").iterdir()} - {FILE}
+    assert all(name.startswith(f".{FILE}.") and name.endswith(".partial") for name in left)  # of the killed one
 
 
 def without(name):
@@ -226,10 +229,10 @@ def test_a_checkpoint_of_something_else_is_refused(tiny_model_dir, tmp_path):
 
 def test_a_directory_for_the_sampler_is_new_or_refused(tiny_model_dir, tmp_path):
     trainer = trainer_of(tiny_model_dir, SMALL)
-    left = tmp_path / "deep" / "adapter.unfinished"  # of a process that was killed
+    left = tmp_path / "deep" / f".adapter.{os.getpid()}.partial"  # of a process that was killed, with our number
     left.mkdir(parents=True)
     (left / "adapter_model.safetensors").write_bytes(b"half")
-    trainer.save_for_sampler("a", tmp_path / "deep" / "adapter")
+    trainer.save_for_sampler("a", f"{tmp_path / 'deep' / 'adapter'}/")
     assert sorted(path.name for path in (tmp_path / "deep" / "adapter").iterdir()) == [
         "adapter_config.json",
         "adapter_model.safetensors",
@@ -250,3 +253,22 @@ def test_a_directory_for_the_sampler_does_not_appear_where_writing_fails(tiny_mo
     with pytest.raises(OSError, match="No space left"):
         trainer.save_for_sampler("a", tmp_path / "adapter")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_numbers_of_numpy_in_options_are_saved_as_plain_ones(tiny_model_dir, tmp_path):
+    lora = LoraOptions(rank=np.int64(4), alpha=np.float32(8), seed=np.int64(3))
+    trainer = trainer_of(tiny_model_dir, lora)
+    trainer.save("a", tmp_path)
+    assert checkpoint_lora(tmp_path) == LoraOptions(rank=4, alpha=8.0, seed=3)
+
+
+def test_two_processes_that_write_one_path_write_at_paths_of_their_own(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    with replaced_path(path) as first:
+        first.write_text("of the first")
+        monkeypatch.setattr(os, "getpid", lambda: 1)
+        with replaced_path(path) as second:
+            second.write_text("of the second")
+        assert path.read_text() == "of the second"
+    assert path.read_text() == "of the first"
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]

@@ -69,10 +69,11 @@ def rows(seed=0):
 def computed(name, data, options=None):
     """The loss over all rows in one pass, and the gradient with respect to their log-probabilities, float64."""
     columns = [np.concatenate(column) for column in zip(*data, strict=True)]
-    logprobs, old, advantages = (torch.from_numpy(column)[None] for column in columns[:3])
-    inputs = {"logprobs": old, "advantages": advantages}
+    logprobs = torch.from_numpy(columns[0])[None]
+    given = {"logprobs": columns[1], "advantages": columns[2]}
     if name == "gspo":
-        inputs["sequence_ratio_mask"] = torch.from_numpy(columns[3])[None]
+        given["sequence_ratio_mask"] = columns[3]
+    inputs = {key: torch.from_numpy(column)[None] for key, column in named_loss(name).inputs_of(given).items()}
     ids = torch.from_numpy(np.repeat(np.arange(len(data)), [len(row[0]) for row in data]))[None]
     logprobs.requires_grad_(True)
     outcome = named_loss(name).compute(logprobs, inputs, ids, loss_options(name, options))
@@ -226,3 +227,19 @@ def test_inputs_that_a_loss_does_not_take_are_errors_of_their_row(trainer, loss,
 def test_samples_without_a_target_are_refused():
     with pytest.raises(SampleError, match="a target needs two"):
         datum_from_sample(sample(1, 0), "ppo")
+
+
+def test_a_row_without_a_mask_counts_the_same_tokens_whatever_rows_are_beside_it(tiny_model_dir):
+    trainer = Trainer.from_pretrained(tiny_model_dir)
+    trainer.create_model("a", lora=SMALL)
+    ids = np.arange(10, 18, dtype=np.int32)
+    inputs = {"logprobs": np.full(8, -6.0, np.float32), "advantages": np.array([0, 0, 0, 0, 1, 1, 1, 1], np.float32)}
+    alone = Datum(ids, ids + 1, inputs)
+    masked = Datum(ids, ids + 1, {**inputs, "mask": np.ones(8, np.float32)})
+    ratios = {
+        number: trainer.forward("a", data, "ppo").metrics["ratio:mean"]
+        for number, data in enumerate([[alone], [masked], [alone, masked]])
+    }
+    # 4 tokens of the one row and 8 of the other count.
+    assert ratios[2] == pytest.approx((4 * ratios[0] + 8 * ratios[1]) / 12, rel=1e-5)
+    assert ratios[0] != pytest.approx(ratios[1], rel=1e-3)

@@ -60,7 +60,7 @@ def run(
     from rollouts.cli.run.output import prepare_output, print_summary
     from rollouts.run_config.config_file import read_config
 
-    check_rerun(rerun_failed, resume=resume)
+    check_rerun(rerun_failed, resume=resume, limit=limit)
     if ray and workers is not None:
         print_error("--ray and --workers say two different places for the episodes; use one of them")
         raise typer.Exit(2)
@@ -79,9 +79,11 @@ def run(
         run_and_report(parts, output, limit, make_workers, continuing, show, rerun_failed=rerun_failed)
 
 
-def check_rerun(rerun_failed: bool, *, resume: bool) -> None:
+def check_rerun(rerun_failed: bool, *, resume: bool, limit: int | None) -> None:
     if rerun_failed and not resume:
         exit_with_error("--rerun-failed: it is for a run that is continued; pass --resume, too")
+    if rerun_failed and limit is not None:
+        exit_with_error("--rerun-failed: with --limit, groups would leave the files and not run again; leave it out")
 
 
 @contextmanager

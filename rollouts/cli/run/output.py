@@ -231,8 +231,9 @@ def remove_failed_groups(output: OutputDirectory) -> frozenset[str]:
 
     The file is replaced by one without them when that is complete. Raises `CommandFileError`.
     """
-    failed = frozenset(row.values.task_id for row in read_group_rows(output.metrics) if row.values.failed)
-    if not failed or not output.trajectories.exists():
+    found = _episodes_of_records(output.trajectories)
+    failed = frozenset(episodes[0].group_id for episodes, _ in found if any(episode.error for episode in episodes))
+    if not failed:
         return failed
     partial = output.trajectories.with_name(f".{output.trajectories.name}.partial")
     with _named(output.trajectories):
@@ -247,7 +248,12 @@ def remove_failed_groups(output: OutputDirectory) -> frozenset[str]:
 
 
 def _tasks_of_records(path: Path) -> Iterator[tuple[str, int]]:
-    """The task and the position of each record. A damaged record counts as lost."""
+    """The task and the position of each record."""
+    return ((episodes[0].group_id, index) for episodes, index in _episodes_of_records(path))
+
+
+def _episodes_of_records(path: Path) -> Iterator[tuple[list[Trajectory], int]]:
+    """The episodes, without media, and the position of each record. A damaged record counts as lost."""
     if not path.exists():
         return
     with _opened(path) as reader:
@@ -257,7 +263,7 @@ def _tasks_of_records(path: Path) -> Iterator[tuple[str, int]]:
             except DecodeError:
                 continue
             if isinstance(record, list) and record and isinstance(record[0], Trajectory):
-                yield record[0].group_id, index
+                yield record, index
 
 
 def _opened(path: Path) -> RecordReader:

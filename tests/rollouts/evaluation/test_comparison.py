@@ -395,13 +395,15 @@ def test_a_line_that_does_not_say_which_episodes_failed_is_named_with_its_run(tm
         compare_runs(runs)
 
 
-def test_rewards_whose_differences_have_no_float_are_in_no_estimate_and_said(tmp_path: Path) -> None:
+def test_episodes_with_rewards_whose_squares_have_no_float_count_as_failed_and_are_said(tmp_path: Path) -> None:
     first = write_run(tmp_path / "a", {"1": [1e308, 1e308], "2": [1.0, 1.0], "3": [0.0, 0.0]})
     second = write_run(tmp_path / "b", {"1": [-1e308, -1e308], "2": [2.0, 2.0], "3": [2.0, 2.0]})
     comparison = compare_runs([first, second])
     found = reward_of(comparison.against_baseline[0]).difference
-    assert (found.value, found.tasks) == (1.5, 2)
-    assert "are 1e150 or more, and in no estimate" in comparison.runs[0].notes[-1]
+    assert (found.value, found.tasks) == (1.0, 3)
+    assert "2 episodes have a reward that is not finite, or 1e150 or more" in comparison.runs[0].notes[-1]
+    without = compare_runs([first, second], failed="exclude").against_baseline[0]
+    assert (reward_of(without).difference.value, reward_of(without).difference.tasks) == (1.5, 2)
     assert Comparison.model_validate_json(comparison.model_dump_json()) == comparison
 
 

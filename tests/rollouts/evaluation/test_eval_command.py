@@ -196,6 +196,24 @@ def test_running_failed_episodes_again_needs_an_earlier_run(tasks: Path, server:
     result = evaluate(*options(tasks, server, "--rerun-failed"))
     assert result.exit_code == 2
     assert "pass --resume, too" in result.stderr
+    limited = evaluate(*options(tasks, server, "--rerun-failed", "--resume", "--limit", 1))
+    assert limited.exit_code == 2
+    assert "leave it out" in limited.stderr
+
+
+def test_failed_episodes_run_again_also_where_their_line_is_lost(tasks: Path) -> None:
+    broken = [True]
+
+    def answers(body: dict[str, Any]) -> Any:
+        return failure(400, "not now") if broken[0] and "9 - 8" in str(body) else answer(body)
+
+    with ChatServer(answers) as server:
+        evaluate(*options(tasks, server))
+        broken[0] = False
+        Path("out/metrics.jsonl").write_text("")
+        again = evaluate(*options(tasks, server, "--resume", "--rerun-failed"))
+    assert "0 of 3 episodes failed" in again.stdout
+    assert len(Path("out/metrics.jsonl").read_text().splitlines()) == 3
 
 
 def test_another_threshold_counts_the_stored_episodes_again_and_runs_none(tasks: Path, server: ChatServer) -> None:
@@ -290,6 +308,7 @@ def test_options_that_are_missing_or_contradict_are_named(tasks: Path, arguments
         (["--id-key", "name"], "tasks.jsonl, line 1: has no 'name'"),
         (["--score", "missing.py"], "--score: there is no file"),
         (["--sampling", "top_p=2"], "sampling.top_p: 2 is out of range"),
+        (["--sampling", "seed=3"], "sampling.extra.seed: the request has this field already"),
         (["--api-key-env", "UNSET_KEY"], "--api-key-env: the environment variable of this name is not set"),
         (["--openai-base-url", "http://127.0.0.1:9/v1"], "--base-url or --openai-base-url: "),
         (["--score", "SCORE:scores"], "module score has no 'scores'; did you mean"),

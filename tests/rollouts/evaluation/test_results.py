@@ -82,12 +82,32 @@ def test_a_task_of_nothing_but_excluded_failures_is_named_and_in_no_estimate() -
     assert any("1 of 2 tasks have no episode that counts" in warning for warning in results.warnings)
 
 
-@pytest.mark.parametrize("reward", [math.inf, -math.inf, math.nan])
-def test_a_reward_that_is_not_finite_is_no_success(reward: float) -> None:
+@pytest.mark.parametrize("reward", [math.inf, -math.inf, math.nan, 1e308, -1e150])
+def test_a_reward_that_no_estimate_can_use_is_no_success_and_is_said(reward: float) -> None:
     results = results_of(row("a", [reward, 1, 0, 0]))
+    assert "1 episodes have a reward that is not finite, or 1e150 or more" in results.warnings[0]
     assert results.total_reward is not None
     assert results.total_reward.value == 0.25
     assert results.pass_at_k[1].value == 0.25
+
+
+def test_parts_of_a_task_that_failed_entirely_are_zero_as_its_total_is() -> None:
+    failed = row("b", [0, 0, 0, 0], failed=(0, 1, 2, 3), reward_parts={})
+    results = results_of(row("a", [1, 1, 1, 1]), failed)
+    assert results.total_reward is not None
+    assert results.reward_parts["exact"].value == results.total_reward.value == 0.5
+
+
+def test_a_table_of_one_task_has_no_rows_of_group_rewards_that_are_none() -> None:
+    assert [name for name, _ in results_of(row("a", [1, 0, 0, 0])).estimates()] == [
+        "total reward",
+        "pass@1",
+        "pass@2",
+        "pass@4",
+        "pass^2",
+        "pass^4",
+        "truncated",
+    ]
 
 
 def test_a_failed_episode_is_no_success_below_any_threshold() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from rollouts.errors import ArgumentError
-from rollouts.evaluation import mean_of_tasks, paired_difference, pass_at_k, pass_hat_k, rate_of_tasks
+from rollouts.evaluation import mean_of_tasks, paired_difference, pass_at_k, pass_hat_k, rate_of_tasks, reward_of_tasks
 
 
 def shares_of_subsets(samples: int, successes: int, k: int) -> tuple[Fraction, Fraction]:
@@ -172,6 +172,21 @@ def test_many_tasks_have_the_p_value_of_the_t_test_and_as_many_permutations_agre
     part = slice(0, 490)
     permuted = paired_difference(first[part], second[part]).p_value
     assert permuted == pytest.approx(stats.ttest_rel(second[part], first[part]).pvalue, abs=0.02)
+
+
+@pytest.mark.parametrize("values", [[1e-200, 3e-200], [1e149, -1e149, 0.0], [5e-324, 0.0]])
+def test_very_small_and_large_rewards_have_finite_intervals(values: list[float]) -> None:
+    estimate = reward_of_tasks(np.array(values))
+    assert all(math.isfinite(number) for number in (estimate.value, estimate.low, estimate.high))  # type: ignore[arg-type]
+
+
+def test_equal_differences_of_many_tasks_have_the_probability_of_their_signs() -> None:
+    assert paired_difference(np.zeros(601), np.full(601, 0.1)).p_value == 2.0**-600
+
+
+def test_values_that_are_not_finite_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="a finite value"):
+        mean_of_tasks(np.array([1.0, math.nan]))
 
 
 def test_rows_of_different_lengths_are_refused() -> None:
