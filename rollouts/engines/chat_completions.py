@@ -160,8 +160,21 @@ class _Call(_Read):
     function: _Function | None = None
 
 
+class _Part(_Read):
+    """A part of a content, as some servers send it: text, or the thinking before it (Mistral)."""
+
+    type: Literal["text", "thinking"]
+    text: str = ""
+    thinking: str | list[_Part] = ""
+
+    def joined(self) -> str:
+        if self.type == "text":
+            return self.text
+        return self.thinking if isinstance(self.thinking, str) else "".join(part.text for part in self.thinking)
+
+
 class _Message(_Read):
-    content: str | None = None
+    content: str | list[_Part] | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -232,8 +245,12 @@ def _parsed(message: _Message, reason: FinishReason, tools: Sequence[Mapping[str
     if message.function_call is not None:
         calls.append(_Call(function=message.function_call))
     # A refusal is what the model wrote; OpenAI puts it beside an empty content.
-    content = message.content or message.refusal or ""
-    reasoning = message.reasoning_content or message.reasoning or None
+    content, thinking = message.content, ""
+    if isinstance(content, list):
+        thinking = "".join(part.joined() for part in content if part.type == "thinking")
+        content = "".join(part.joined() for part in content if part.type == "text")
+    content = content or message.refusal or ""
+    reasoning = message.reasoning_content or message.reasoning or thinking or None
     stopped = reason is FinishReason.STOP
     taken = {call.id for call in calls}
     free = (f"call_{number}" for number in itertools.count() if f"call_{number}" not in taken)

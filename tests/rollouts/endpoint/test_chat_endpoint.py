@@ -508,3 +508,15 @@ def test_an_endpoint_serves_one_event_loop_after_another_and_not_two_at_a_time()
 
         with pytest.raises(EngineError, match="another event loop"):
             asyncio.run(ask_on_two_loops())
+
+
+async def test_a_content_of_parts_is_their_text_and_the_thinking_before_it():
+    parts = [
+        {"type": "thinking", "thinking": [{"type": "text", "text": "let me "}, {"type": "text", "text": "see"}]},
+        {"type": "text", "text": "It is "},
+        {"type": "text", "text": "red."},
+    ]
+    with ChatServer(completion(parts)) as server:
+        async with ChatEndpoint(server.url, "any") as endpoint:
+            answer = await endpoint.chat([{"role": "user", "content": "?"}], sampling=SamplingParams())
+    assert (answer.message["content"], answer.message["reasoning_content"]) == ("It is red.", "let me see")

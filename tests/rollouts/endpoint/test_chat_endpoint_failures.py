@@ -299,7 +299,7 @@ async def test_an_overlong_prompt_may_have_no_numbers():
         ([], "the body: "),
         ({"choices": []}, "choices: "),
         ({"choices": completion()["choices"] * 2}, "choices: .*at most 1"),
-        (completion(["text"]), "choices.0.message.content: "),
+        (completion(["text"]), "choices.0.message.content."),
         (completion(finish_reason=None), "choices.0.finish_reason: "),
         (completion(finish_reason="bored"), "finish_reason is 'bored'; this client knows stop, "),
         (completion(usage={"prompt_tokens": "many"}), "usage.prompt_tokens: "),
