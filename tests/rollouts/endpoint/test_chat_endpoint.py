@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from served_in_thread import ServedInThread, local_app
 from starlette.applications import Starlette
+from starlette.responses import Response
 
 from renderers import MediaPolicy, MediaSource
 from renderers.errors import MediaDecodeError, MediaPolicyError, MessageError
@@ -30,6 +31,7 @@ from rollouts.errors import (
     EngineClosedError,
     EngineError,
     InvalidRequestError,
+    MalformedResultError,
     MissingExtraError,
     OverlongPromptError,
 )
@@ -520,3 +522,36 @@ async def test_a_content_of_parts_is_their_text_and_the_thinking_before_it():
         async with ChatEndpoint(server.url, "any") as endpoint:
             answer = await endpoint.chat([{"role": "user", "content": "?"}], sampling=SamplingParams())
     assert (answer.message["content"], answer.message["reasoning_content"]) == ("It is red.", "let me see")
+
+
+async def answered(*calls):
+    with ChatServer(completion("", tool_calls=list(calls), finish_reason="tool_calls")) as server:
+        async with ChatEndpoint(server.url, "any") as endpoint:
+            return await endpoint.chat([{"role": "user", "content": "?"}], sampling=SamplingParams())
+
+
+async def test_ids_of_calls_without_one_are_those_of_no_other_call():
+    answer = await answered(call("{}", call_id=None), call("{}", call_id="call_0"), call("{}", call_id=None))
+    ids = [one["id"] for one in answer.message["tool_calls"]]
+    assert len(set(ids)) == 3
+    assert ids[1] == "call_0"
+
+
+async def test_arguments_that_json_cannot_hold_make_a_malformed_call():
+    answer = await answered(call('{"x": 1}'))
+    assert len(answer.message["tool_calls"]) == 1
+    body = completion("", tool_calls=[call("ARGUMENTS")], finish_reason="tool_calls")
+    content = json.dumps(body).replace('"ARGUMENTS"', '{"x": Infinity}')
+    with ChatServer(Response(content, media_type="application/json")) as server:
+        async with ChatEndpoint(server.url, "any") as endpoint:
+            answer = await endpoint.chat([{"role": "user", "content": "?"}], sampling=SamplingParams())
+    assert "tool_calls" not in answer.message
+    assert not answer.parsed.tool_calls[0].status.is_well_formed
+
+
+async def test_a_count_of_tokens_that_cannot_be_is_no_completion():
+    usage = {"prompt_tokens": 10**400, "completion_tokens": 1, "total_tokens": 2}
+    with ChatServer(completion("fine", usage=usage)) as server:
+        async with ChatEndpoint(server.url, "any") as endpoint:
+            with pytest.raises(MalformedResultError, match=r"usage\.prompt_tokens"):
+                await endpoint.chat([{"role": "user", "content": "?"}], sampling=SamplingParams())
