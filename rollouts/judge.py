@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 import numpy as np
 from PIL import Image
@@ -28,7 +28,7 @@ from renderers.messages import IMAGE_PART_TYPES, VIDEO_PART_TYPES, check_message
 from renderers.process.caches import ByteLRU
 from rollouts.calls import call_on_thread
 from rollouts.engines.event_loop import EngineLoop, SingleFlight
-from rollouts.engines.protocol import ChatEngine, Engine, FinishReason, GenerateRequest, SamplingParams
+from rollouts.engines.protocol import ChatEngine, Engine, FinishReason, GenerateRequest, SamplingParams, is_chat
 from rollouts.errors import (
     ArgumentError,
     GenerationInterruptedError,
@@ -141,7 +141,7 @@ class Judge:
         cache_bytes: int = 64 * 2**20,
         name: str = "judge",
     ) -> None:
-        if not isinstance(engine, ChatEngine):
+        if not is_chat(engine):
             if not isinstance(engine, Engine):
                 raise ArgumentError("engine", engine, "pass a ChatEndpoint, or an engine with renderer=")
             if not hasattr(renderer, "render"):
@@ -262,7 +262,7 @@ class Judge:
 
     async def _ask(self, messages: list[Message], seed: int) -> _Answer:
         try:
-            if isinstance(self._engine, ChatEngine):
+            if is_chat(self._engine):
                 reply = await self._engine.chat(messages, sampling=self._sampling, seed=seed)
                 return _Answer(reply.parsed.content, reply.finish_reason, reply.prompt_tokens, reply.completion_tokens)
             prompt = await call_on_thread(partial(self._renderer.render, messages, add_generation_prompt=True))
@@ -273,7 +273,7 @@ class Judge:
                 prompt.multi_modal_data,
                 placeholder_token_ids=prompt.placeholder_token_ids,
             )
-            (completion,) = (await self._engine.generate(request)).completions
+            (completion,) = (await cast(Engine, self._engine).generate(request)).completions
         except (OverlongPromptError, OverlongRenderError) as error:
             # As it is, this error would end the judged episode as if its own prompt were too long.
             raise RolloutsError(f"{self.name}: its prompt does not fit into the model's context: {error}") from error

@@ -397,6 +397,11 @@ class RelabelledEngine(UpdatableEngine, Protocol):
         ...
 
 
+def is_chat(engine: object) -> TypeGuard[ChatEngine]:
+    """Whether an engine has the members of `ChatEngine`, also by `__getattr__` from an engine that it wraps."""
+    return has_members(engine, ChatEngine)
+
+
 def is_streaming(engine: object) -> TypeGuard[StreamingEngine]:
     """Whether an engine has the members of `StreamingEngine`, also by `__getattr__` from an engine that it wraps."""
     return has_members(engine, StreamingEngine)

@@ -12,7 +12,7 @@ from renderers import MediaPolicy, MediaSource, Message, RenderedTokens
 from renderers.errors import MediaError, MessageError
 from renderers.media.reference import source_of_part
 from renderers.messages import check_messages, check_tools, media_parts, media_value, with_medium
-from rollouts.engines.protocol import ChatEngine, FinishReason, SamplingParams
+from rollouts.engines.protocol import ChatEngine, FinishReason, SamplingParams, is_chat
 from rollouts.episodes.deadlines import EpisodeActivity
 from rollouts.episodes.errors import raise_naming_origin, wrap_exceptions
 from rollouts.episodes.turns import (
@@ -125,7 +125,7 @@ class ChatRecorder(EpisodeRecorder):
 
 def new_recorder(trajectory: Trajectory, settings: EpisodeSettings, activity: EpisodeActivity) -> EpisodeRecorder:
     """The recorder of an episode: of messages for a `ChatEngine`, else of tokens."""
-    recorder = ChatRecorder if isinstance(settings.engine, ChatEngine) else TurnRecorder
+    recorder = ChatRecorder if is_chat(settings.engine) else TurnRecorder
     return recorder(trajectory, settings, activity)
 
 

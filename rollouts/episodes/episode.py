@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from renderers import Renderer, RendererError, RendererPool
-from rollouts.engines.protocol import ChatEngine, Engine, SamplingParams
+from rollouts.engines.protocol import ChatEngine, Engine, SamplingParams, is_chat
 from rollouts.episodes.calls import renderer_pool
 from rollouts.episodes.chat_turns import new_recorder
 from rollouts.episodes.context import EpisodeContext, PlayedTurns
@@ -148,7 +148,7 @@ def check_engine(engine: object) -> None:
 
 def check_renderer(renderer: object, engine: object) -> None:
     """Raises `ArgumentError` for what is no renderer; a `ChatEngine` has none."""
-    if isinstance(engine, ChatEngine):
+    if is_chat(engine):
         if renderer is not None:
             raise ArgumentError("renderer", renderer, "pass None: a chat endpoint renders the messages itself")
         return

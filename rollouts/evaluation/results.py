@@ -6,7 +6,7 @@ import json
 import math
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Self
 
@@ -162,13 +162,15 @@ class EvaluationResults(BaseModel):
 class TaskScores(NamedTuple):
     """The episodes of one task that count: rewards float64 (n,) by name, and which succeed, bool (n,).
 
-    `unusable` episodes did not fail, and have a reward that is not finite or too large.
+    `unusable` episodes did not fail, and have a reward that is not finite or too large. `all_failed`: every episode of
+    the task failed, so that its rewards have no parts.
     """
 
     rewards: Mapping[str, np.ndarray]
     parts: Mapping[str, np.ndarray]
     successes: np.ndarray
     unusable: int
+    all_failed: bool
 
 
 def task_scores(row: GroupMetrics, threshold: float, failed: FailedEpisodes) -> TaskScores:
@@ -183,21 +185,20 @@ def task_scores(row: GroupMetrics, threshold: float, failed: FailedEpisodes) -> 
         )
         raise RolloutsError(f"{reason} of its episodes failed; remove the line, and --resume computes it again")
     rewards = {"total": row.total_rewards, "environment": row.environment_rewards, "group": row.group_rewards}
-    total = np.array(row.total_rewards, np.float64)
     columns = np.array([*rewards.values(), *row.reward_parts.values()], np.float64)
     counts = np.logical_and.reduce(np.abs(columns) < MOST_REWARD)  # False for NaN, too
     counts[row.failed_episodes] = False
-    successes = counts & (np.where(counts, total, 0.0) >= threshold)
-    kept = np.ones(len(total), bool) if failed == "zero" else counts
-
-    def column(values: Sequence[float]) -> np.ndarray:
-        return np.where(counts, np.array(values, np.float64), 0.0)[kept]
-
+    columns = np.where(counts, columns, 0.0)
+    successes = counts & (columns[0] >= threshold)
+    unusable = int((~counts).sum()) - row.failed
+    if failed == "exclude":
+        columns, successes = columns[:, counts], successes[counts]
     return TaskScores(
-        {name: column(values) for name, values in rewards.items()},
-        {name: column(values) for name, values in row.reward_parts.items()},
-        successes[kept],
-        int((~counts).sum()) - row.failed,
+        dict(zip(rewards, columns, strict=False)),
+        dict(zip(row.reward_parts, columns[len(rewards) :], strict=True)),
+        successes,
+        unusable,
+        row.failed == len(counts),
     )
 
 
@@ -282,7 +283,7 @@ class Tally:
         self._unusable += scores.unusable
         if not len(total):
             return
-        self._without_parts += row.failed == count  # what the parts would have been named is not known
+        self._without_parts += scores.all_failed  # what the parts would have been named is not known
         self._lowest, self._highest = min(self._lowest, total.min()), max(self._highest, total.max())
         for columns, values in ((self._rewards, scores.rewards), (self._parts, scores.parts)):
             for name, column in values.items():

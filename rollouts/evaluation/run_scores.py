@@ -32,7 +32,6 @@ from rollouts.values import VersionOrder
 #: Columns of more named rewards are not read; a run that names its rewards by task would have one for each task.
 MOST_PARTS: Final = 64
 _NAMED_VERSIONS: Final = 8
-#: Differences of larger rewards have no float.
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +236,7 @@ class _Columns:
             self.data.append(_digest(row.task_data))
         count = len(scores.successes)
         self.unusable += scores.unusable
-        if row.failed == count:  # what the parts would have been named is not known: they are 0, as the total is
+        if count and scores.all_failed:  # its parts, of which the names are not known, are 0 as its total is
             self.without_parts.append(place)
         for columns, values in ((self.rewards, scores.rewards), (self.parts, scores.parts)):
             for name, episode_rewards in values.items():

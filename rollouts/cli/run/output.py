@@ -20,7 +20,7 @@ from rich.console import Console
 
 from rollouts.errors import CommandFileError
 from rollouts.evaluation.results import RESULTS_FILE
-from rollouts.files import replaced_file
+from rollouts.files import replaced_file, replaced_path
 from rollouts.observability.group_metrics import GroupMetrics, line_violation
 from rollouts.observability.run_metrics import length_stops_warning
 from rollouts.run_config.config_file import ConfigFile
@@ -231,20 +231,25 @@ def remove_failed_groups(output: OutputDirectory) -> frozenset[str]:
 
     The file is replaced by one without them when that is complete. Raises `CommandFileError`.
     """
-    found = _episodes_of_records(output.trajectories)
-    failed = frozenset(episodes[0].group_id for episodes, _ in found if any(episode.error for episode in episodes))
+    failed: set[str] = set()
+    kept: list[int] = []
+    for episodes, index in _episodes_of_records(output.trajectories):
+        if any(episode.error for episode in episodes):
+            failed.add(episodes[0].group_id)
+        else:
+            kept.append(index)
     if not failed:
-        return failed
-    partial = output.trajectories.with_name(f".{output.trajectories.name}.partial")
-    with _named(output.trajectories):
-        partial.unlink(missing_ok=True)  # of a process that was killed
-        with _opened(output.trajectories) as reader, RecordWriter(partial) as writer:
-            for task_id, index in _tasks_of_records(output.trajectories):
-                if task_id not in failed:
-                    writer.append(reader[index])
-            writer.flush()
-        partial.replace(output.trajectories)
-    return failed
+        return frozenset()
+    with (
+        _named(output.trajectories),
+        replaced_path(output.trajectories) as partial,
+        _opened(output.trajectories) as reader,
+        RecordWriter(partial) as writer,
+    ):
+        for index in kept:
+            writer.append(reader[index])
+        writer.flush()
+    return frozenset(failed)
 
 
 def _tasks_of_records(path: Path) -> Iterator[tuple[str, int]]:

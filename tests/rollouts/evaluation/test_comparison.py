@@ -412,3 +412,10 @@ def test_more_named_rewards_than_64_are_left_out_and_said(tmp_path: Path) -> Non
     run = compare_runs([write_run(tmp_path / "a", lines), write_run(tmp_path / "b", {"1": [1.0]})]).runs[0]
     assert len(run.estimates.reward_parts) == 64
     assert "it has more than 64 named rewards; the others are left out" in run.notes
+
+
+def test_a_task_of_which_half_the_episodes_failed_has_no_part_that_no_episode_has(tmp_path: Path) -> None:
+    lines = [line("1", [1.0, 1.0]), line("2", [1.0, 0.0], failed=[1], reward_parts={})]
+    other = write_run(tmp_path / "b", {"1": [1.0]})
+    run = compare_runs([write_run(tmp_path / "a", lines), other], failed="exclude").runs[0]
+    assert (run.estimates.reward_parts["exact"].value, run.estimates.reward_parts["exact"].tasks) == (1.0, 1)
