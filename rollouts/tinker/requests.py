@@ -1,0 +1,94 @@
+"""What requests ask and results hold, in arrays: the form between the wire and the trainer or a sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from renderers.placement import PlacedItem
+
+
+class TextChunk(NamedTuple):
+    """Tokens: int32 (n,)."""
+
+    token_ids: np.ndarray
+
+
+class ImageChunk(NamedTuple):
+    """An image file. `expected_tokens`: how many tokens the client counts for it, None if it does not say."""
+
+    data: bytes
+    format: str
+    expected_tokens: int | None
+
+
+class ImagePointerChunk(NamedTuple):
+    """An image at a URL."""
+
+    location: str
+    format: str
+    expected_tokens: int | None
+
+
+Chunk = TextChunk | ImageChunk | ImagePointerChunk
+
+
+class ModelInput(NamedTuple):
+    """Token ids int64 (n,) with expanded placeholders, and the media at them."""
+
+    token_ids: np.ndarray
+    media: Sequence[PlacedItem]
+
+
+class TopK(NamedTuple):
+    """For each of n tokens the k likeliest ids, int32 (n, k), and their log-probabilities, float32 (n, k)."""
+
+    token_ids: np.ndarray
+    logprobs: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleRequest:
+    """One prompt and how to continue it.
+
+    `stop`: texts or token ids that end a sequence; `max_tokens` None: as many as the model has place for. `topk_prompt`
+    and `topk_sample`: how many of the likeliest tokens to report at each token, 0: none.
+    """
+
+    prompt: ModelInput
+    num_samples: int = 1
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] | tuple[int, ...] = ()
+    prompt_logprobs: bool = False
+    topk_prompt: int = 0
+    topk_sample: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampledSequence:
+    """Ids int32 (n,), the stop token included, and their log-probabilities float32 (n,) under the raw distribution.
+
+    `stopped`: it ended at a stop token or text; otherwise it has `max_tokens` tokens.
+    """
+
+    token_ids: np.ndarray
+    logprobs: np.ndarray
+    stopped: bool
+    topk: TopK | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleResult:
+    """`prompt_logprobs`: float32 (prompt,), NaN for the first token; `topk_prompt` has a row for each prompt token,
+    the first of them empty (id 0, log-probability -99999)."""
+
+    sequences: Sequence[SampledSequence]
+    prompt_logprobs: np.ndarray | None = None
+    topk_prompt: TopK | None = None
