@@ -54,8 +54,9 @@ class TopK(NamedTuple):
 class SampleRequest:
     """One prompt and how to continue it.
 
-    `stop`: texts or token ids that end a sequence; `max_tokens` None: as many as the model has place for. `topk_prompt`
-    and `topk_sample`: how many of the likeliest tokens to report at each token, 0: none.
+    `stop`: texts or token ids that end a sequence, in place of the model's own end tokens; None: those; (): nothing
+    ends it but `max_tokens`, where None means as many as the model has place for. `topk_prompt` and `topk_sample`: how
+    many of the likeliest tokens to report at each token, 0: none.
     """
 
     prompt: ModelInput
@@ -65,7 +66,7 @@ class SampleRequest:
     top_p: float = 1.0
     top_k: int = 0
     seed: int | None = None
-    stop: tuple[str, ...] | tuple[int, ...] = ()
+    stop: tuple[str, ...] | tuple[int, ...] | None = None
     prompt_logprobs: bool = False
     topk_prompt: int = 0
     topk_sample: int = 0
