@@ -1,0 +1,342 @@
+"""The routes that list, change and hand out what a server has: runs, checkpoints, sessions and sampling sessions."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Protocol
+from urllib.parse import quote, urlencode
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from rollouts.errors import short_repr
+from rollouts.serve.bodies import read_body
+from rollouts.serve.errors import RequestError
+from rollouts.tinker.run_directory import Checkpoint, Kind, RunDirectory, TrainingRun
+
+_API: Final = "/api/v1"
+#: Requests below this path need no key: their URLs are signed.
+FILES_PATH: Final = f"{_API}/checkpoint_files/"
+_URL_LIFETIME: Final = timedelta(hours=1)
+_GIGABYTE: Final = 10**9
+_TYPES: Final[Mapping[Kind, str]] = {
+    "weights": "training",
+    "sampler_weights": "sampler",
+    "external_weights": "external",
+}
+_CHECKPOINT: Final = "/training_runs/{model_id}/checkpoints/{kind}/{name}"
+
+#: Routes of the service that this server has not. The status is 404, because clients send a request again for minutes
+#: after a 409 or a 5xx.
+_REFUSED: Final[Mapping[tuple[str, str], str]] = {
+    ("GET", "/audit"): "this server keeps no audit log; its own log has the requests",
+    ("GET", "/billing/usage/events"): "this server counts no costs",
+    ("POST", "/copy_weights"): "this server has no projects to copy to; load the weights where they are",
+    ("POST", "/sessions/search"): "this server does not search sessions; list them",
+    ("PUT", "/sessions/{session_id}/project"): "this server has no projects",
+    ("GET", "/sessions/{session_id}/trace_export"): "this server exports no traces",
+    ("POST", "/auth/token"): "this server makes no tokens; send its key",
+    ("GET", "/auth/apikey/me"): "this server knows nothing about its keys; they are in its --api-key-file",
+    ("DELETE", "/auth/apikey/me"): "keys of this server are deleted from its --api-key-file",
+    (
+        "POST",
+        f"{_CHECKPOINT}/publish",
+    ): "this server publishes nothing: whoever has its key can load every checkpoint; download it to hand it on",
+}
+
+
+class Session(Protocol):
+    """A session of a client. Its training runs are on disk."""
+
+    @property
+    def session_id(self) -> str: ...
+    @property
+    def sampler_ids(self) -> Sequence[str]: ...
+    @property
+    def user_metadata(self) -> Mapping[str, str] | None: ...
+    @property
+    def display_name(self) -> str | None: ...
+
+
+class SamplingSession(Protocol):
+    """What a sampling session samples from. `model_path`: the URI of its weights; None: the base model itself."""
+
+    @property
+    def base_model(self) -> str: ...
+    @property
+    def model_path(self) -> str | None: ...
+
+
+class Registry(Protocol):
+    """What a running server has besides its directory. The methods are called on its event loop."""
+
+    def sessions(self) -> Sequence[Session]:
+        """The oldest first."""
+
+    def sampling_session(self, sampling_session_id: str) -> SamplingSession | None: ...
+
+    def finish_session(self, session_id: str, reason: str, detail: str | None) -> None:
+        """End a session: `reason` is success, errored or interrupted. One that has ended stays as it is."""
+
+
+def rest_routes(directory: RunDirectory, registry: Registry) -> list[Route]:
+    """The routes, below /api/v1. Their errors, `RequestError` and `ArgumentError`, are answered by the application.
+
+    Files of checkpoints are fetched from signed URLs below `FILES_PATH`, without a key, for an hour and while this
+    server runs.
+    """
+    runs, sessions, files = _Runs(directory), _Sessions(directory, registry), _Files(directory)
+    routes: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
+        ("GET", "/training_runs"): runs.page,
+        ("GET", "/training_runs/{model_id}"): runs.get,
+        ("GET", "/training_runs/{model_id}/checkpoints"): runs.checkpoints,
+        ("GET", "/checkpoints"): runs.all_checkpoints,
+        ("GET", "/billing/usage/checkpoints/current"): runs.storage,
+        ("POST", "/weights_info"): runs.weights_info,
+        ("DELETE", _CHECKPOINT): runs.delete,
+        ("DELETE", f"{_CHECKPOINT}/publish"): runs.unpublish,
+        ("PUT", f"{_CHECKPOINT}/ttl"): runs.set_ttl,
+        ("GET", f"{_CHECKPOINT}/external_weights_urls"): files.urls,
+        ("GET", "/checkpoint_files/{model_id}/{kind}/{name}/{file:path}"): files.get,
+        ("GET", "/sessions"): sessions.page,
+        ("GET", "/sessions/{session_id}"): sessions.get,
+        ("POST", "/sessions/{session_id}/finish"): sessions.finish,
+        ("GET", "/samplers/{sampler_id}"): sessions.sampler,
+        **{route: _refusing(reason) for route, reason in _REFUSED.items()},
+    }
+    return [Route(f"{_API}{path}", handler, methods=[method]) for (method, path), handler in routes.items()]
+
+
+class _Runs:
+    def __init__(self, directory: RunDirectory) -> None:
+        self._directory = directory
+
+    async def page(self, request: Request) -> Response:
+        limit, offset = _page(request, limit=20)
+
+        def listed() -> dict[str, Any]:
+            runs = self._directory.training_runs()
+            shown = [self._fields(run) for run in runs[offset : offset + limit]]
+            return {"training_runs": shown, "cursor": _cursor(limit, offset, len(runs))}
+
+        return JSONResponse(await run_in_threadpool(listed))
+
+    async def get(self, request: Request) -> Response:
+        model_id = request.path_params["model_id"]
+        return JSONResponse(await run_in_threadpool(lambda: self._fields(self._directory.training_run(model_id))))
+
+    async def checkpoints(self, request: Request) -> Response:
+        found = await run_in_threadpool(self._directory.checkpoints, request.path_params["model_id"])
+        return JSONResponse({"checkpoints": [_checkpoint_fields(each) for each in found]})
+
+    async def all_checkpoints(self, request: Request) -> Response:
+        limit, offset = _page(request, limit=100)
+        found = await run_in_threadpool(self._directory.all_checkpoints)
+        shown = [_checkpoint_fields(each) for each in found[offset : offset + limit]]
+        return JSONResponse({"checkpoints": shown, "cursor": _cursor(limit, offset, len(found))})
+
+    async def storage(self, request: Request) -> Response:
+        _page(request, limit=1)
+        sizes = [each.size_bytes for each in await run_in_threadpool(self._directory.all_checkpoints)]
+        size = {"size_bytes": sum(sizes), "size_gigabytes": sum(sizes) / _GIGABYTE}
+        return JSONResponse({"data": [{"checkpoint_count": len(sizes), **size}]})
+
+    async def weights_info(self, request: Request) -> Response:
+        uri = (await read_body(request, _json_object)).get("tinker_path")
+        if not isinstance(uri, str):
+            raise RequestError(400, f"tinker_path is {short_repr(uri)}; send the URI of a checkpoint", "tinker_path")
+        found = await run_in_threadpool(self._directory.find, uri)
+        run = await run_in_threadpool(self._directory.training_run, found.model_id)
+        lora = run.lora or {}
+        trained = {name: lora.get(name) for name in ("train_unembed", "train_mlp", "train_attn")}
+        return JSONResponse(
+            {"base_model": run.base_model, "is_lora": run.lora is not None, "lora_rank": lora.get("rank"), **trained}
+        )
+
+    async def delete(self, request: Request) -> Response:
+        await run_in_threadpool(lambda: self._directory.delete(self._directory.checkpoint(**request.path_params)))
+        return Response(status_code=204)
+
+    async def unpublish(self, request: Request) -> Response:
+        await run_in_threadpool(lambda: self._directory.checkpoint(**request.path_params))  # none is public
+        return Response(status_code=204)
+
+    async def set_ttl(self, request: Request) -> Response:
+        body = await read_body(request, _json_object)
+        if "ttl_seconds" not in body:
+            raise RequestError(400, "the body has no ttl_seconds; send seconds, or null for ever", "ttl_seconds")
+
+        def changed() -> None:
+            self._directory.set_ttl(self._directory.checkpoint(**request.path_params), body["ttl_seconds"])
+
+        await run_in_threadpool(changed)
+        return Response(status_code=204)
+
+    def _fields(self, run: TrainingRun) -> dict[str, Any]:
+        """The newest checkpoints of two kinds are with a run."""
+        newest: dict[str, dict[str, Any]] = {}
+        for each in self._directory.checkpoints(run.model_id):
+            newest.setdefault(each.kind, _checkpoint_fields(each))
+        return {
+            "training_run_id": run.model_id,
+            "base_model": run.base_model,
+            "model_owner": "local",
+            "is_lora": run.lora is not None,
+            "lora_rank": (run.lora or {}).get("rank"),
+            "last_request_time": self._directory.last_change(run.model_id).isoformat(),
+            "last_checkpoint": newest.get("weights"),
+            "last_sampler_checkpoint": newest.get("sampler_weights"),
+            "user_metadata": run.user_metadata,
+        }
+
+
+class _Files:
+    """Signed URLs of the files of checkpoints: a program that has no key can fetch them."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._directory = directory
+        self._secret = secrets.token_bytes(32)
+
+    async def urls(self, request: Request) -> Response:
+        def signed() -> dict[str, str]:
+            checkpoint = self._directory.checkpoint(**request.path_params)
+            return {file: self._url(request, checkpoint, file, expires) for file in self._directory.files(checkpoint)}
+
+        until = datetime.now(UTC) + _URL_LIFETIME
+        expires = str(int(until.timestamp()))
+        return JSONResponse({"urls": await run_in_threadpool(signed), "expires": until.isoformat()})
+
+    async def get(self, request: Request) -> Response:
+        file = request.path_params.pop("file")
+        expires = request.query_params.get("expires", "")
+
+        def path() -> str:
+            checkpoint = self._directory.checkpoint(**request.path_params)
+            signature = self._signature(checkpoint.uri, file, expires).encode()
+            if not hmac.compare_digest(signature, request.query_params.get("signature", "").encode()):
+                raise RequestError(403, "this URL is not signed by this server as it runs now; ask for URLs again")
+            if int(expires) < datetime.now(UTC).timestamp():
+                raise RequestError(403, "this URL has expired; ask for URLs again")
+            found = self._directory.files(checkpoint).get(file)
+            if found is None:
+                raise RequestError(404, f"{checkpoint.uri} has no file {file!r:.200}")
+            return str(found)
+
+        return FileResponse(await run_in_threadpool(path), media_type="application/octet-stream")
+
+    def _url(self, request: Request, checkpoint: Checkpoint, file: str, expires: str) -> str:
+        path = quote(f"{checkpoint.model_id}/{checkpoint.kind}/{checkpoint.name}/{file}")
+        query = urlencode({"expires": expires, "signature": self._signature(checkpoint.uri, file, expires)})
+        return f"{str(request.base_url).rstrip('/')}{FILES_PATH}{path}?{query}"
+
+    def _signature(self, uri: str, file: str, expires: str) -> str:
+        signed = json.dumps([uri, file, expires]).encode()
+        return hmac.new(self._secret, signed, hashlib.sha256).hexdigest()
+
+
+class _Sessions:
+    """Those of the running server, and those of earlier ones that have training runs."""
+
+    def __init__(self, directory: RunDirectory, registry: Registry) -> None:
+        self._directory = directory
+        self._registry = registry
+
+    async def page(self, request: Request) -> Response:
+        limit, offset = _page(request, limit=20)
+        runs = await run_in_threadpool(self._directory.training_runs)
+        running = [each.session_id for each in self._registry.sessions()]
+        found = list(dict.fromkeys([*reversed(running), *(run.session_id for run in runs)]))
+        return JSONResponse({"sessions": found[offset : offset + limit]})
+
+    async def get(self, request: Request) -> Response:
+        session, run_ids = await self._find(request)
+        fields: dict[str, Any] = {"training_run_ids": run_ids, "sampler_ids": []}
+        if session is not None:
+            fields["sampler_ids"] = list(session.sampler_ids)
+            fields |= {"user_metadata": session.user_metadata, "display_name": session.display_name}
+        return JSONResponse(fields)
+
+    async def finish(self, request: Request) -> Response:
+        body = await read_body(request, _json_object)
+        reason, detail = body.get("reason"), body.get("detail")
+        kind = reason.get("type") if isinstance(reason, dict) else None
+        if kind not in ("success", "errored", "interrupted"):
+            raise RequestError(
+                400, f"reason.type is {short_repr(kind)}; send success, errored or interrupted", "reason"
+            )
+        session, _ = await self._find(request)
+        if session is not None:
+            self._registry.finish_session(session.session_id, kind, detail if isinstance(detail, str) else None)
+        return Response(status_code=204)
+
+    async def sampler(self, request: Request) -> Response:
+        sampler_id = request.path_params["sampler_id"]
+        found = self._registry.sampling_session(sampler_id)
+        if found is None:
+            raise RequestError(404, f"there is no sampling session {sampler_id!r:.200} here; create one")
+        return JSONResponse({"sampler_id": sampler_id, "base_model": found.base_model, "model_path": found.model_path})
+
+    async def _find(self, request: Request) -> tuple[Session | None, list[str]]:
+        """The session, None if it is of an earlier server, and the ids of its training runs."""
+        session_id = request.path_params["session_id"]
+        runs = await run_in_threadpool(self._directory.training_runs)
+        run_ids = [run.model_id for run in reversed(runs) if run.session_id == session_id]
+        session = next((each for each in self._registry.sessions() if each.session_id == session_id), None)
+        if session is None and not run_ids:
+            raise RequestError(404, f"there is no session {session_id!r:.200} here; create one")
+        return session, run_ids
+
+
+def _checkpoint_fields(checkpoint: Checkpoint) -> dict[str, Any]:
+    expires_at = checkpoint.expires_at
+    return {
+        "checkpoint_id": f"{checkpoint.kind}/{checkpoint.name}",
+        "checkpoint_type": _TYPES[checkpoint.kind],
+        "time": checkpoint.created.isoformat(),
+        "tinker_path": checkpoint.uri,
+        "size_bytes": checkpoint.size_bytes,
+        "public": False,
+        "user_metadata": checkpoint.user_metadata,
+        "expires_at": None if expires_at is None else expires_at.isoformat(),
+    }
+
+
+def _page(request: Request, *, limit: int) -> tuple[int, int]:
+    """The limit, by default `limit`, and the offset of a listing. Raises `RequestError` (400), for a project too."""
+    numbers = []
+    for name, default, least in (("limit", limit, 1), ("offset", 0, 0)):
+        text = request.query_params.get(name, str(default))
+        if not (text.isascii() and text.isdecimal() and least <= int(text[:20]) < 2**31):
+            raise RequestError(400, f"{name} is {text[:80]!r}; send an integer from {least} to 2**31 - 1", name)
+        numbers.append(int(text[:20]))
+    if "project_id" in request.query_params:
+        raise RequestError(400, "this server has no projects; leave project_id out", "project_id")
+    return numbers[0], numbers[1]
+
+
+def _cursor(limit: int, offset: int, total: int) -> dict[str, int]:
+    return {"offset": offset, "limit": limit, "total_count": total}
+
+
+def _json_object(data: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except ValueError as error:
+        raise RequestError(400, f"the body is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise RequestError(400, f"the body is {short_repr(value)}; send a JSON object")
+    return value
+
+
+def _refusing(reason: str) -> Callable[[Request], Awaitable[Response]]:
+    async def refuse(_: Request) -> Response:
+        raise RequestError(404, reason)
+
+    return refuse

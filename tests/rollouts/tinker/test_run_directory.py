@@ -1,0 +1,270 @@
+"""Runs and checkpoints on disk: what was saved whole is found again, by names and URIs that lead nowhere else."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from rollouts.errors import ArgumentError
+from rollouts.serve.errors import RequestError
+from rollouts.tinker.run_directory import MAX_TTL_SECONDS, RunDirectory, TrainingRun
+
+START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+RUN = TrainingRun("s:train:0", "tiny", "s", {"rank": 8, "train_mlp": True}, START, {"who": "me"})
+ESCAPES = ["..", ".", "", "a/b", "../x", "a\\b", ".hidden", "a\0b", "a\n", "x" * 129, "ä", "-a", "a.json"]
+
+
+class Clock:
+    """A time that tests set."""
+
+    def __init__(self):
+        self.time = START
+
+    def __call__(self):
+        return self.time
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def directory(tmp_path, clock):
+    runs = RunDirectory(tmp_path / "runs", now=clock)
+    runs.add_run(RUN)
+    return runs
+
+
+def save(directory, name, *, kind="weights", content=b"12345", model_id=RUN.model_id, **options):
+    with directory.saving(model_id, kind, name, **options) as path:
+        path.mkdir(exist_ok=True)
+        (path / "file").write_bytes(content)
+    return directory.checkpoint(model_id, kind, name)
+
+
+def test_a_directory_that_is_opened_again_has_the_same_runs_and_checkpoints(directory, clock):
+    saved = save(directory, "0001", ttl_seconds=60, user_metadata={"step": "1"})
+    again = RunDirectory(directory.directory, now=clock)
+    assert again.training_run(RUN.model_id) == RUN
+    assert again.checkpoints(RUN.model_id) == [saved]
+    assert (saved.size_bytes, saved.created) == (5, START)
+    assert saved.user_metadata == {"step": "1"}
+    assert saved.expires_at == START + timedelta(seconds=60)
+
+
+def test_a_uri_is_the_directory_that_was_written(directory):
+    for kind in ("weights", "sampler_weights", "external_weights"):
+        saved = save(directory, "a", kind=kind, content=kind.encode())
+        assert saved.uri == f"tinker://s:train:0/{kind}/a"
+        assert (directory.resolve(saved.uri) / "file").read_bytes() == kind.encode()
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_a_name_that_is_no_plain_name_is_refused_before_anything_is_written(directory, name):
+    before = sorted(directory.directory.rglob("*"))
+    with pytest.raises(ArgumentError), directory.saving(RUN.model_id, "weights", name):
+        pytest.fail("the block ran")
+    with pytest.raises((ArgumentError, RequestError)):
+        directory.resolve(f"tinker://{RUN.model_id}/weights/{name}")
+    if not name.endswith(".json"):
+        with pytest.raises(ArgumentError):
+            directory.add_run(TrainingRun(name, "tiny", "s", None, START))
+    assert sorted(directory.directory.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["", "weights/a", "tinker://", "tinker://a/b", "tinker://a/weights/b/c", "file:///etc", "tinker:///etc/passwd"],
+)
+def test_a_uri_of_another_form_is_refused_with_the_form(directory, uri):
+    with pytest.raises((ArgumentError, RequestError)) as caught:
+        directory.resolve(uri)
+    assert "tinker://MODEL_ID/KIND/NAME" in str(caught.value) or "there is no checkpoint" in str(caught.value)
+
+
+@pytest.mark.parametrize("uri", ["tinker://other/weights/a", "tinker://s:train:0/weights/b", "tinker://s:train:0/x/a"])
+def test_a_uri_without_a_checkpoint_names_it(directory, uri):
+    save(directory, "a")
+    with pytest.raises(RequestError, match="there is no checkpoint") as caught:
+        directory.resolve(uri)
+    assert caught.value.status == 404
+    assert uri in str(caught.value)
+
+
+@pytest.mark.parametrize("linked", ["", "weights", "weights/a"])
+def test_links_are_not_followed(directory, tmp_path, linked):
+    """A run, a kind or a checkpoint that is a link is no such thing."""
+    saved = save(directory, "a")
+    place = directory.directory / RUN.model_id / linked
+    elsewhere = tmp_path / "elsewhere"
+    os.rename(place, elsewhere)
+    place.symlink_to(elsewhere)
+    with pytest.raises(RequestError) as caught:
+        directory.resolve(saved.uri)
+    assert caught.value.status == 404
+    assert directory.all_checkpoints() == []
+    with pytest.raises(RequestError):
+        directory.delete(saved)
+    assert list(elsewhere.rglob("file")) != []
+
+
+def test_a_name_is_taken_until_its_checkpoint_is_deleted(directory):
+    first = save(directory, "a", content=b"old")
+    with pytest.raises(ArgumentError, match="overwrite=True"):
+        save(directory, "a", content=b"new")
+    assert (directory.resolve(first.uri) / "file").read_bytes() == b"old"
+    directory.delete(first)
+    assert not directory.path(first).exists()
+    assert save(directory, "a", content=b"longer").size_bytes == 6
+
+
+def test_overwriting_replaces_weights_and_only_those(directory, clock):
+    save(directory, "a", content=b"old", ttl_seconds=9)
+    clock.time += timedelta(seconds=1)
+    replaced = save(directory, "a", content=b"newer", overwrite=True)
+    assert (replaced.size_bytes, replaced.created, replaced.expires_at) == (5, clock.time, None)
+    save(directory, "a", kind="sampler_weights")
+    with pytest.raises(ArgumentError, match="sampler_weights of this name"):
+        save(directory, "a", kind="sampler_weights", overwrite=True)
+
+
+def test_a_save_that_fails_leaves_nothing_and_frees_its_name(directory):
+    with pytest.raises(OSError, match="full"), directory.saving(RUN.model_id, "weights", "a") as path:
+        path.mkdir()
+        (path / "file").write_bytes(b"half")
+        raise OSError("full")
+    assert not path.exists()
+    save(directory, "a")
+
+
+def test_a_failed_save_over_weights_leaves_the_old_ones(directory):
+    saved = save(directory, "a")
+    with pytest.raises(OSError, match="full"), directory.saving(RUN.model_id, "weights", "a", overwrite=True):
+        raise OSError("full")
+    assert directory.find(saved.uri) == saved
+    assert (directory.resolve(saved.uri) / "file").read_bytes() == b"12345"
+
+
+def test_two_savers_cannot_write_the_same_name_at_once(directory):
+    with directory.saving(RUN.model_id, "weights", "a") as path:
+        path.mkdir()
+        with pytest.raises(ArgumentError, match="is being written"):
+            save(directory, "a")
+        assert directory.checkpoints(RUN.model_id) == []  # not whole yet
+    assert len(directory.checkpoints(RUN.model_id)) == 1
+
+
+def test_a_block_that_writes_nothing_is_an_error(directory):
+    with pytest.raises(ArgumentError, match="nothing is at"), directory.saving(RUN.model_id, "weights", "a"):
+        pass
+
+
+KILLED = """
+import os, signal, sys
+from rollouts.files import replaced_path
+from rollouts.tinker.run_directory import RunDirectory
+runs = RunDirectory(sys.argv[1])
+with runs.saving("s:train:0", "sampler_weights", "a") as path:
+    if sys.argv[2] == "partial":
+        with replaced_path(path) as path:
+            path.mkdir()
+            os.kill(os.getpid(), signal.SIGKILL)
+    path.mkdir()
+    (path / "half").write_bytes(b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("how", ["partial", "in place"])
+def test_what_a_killed_process_left_is_no_checkpoint_and_does_not_block_its_name(directory, how):
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(directory.directory), how], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    place = directory.directory / RUN.model_id / "sampler_weights"
+    assert len(list(place.iterdir())) == 1
+    again = RunDirectory(directory.directory)
+    assert again.all_checkpoints() == []
+    with pytest.raises(RequestError):
+        again.resolve("tinker://s:train:0/sampler_weights/a")
+    saved = save(again, "a", kind="sampler_weights")
+    assert list(again.files(saved)) == ["file"]
+    assert sorted(path.name for path in place.iterdir()) == ["a", "a.json"]
+
+
+def test_expired_checkpoints_are_gone_when_they_are_met_and_when_a_server_starts(directory, clock):
+    saved = [save(directory, name, ttl_seconds=10) for name in "abc"]
+    kept = save(directory, "d")
+    clock.time += timedelta(seconds=9)
+    assert directory.find(saved[0].uri) == saved[0]
+    changed = directory.set_ttl(saved[2], 100)
+    assert changed.expires_at == START + timedelta(seconds=109)
+    clock.time += timedelta(seconds=1)
+    with pytest.raises(RequestError, match="has expired"):
+        directory.resolve(saved[0].uri)
+    assert not directory.path(saved[0]).exists()
+    assert directory.path(saved[1]).exists()  # nobody has met it
+    RunDirectory(directory.directory, now=clock)
+    assert not directory.path(saved[1]).exists()
+    assert {each.name for each in directory.all_checkpoints()} == {"c", "d"}
+    assert directory.set_ttl(changed, None).expires_at is None
+    clock.time += timedelta(days=10_000)
+    assert {each.name for each in directory.all_checkpoints()} == {"c", kept.name}
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 1.5, "60", True, MAX_TTL_SECONDS + 1])
+def test_a_time_to_live_that_is_no_number_of_seconds_is_refused(directory, seconds):
+    saved = save(directory, "a")
+    with pytest.raises(ArgumentError, match="ttl_seconds"):
+        directory.set_ttl(saved, seconds)
+    with pytest.raises(ArgumentError, match="ttl_seconds"):
+        save(directory, "b", ttl_seconds=seconds)
+    assert directory.all_checkpoints() == [saved]
+
+
+def test_the_newest_runs_and_checkpoints_come_first(directory, clock):
+    for number in (2, 1, 3):
+        clock.time = START + timedelta(seconds=number)
+        directory.add_run(TrainingRun(f"run{number}", "tiny", "s", None, clock.time))
+        save(directory, "a", model_id=f"run{number}")
+    assert [run.model_id for run in directory.training_runs()] == ["run3", "run2", "run1", RUN.model_id]
+    assert [each.model_id for each in directory.all_checkpoints()] == ["run3", "run2", "run1"]
+
+
+def test_an_id_of_a_run_stands_for_one_run(directory):
+    with pytest.raises(ArgumentError, match="there is a run with this id"):
+        directory.add_run(RUN)
+
+
+def test_files_that_others_changed_are_passed_over(directory, caplog):
+    kept, changed, lost = save(directory, "a"), save(directory, "b"), save(directory, "c")
+    directory.path(changed).with_name("b.json").write_text("[")
+    (directory.path(lost) / "file").unlink()
+    directory.path(lost).rmdir()
+    (directory.directory / "foreign").mkdir()
+    (directory.directory / "foreign" / "run.json").write_text(json.dumps({"base_model": 1}))
+    (directory.directory / "notes.txt").write_text("x")
+    assert directory.all_checkpoints() == [kept]
+    assert "b.json" in caplog.text
+
+
+def test_the_files_of_a_checkpoint_are_named_by_their_paths_in_it_without_links_and_hidden_ones(directory):
+    with directory.saving(RUN.model_id, "external_weights", "a") as path:
+        (path / "deep").mkdir(parents=True)
+        (path / "deep" / "file").write_bytes(b"123")
+        (path / ".left.1.partial").write_bytes(b"x")
+        (path / "link").symlink_to("/etc/passwd")
+    saved = directory.checkpoint(RUN.model_id, "external_weights", "a")
+    assert directory.files(saved) == {"deep/file": path / "deep" / "file"}
+    assert saved.size_bytes == 3
+
+
+def test_a_file_of_a_run_changes_when_it_was_changed_last(directory):
+    later = START + timedelta(days=1000)
+    metrics = directory.directory / RUN.model_id / "metrics.jsonl"
+    metrics.write_text("{}")
+    os.utime(metrics, (later.timestamp(), later.timestamp()))
+    assert directory.last_change(RUN.model_id) == later
