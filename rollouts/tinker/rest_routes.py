@@ -17,7 +17,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from rollouts.errors import short_repr
-from rollouts.serve.bodies import read_body
+from rollouts.serve.bodies import read_object
 from rollouts.serve.errors import RequestError
 from rollouts.tinker.run_directory import Checkpoint, Kind, RunDirectory, TrainingRun
 
@@ -149,7 +149,7 @@ class _Runs:
         return JSONResponse({"data": [{"checkpoint_count": len(sizes), **size}]})
 
     async def weights_info(self, request: Request) -> Response:
-        uri = (await read_body(request, _json_object)).get("tinker_path")
+        uri = (await read_object(request)).get("tinker_path")
         if not isinstance(uri, str):
             raise RequestError(400, f"tinker_path is {short_repr(uri)}; send the URI of a checkpoint", "tinker_path")
         found = await run_in_threadpool(self._directory.find, uri)
@@ -169,7 +169,7 @@ class _Runs:
         return Response(status_code=204)
 
     async def set_ttl(self, request: Request) -> Response:
-        body = await read_body(request, _json_object)
+        body = await read_object(request)
         if "ttl_seconds" not in body:
             raise RequestError(400, "the body has no ttl_seconds; send seconds, or null for ever", "ttl_seconds")
 
@@ -264,7 +264,7 @@ class _Sessions:
         return JSONResponse(fields)
 
     async def finish(self, request: Request) -> Response:
-        body = await read_body(request, _json_object)
+        body = await read_object(request)
         reason, detail = body.get("reason"), body.get("detail")
         kind = reason.get("type") if isinstance(reason, dict) else None
         if kind not in ("success", "errored", "interrupted"):
@@ -323,16 +323,6 @@ def _page(request: Request, *, limit: int) -> tuple[int, int]:
 
 def _cursor(limit: int, offset: int, total: int) -> dict[str, int]:
     return {"offset": offset, "limit": limit, "total_count": total}
-
-
-def _json_object(data: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(data)
-    except ValueError as error:
-        raise RequestError(400, f"the body is no JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise RequestError(400, f"the body is {short_repr(value)}; send a JSON object")
-    return value
 
 
 def _refusing(reason: str) -> Callable[[Request], Awaitable[Response]]:

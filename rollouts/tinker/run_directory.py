@@ -5,6 +5,7 @@
     DIR/MODEL_ID/weights/NAME.json         written after it: a directory without this file is no checkpoint
     DIR/MODEL_ID/sampler_weights/NAME/     of `Trainer.save_for_sampler`
     DIR/MODEL_ID/external_weights/NAME/    of the same, for a client to download
+    DIR/MODEL_ID/unlisted/NAME/            of the same, until the server or the session ends
 
 A checkpoint has the URI `tinker://MODEL_ID/KIND/NAME`.
 """
@@ -18,7 +19,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -37,6 +38,7 @@ Kind = Literal["weights", "sampler_weights", "external_weights"]
 #: What clients accept as the longest time until a checkpoint expires.
 MAX_TTL_SECONDS: Final = 10 * 366 * 24 * 3600
 _SCHEME: Final = "tinker://"
+_UNLISTED: Final = "unlisted"
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:=+@,-]{0,127}")
 _NAME_RULE: Final = "pass 1 to 128 letters, digits and characters of _.:=+@,- that begin with a letter, a digit or _"
 
@@ -67,7 +69,11 @@ class Checkpoint:
 
     @property
     def uri(self) -> str:
-        return f"{_SCHEME}{self.model_id}/{self.kind}/{self.name}"
+        return uri_of(self.model_id, self.kind, self.name)
+
+
+def uri_of(model_id: str, kind: str, name: str) -> str:
+    return f"{_SCHEME}{model_id}/{kind}/{name}"
 
 
 class RunDirectory:
@@ -86,6 +92,8 @@ class RunDirectory:
         self._lock = threading.RLock()
         self._being_saved: set[Path] = set()
         self.all_checkpoints()
+        for run in self.training_runs():
+            self._remove_unlisted(run)
 
     # Runs.
 
@@ -97,6 +105,9 @@ class RunDirectory:
         directory.mkdir()
         _write(directory / "run.json", run)
         return directory
+
+    def has_run(self, model_id: str) -> bool:
+        return _is_name(model_id) and self._read_run(model_id) is not None
 
     def training_run(self, model_id: str) -> TrainingRun:
         run = self._read_run(model_id) if _is_name(model_id) else None
@@ -179,9 +190,7 @@ class RunDirectory:
         known = kind in get_args(Kind) and _is_name(model_id) and _is_checkpoint_name(name)
         found = self._read(model_id, cast(Kind, kind), name) if known else None
         if found is None:
-            text = (
-                f"there is no checkpoint {f'{_SCHEME}{model_id}/{kind}/{name}'!r:.400} here; it was never saved whole"
-            )
+            text = f"there is no checkpoint {uri_of(model_id, kind, name)!r:.400} here; it was never saved whole"
             raise RequestError(404, f"{text}, has expired or was deleted; list those that there are")
         return found
 
@@ -217,6 +226,27 @@ class RunDirectory:
             _write(_about(self.path(changed)), changed)
         return changed
 
+    # Weights that no client can name.
+
+    def unlisted(self, model_id: str, name: str) -> Path:
+        """A path for weights that are no checkpoint, at which there is nothing."""
+        self.training_run(model_id)
+        path = self._path(model_id, _UNLISTED, name)
+        path.parent.mkdir(exist_ok=True)
+        _remove(path)
+        return path
+
+    def remove_unlisted(self, session_id: str) -> None:
+        """Remove those of all runs of a session."""
+        for run in self.training_runs():
+            if run.session_id == session_id:
+                self._remove_unlisted(run)
+
+    def _remove_unlisted(self, run: TrainingRun) -> None:
+        place = self._path(run.model_id) / _UNLISTED
+        if not place.is_symlink():
+            _remove(place)
+
     # What the methods are made of.
 
     def _path(self, model_id: str, kind: str | None = None, name: str | None = None) -> Path:
@@ -225,13 +255,21 @@ class RunDirectory:
             raise ArgumentError("model_id", model_id, _NAME_RULE)
         path = self.directory / model_id
         if kind is not None and name is not None:
-            check_choice("kind", kind, Kind)
+            if kind != _UNLISTED:
+                check_choice("kind", kind, Kind)
             if not _is_checkpoint_name(name):
                 raise ArgumentError("name", name, f"{_NAME_RULE}, and do not end with .json")
             path = path / kind / name
         if os.path.realpath(path) != os.fspath(path):
             raise RequestError(404, f"{path.relative_to(self.directory)} has symbolic links, which are not followed")
         return path
+
+    def _path_to_read(self, *names: str) -> Path | None:
+        """The path of `_path`; None where it has symbolic links."""
+        try:
+            return self._path(*names)
+        except RequestError:
+            return None
 
     def _expiry(self, ttl_seconds: int | None) -> datetime | None:
         if ttl_seconds is None:
@@ -242,8 +280,10 @@ class RunDirectory:
         return self._now() + timedelta(seconds=seconds)
 
     def _read_run(self, model_id: str) -> TrainingRun | None:
+        if (path := self._path_to_read(model_id)) is None:
+            return None
         return _read_record(
-            self._path(model_id) / "run.json",
+            path / "run.json",
             lambda fields: TrainingRun(
                 model_id,
                 fields["base_model"],
@@ -256,15 +296,15 @@ class RunDirectory:
 
     def _checkpoints(self, model_id: str) -> Iterator[Checkpoint]:
         for kind in get_args(Kind):
-            for about in self._path(model_id).joinpath(kind).glob("*.json"):
+            for about in (self._path(model_id) / kind).glob("*.json"):
                 name = about.name.removesuffix(".json")
-                with suppress(RequestError):  # a link
-                    if _is_checkpoint_name(name) and (found := self._read(model_id, kind, name)) is not None:
-                        yield found
+                if _is_checkpoint_name(name) and (found := self._read(model_id, kind, name)) is not None:
+                    yield found
 
     def _read(self, model_id: str, kind: Kind, name: str) -> Checkpoint | None:
         """The checkpoint; None where there is none, or none any more."""
-        path = self._path(model_id, kind, name)
+        if (path := self._path_to_read(model_id, kind, name)) is None:
+            return None
 
         def checkpoint(fields: Mapping[str, Any]) -> Checkpoint:
             created, expires_at = datetime.fromisoformat(fields["created"]), fields["expires_at"]

@@ -110,6 +110,9 @@ def test_links_are_not_followed(directory, tmp_path, linked):
     assert directory.all_checkpoints() == []
     with pytest.raises(RequestError):
         directory.delete(saved)
+    with pytest.raises(RequestError):
+        save(directory, "a", overwrite=True)
+    assert directory.has_run(RUN.model_id) == (linked != "")
     assert list(elsewhere.rglob("file")) != []
 
 
@@ -134,11 +137,9 @@ def test_overwriting_replaces_weights_and_only_those(directory, clock):
 
 
 def test_a_save_that_fails_leaves_nothing_and_frees_its_name(directory):
-    with pytest.raises(OSError, match="full"), directory.saving(RUN.model_id, "weights", "a") as path:
-        path.mkdir()
-        (path / "file").write_bytes(b"half")
-        raise OSError("full")
-    assert not path.exists()
+    with pytest.raises(TypeError):
+        save(directory, "a", content="a text, which is no bytes")
+    assert list((directory.directory / RUN.model_id / "weights").iterdir()) == []
     save(directory, "a")
 
 
@@ -268,3 +269,32 @@ def test_a_file_of_a_run_changes_when_it_was_changed_last(directory):
     metrics.write_text("{}")
     os.utime(metrics, (later.timestamp(), later.timestamp()))
     assert directory.last_change(RUN.model_id) == later
+
+
+def test_unlisted_weights_are_no_checkpoints_and_go_with_their_session_or_server(directory):
+    def written(name):
+        path = directory.unlisted(RUN.model_id, name)
+        assert not path.exists()
+        path.mkdir()
+        (path / "file").write_bytes(b"x")
+        return path
+
+    assert written("session-1") == written("session-1").parent / "session-1"  # what was there is removed
+    assert directory.all_checkpoints() == []
+    with pytest.raises(RequestError):
+        directory.resolve(f"tinker://{RUN.model_id}/unlisted/session-1")
+    path = written("session-1")
+    directory.remove_unlisted("another")
+    assert path.exists()
+    directory.remove_unlisted(RUN.session_id)
+    assert not path.exists()
+    path = written("session-2")
+    RunDirectory(directory.directory)
+    assert not path.exists()
+    with pytest.raises(ArgumentError):
+        directory.unlisted(RUN.model_id, "../a")
+
+
+def test_a_run_is_known_by_its_id_alone(directory):
+    assert directory.has_run(RUN.model_id)
+    assert not any(directory.has_run(name) for name in ["other", "..", "", "a/b", "x" * 1000])
