@@ -115,15 +115,7 @@ def _arguments_of_files(
     processors: Mapping[Modality, MediaProcessor] | None = None,
 ) -> RendererArguments:
     options = settings.options
-    tokenizer = _shared_tokenizer(
-        (files.directory, _changed_at(files.tokenizer_path), options.cache_bytes),
-        lambda: TemplateTokenizer.from_file(
-            files.tokenizer_path,
-            model=files.model,
-            more_added_tokens=added_tokens_decoder(files.settings),
-            cache_bytes=options.cache_bytes,
-        ),
-    )
+    tokenizer = _tokenizer_of_files(files, options.cache_bytes)
     sources = _chosen_sources(files.model, named_sources(files.directory, files.settings), options.chat_template)
     # Imported here, as is the code that reads images: together a fifth of the time of `import renderers`.
     from renderers.formats.deepseek_prompts import prompt_for
@@ -147,6 +139,17 @@ def _arguments_of_files(
         else _given_media(processors, tokenizer, media_policy, media_store),
         files=files,
     )
+
+
+def load_media_reader(
+    directory: Path, *, media_policy: MediaPolicy | None = None, media_store: MediaStore | None = None
+) -> tuple[TemplateTokenizer, MediaLoader]:
+    """The tokenizer and the media processors of a model directory, which needs no chat template.
+
+    Raises a `LoadError` as `load_renderer` does.
+    """
+    tokenizer = _tokenizer_of_files(ModelFiles.of(directory), RendererOptions().cache_bytes)
+    return tokenizer, load_media(directory, tokenizer=tokenizer, policy=media_policy, store=media_store, backend=None)
 
 
 def arguments_of_tokenizer(
@@ -239,6 +242,18 @@ def _given_media(
 # is deleted deletes its tokenizer.
 _TOKENIZERS: WeakValueDictionary[tuple[Any, ...], TemplateTokenizer] = WeakValueDictionary()
 _TOKENIZERS_LOCK = ProcessLock()
+
+
+def _tokenizer_of_files(files: ModelFiles, cache_bytes: int) -> TemplateTokenizer:
+    return _shared_tokenizer(
+        (files.directory, _changed_at(files.tokenizer_path), cache_bytes),
+        lambda: TemplateTokenizer.from_file(
+            files.tokenizer_path,
+            model=files.model,
+            more_added_tokens=added_tokens_decoder(files.settings),
+            cache_bytes=cache_bytes,
+        ),
+    )
 
 
 def _changed_at(path: Path) -> int | None:

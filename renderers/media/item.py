@@ -164,3 +164,7 @@ class MediaItem(Mapping[str, np.ndarray]):
     def nbytes(self) -> int:
         """Bytes of the tensors in memory, without the source."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def pieces(self, marker: str) -> tuple[ExpansionPiece, ...]:
+        """The expansion, also where it is the media marker alone."""
+        return self.expansion or (ExpansionPiece(marker, self.num_tokens, embed=True),)

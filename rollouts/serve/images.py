@@ -12,7 +12,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange, RendererError, TemplateRenderer
-from renderers.media.item import ExpansionPiece, TensorField
+from renderers.expansion import placed_tokens
+from renderers.media.item import TensorField
 from renderers.media.reference import load_source
 from renderers.process.caches import ByteLRU
 from renderers.vision.processor import MediaProcessor
@@ -269,32 +270,7 @@ def expand_sources(
             ids.append(token)
             continue
         item = next(remaining)
-        tokens, runs = _expansion(item, marker, renderer)
-        placed.append((item, PlaceholderRange(len(ids), len(tokens), runs)))
+        tokens, placeholder = placed_tokens(item.pieces(processor.marker), len(ids), renderer.tokenizer)
+        placed.append((item, placeholder))
         ids += tokens
     return ExpandedPrompt(ids, MultiModalData.from_items(placed))
-
-
-def _expansion(
-    item: MediaItem, marker: int, renderer: TemplateRenderer
-) -> tuple[list[int], tuple[tuple[int, int], ...] | None]:
-    """The tokens of an item, and the runs of those that stand for features (None: all)."""
-    if item.expansion is None:
-        return [marker] * item.num_tokens, None
-    ids: list[int] = []
-    runs: list[tuple[int, int]] = []
-    text = ""
-    for piece in (*item.expansion, ExpansionPiece("")):
-        control = renderer.tokenizer.control_id(piece.text)
-        if control is None and piece.text:
-            text += piece.text * piece.times
-            continue
-        # Text between two control tokens is encoded in one pass, as in a rendered prompt.
-        ids += renderer.tokenizer.encode_run(text).ids if text else []
-        text = ""
-        if control is None:
-            continue
-        if piece.embed:
-            runs.append((len(ids), len(ids) + piece.times))
-        ids += [control] * piece.times
-    return ids, tuple(runs)
