@@ -18,6 +18,7 @@ from rollouts.cli.render import render
 from rollouts.cli.report import report
 from rollouts.cli.run.command import run
 from rollouts.cli.serve import serve
+from rollouts.cli.tinker import tinker
 from rollouts.cli.traj.commands import traj_commands
 from rollouts.cli.view import view
 from rollouts.cli.worker import keys, worker
@@ -37,6 +38,7 @@ app.command(cls=Command)(report)
 app.command(cls=Command)(worker)
 app.command(cls=Command)(keys)
 app.command(cls=Command)(serve)
+app.command(cls=Command)(tinker)
 app.command(cls=Command)(view)
 
 

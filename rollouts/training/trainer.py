@@ -170,6 +170,17 @@ class Trainer:
         model = load_model(directory, dtype=getattr(torch, dtype), attn_implementation=attn_implementation)
         return cls(model.to(device), directory, **options)
 
+    @property
+    def model_type(self) -> str:
+        """The architecture of the base model, by transformers' name of it."""
+        return self._forward.architecture.model_type
+
+    @property
+    def max_length(self) -> int | None:
+        """The largest number of tokens of a row; None: the model names none."""
+        length: int | None = getattr(self._forward.architecture.text_config, "max_position_embeddings", None)
+        return length
+
     def models(self) -> dict[str, LoraOptions | None]:
         """The models that are trained: by id the options of the adapter, None where all parameters are trained."""
         return {model_id: trained.lora for model_id, trained in self._trained.items()}
@@ -282,7 +293,7 @@ class Trainer:
                     for key in ADAM_STATE
                 }
             checkpoint = Checkpoint(trained.parameters, state)
-            write_checkpoint(directory, checkpoint, trained.lora, self._forward.architecture.model_type)
+            write_checkpoint(directory, checkpoint, trained.lora, self.model_type)
 
     def load(self, model_id: str, directory: str | os.PathLike[str], *, with_optimizer: bool = True) -> None:
         """Continue from what `save` has written for a model with the same options: as if it had never stopped.
@@ -292,9 +303,8 @@ class Trainer:
         """
         with self.lock:
             trained = self._find(model_id)
-            model_type = self._forward.architecture.model_type
             checkpoint = read_checkpoint(
-                directory, trained.lora, model_type, trained.parameters, with_optimizer=with_optimizer
+                directory, trained.lora, self.model_type, trained.parameters, with_optimizer=with_optimizer
             )
             optimizer = torch.optim.AdamW(trained.parameters.values())
             for name in (checkpoint.optimizer or {}).get("step", ()):

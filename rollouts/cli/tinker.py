@@ -1,0 +1,164 @@
+"""`rollouts tinker`: the Tinker API over a model that is trained and sampled here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rollouts.cli.serve import EngineKind, api_key_from_environment
+from rollouts.terminal.table import exit_with_error, print_line
+
+if TYPE_CHECKING:
+    from rollouts.observability.metric_sinks import MetricSink
+    from rollouts.tinker.sampler import Sampler
+
+
+def tinker(
+    model: Annotated[Path, typer.Option(metavar="DIR", help="The directory of the base model.")],
+    run: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where checkpoints and metrics are kept, also from run to run.")
+    ] = Path("tinker-runs"),
+    name: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="The name of the model in requests, besides its directory; may be repeated."),
+    ] = None,
+    host: Annotated[str, typer.Option(metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="The port; 0: any free one.")] = 8000,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A file with the keys that requests may carry, one a line and user."),
+    ] = None,
+    engine: Annotated[
+        EngineKind, typer.Option(help="What samples. local: the trained model itself; vllm: servers at --base-url.")
+    ] = EngineKind.LOCAL,
+    base_url: Annotated[
+        str | None,
+        typer.Option(metavar="URL[,URL]", help="With --engine vllm: the URLs of the vLLM servers, with --enable-lora."),
+    ] = None,
+    upstream_api_key_env: Annotated[
+        str | None, typer.Option(metavar="VARIABLE", help="The environment variable with the key of --base-url.")
+    ] = None,
+    sleep: Annotated[
+        bool, typer.Option("--sleep", help="With --engine vllm: it sleeps while training steps run on its device.")
+    ] = False,
+    device: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help="Of the trainer: cpu, cuda:1...; default: a GPU, if any.")
+    ] = None,
+    bfloat16: Annotated[
+        bool, typer.Option("--bfloat16", help="The base model in bfloat16; adapters are float32 in any case.")
+    ] = False,
+    tokens_per_pass: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Tokens of a forward pass, which bound its memory.")
+    ] = 8192,
+    patches_per_pass: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Vision patches of a forward pass, which bound its memory.")
+    ] = 32768,
+    max_rank: Annotated[int, typer.Option(min=1, max=512, metavar="N", help="The largest rank of adapters.")] = 128,
+    max_models: Annotated[int, typer.Option(min=1, metavar="N", help="How many models may be trained at once.")] = 32,
+    max_sessions: Annotated[int, typer.Option(min=1, metavar="N", help="How many sessions may be open.")] = 64,
+    session_minutes: Annotated[
+        float, typer.Option(min=0.1, metavar="MINUTES", help="A session that sends nothing for as long ends.")
+    ] = 60.0,
+    check_mismatch: Annotated[
+        bool,
+        typer.Option("--check-mismatch", help="Report how far sampled log-probabilities are from the trainer's own."),
+    ] = False,
+    record: Annotated[
+        bool, typer.Option("--record", help="Keep what is sampled as trajectories, in trajectories.mmr of --run.")
+    ] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write the metrics for TensorBoard, too.")] = False,
+    wandb: Annotated[
+        str | None, typer.Option(metavar="PROJECT", help="Send the metrics to this project of Weights & Biases, too.")
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST", help="Fetch images that requests name by https URLs of this host; may be repeated."
+        ),
+    ] = None,
+    max_body_mb: Annotated[int, typer.Option(min=1, metavar="MB", help="The largest body of a request.")] = 256,
+) -> None:
+    """Train and sample a model through the Tinker API: clients and recipes of `tinker` run against this machine.
+
+    Prints one line once it answers requests, and runs until Ctrl-C. Other machines reach it only with --host, and then
+    every request needs a key of --api-key-file.
+    """
+    from renderers import MediaPolicy
+    from rollouts.serve.server import base_url as address
+    from rollouts.serve.server import bound_socket, check_protection, run_server
+    from rollouts.tinker.access import read_keys
+    from rollouts.tinker.app import create_app
+    from rollouts.tinker.inputs import InputReader
+    from rollouts.tinker.local_sampler import LocalSampler
+    from rollouts.tinker.run_directory import RunDirectory
+    from rollouts.tinker.sample_records import SampleRecords
+    from rollouts.tinker.service import Backend, Limits, Service
+    from rollouts.tinker.training_records import TrainingRecords
+    from rollouts.tinker.vllm_sampler import VLLMSampler
+    from rollouts.training.trainer import Trainer
+
+    if (engine is EngineKind.VLLM) != (base_url is not None):
+        exit_with_error("--base-url URL and --engine vllm belong together: the sampler is the vLLM server at that URL")
+    if sleep and base_url is None:
+        exit_with_error("--sleep is of --engine vllm; the model itself needs no place of its own")
+    keys = () if api_key_file is None else read_keys(api_key_file)
+    check_protection(host, keys[0] if keys else None)
+    with bound_socket(host, port) as listener:  # first: a port in use is an error before the model is loaded
+        policy = (
+            MediaPolicy(allowed_schemes=frozenset({"https"}), allowed_hosts=tuple(allow_host)) if allow_host else None
+        )
+        trainer = Trainer.from_pretrained(
+            model,
+            dtype="bfloat16" if bfloat16 else "float32",
+            device=device,
+            tokens_per_pass=tokens_per_pass,
+            patches_per_pass=patches_per_pass,
+        )
+        if base_url is None:
+            sampler: Sampler = LocalSampler(trainer)
+        else:
+            upstream_key = api_key_from_environment(upstream_api_key_env)
+            sampler = VLLMSampler(base_url.split(","), model, api_key=upstream_key, sleep=sleep)
+        backend = Backend(
+            trainer,
+            sampler,
+            reader := InputReader(model, media_policy=policy),
+            [*(name or ()), str(model)],
+            limits=Limits(
+                sessions=max_sessions, models=max_models, rank=max_rank, session_seconds=60 * session_minutes
+            ),
+            check_mismatch=check_mismatch,
+        )
+
+        def service(directory: Path) -> Service:
+            """What a user has in a directory."""
+            return Service(
+                backend,
+                RunDirectory(directory),
+                TrainingRecords(directory, sinks=lambda model_id: _sinks(directory / model_id, tensorboard, wandb)),
+                SampleRecords(directory / "trajectories.mmr", decode=reader.tokenizer.decode) if record else None,
+            )
+
+        services = {key: service(run / f"user-{user}") for user, key in enumerate(keys, 1)}
+        app = create_app(services or service(run), hosts=(host,), max_body_bytes=max_body_mb * 2**20)
+        url = address(listener)
+
+        def report_ready() -> None:
+            print_line(f"serving the Tinker API for {', '.join(backend.names)} at {url} (Ctrl-C ends it)")
+            sys.stdout.flush()  # a program that started this one waits for the line
+
+        run_server(app, listener, on_ready=report_ready)
+
+
+def _sinks(directory: Path, tensorboard: bool, wandb: str | None) -> list[MetricSink]:
+    from rollouts.observability.metric_sinks import TensorBoardSink, WandbSink
+
+    sinks: list[MetricSink] = []
+    if tensorboard:
+        sinks.append(TensorBoardSink(directory / "tensorboard"))
+    if wandb is not None:
+        sinks.append(WandbSink(wandb, directory=directory))
+    return sinks

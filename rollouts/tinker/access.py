@@ -1,0 +1,58 @@
+"""The keys of a server of the Tinker API: each is a user of its own."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from pathlib import Path
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from rollouts.serve.errors import ApiKeyFileError
+from rollouts.tinker.rest_routes import FILES_PATH
+from rollouts.tinker.service import Service
+
+#: Clients of `tinker` take no other keys.
+_PREFIX = "tml-"
+
+
+def read_keys(path: Path) -> tuple[str, ...]:
+    """The keys in a file, one a line. Raises `ApiKeyFileError`."""
+    try:
+        keys = tuple(filter(None, map(str.strip, path.read_text(encoding="utf-8").splitlines())))
+    except (OSError, ValueError) as error:
+        raise ApiKeyFileError(path, getattr(error, "strerror", None) or "not a text file") from error
+    if not keys:
+        raise ApiKeyFileError(path, f"it has no key; write one a line, such as {_PREFIX}...")
+    for number, key in enumerate(keys, 1):
+        if not key.startswith(_PREFIX) or not key.isascii() or not key.isprintable() or " " in key:
+            raise ApiKeyFileError(path, f"key {number} must begin with {_PREFIX} and be printable ASCII without spaces")
+    if len({*keys}) < len(keys):
+        raise ApiKeyFileError(path, "it has a key twice; each is a user of its own")
+    return keys
+
+
+class KeyDispatch:
+    """Hands a request to the application of its `X-API-Key`; status 401 without a known one.
+
+    Signed URLs of files need no key: they go to the application whose directory has the model.
+    """
+
+    def __init__(self, apps: Mapping[str, tuple[Service, ASGIApp]]) -> None:
+        self._apps = {key.encode(): app for key, app in apps.items()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app: ASGIApp | None = None
+        if scope["path"].startswith(FILES_PATH):
+            model_id = scope["path"].removeprefix(FILES_PATH).partition("/")[0]
+            app = next((app for service, app in self._apps.values() if service.directory.has_run(model_id)), None)
+        sent = Headers(scope=scope).get("x-api-key", "").encode("latin-1")
+        for key, (_, own) in self._apps.items():  # all of them: the time says nothing
+            if hmac.compare_digest(sent, key):
+                app = app or own
+        if app is None:
+            text = "this server needs a key of its --api-key-file; set TINKER_API_KEY to it"
+            app = JSONResponse({"detail": text, "error": text, "category": "user"}, 401)
+        await app(scope, receive, send)

@@ -1,0 +1,262 @@
+"""The ASGI application of `rollouts tinker`: the routes of the Tinker API over a `Service`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
+
+import tinker.types as types
+from pydantic import BaseModel
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp
+
+from rollouts.errors import RolloutsError
+from rollouts.serve.access import BodyLimitMiddleware, BrowserMiddleware
+from rollouts.serve.bodies import read_body, read_model, read_object
+from rollouts.serve.errors import RequestError
+from rollouts.tinker.access import KeyDispatch
+from rollouts.tinker.futures import failure
+from rollouts.tinker.rest_routes import rest_routes
+from rollouts.tinker.service import Service
+from rollouts.tinker.wire import PROTOBUF, decompressed, read_train_request
+
+Body = TypeVar("Body", bound=BaseModel)
+#: How long a request for a result is held while there is none. The client waits for 45 s.
+_HOLD_SECONDS: Final = 20.0
+#: Chunks of rows as large as the client makes them have 5 MB, unless one row is larger.
+DEFAULT_MAX_BODY_BYTES: Final = 256 * 2**20
+
+
+def create_app(
+    services: Service | Mapping[str, Service],
+    *,
+    hosts: Sequence[str] = (),
+    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
+) -> Starlette:
+    """The application; its shutdown closes the services.
+
+    A mapping has the service of each API key, which requests must carry; the services may share a trainer. Without
+    keys, requests are answered that name this machine or one of `hosts` in their Host header, and that no web page of
+    another origin sends. Bodies of more than `max_body_bytes`, also after they are decompressed, get status 413.
+    """
+    keyed = services if isinstance(services, Mapping) else {"": services}
+    apps = {key: (service, _app_of(service, max_body_bytes)) for key, service in keyed.items()}
+    middleware = [Middleware(BodyLimitMiddleware, max_bytes=max_body_bytes)]
+    if isinstance(services, Mapping):
+        app: ASGIApp = KeyDispatch(apps)
+    else:
+        app = apps[""][1]
+        middleware.insert(0, Middleware(BrowserMiddleware, hosts=hosts))
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        for service in keyed.values():
+            await service.close()
+        for backend in {service.backend for service in keyed.values()}:
+            await backend.close()
+
+    return Starlette(
+        routes=[Mount("/", app)],
+        middleware=middleware,
+        exception_handlers={RequestError: _on_error, HTTPException: _on_unrouted},
+        lifespan=lifespan,
+    )
+
+
+def _app_of(service: Service, max_body_bytes: int) -> Starlette:
+    return Starlette(
+        routes=[*_Routes(service, max_body_bytes).routes(), *rest_routes(service.directory, service)],
+        exception_handlers={RolloutsError: _on_error, HTTPException: _on_unrouted, Exception: _on_error},
+    )
+
+
+class _Routes:
+    def __init__(self, service: Service, max_body_bytes: int) -> None:
+        self._service = service
+        self._max_body_bytes = max_body_bytes
+
+    def routes(self) -> list[Route]:
+        posts: dict[str, Callable[[Request], Awaitable[Response]]] = {
+            "client/config": self._answers({}),
+            "client/dynamic_config": self._answers({"sample_cancel_enabled": True}),
+            "telemetry": self._answers({"status": "accepted"}),
+            "create_session": self._with(types.CreateSessionRequest, self._create_session),
+            "session_heartbeat": self._with(types.SessionHeartbeatRequest, self._heartbeat),
+            "create_model": self._with(types.CreateModelRequest, self._create_model),
+            "get_info": self._with(types.GetInfoRequest, self._get_info),
+            "unload_model": self._with(types.UnloadModelRequest, self._unload),
+            "forward_backward": self._train,
+            "optim_step": self._with(types.OptimStepRequest, self._optim_step),
+            "save_weights": self._with(types.SaveWeightsRequest, self._save_weights),
+            "save_weights_external": self._with(types.SaveWeightsExternalRequest, self._save_external),
+            "load_weights": self._with(types.LoadWeightsRequest, self._load_weights),
+            "save_weights_for_sampler": self._with(types.SaveWeightsForSamplerRequest, self._save_for_sampler),
+            "create_sampling_session": self._with(types.CreateSamplingSessionRequest, self._create_sampling_session),
+            "asample": self._with(types.SampleRequest, self._sample),
+            "retrieve_future": self._retrieve,
+            "cancel_future": self._cancel,
+        }
+        gets = {"healthz": self._answers({"status": "ok"}), "get_server_capabilities": self._capabilities}
+        return [
+            *(Route(f"/api/v1/{path}", call, methods=["POST"]) for path, call in posts.items()),
+            *(Route(f"/api/v1/{path}", call, methods=["GET"]) for path, call in gets.items()),
+        ]
+
+    @staticmethod
+    def _answers(content: dict[str, Any]) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            return JSONResponse(content)
+
+        return answer
+
+    @staticmethod
+    def _with(kind: type[Body], call: Callable[[Any], Any]) -> Callable[[Request], Awaitable[Response]]:
+        """The route that calls `call` with the body, which is of a type of the client."""
+
+        async def route(request: Request) -> Response:
+            body = await read_model(request, kind)
+            answer = call(body)
+            return JSONResponse(await answer if asyncio.iscoroutine(answer) else answer)
+
+        return route
+
+    async def _capabilities(self, request: Request) -> Response:
+        length = self._service.trainer.max_length
+        return JSONResponse(
+            {
+                "supported_models": [
+                    {"model_name": name, "max_context_length": length, "trainable": True, "sampleable": True}
+                    for name in self._service.backend.names
+                ]
+            }
+        )
+
+    # Sessions and models.
+
+    async def _create_session(self, body: types.CreateSessionRequest) -> Any:
+        metadata = {"tags": body.tags, "user_metadata": body.user_metadata, "display_name": body.display_name}
+        return await self._service.create_session(metadata)
+
+    def _heartbeat(self, body: types.SessionHeartbeatRequest) -> Any:
+        return self._service.heartbeat(body.session_id)
+
+    def _create_model(self, body: types.CreateModelRequest) -> Any:
+        lora = None if body.lora_config is None else body.lora_config.model_dump()
+        return self._service.create_model(
+            body.session_id, body.model_seq_id, body.base_model, lora,
+            optimizer=body.optimizer_config.type, metadata=body.user_metadata,
+        )  # fmt: skip
+
+    def _get_info(self, body: types.GetInfoRequest) -> Any:
+        return self._service.info(body.model_id)
+
+    def _unload(self, body: types.UnloadModelRequest) -> Any:
+        return self._service.unload(body.model_id)
+
+    # Training.
+
+    async def _train(self, request: Request) -> Response:
+        if request.headers.get("content-type", "").partition(";")[0] != PROTOBUF:
+            raise RequestError(415, f"forward_backward takes {PROTOBUF}, as clients from 0.38 on send it")
+        encoding = request.headers.get("content-encoding", "")
+        message = await read_body(
+            request,
+            lambda data: read_train_request(decompressed(data, encoding, self._max_body_bytes)),
+            only_json=False,
+        )
+        return JSONResponse(self._service.train(message))
+
+    def _optim_step(self, body: types.OptimStepRequest) -> Any:
+        if not isinstance(body.optim_params, types.AdamParams):
+            raise RequestError(400, "optim_params are not those of AdamW, which this server has")
+        return self._service.optim_step(body.model_id, body.seq_id, body.optim_params.model_dump())
+
+    # Checkpoints.
+
+    def _save_weights(self, body: types.SaveWeightsRequest) -> Any:
+        return self._service.save_weights(
+            body.model_id, body.seq_id, body.path, overwrite=body.overwrite,
+            ttl_seconds=body.ttl_seconds, user_metadata=body.user_metadata,
+        )  # fmt: skip
+
+    def _save_external(self, body: types.SaveWeightsExternalRequest) -> Any:
+        if body.age_encryption_recipients:
+            raise RequestError(400, "age_encryption_recipients is not supported by this server; leave it out")
+        return self._service.save_named(
+            body.model_id, body.seq_id, "external_weights", body.path, ttl_seconds=body.ttl_seconds
+        )
+
+    def _load_weights(self, body: types.LoadWeightsRequest) -> Any:
+        if body.weights_access_token is not None:
+            raise RequestError(400, "weights_access_token is not supported by this server")
+        if body.model_id is not None:
+            return self._service.load_weights(body.model_id, body.seq_id, body.path, with_optimizer=body.optimizer)
+        if body.session_id is None or body.model_seq_id is None:
+            raise RequestError(400, "load_weights needs a model_id, or a session_id and a model_seq_id")
+        return self._service.create_model_from(
+            body.session_id, body.model_seq_id, body.path, base_model=body.base_model,
+            with_optimizer=body.optimizer, metadata=body.user_metadata,
+            optimizer=None if body.optimizer_config is None else body.optimizer_config.type,
+        )  # fmt: skip
+
+    def _save_for_sampler(self, body: types.SaveWeightsForSamplerRequest) -> Any:
+        if body.path is not None:
+            return self._service.save_named(
+                body.model_id, body.seq_id, "sampler_weights", body.path,
+                ttl_seconds=body.ttl_seconds, user_metadata=body.user_metadata,
+            )  # fmt: skip
+        if body.sampling_session_seq_id is None or body.kind != "snapshot":
+            text = "save_weights_for_sampler needs a path, or a sampling_session_seq_id and the kind 'snapshot'"
+            raise RequestError(400, text)
+        return self._service.save_for_session(body.model_id, body.seq_id, body.sampling_session_seq_id)
+
+    # Sampling and results.
+
+    def _create_sampling_session(self, body: types.CreateSamplingSessionRequest) -> Any:
+        return self._service.create_sampling_session(
+            body.session_id, body.sampling_session_seq_id, body.base_model, body.model_path
+        )
+
+    def _sample(self, body: types.SampleRequest) -> Any:
+        return self._service.sample(body)
+
+    async def _retrieve(self, request: Request) -> Response:
+        request_id = _request_id(await read_object(request))
+        outcome = await self._service.futures.result(request_id, _HOLD_SECONDS)
+        if outcome is None:
+            body = {"type": "try_again", "request_id": request_id, "queue_state": "active"}
+            return JSONResponse(body, 408)
+        if isinstance(outcome.content, bytes):
+            return Response(outcome.content, media_type=PROTOBUF)
+        return JSONResponse(outcome.content)
+
+    async def _cancel(self, request: Request) -> Response:
+        return JSONResponse(self._service.cancel(_request_id(await read_object(request))))
+
+
+def _request_id(body: dict[str, Any]) -> str:
+    request_id = body.get("request_id")
+    if not isinstance(request_id, str):
+        raise RequestError(400, "request_id is missing; send the one of the answer to the request")
+    return request_id
+
+
+def _on_error(request: Request, error: Exception) -> Response:
+    outcome = failure(error).content
+    assert isinstance(outcome, dict)
+    status = error.status if isinstance(error, RequestError) else 400 if outcome["category"] == "user" else 500
+    return JSONResponse({"detail": outcome["error"], **outcome}, status)
+
+
+def _on_unrouted(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path = request.url.path[:200]
+    return JSONResponse({"detail": f"{error.detail}: {path} is no route of this server"}, error.status_code)

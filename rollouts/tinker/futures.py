@@ -1,0 +1,159 @@
+"""Requests that were accepted, and their results until the client has them; requests of a model in their order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple
+
+from renderers import RendererError
+from rollouts.errors import (
+    ApiKeyError,
+    ArgumentError,
+    CapabilityError,
+    InvalidRequestError,
+    SampleError,
+    UnsupportedModelError,
+    as_unicode,
+    describe_exception,
+)
+from rollouts.serve.errors import RequestError
+
+log = logging.getLogger("rollouts.tinker")
+
+#: Results that clients have fetched are kept within this bound, for those whose answer was lost on its way.
+KEPT_BYTES: Final = 256 * 2**20
+#: As many results, of any size.
+KEPT_RESULTS: Final = 50_000
+#: How long a request of a model waits for one that comes before it.
+GAP_SECONDS: Final = 300.0
+
+_USER_ERRORS: Final = (
+    ArgumentError, CapabilityError, InvalidRequestError, RendererError, RequestError, SampleError,
+    UnsupportedModelError,
+)  # fmt: skip
+
+
+class Outcome(NamedTuple):
+    """A result: a JSON object, or the bytes of a protobuf message."""
+
+    content: dict[str, object] | bytes
+
+
+def failure(error: BaseException) -> Outcome:
+    """The outcome of a request that failed: whether its sender or this server is the reason, and the cure."""
+    by_user = isinstance(error, _USER_ERRORS) and not isinstance(error, ApiKeyError)
+    if isinstance(error, asyncio.CancelledError):
+        return Outcome({"error": "the request was cancelled", "category": "user"})
+    if not by_user:
+        log.error("a request failed", exc_info=error)
+    text = as_unicode(str(error)) if by_user else describe_exception(error)
+    return Outcome({"error": text, "category": "user" if by_user else "server"})
+
+
+class Futures:
+    """Accepted requests by id. A request that is sent twice runs once."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, asyncio.Task[Outcome]] = {}
+        self._fetched: OrderedDict[str, int] = OrderedDict()
+        self._fetched_bytes = 0
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._tasks
+
+    @property
+    def pending(self) -> int:
+        return sum(not task.done() for task in self._tasks.values())
+
+    def submit(self, request_id: str, work: Callable[[], Awaitable[dict[str, object] | bytes]]) -> None:
+        """Start a request, unless one of this id was accepted before."""
+        if request_id not in self._tasks:
+            self._tasks[request_id] = asyncio.create_task(_outcome(work))
+
+    async def result(self, request_id: str, seconds: float) -> Outcome | None:
+        """The outcome; None while there is none after `seconds`. Raises `RequestError` 410 for an id that is gone."""
+        task = self._tasks.get(request_id)
+        if task is None:
+            raise RequestError(410, f"there is no request {request_id!r} here; send it again")
+        await asyncio.wait([task], timeout=seconds)
+        if not task.done():
+            return None
+        outcome = failure(asyncio.CancelledError()) if task.cancelled() else task.result()
+        self._note_fetched(request_id, outcome)
+        return outcome
+
+    def cancel(self, request_id: str) -> None:
+        """End a request that runs; one that is unknown or has ended stays as it is."""
+        if (task := self._tasks.get(request_id)) is not None:
+            task.cancel()
+
+    def forget(self, prefix: str) -> None:
+        """End and forget the requests whose ids begin with `prefix`."""
+        for request_id in [each for each in self._tasks if each.startswith(prefix)]:
+            self._tasks.pop(request_id).cancel()
+            self._fetched_bytes -= self._fetched.pop(request_id, 0)
+
+    async def close(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks.values())
+
+    def _note_fetched(self, request_id: str, outcome: Outcome) -> None:
+        if request_id not in self._tasks or request_id in self._fetched:
+            return
+        size = len(outcome.content) if isinstance(outcome.content, bytes) else 1000
+        self._fetched[request_id] = size
+        self._fetched_bytes += size
+        while self._fetched_bytes > KEPT_BYTES or len(self._fetched) > KEPT_RESULTS:
+            oldest, size = self._fetched.popitem(last=False)
+            self._fetched_bytes -= size
+            del self._tasks[oldest]
+
+
+async def _outcome(work: Callable[[], Awaitable[dict[str, object] | bytes]]) -> Outcome:
+    try:
+        return Outcome(await work())
+    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - every failure is the answer of its request
+        return failure(error)
+
+
+class Turns:
+    """Lets the requests of one model run one at a time, in the order of their numbers, which begin with 1."""
+
+    def __init__(self) -> None:
+        self._next = 1
+        self._changed = asyncio.Condition()
+        self._arrived: set[int] = set()
+
+    def accept(self, number: int) -> bool:
+        """Take note of a request. False: one of this number ran, or waits."""
+        if number < self._next or number in self._arrived:
+            return False
+        self._arrived.add(number)
+        return True
+
+    async def take(self, number: int) -> None:
+        """Wait for the turn of a request that was accepted. Raises `RequestError` where one before it does not come."""
+        async with self._changed:
+            while self._next != number:
+                try:
+                    async with asyncio.timeout(GAP_SECONDS):
+                        before = self._next
+                        await self._changed.wait_for(lambda before=before: self._next != before)
+                except TimeoutError:
+                    if self._next in self._arrived:
+                        continue  # that one runs, and takes its time
+                    text = f"request {number} of the model waited {GAP_SECONDS:g} s for request {self._next}"
+                    raise RequestError(400, f"{text}, which did not come; create another model") from None
+
+    async def end(self, number: int) -> None:
+        """End the turn of a request."""
+        async with self._changed:
+            self._arrived.discard(number)
+            if self._next == number:
+                self._next += 1
+                self._changed.notify_all()
