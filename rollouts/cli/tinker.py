@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from rollouts.cli.serve import EngineKind, api_key_from_environment
 from rollouts.terminal.table import exit_with_error, print_line
-
-if TYPE_CHECKING:
-    from rollouts.observability.metric_sinks import MetricSink
-    from rollouts.tinker.sampler import Sampler
 
 
 def tinker(
@@ -86,19 +82,11 @@ def tinker(
     Prints one line once it answers requests, and runs until Ctrl-C. Other machines reach it only with --host, and then
     every request needs a key of --api-key-file.
     """
-    from renderers import MediaPolicy
     from rollouts.serve.server import base_url as address
     from rollouts.serve.server import bound_socket, check_protection, run_server
     from rollouts.tinker.access import read_keys
-    from rollouts.tinker.app import create_app
-    from rollouts.tinker.inputs import InputReader
-    from rollouts.tinker.local_sampler import LocalSampler
-    from rollouts.tinker.run_directory import RunDirectory
-    from rollouts.tinker.sample_records import SampleRecords
-    from rollouts.tinker.service import Backend, Limits, Service
-    from rollouts.tinker.training_records import TrainingRecords
-    from rollouts.tinker.vllm_sampler import VLLMSampler
-    from rollouts.training.trainer import Trainer
+    from rollouts.tinker.model_app import model_app
+    from rollouts.tinker.service import Limits
 
     if (engine is EngineKind.VLLM) != (base_url is not None):
         exit_with_error("--base-url URL and --engine vllm belong together: the sampler is the vLLM server at that URL")
@@ -107,58 +95,33 @@ def tinker(
     keys = () if api_key_file is None else read_keys(api_key_file)
     check_protection(host, keys[0] if keys else None)
     with bound_socket(host, port) as listener:  # first: a port in use is an error before the model is loaded
-        policy = (
-            MediaPolicy(allowed_schemes=frozenset({"https"}), allowed_hosts=tuple(allow_host)) if allow_host else None
-        )
-        trainer = Trainer.from_pretrained(
+        app = model_app(
             model,
-            dtype="bfloat16" if bfloat16 else "float32",
+            run,
+            names=name or (),
+            keys=keys,
+            hosts=(host,),
+            vllm_urls=() if base_url is None else base_url.split(","),
+            vllm_api_key=api_key_from_environment(upstream_api_key_env),
+            sleep=sleep,
             device=device,
+            dtype="bfloat16" if bfloat16 else "float32",
             tokens_per_pass=tokens_per_pass,
             patches_per_pass=patches_per_pass,
-        )
-        if base_url is None:
-            sampler: Sampler = LocalSampler(trainer)
-        else:
-            upstream_key = api_key_from_environment(upstream_api_key_env)
-            sampler = VLLMSampler(base_url.split(","), model, api_key=upstream_key, sleep=sleep)
-        backend = Backend(
-            trainer,
-            sampler,
-            reader := InputReader(model, media_policy=policy),
-            [*(name or ()), str(model)],
             limits=Limits(
                 sessions=max_sessions, models=max_models, rank=max_rank, session_seconds=60 * session_minutes
             ),
             check_mismatch=check_mismatch,
+            record=record,
+            tensorboard=tensorboard,
+            wandb=wandb,
+            image_hosts=allow_host or (),
+            max_body_bytes=max_body_mb * 2**20,
         )
-
-        def service(directory: Path) -> Service:
-            """What a user has in a directory."""
-            return Service(
-                backend,
-                RunDirectory(directory),
-                TrainingRecords(directory, sinks=lambda model_id: _sinks(directory / model_id, tensorboard, wandb)),
-                SampleRecords(directory / "trajectories.mmr", decode=reader.tokenizer.decode) if record else None,
-            )
-
-        services = {key: service(run / f"user-{user}") for user, key in enumerate(keys, 1)}
-        app = create_app(services or service(run), hosts=(host,), max_body_bytes=max_body_mb * 2**20)
         url = address(listener)
 
         def report_ready() -> None:
-            print_line(f"serving the Tinker API for {', '.join(backend.names)} at {url} (Ctrl-C ends it)")
+            print_line(f"serving the Tinker API for {', '.join([*(name or ()), str(model)])} at {url} (Ctrl-C ends it)")
             sys.stdout.flush()  # a program that started this one waits for the line
 
         run_server(app, listener, on_ready=report_ready)
-
-
-def _sinks(directory: Path, tensorboard: bool, wandb: str | None) -> list[MetricSink]:
-    from rollouts.observability.metric_sinks import TensorBoardSink, WandbSink
-
-    sinks: list[MetricSink] = []
-    if tensorboard:
-        sinks.append(TensorBoardSink(directory / "tensorboard"))
-    if wandb is not None:
-        sinks.append(WandbSink(wandb, directory=directory))
-    return sinks
