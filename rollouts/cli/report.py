@@ -23,8 +23,8 @@ def report(
         list[str],
         typer.Argument(
             metavar="RUN_DIR...",
-            help="The output directory of a run or demo; several: they are compared with the first one, as by "
-            "`rollouts compare`.",
+            help="The output directory of a run or demo, or of `rollouts tinker`: a report for each model; several: "
+            "they are compared with the first one, as by `rollouts compare`.",
         ),
     ],
     out: Annotated[
@@ -53,6 +53,7 @@ def report(
     from renderers import load_renderer
     from rollouts.cli.render import read_tools
     from rollouts.report import write_comparison, write_report
+    from rollouts.report.run_files import run_directories
 
     if len(directories) > 1 and out is None:
         exit_with_error("--out: name the HTML file of the comparison; it belongs to none of the runs' directories")
@@ -67,11 +68,15 @@ def report(
         others = "".join(f", {path.name}" for path in paths[1:])
         print_line(f"comparison of {len(directories)} runs in {out}{others}; open it in a browser")
         return
-    written = write_report(directories[0], out, renderer=renderer, tools=offered)
-    for problem in written.problems[:_PRINTED_PROBLEMS]:
-        print_error(f"not in the report: {problem}")
-    viewer = f", {written.viewer.name}" if written.viewer else ""
-    print_line(f"{counted(written.episodes, 'episode')} in {written.path}{viewer}; open it in a browser")
+    found = run_directories(Path(directories[0]))
+    if len(found) > 1 and out is not None:
+        exit_with_error(f"--out: {directories[0]} has {len(found)} models; name the directory of one: {found[0]}")
+    for directory in found:
+        written = write_report(directory, out, renderer=renderer, tools=offered)
+        for problem in written.problems[:_PRINTED_PROBLEMS]:
+            print_error(f"not in the report: {problem}")
+        viewer = f", {written.viewer.name}" if written.viewer else ""
+        print_line(f"{counted(written.episodes, 'episode')} in {written.path}{viewer}; open it in a browser")
 
 
 def write_report_at_the_end(

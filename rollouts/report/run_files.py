@@ -142,6 +142,13 @@ class RunFiles:
             raise RolloutsError(f"{path}: it cannot be read: {error}; {cure}") from error
 
 
+def run_directories(path: Path) -> list[Path]:
+    """The directory itself; those of the models in it where it is a directory of `rollouts tinker`, by name."""
+    if any((path / name).exists() for name in _FILES):
+        return [path]
+    return sorted(found.parent for found in path.glob(f"*/{TRAINING_FILE}")) or [path]
+
+
 def open_run(path: Path) -> RunFiles:
     """The files of the directory of a run, a demonstration or a training log. Raises `RolloutsError`."""
     if not path.exists():
