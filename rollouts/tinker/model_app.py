@@ -35,7 +35,7 @@ def model_app(
     dtype: Dtype = "float32",
     tokens_per_pass: int = 8192,
     patches_per_pass: int = 32768,
-    limits: Limits = Limits(),
+    limits: Limits | None = None,
     check_mismatch: bool = False,
     record: bool = False,
     tensorboard: bool = False,
@@ -62,7 +62,9 @@ def model_app(
     if image_hosts:
         policy = MediaPolicy(allowed_schemes=frozenset({"https"}), allowed_hosts=tuple(image_hosts))
     reader = InputReader(model, media_policy=policy)
-    backend = Backend(trainer, sampler, reader, [*names, str(model)], limits=limits, check_mismatch=check_mismatch)
+    backend = Backend(
+        trainer, sampler, reader, [*names, str(model)], limits=limits or Limits(), check_mismatch=check_mismatch
+    )
 
     def service(directory: Path) -> Service:
         return Service(
