@@ -382,15 +382,18 @@ class Service:
         return self._in_turn(model, seq_id, work)
 
     def _data(self, rows: Sequence[Row]) -> list[Datum]:
-        return [self._datum(number, row) for number, row in enumerate(rows)]
-
-    def _datum(self, number: int, row: Row) -> Datum:
-        inputs = dict(row.inputs)
-        targets = inputs.pop("target_tokens", None)
-        if targets is None:
-            raise SampleError(f"data[{number}]", "it has no target_tokens; send one target for each token")
-        token_ids, media = self.backend.reader.read(f"data[{number}].model_input", row.chunks)
-        return Datum(token_ids, targets, inputs, media)
+        places = [f"data[{number}]" for number in range(len(rows))]
+        for place, row in zip(places, rows, strict=True):
+            if "target_tokens" not in row.inputs:
+                raise SampleError(place, "it has no target_tokens; send one target for each token")
+        inputs = self.backend.reader.read_rows(
+            [(f"{place}.model_input", row.chunks) for place, row in zip(places, rows, strict=True)]
+        )
+        data = []
+        for row, (token_ids, media) in zip(rows, inputs, strict=True):
+            others = {name: values for name, values in row.inputs.items() if name != "target_tokens"}
+            data.append(Datum(token_ids, row.inputs["target_tokens"], others, media))
+        return data
 
     # Checkpoints.
 

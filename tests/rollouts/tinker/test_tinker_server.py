@@ -1,0 +1,419 @@
+"""The routes of `rollouts tinker`: what is accepted, in which order, for whom, and how a request is refused."""
+
+import asyncio
+import io
+import json
+
+import numpy as np
+import pytest
+import tinker
+import zstandard
+from PIL import Image
+from served_in_thread import ServedInThread
+from tinker import types
+from tinker.proto import tinker_public_pb2 as messages
+from tinker.proto.request_conv import forward_backward_request_to_proto
+
+from rollouts.serve.errors import ApiKeyFileError, RequestError
+from rollouts.tinker import futures as futures_module
+from rollouts.tinker.access import read_keys
+from rollouts.tinker.futures import Futures, Turns
+from rollouts.tinker.model_app import model_app
+from rollouts.tinker.service import Limits
+
+IDS = list(range(5, 25))
+STEP = types.AdamParams(learning_rate=1e-2)
+PROTOBUF = "application/x-protobuf"
+
+
+@pytest.fixture(scope="module")
+def app_of(tiny_model_dir, tmp_path_factory):
+    """Applications of one model by their options, which are stopped at the end."""
+    served = []
+
+    def start(directory=None, **options):
+        options = {"names": ["tiny"], "device": "cpu", "max_body_bytes": 1 << 20} | options
+        app = model_app(tiny_model_dir, directory or tmp_path_factory.mktemp("run"), **options)
+        served.append(ServedInThread(app))
+        return served[-1]
+
+    yield start
+    for each in served:
+        each.stop()
+
+
+@pytest.fixture(scope="module")
+def server(app_of):
+    return app_of()
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    client = client_of(server)
+    yield client
+    client.close("success").result()
+
+
+def client_of(server, key="tml-any"):
+    return tinker.ServiceClient(base_url=server.base_url, api_key=key)
+
+
+@pytest.fixture
+def training(client):
+    return client.create_lora_training_client("tiny", rank=4, seed=1).result()
+
+
+def row(ids=IDS, **inputs):
+    count = len(ids) - 1
+    inputs = inputs or {"weights": [1.0] * count}
+    return types.Datum(types.ModelInput.from_ints(ids[:-1]), {"target_tokens": ids[1:], **inputs})
+
+
+def png(size=(32, 32)):
+    file = io.BytesIO()
+    Image.new("RGB", size, "red").save(file, "PNG")
+    return file.getvalue()
+
+
+def body_of(training, seq_id, data, loss="cross_entropy"):
+    rows = types.ForwardBackwardInput(data=data, loss_fn=loss)
+    request = types.ForwardBackwardRequest(forward_backward_input=rows, model_id=training.model_id, seq_id=seq_id)
+    return forward_backward_request_to_proto(request)
+
+
+def send(server, body, **headers):
+    headers = {"Content-Type": PROTOBUF} | {name.replace("_", "-"): value for name, value in headers.items()}
+    return server.post("/api/v1/forward_backward", body, headers)
+
+
+def result_of(server, answer):
+    request = {"request_id": answer.json["request_id"]}
+    return server.post("/api/v1/retrieve_future", request, {"Content-Type": "application/json"})
+
+
+def test_a_client_is_told_the_names_of_the_model(client, server):
+    (first, second) = client.get_server_capabilities().supported_models
+    assert first.model_name == "tiny"
+    assert first.max_context_length == second.max_context_length == 4096
+    assert server.get("/api/v1/healthz").json == {"status": "ok"}
+
+
+def test_training_lowers_the_loss_and_a_new_model_begins_where_the_base_model_is(client, training):
+    losses = []
+    for _ in range(4):
+        result = training.forward_backward([row()] * 2, "cross_entropy")
+        training.optim_step(STEP).result()
+        losses.append(result.result().metrics["loss:sum"])
+    assert losses == sorted(losses, reverse=True)
+    other = client.create_lora_training_client("tiny", rank=2, seed=9).result()
+    assert other.forward([row()] * 2, "cross_entropy").result().metrics["loss:sum"] == pytest.approx(
+        losses[0], rel=1e-5
+    )
+
+
+def test_samples_have_the_log_probabilities_of_the_trainer(app_of):
+    server = app_of(check_mismatch=True)
+    client = client_of(server)
+    training = client.create_lora_training_client("tiny", rank=4, seed=1).result()
+    training.forward_backward([row()], "cross_entropy")
+    training.optim_step(STEP).result()
+    sampling = training.save_weights_and_get_sampling_client().result()
+    params = types.SamplingParams(max_tokens=6, seed=3)
+    found = sampling.sample(types.ModelInput.from_ints(IDS[:5]), 2, params).result().sequences
+    assert [len(each.tokens) for each in found] == [6, 6]
+    data = []
+    for each in found:
+        zeros = [0.0] * 4
+        advantages, logprobs = [*zeros, *[1.0] * 6], [*zeros, *each.logprobs]
+        data.append(row([*IDS[:5], *each.tokens], advantages=advantages, logprobs=logprobs))
+    metrics = training.forward_backward(data, "importance_sampling").result().metrics
+    assert 0 < metrics["mismatch:max"] < 1e-4
+    data[0].loss_fn_inputs["logprobs"].data[-1] -= 0.5
+    wrong = row(data[0].model_input.to_ints() + [int(found[0].tokens[-1])], **{
+        "advantages": advantages, "logprobs": [*[0.0] * 4, *[value - 0.5 for value in found[0].logprobs]],
+    })  # fmt: skip
+    assert training.forward([wrong], "importance_sampling").result().metrics["mismatch:max"] == pytest.approx(
+        0.5, abs=1e-4
+    )
+    client.close("success").result()
+
+
+def test_a_model_goes_on_from_a_checkpoint_of_a_server_that_was_stopped(app_of, tmp_path):
+    server = app_of(tmp_path)
+    client = client_of(server)
+    training = client.create_lora_training_client("tiny", rank=4, seed=1).result()
+    training.forward_backward([row()], "cross_entropy")
+    training.optim_step(STEP).result()
+    path = training.save_state("here").result().path
+    training.forward_backward([row()], "cross_entropy")
+    training.optim_step(STEP).result()
+    expected = training.forward([row()], "cross_entropy").result().metrics
+    server.stop()
+    client = client_of(app_of(tmp_path))
+    again = client.create_training_client_from_state_with_optimizer(path).result()
+    assert again.get_info().lora_rank == 4
+    again.forward_backward([row()], "cross_entropy")
+    again.optim_step(STEP).result()
+    assert again.forward([row()], "cross_entropy").result().metrics == pytest.approx(expected, rel=1e-5)
+    assert [run.training_run_id for run in client.create_rest_client().list_training_runs().result().training_runs] == [
+        again.model_id, training.model_id,
+    ]  # fmt: skip
+    client.close("success").result()
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("data", "loss", "text"),
+    [
+        ([row()], "nonsense", "'nonsense'"),
+        ([row(), row(weights=[1.0, float("nan"), *[1.0] * 17])], "cross_entropy", r"data\[1\].*weights\[1\] is nan"),
+        ([row(weights=[1.0] * 3)], "cross_entropy", r"data\[0\].*\(3,\)"),
+        ([row(advantages=[1.0] * 19)], "ppo", r"data\[0\].*logprobs"),
+        ([row([5, 6, 10**6])], "cross_entropy", r"data\[0\].*1000000"),
+        ([types.Datum(types.ModelInput.from_ints(IDS), {"weights": [1.0] * 20})], "cross_entropy", "no target_tokens"),
+        (
+            [types.Datum(types.ModelInput(chunks=[types.ImageChunk(data=png(), format="png", expected_tokens=7)]),
+                         {"target_tokens": [1] * 7})],
+            "cross_entropy", r"data\[0\].*expects 7 tokens",
+        ),
+        (
+            [types.Datum(types.ModelInput(chunks=[types.ImageChunk(data=b"no image", format="png")]),
+                         {"target_tokens": [1]})],
+            "cross_entropy", r"data\[0\]",
+        ),
+    ],
+)  # fmt: skip
+def test_a_bad_row_fails_with_its_place_and_changes_no_gradient(client, training, data, loss, text):
+    training.forward_backward([row()], "cross_entropy").result()
+    with pytest.raises(tinker.RequestFailedError, match=text) as failed:
+        training.forward_backward(data, loss).result()
+    assert failed.value.category is types.RequestErrorCategory.User
+    norm = training.optim_step(STEP).result().metrics["grad_norm"]
+    other = client.create_lora_training_client("tiny", rank=4, seed=1).result()
+    other.forward_backward([row()], "cross_entropy").result()
+    assert other.optim_step(STEP).result().metrics["grad_norm"] == pytest.approx(norm, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda message: message.data[0].loss_fn_inputs["weights"].sparse_csr.SetInParent(), "sparse"),
+        (lambda message: message.data[0].loss_fn_inputs["target_tokens"].shape.append(2), "shape"),
+        (lambda message: setattr(message.data[0].loss_fn_inputs["weights"], "dtype", 0), "dtype 0"),
+        (lambda message: setattr(message.data[0].model_input[0].encoded_text, "tokens", b"abc"), "3 bytes"),
+        (lambda message: setattr(message.data[0].model_input[0].dmel, "dmel", b"abc"), "dmel"),
+        (lambda message: message.data[0].model_input.append(messages.Chunk()), "empty"),
+        (lambda message: setattr(message, "seq_id", 0), "seq_id is 0"),
+    ],
+)
+def test_a_message_that_cannot_be_read_is_refused_with_its_place(server, training, change, text):
+    message = body_of(training, 1, [row()])
+    change(message)
+    answer = send(server, message.SerializeToString())
+    assert answer.status == 400
+    assert text in answer.json["detail"]
+    assert training.forward([row()], "cross_entropy").result().metrics  # its number was not taken
+
+
+def test_bodies_of_other_forms_are_refused(server, training):
+    body = body_of(training, 1, [row()]).SerializeToString()
+    assert send(server, b"\xff" * 40).status == 400
+    assert send(server, body, Content_Type="application/json").status == 415
+    assert send(server, body, Content_Encoding="gzip").status == 415
+    assert send(server, body, Content_Encoding="zstd").status == 400
+    assert server.post("/api/v1/create_session", b"{", {"Content-Type": "application/json"}).status == 400
+    assert send(server, b"\0" * (2 << 20)).status == 413
+
+
+def test_a_compressed_body_is_read_and_a_bomb_is_not(server, training):
+    body = body_of(training, 1, [row()]).SerializeToString()
+    bomb = zstandard.ZstdCompressor().compress(b"\0" * (64 << 20))
+    assert len(bomb) < 1 << 20
+    assert send(server, bomb, Content_Encoding="zstd").status == 413
+    answer = send(server, zstandard.ZstdCompressor().compress(body), Content_Encoding="zstd")
+    result = result_of(server, answer)
+    assert result.headers["content-type"] == PROTOBUF
+    output = messages.ForwardBackwardOutput.FromString(result.body)
+    logprobs = np.frombuffer(output.loss_fn_outputs[0].fields["logprobs"].data, np.float32)
+    assert output.metrics["loss:sum"] == pytest.approx(-logprobs.sum(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"base_model": "other"}, "'other'"),
+        ({"base_model": "tiny", "lora_config": {"rank": 513}}, "rank is 513"),
+        ({"base_model": "tiny", "lora_config": {"rank": 0}}, "rank"),
+        ({"base_model": "tiny", "lora_config": {"rank": 4, "train_mlp": False, "train_attn": False,
+                                                "train_unembed": False}}, "train_mlp"),
+        ({"base_model": "tiny", "optimizer_config": {"type": "dimuon"}}, "'dimuon'"),
+        ({"base_model": "tiny", "unknown": 1}, "unknown"),
+    ],
+)  # fmt: skip
+def test_models_that_cannot_be_trained_are_refused(server, client, options, text):
+    body = {"session_id": client.holder.get_session_id(), "model_seq_id": 900} | options
+    answer = server.post("/api/v1/create_model", body, {"Content-Type": "application/json"})
+    assert answer.status == 400
+    assert text in answer.json["detail"]
+
+
+@pytest.mark.parametrize(
+    ("uri", "text"),
+    [
+        ("tinker://../weights/x", "no checkpoint"),
+        ("tinker://a/weights/..", "no checkpoint"),
+        ("file:///etc/passwd", "tinker://"),
+        ("tinker://a/b", "tinker://"),
+    ],
+)
+def test_a_path_outside_of_the_directory_is_no_checkpoint(client, uri, text):
+    with pytest.raises(tinker.RequestFailedError, match=text):
+        client.create_training_client_from_state(uri).result()
+
+
+def test_weights_of_a_sampler_are_no_state_of_training(client, training):
+    path = training.save_weights_for_sampler("sampler").result().path
+    with pytest.raises(tinker.RequestFailedError, match="this needs weights"):
+        client.create_training_client_from_state(path).result()
+
+
+@pytest.mark.parametrize("option", [{"prompt_alt_tokens_k": 2}, {"record_stability_info": True}, {"num_samples": 5000}])
+def test_options_of_sampling_that_are_not_there_are_refused_by_name(server, client, option):
+    body = {"base_model": "tiny", "prompt": {"chunks": []}, "sampling_params": {}} | option
+    answer = server.post("/api/v1/asample", body, {"Content-Type": "application/json"})
+    assert answer.status == 400
+    assert next(iter(option)) in answer.json["detail"]
+
+
+# Users and limits.
+
+
+def test_users_see_only_their_own_models_and_checkpoints(app_of):
+    server = app_of(keys=("tml-one", "tml-two"))
+    assert server.get("/api/v1/healthz").status == 401
+    one, two = client_of(server, "tml-one"), client_of(server, "tml-two")
+    training = one.create_lora_training_client("tiny", rank=4).result()
+    path = training.save_state("mine").result().path
+    headers = {"X-API-Key": "tml-two", "Content-Type": PROTOBUF}
+    answer = server.post("/api/v1/forward_backward", body_of(training, 2, [row()]).SerializeToString(), headers)
+    assert answer.status == 404
+    assert training.model_id in answer.json["detail"]
+    with pytest.raises(tinker.RequestFailedError, match="no checkpoint"):
+        two.create_training_client_from_state(path).result()
+    assert two.create_rest_client().list_training_runs().result().training_runs == []
+    assert len(one.create_rest_client().list_training_runs().result().training_runs) == 1
+    for each in (one, two):
+        each.close("success").result()
+
+
+@pytest.mark.parametrize("content", ["", "tml-a b", "secret", "tml-a\ntml-a\n"])
+def test_files_without_usable_keys_are_refused(tmp_path, content):
+    path = tmp_path / "keys"
+    path.write_text(content)
+    with pytest.raises(ApiKeyFileError, match="keys"):
+        read_keys(path)
+
+
+def test_a_session_that_sends_nothing_ends_and_gives_its_place_back(app_of):
+    server = app_of(limits=Limits(sessions=1, models=1, session_seconds=0.0))
+
+    def create(path, **body):
+        return server.post(f"/api/v1/{path}", body, {"Content-Type": "application/json"})
+
+    first = create("create_session", tags=[], user_metadata=None, sdk_version="0.38.0").json["session_id"]
+    create("create_session", tags=[], user_metadata=None, sdk_version="0.38.0")
+    assert create("session_heartbeat", session_id=first).status == 404
+
+
+def test_sessions_and_models_are_limited(app_of):
+    server = app_of(limits=Limits(sessions=1, models=1))
+    client = client_of(server)
+    client.create_lora_training_client("tiny", rank=4).result()
+    body = {"tags": [], "user_metadata": None, "sdk_version": "0.38.0"}
+    assert server.post("/api/v1/create_session", body, {"Content-Type": "application/json"}).status == 429
+    with pytest.raises(tinker.RequestFailedError, match="1 models are being trained"):
+        client.create_lora_training_client("tiny", rank=4).result()
+    client.close("success").result()
+
+
+# Futures and turns.
+
+
+def test_an_id_without_a_request_is_gone(server):
+    answer = server.post("/api/v1/retrieve_future", {"request_id": "other"}, {"Content-Type": "application/json"})
+    assert answer.status == 410
+
+
+async def test_a_result_is_waited_for_and_can_be_fetched_again():
+    futures, ready = Futures(), asyncio.Event()
+
+    async def work():
+        await ready.wait()
+        return {"done": True}
+
+    futures.submit("a", work)
+    futures.submit("a", lambda: pytest.fail("it ran twice"))
+    assert await futures.result("a", 0.0) is None
+    ready.set()
+    assert (await futures.result("a", 60.0)).content == {"done": True}
+    assert (await futures.result("a", 60.0)).content == {"done": True}
+
+
+async def test_a_cancelled_request_has_a_result():
+    futures = Futures()
+    futures.submit("a", lambda: asyncio.sleep(1000))
+    futures.submit("b", lambda: asyncio.sleep(1000))
+    futures.cancel("a")  # before it began
+    await asyncio.sleep(0)
+    futures.cancel("b")
+    futures.cancel("unknown")
+    for request_id in "ab":
+        assert (await futures.result(request_id, 60.0)).content["category"] == "user"
+
+
+async def test_results_that_were_fetched_are_kept_within_a_bound(monkeypatch):
+    monkeypatch.setattr(futures_module, "KEPT_BYTES", 250)
+    futures = Futures()
+
+    async def work():
+        return b"x" * 100
+
+    for name in "abc":
+        futures.submit(name, work)
+    for name in "abc":
+        await futures.result(name, 60.0)
+    with pytest.raises(RequestError, match="'a'"):
+        await futures.result("a", 60.0)
+    assert (await futures.result("c", 60.0)).content == b"x" * 100
+
+
+async def test_turns_are_taken_in_the_order_of_their_numbers():
+    turns, ran = Turns(), []
+
+    async def run(number):
+        await turns.take(number)
+        ran.append(number)
+        await turns.end(number)
+
+    numbers = [4, 2, 5, 1, 3]
+    assert all(turns.accept(number) for number in numbers)
+    assert not turns.accept(2)
+    await asyncio.gather(*map(run, numbers))
+    assert ran == [1, 2, 3, 4, 5]
+    assert not turns.accept(5)
+
+
+async def test_a_turn_does_not_wait_for_ever_for_one_that_never_comes(monkeypatch):
+    monkeypatch.setattr(futures_module, "GAP_SECONDS", 0.01)
+    turns = Turns()
+    turns.accept(2)
+    with pytest.raises(RequestError, match="request 2 of the model waited"):
+        await turns.take(2)
+
+
+def test_errors_are_json_with_the_reason(server):
+    answer = server.get("/api/v1/nothing")
+    assert answer.status == 404
+    assert "no route" in json.loads(answer.body)["detail"]
