@@ -69,8 +69,10 @@ def report(
         print_line(f"comparison of {len(directories)} runs in {out}{others}; open it in a browser")
         return
     found = run_directories(Path(directories[0]))
-    if len(found) > 1 and out is not None:
-        exit_with_error(f"--out: {directories[0]} has {len(found)} models; name the directory of one: {found[0]}")
+    if out is not None:
+        if len(found) > 1 and found[0] != Path(directories[0]):
+            exit_with_error(f"--out: {directories[0]} has {len(found)} models; name the directory of one: {found[0]}")
+        found = found[:1]
     for directory in found:
         written = write_report(directory, out, renderer=renderer, tools=offered)
         for problem in written.problems[:_PRINTED_PROBLEMS]:

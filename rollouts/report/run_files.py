@@ -143,10 +143,12 @@ class RunFiles:
 
 
 def run_directories(path: Path) -> list[Path]:
-    """The directory itself; those of the models in it where it is a directory of `rollouts tinker`, by name."""
-    if any((path / name).exists() for name in _FILES):
-        return [path]
-    return sorted(found.parent for found in path.glob(f"*/{TRAINING_FILE}")) or [path]
+    """The directory itself, if it has files of a run or there is nothing else; those of models in it, by name.
+
+    A directory of `rollouts tinker` has one for each model, and itself the recorded samples.
+    """
+    models = sorted(found.parent for found in path.glob(f"*/{TRAINING_FILE}"))
+    return [path, *models] if not models or any((path / name).exists() for name in _FILES) else models
 
 
 def open_run(path: Path) -> RunFiles:

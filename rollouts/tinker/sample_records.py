@@ -10,6 +10,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from pathlib import Path
 from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -61,7 +62,8 @@ class SampleRecords:
 
     A tree is written when its session ends, when it was not used for `idle_seconds`, when it has 1,024 turns, and as
     the one that was used least recently where all together take about `max_bytes`; a prompt that would extend it later
-    begins another one. What cannot be written is logged, and sampling goes on. Threads may share it.
+    begins another one. A process that is killed loses the trees that it has not written. What cannot be written is
+    logged, and sampling goes on. Threads may share it.
 
     Raises `ArgumentError`, and for the file what `RecordWriter` raises.
     """
@@ -79,6 +81,7 @@ class SampleRecords:
         self._max_bytes = check_integer("max_bytes", max_bytes)
         self._decode = decode
         self._clock = clock
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         self._writer = RecordWriter(path)
         self._lock = threading.Lock()
         self._trees: OrderedDict[_Key, _Tree] = OrderedDict()  # the one that was used last is the last

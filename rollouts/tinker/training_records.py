@@ -65,9 +65,7 @@ class _Sums:
         if self.weight > 0 and not self.has_negative_weights:
             figures["nll"] = self.surprisal / self.weight
         figures |= {name: total / count for name, (total, count) in self.means.items()}
-        figures |= self.largest
-        counts = {"rows": self.rows, "tokens": self.tokens, "trained_tokens": self.trained_tokens}
-        return figures | counts | {"seconds": self.seconds}
+        return figures | self.largest | {"rows": self.rows, "tokens": self.tokens}
 
 
 def _trained_tokens(datum: Datum) -> int:
@@ -95,9 +93,9 @@ class TrainingRecords:
         records.stepped(model_id, 1, learning_rate=1e-4, grad_norm=0.3, seconds=0.1)
 
     The line of a step sums up the calls since the step before: `loss/NAME`, the sum of the loss of that name; `nll`,
-    the weighted mean of -log p over the tokens of `cross_entropy`, unless a weight is negative; `rows`, `tokens`,
-    `trained_tokens`, those with a weight or an advantage; means and maxima of the trainer's own metrics, such as
-    `ratio_mean` and `mismatch_max`; `grad_norm`, `learning_rate`, and `seconds`, the time of the trainer.
+    the weighted mean of -log p over the tokens of `cross_entropy`, unless a weight is negative; means and maxima of the
+    trainer's own metrics, such as `ratio_mean` and `mismatch_max`; `rows`, `tokens`, and `trained_tokens`, those with a
+    weight or an advantage; `grad_norm`, `learning_rate`, and `seconds`, the time of the trainer.
 
     A forward pass alone has a line of its own at the step that has been made, with names that begin with `forward_`; it
     sums up those since that step, so that the last one holds for all batches of an evaluation.
@@ -136,8 +134,14 @@ class TrainingRecords:
         """Step number `step` of AdamW, counted from 1, has changed the model."""
         with self._lock:
             model = self._model(model_id)
-            model.trained.seconds += seconds
-            figures = {**model.trained.figures(), "grad_norm": grad_norm, "learning_rate": learning_rate}
+            sums = model.trained
+            figures = {
+                **sums.figures(),
+                "trained_tokens": sums.trained_tokens,
+                "grad_norm": grad_norm,
+                "learning_rate": learning_rate,
+                "seconds": sums.seconds + seconds,
+            }
             model.step, model.trained, model.forward = step, _Sums(), _Sums()
             self._write(model_id, step, figures)
 

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from trajectory_files import short
 from typer.testing import CliRunner
 
 from rollouts.cli.main import app
 from rollouts.tinker.mismatch import mismatch
 from rollouts.tinker.training_records import TrainingRecords
 from rollouts.training.trainer import Datum, LossResult
+from transport import RecordWriter
 
 
 def floats(*values):
@@ -206,6 +208,14 @@ def test_a_report_shows_the_curves_of_a_model_and_of_all_models_of_a_directory(t
     assert refused.exit_code != 0
     assert "2 models" in refused.output
     assert not (tmp_path / "x.html").exists()
+    with RecordWriter(tmp_path / "trajectories.mmr") as writer:
+        writer.append(short("recorded"))
+    result = report(tmp_path)
+    assert result.exit_code == 0, result.output
+    assert result.output.count("report.html") == 3
+    assert "1 episode in" in result.output
+    assert report(tmp_path, "--out", tmp_path / "x.html").exit_code == 0
+    assert (tmp_path / "x.html").exists()
 
 
 # The mismatch.
