@@ -30,6 +30,7 @@ from rollouts.tinker.wire import PROTOBUF, decompressed, read_train_request
 Body = TypeVar("Body", bound=BaseModel)
 #: How long a request for a result is held while there is none. The client waits for 45 s.
 _HOLD_SECONDS: Final = 20.0
+_TIDY_SECONDS: Final = 30.0
 #: Chunks of rows as large as the client makes them have 5 MB, unless one row is larger.
 DEFAULT_MAX_BODY_BYTES: Final = 256 * 2**20
 
@@ -57,7 +58,9 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        tidying = asyncio.create_task(_tidy(list(keyed.values())))
         yield
+        tidying.cancel()
         for service in keyed.values():
             await service.close()
         for backend in {service.backend for service in keyed.values()}:
@@ -69,6 +72,13 @@ def create_app(
         exception_handlers={RequestError: _on_error, HTTPException: _on_unrouted},
         lifespan=lifespan,
     )
+
+
+async def _tidy(services: Sequence[Service]) -> None:
+    while True:
+        await asyncio.sleep(_TIDY_SECONDS)
+        for service in services:
+            await service.tidy()
 
 
 def _app_of(service: Service, max_body_bytes: int) -> Starlette:

@@ -126,7 +126,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._next = 1
-        self._changed = asyncio.Condition()
+        self._changed = asyncio.Event()
         self._arrived: set[int] = set()
 
     def accept(self, number: int) -> bool:
@@ -138,22 +138,20 @@ class Turns:
 
     async def take(self, number: int) -> None:
         """Wait for the turn of a request that was accepted. Raises `RequestError` where one before it does not come."""
-        async with self._changed:
-            while self._next != number:
-                try:
-                    async with asyncio.timeout(GAP_SECONDS):
-                        before = self._next
-                        await self._changed.wait_for(lambda before=before: self._next != before)
-                except TimeoutError:
-                    if self._next in self._arrived:
-                        continue  # that one runs, and takes its time
-                    text = f"request {number} of the model waited {GAP_SECONDS:g} s for request {self._next}"
-                    raise RequestError(400, f"{text}, which did not come; create another model") from None
+        while self._next != number:
+            changed = self._changed
+            try:
+                await asyncio.wait_for(changed.wait(), GAP_SECONDS)
+            except TimeoutError:
+                if self._next in self._arrived:
+                    continue  # that one runs, and takes its time
+                text = f"request {number} of the model waited {GAP_SECONDS:g} s for request {self._next}"
+                raise RequestError(400, f"{text}, which did not come; create another model") from None
 
-    async def end(self, number: int) -> None:
+    def end(self, number: int) -> None:
         """End the turn of a request."""
-        async with self._changed:
-            self._arrived.discard(number)
-            if self._next == number:
-                self._next += 1
-                self._changed.notify_all()
+        self._arrived.discard(number)
+        if self._next == number:
+            self._next += 1
+            self._changed.set()
+            self._changed = asyncio.Event()

@@ -27,7 +27,7 @@ from rollouts.tinker.sampler import Sampler
 from rollouts.tinker.training_records import TrainingRecords
 from rollouts.tinker.wire import Row, TrainRequest, chunks_of_json, sample_result, train_result
 from rollouts.training.datums import Datum
-from rollouts.training.trainer import AdamParams, Trainer
+from rollouts.training.trainer import AdamParams, LossResult, Trainer
 
 T = TypeVar("T")
 Json = dict[str, object]
@@ -163,7 +163,7 @@ class Service:
         return list(self._sessions.values())
 
     async def create_session(self, metadata: Mapping[str, Any]) -> Json:
-        await self._end_silent_sessions()
+        await self.tidy()
         if len(self._sessions) >= self.limits.sessions:
             raise RequestError(429, f"{self.limits.sessions} sessions are open; end one, or wait until one is idle")
         session = Session(uuid.uuid4().hex, metadata)
@@ -203,10 +203,13 @@ class Service:
         if self._samples is not None:
             self._samples.ended(session_id)
 
-    async def _end_silent_sessions(self) -> None:
+    async def tidy(self) -> None:
+        """End sessions that have sent nothing for long, and write what they have sampled."""
         oldest = time.monotonic() - self.limits.session_seconds
         for session_id in [each.session_id for each in self._sessions.values() if each.last_seen < oldest]:
             await self.end_session(session_id)
+        if self._samples is not None:
+            await asyncio.to_thread(self._samples.write_idle)
 
     # Models.
 
@@ -339,22 +342,19 @@ class Service:
         async def read() -> list[Datum]:
             return await asyncio.to_thread(self._data, request.rows)
 
-        async def work(data: list[Datum]) -> bytes:
+        def computed(data: list[Datum]) -> LossResult:
             started = time.monotonic()
             options = {name: _number(name, value) for name, value in request.options.items()}
             compute = self.trainer.forward if request.forward_only else self.trainer.forward_backward
-            result = await self.backend.train(compute, model.model_id, data, request.loss, options)
+            result = compute(model.model_id, data, request.loss, options)
             if self.backend.check_mismatch:
                 result = result._replace(metrics=result.metrics | mismatch(data, result))
-            self._records.trained(
-                model.model_id,
-                data,
-                request.loss,
-                result,
-                time.monotonic() - started,
-                forward_only=request.forward_only,
-            )
-            return train_result(result.logprobs, result.metrics)
+            seconds, only = time.monotonic() - started, request.forward_only
+            self._records.trained(model.model_id, data, request.loss, result, seconds, forward_only=only)
+            return result
+
+        async def work(data: list[Datum]) -> bytes:
+            return train_result(*await self.backend.train(computed, data))
 
         return self._in_turn(model, request.seq_id, work, read)
 
@@ -365,19 +365,20 @@ class Service:
         except (ArgumentError, TypeError) as error:
             raise RequestError(400, f"adam_params: {error}") from error
 
-        async def work() -> Json:
+        def step() -> dict[str, float]:
             started = time.monotonic()
             try:
-                metrics = await self.backend.train(self.trainer.optim_step, model_id, adam)
+                metrics = self.trainer.optim_step(model_id, adam)
             except ArgumentError:
                 self._records.forgotten(model_id)
                 raise
             model.steps += 1
-            self._records.stepped(
-                model_id, model.steps, learning_rate=adam.learning_rate, grad_norm=metrics["grad_norm"],
-                seconds=time.monotonic() - started,
-            )  # fmt: skip
-            return {"type": "optim_step", "metrics": metrics}
+            figures = {"learning_rate": adam.learning_rate, "grad_norm": metrics["grad_norm"]}
+            self._records.stepped(model_id, model.steps, **figures, seconds=time.monotonic() - started)
+            return metrics
+
+        async def work() -> Json:
+            return {"type": "optim_step", "metrics": await self.backend.train(step)}
 
         return self._in_turn(model, seq_id, work)
 
@@ -567,7 +568,7 @@ class Service:
                     await model.turns.take(seq_id)
                 return await work(*prepared)
             finally:
-                await model.turns.end(seq_id)
+                model.turns.end(seq_id)
 
         self.futures.submit(request_id, in_turn)
         return answer
