@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rollouts import Completion, FinishReason, WeightSpan
 from rollouts.engines.local import LocalEngine
-from rollouts.serve.gateway.completions import cut_at_stop, sendable_length
+from rollouts.engines.stop_strings import cut_at_stop, sendable_length
 from rollouts.serve.pausable_engine import PausableEngine
 from rollouts.testing import ScriptedEngine
 
