@@ -130,6 +130,7 @@ class Trainer:
 
     - `tokens_per_pass` and `patches_per_pass`: the largest number of tokens, padding included, and of vision patches in
       one forward pass. They bound the memory; the sum over the passes is that of one large pass.
+    - `directory`: that of the base model.
     - `lock`: held by every call that uses the model. An engine that samples from the same model shares it:
       `LocalEngine(trainer.model, lock=trainer.lock)`.
 
@@ -142,7 +143,7 @@ class Trainer:
     ) -> None:
         self._tokens_per_pass = check_integer("tokens_per_pass", tokens_per_pass)
         self._patches_per_pass = check_integer("patches_per_pass", patches_per_pass)
-        self._directory = Path(directory)
+        self.directory = Path(directory)
         self._forward = ForwardPass(model)
         self.model = self._forward.model.eval().requires_grad_(False)
         self.lock = threading.RLock()
@@ -211,7 +212,7 @@ class Trainer:
         with self.lock:
             trained = self._find(model_id)
             if trained.lora is None:
-                weights = matched_weights(self.model, checkpoint_weights(self.model, self._directory))
+                weights = matched_weights(self.model, checkpoint_weights(self.model, self.directory))
                 self.model.requires_grad_(False)
                 for target, value in weights:
                     target.copy_(value)
@@ -334,7 +335,7 @@ class Trainer:
                 if trained.lora is None:
                     self._write_model(unfinished)
                 else:
-                    _write_adapter(unfinished, trained, trained.lora, self._directory)
+                    _write_adapter(unfinished, trained, trained.lora, self.directory)
 
     # What the calls are made of; all of it under the lock.
 
@@ -426,7 +427,7 @@ class Trainer:
     def _write_model(self, directory: Path) -> None:
         with without_progress_bars():
             self.model.save_pretrained(directory)
-        for path in self._directory.iterdir():  # the tokenizer, the template, the processor
+        for path in self.directory.iterdir():  # the tokenizer, the template, the processor
             if path.is_file() and not path.name.endswith(_WEIGHT_FILES) and not (directory / path.name).exists():
                 shutil.copy(path, directory)
 

@@ -45,10 +45,12 @@ except ImportError as error:
     raise MissingExtraError("LocalEngine", "torch", "torch") from error
 
 from rollouts.engines.local.batch import Batch
+from rollouts.engines.local.top_logprobs import TopLogprobs, top_logprobs
 from rollouts.engines.local.weights import LocalAdapter, LocalAdapters, checkpoint_weights, matched_weights
 from rollouts.models.forward_pass import ForwardPass
 from rollouts.models.loading import load_model
 from rollouts.models.lora_modules import inserted
+from rollouts.models.placed_rows import TokenSequence
 from rollouts.models.qwen3_vl import VisionFeatures
 
 
@@ -155,6 +157,16 @@ class LocalEngine:
         if request.prompt_logprobs:
             raise InvalidRequestError(request.request_id, "a stream cannot return prompt_logprobs; use generate")
         return await self._generate(request, listen)
+
+    async def top_logprobs(self, sequence: TokenSequence, count: int, *, adapter: str | None = None) -> TopLogprobs:
+        """The `count` likeliest tokens in the place of every token of a sequence but the first, from one forward pass.
+
+        Raises `UnknownAdapterError`, `EngineClosedError`, and `SampleError` for tokens that the model cannot take.
+        """
+        if self._closed.is_set():
+            raise closed_error(sequence.name)
+        found = self._adapters.find(sequence.name, adapter)
+        return await asyncio.wrap_future(self._worker.submit(self._top_logprobs, sequence, count, found))
 
     async def abort(self, request_ids: Iterable[str]) -> None:
         """End requests: their `generate` returns the tokens so far, with `FinishReason.ABORT`.
@@ -332,6 +344,10 @@ class LocalEngine:
 
             batch = Batch(self._forward, requests, encode, self._max_length, lambda: bool(self._interrupting))
             return batch.run(version)
+
+    def _top_logprobs(self, sequence: TokenSequence, count: int, adapter: LocalAdapter | None) -> TopLogprobs:
+        with self._lock, torch.inference_mode(), inserted(() if adapter is None else adapter.replacements):
+            return top_logprobs(self._forward, sequence, count)
 
     def _encode_images(self, items: Sequence[Any], adapter: LocalAdapter | None, version: str) -> list[VisionFeatures]:
         """Features of images; those that the current weights have encoded before come from the cache."""
