@@ -65,9 +65,8 @@ class Futures:
         return request_id in self._tasks
 
     @property
-    def unfetched(self) -> int:
-        """How many run, or have results that no client has fetched."""
-        return len(self._tasks) - len(self._fetched)
+    def pending(self) -> int:
+        return sum(not task.done() for task in self._tasks.values())
 
     def submit(self, request_id: str, work: Callable[[], Awaitable[dict[str, object] | bytes]]) -> None:
         """Start a request, unless one of this id was accepted before."""

@@ -54,7 +54,7 @@ class TopK(NamedTuple):
 class SampleRequest:
     """One prompt and how to continue it.
 
-    `stop`: texts or token ids that end a sequence, in place of the model's own end tokens; None: those; (): nothing
+    `stop`: texts or token ids that end a sequence, beside the model's own end tokens; None: those alone; (): nothing
     ends it but `max_tokens`, where None means as many as the model has place for. `topk_prompt` and `topk_sample`: how
     many of the likeliest tokens to report at each token, 0: none.
     """

@@ -1,0 +1,149 @@
+"""Samplers: what the sampling requests of the Tinker API need of an engine, whichever it is."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from renderers import MultiModalData
+from rollouts.engines.protocol import (
+    Completion,
+    Engine,
+    FinishReason,
+    GenerateRequest,
+    GenerateResult,
+    SamplingParams,
+    is_abortable,
+    is_streaming,
+)
+from rollouts.engines.stop_strings import EarlyStop, cut_at_stop
+from rollouts.episodes.turns import check_uninterrupted
+from rollouts.errors import ArgumentError
+from rollouts.tinker.endings import Endings
+from rollouts.tinker.requests import SampledSequence, SampleRequest, SampleResult
+
+_ADAPTER, _MODEL = "adapter_config.json", "config.json"
+
+
+class Sampler(Protocol):
+    """Samples with weights that `Trainer.save_for_sampler` has written, and with those of the base model."""
+
+    async def sample(self, weights: Path | None, request: SampleRequest) -> SampleResult:
+        """Sample `num_samples` sequences with the weights of a directory; None: those of the base model.
+
+        Sampled log-probabilities, and those of the prompt, are those of `Trainer.forward` with the same weights. The
+        files of a directory must stay as they are. A sequence ends with the token that completes its stop text. Equal
+        seeds give equal sequences; sample i of several depends on the seed and on i. Sequences of temperature 0 are all
+        equal. Cancelling the call ends its sampling. Raises `ArgumentError` for a directory without weights, and an
+        `EngineError`.
+        """
+        ...
+
+    def asleep(self) -> AbstractAsyncContextManager[None]:
+        """While a training step runs inside the block on the same device, requests wait."""
+        ...
+
+    async def close(self) -> None:
+        """Refuse further requests, and release what was loaded."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SavedWeights:
+    """A directory with weights as it is now; one that is written again at the same path is another.
+
+    `written`: the file number and the time of change of its configuration.
+    """
+
+    path: Path
+    is_adapter: bool
+    written: tuple[int, int]
+
+    @classmethod
+    def at(cls, directory: Path) -> Self:
+        """Raises `ArgumentError` for a directory that has neither an adapter nor a model."""
+        path = directory.absolute()
+        for name in (_ADAPTER, _MODEL):
+            if (path / name).is_file():
+                state = (path / name).stat()
+                return cls(path, name == _ADAPTER, (state.st_ino, state.st_mtime_ns))
+        raise ArgumentError("weights", str(directory), f"it has no {_ADAPTER} and no {_MODEL}; save the weights again")
+
+    @property
+    def name(self) -> str:
+        """A name for an engine, of letters and digits: the same for the same path and files."""
+        return hashlib.sha256(f"{self.path}\0{self.written}".encode(errors="surrogateescape")).hexdigest()[:32]
+
+
+async def generated(
+    engine: Engine,
+    request: SampleRequest,
+    endings: Endings,
+    *,
+    max_length: int,
+    adapter: str | None = None,
+    extra: Mapping[str, Any] | None = None,
+    placeholder_token_ids: Mapping[str, int] | None = None,
+) -> SampleResult:
+    """Sample with an engine, without the likeliest tokens. `max_length`: the model's, of prompt and sequence together.
+
+    `extra` are options of the engine. Raises what the engine raises, and `GenerationInterruptedError`.
+    """
+    ids, media = request.prompt.token_ids.tolist(), request.prompt.media
+    stop_ids, texts = endings.of_request(request.stop)
+    is_greedy = request.temperature == 0
+    asked = GenerateRequest(
+        ids,
+        SamplingParams(
+            # An engine has the better text for a prompt that leaves no room.
+            max_tokens=max(1, max_length - len(ids)) if request.max_tokens is None else request.max_tokens,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=0 if request.top_k == -1 else request.top_k,
+            seed=request.seed,
+            n=1 if is_greedy else request.num_samples,
+            stop_token_ids=stop_ids,
+            extra=extra or {},
+        ),
+        MultiModalData.from_items(media) if media else None,
+        placeholder_token_ids=placeholder_token_ids or {},
+        sampled=_outside(media, len(ids)),  # what is no image chunk is text, whatever its ids
+        prompt_logprobs=request.prompt_logprobs,
+        adapter=adapter,
+    )
+    result = await _with_texts(engine, asked, texts, endings)
+    check_uninterrupted(asked, result.completions)
+    sequences = [_sequence(each) for each in sorted(result.completions, key=lambda each: each.index)]
+    return SampleResult(sequences * request.num_samples if is_greedy else sequences, result.prompt_logprobs)
+
+
+async def _with_texts(
+    engine: Engine, request: GenerateRequest, texts: tuple[str, ...], endings: Endings
+) -> GenerateResult:
+    """The completions up to the first of `texts`; the engine ends them there if it reports tokens as they come."""
+    if not texts:
+        return await engine.generate(request)
+    if is_streaming(engine) and not request.prompt_logprobs:
+        early_stop = EarlyStop(engine.abort if is_abortable(engine) else None, request, texts, endings.decode)
+        result = await engine.generate_streamed(request, early_stop)
+        await early_stop.close()
+    else:
+        result = await engine.generate(request)
+    cut = [cut_at_stop(each, texts, endings.decode)[0] for each in result.completions]
+    return replace(result, completions=cut)
+
+
+def _sequence(completion: Completion) -> SampledSequence:
+    stopped = completion.finish_reason is FinishReason.STOP
+    return SampledSequence(completion.token_ids, completion.logprobs, stopped)
+
+
+def _outside(media: Any, length: int) -> list[tuple[int, int]]:
+    """The ranges of a prompt between its images."""
+    starts = [0, *(placeholder.end for _, placeholder in media)]
+    ends = [*(placeholder.offset for _, placeholder in media), length]
+    return [pair for pair in zip(starts, ends, strict=True) if pair[0] < pair[1]]

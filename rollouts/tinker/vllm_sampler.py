@@ -1,0 +1,219 @@
+"""A sampler over vLLM servers, which load the adapters of a `Trainer` from its directories."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from rollouts.engines.fleet import EngineFleet
+from rollouts.engines.vllm import VLLMEngine
+from rollouts.errors import ArgumentError, EngineClosedError, EngineError, ServerUnreachableError
+from rollouts.tinker.bounded_pool import BoundedPool
+from rollouts.tinker.endings import Endings
+from rollouts.tinker.requests import SampleRequest, SampleResult
+from rollouts.tinker.sampler import SavedWeights, generated
+from rollouts.values import check_integer
+
+
+class VLLMSampler:
+    """`Sampler` with vLLM servers that serve the base model.
+
+    They are connected to at the first request, with `sleep` at the first training step too.
+    `directory` is that of the base model. The servers read the directories of adapters themselves, at most
+    `max_adapters` of them at a time; they need --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True. Directories
+    with whole models, and the likeliest tokens, are refused.
+
+    With `sleep`, the servers free their memory for training steps: those run after the requests in flight have ended,
+    and further requests wake the servers up. They need VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode. Without it
+    training and sampling do not wait for each other.
+
+    `placeholder_token_ids` are those of `GenerateRequest`, `options` those of `VLLMEngine`.
+    """
+
+    def __init__(
+        self,
+        base_urls: Sequence[str],
+        directory: Path,
+        *,
+        sleep: bool = False,
+        max_adapters: int = 8,
+        placeholder_token_ids: Mapping[str, int] | None = None,
+        **options: Any,
+    ) -> None:
+        if isinstance(base_urls, str) or not base_urls:
+            raise ArgumentError("base_urls", base_urls, "pass a list with at least one address of a server")
+        self._urls = list(base_urls)
+        self._options = options
+        self._placeholder_token_ids = placeholder_token_ids
+        self._endings = Endings.of_model(directory)
+        self._engine: VLLMEngine | EngineFleet | None = None
+        self._adapters: BoundedPool[SavedWeights, str] = BoundedPool(
+            check_integer("max_adapters", max_adapters),
+            self._load,
+            lambda _, name: self._connected().unload_adapter(name),
+        )
+        self._rest = _Rest(self._call_of_servers) if sleep else None
+        self._closed = False
+
+    async def sample(self, weights: Path | None, request: SampleRequest) -> SampleResult:
+        """As in `Sampler`; raises `ArgumentError` for a directory with a whole model and for `topk_...` above 0."""
+        if self._closed:
+            raise EngineClosedError("sample", "the sampler is closed")
+        for name in ("topk_prompt", "topk_sample"):
+            if getattr(request, name):
+                rule = "a sampler with vLLM reports the log-probabilities of the sampled tokens alone; pass 0"
+                raise ArgumentError(name, getattr(request, name), rule)
+        saved = None if weights is None else SavedWeights.at(weights)
+        if saved is not None and not saved.is_adapter:
+            rule = (
+                "it is a whole model, and a vLLM server that all requests share has the base model; train an adapter, "
+                "or sample with the engine of the trainer"
+            )
+            raise ArgumentError("weights", str(weights), rule)
+        if self._rest is None:
+            return await self._sample(saved, request)
+        async with self._rest.awake():
+            return await self._sample(saved, request)
+
+    @asynccontextmanager
+    async def asleep(self) -> AsyncIterator[None]:
+        """As in `Sampler`."""
+        if self._rest is None:
+            yield
+            return
+        async with self._rest.asleep():
+            yield
+
+    async def close(self) -> None:
+        """As in `Sampler`; unloads the adapters, and wakes servers up that sleep."""
+        self._closed = True
+        if self._engine is None:
+            return
+        try:
+            if self._rest is not None:
+                await self._rest.end()
+            await self._adapters.close()
+        finally:
+            await self._engine.close()
+
+    def _connected(self) -> VLLMEngine | EngineFleet:
+        if self._engine is None:
+            if len(self._urls) == 1:
+                self._engine = VLLMEngine(self._urls[0], **self._options)
+            else:
+                self._engine = EngineFleet.from_urls(self._urls, **self._options)
+        return self._engine
+
+    async def _sample(self, saved: SavedWeights | None, request: SampleRequest) -> SampleResult:
+        if saved is None:
+            return await self._generated(None, request)
+        async with self._adapters.using(saved) as name:
+            return await self._generated(name, request)
+
+    async def _generated(self, adapter: str | None, request: SampleRequest) -> SampleResult:
+        engine = self._connected()
+        return await generated(
+            engine,
+            request,
+            self._endings,
+            max_length=0 if request.max_tokens is not None else await _max_model_len(engine),
+            adapter=adapter,
+            extra={"ignore_eos": True},  # the ids that end a sequence are named
+            placeholder_token_ids=self._placeholder_token_ids,
+        )
+
+    async def _load(self, saved: SavedWeights) -> str:
+        engine = self._connected()
+        for each in _engines_of(engine):  # a process that was killed may have left it in a server
+            with suppress(EngineError):
+                if saved.name in await each.adapters():
+                    await each.unload_adapter(saved.name)
+        await engine.load_adapter(saved.name, saved.path)
+        return saved.name
+
+    async def _call_of_servers(self, name: str) -> None:
+        await getattr(self._connected().control, name)()
+
+
+def _engines_of(engine: VLLMEngine | EngineFleet) -> list[Any]:
+    return [engine] if isinstance(engine, VLLMEngine) else list(engine.engines.values())
+
+
+async def _max_model_len(engine: VLLMEngine | EngineFleet) -> int:
+    """The model's length at the first server that answers."""
+    engines = _engines_of(engine)
+    for position, each in enumerate(engines, 1):
+        try:
+            return int((await each.capabilities()).max_model_len)
+        except EngineError:
+            if position == len(engines):
+                raise
+    raise AssertionError("there are no engines")
+
+
+class _Rest:
+    """Puts servers to sleep for training steps, and wakes them up for requests. `call` makes a control call.
+
+    Servers stay asleep after a step until the next request, because the next step often follows at once. Before the
+    first call it is not known whether they sleep: a program that was killed may have left them so.
+    """
+
+    def __init__(self, call: Callable[[str], Awaitable[None]]) -> None:
+        self._call = call
+        self._changed = asyncio.Condition()
+        self._requests = 0
+        self._steps = 0
+        self._is_asleep: bool | None = None
+
+    @asynccontextmanager
+    async def awake(self) -> AsyncIterator[None]:
+        """Requests run inside the block, and steps wait for it."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._steps)
+            if self._is_asleep is not False:
+                await self._wake_up()
+            self._requests += 1
+        try:
+            yield
+        finally:
+            self._requests -= 1
+            async with self._changed:
+                self._changed.notify_all()
+
+    @asynccontextmanager
+    async def asleep(self) -> AsyncIterator[None]:
+        """A step runs inside the block, and new requests wait for it."""
+        self._steps += 1
+        try:
+            async with self._changed:
+                await self._changed.wait_for(lambda: not self._requests)
+                await self._fall_asleep()
+            yield
+        finally:
+            self._steps -= 1
+            async with self._changed:
+                self._changed.notify_all()
+
+    async def end(self) -> None:
+        """Leave the servers awake."""
+        async with self._changed:
+            if self._is_asleep:
+                await self._wake_up()
+
+    async def _fall_asleep(self) -> None:
+        if self._is_asleep:
+            return
+        try:
+            if self._is_asleep is None:
+                await self._wake_up()
+            await self._call("sleep")
+        except ServerUnreachableError:  # a server that does not run has no memory
+            return
+        self._is_asleep = True
+
+    async def _wake_up(self) -> None:
+        await self._call("wake_up")
+        self._is_asleep = False

@@ -1,0 +1,103 @@
+"""Things that are made at first use: how many there are, which one ends, what errors and cancelled users leave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from rollouts.errors import EngineError
+from rollouts.tinker.bounded_pool import BoundedPool
+
+
+class Things:
+    """Records what is there, and what was made."""
+
+    def __init__(self, limit):
+        self.pool = BoundedPool(limit, self.make, self.end)
+        self.there, self.made, self.limit = set(), [], limit
+        self.failing = None
+
+    async def make(self, key):
+        assert key not in self.there
+        assert len(self.there) < self.limit
+        self.made.append(key)
+        await asyncio.sleep(0)
+        if key == self.failing:
+            raise EngineError("make", "it fails")
+        self.there.add(key)
+        return key.upper()
+
+    async def end(self, key, value):
+        assert value == key.upper()
+        await asyncio.sleep(0)
+        self.there.remove(key)
+
+
+async def test_the_one_that_was_not_used_for_the_longest_time_ends_and_is_made_again_on_demand():
+    things = Things(2)
+    for key in ("a", "b", "a", "c", "b"):
+        async with things.pool.using(key) as value:
+            assert value == key.upper()
+    assert things.made == ["a", "b", "c", "b"]
+    assert things.there == {"b", "c"}
+    await things.pool.close()
+    assert not things.there
+
+
+async def test_one_that_is_used_is_not_ended_and_a_further_one_waits():
+    things = Things(1)
+    held, release = asyncio.Event(), asyncio.Event()
+
+    async def hold():
+        async with things.pool.using("a"):
+            held.set()
+            await release.wait()
+
+    async def use():
+        async with things.pool.using("b"):
+            assert things.there == {"b"}
+
+    holding = asyncio.ensure_future(hold())
+    await held.wait()
+    users = [asyncio.ensure_future(use()) for _ in range(3)]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert things.there == {"a"}
+    release.set()
+    await asyncio.gather(holding, *users)
+    assert things.made == ["a", "b"]
+
+
+async def test_many_users_at_once_never_exceed_the_limit_and_all_get_theirs():
+    things = Things(3)
+    got = Counter()
+
+    async def use(key):
+        async with things.pool.using(key) as value:
+            await asyncio.sleep(0)
+            assert key in things.there
+            got[value] += 1
+
+    await asyncio.gather(*(use("abcdefg"[number % 7]) for number in range(210)))
+    assert set(got.values()) == {30}
+
+
+async def test_one_that_fails_is_made_again_and_a_cancelled_user_leaves_the_place_free():
+    things = Things(1)
+    things.failing = "a"
+    with pytest.raises(EngineError, match="it fails"):
+        async with things.pool.using("a"):
+            pass
+    things.failing = None
+    async with things.pool.using("a") as value:
+        assert value == "A"
+    waiting = asyncio.ensure_future(things.pool.using("b").__aenter__())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    async with things.pool.using("c") as value:
+        assert value == "C"
+    assert things.there == {"c"}

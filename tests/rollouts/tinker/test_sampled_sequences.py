@@ -1,0 +1,192 @@
+"""What one sampling request gives: where its sequences end, how many there are, seeds, the likeliest tokens."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from family_rows import loaded_family
+from trainer_checks import random_weights, with_nonzero_adapter
+
+from rollouts.engines.local.batch import Batch
+from rollouts.errors import ArgumentError, OverlongPromptError
+from rollouts.models.lora_modules import LoraOptions
+from rollouts.tinker.endings import Endings
+from rollouts.tinker.local_sampler import LocalSampler
+from rollouts.tinker.requests import ModelInput, SampleRequest
+from rollouts.training import TrainingBatch, TrainingSample, model_inputs
+from rollouts.training.trainer import Trainer
+
+TEXT = ModelInput(np.arange(70, 90), ())
+
+
+@pytest.fixture(scope="module", params=["qwen3_vl", "gemma3"])
+def family(request):
+    return loaded_family(request.param)
+
+
+@pytest.fixture(scope="module")
+def trainer(family):
+    return Trainer.from_pretrained(family.directory, device="cpu")
+
+
+@pytest.fixture
+async def sampler(trainer):
+    sampler = LocalSampler(trainer)
+    sampler._endings = Endings((), sampler._endings.decode)  # each test says what ends a sequence
+    yield sampler
+    await sampler.close()
+
+
+async def sampled(sampler, **options):
+    request = SampleRequest(TEXT, **{"max_tokens": 40, "seed": 1, **options})
+    (sequence,) = (await sampler.sample(None, request)).sequences
+    return sequence
+
+
+async def test_the_end_tokens_of_the_model_end_a_sequence_beside_a_stop_and_with_an_empty_one_nothing(trainer, sampler):
+    plain = await sampled(sampler, stop=())
+    assert (len(plain.token_ids), plain.stopped) == (40, False)
+    ids = plain.token_ids.tolist()
+    end = ids[11]
+    first = ids.index(end)
+    sampler = LocalSampler(trainer)
+    sampler._endings = Endings((end,), sampler._endings.decode)
+    for stop in (None, (ids[20],), ("no such text",)):
+        sequence = await sampled(sampler, stop=stop)
+        expected = min(first, ids.index(ids[20]) if stop == (ids[20],) else first)
+        assert sequence.token_ids.tolist() == ids[: expected + 1]
+        assert sequence.stopped
+    assert (await sampled(sampler, stop=())).token_ids.tolist() == ids
+    np.testing.assert_array_equal(sequence.logprobs, plain.logprobs[: len(sequence.logprobs)])
+    await sampler.close()
+
+
+async def test_a_stop_text_ends_a_sequence_with_the_token_that_completes_it(sampler, family, monkeypatch):
+    decode = family.renderer.tokenizer.decode
+    plain = (await sampled(sampler, stop=(), max_tokens=300)).token_ids.tolist()
+    text = decode(plain[30:32])
+    length = next(count for count in range(1, 301) if text in decode(plain[:count]))
+    steps = []
+    report = Batch._report
+    monkeypatch.setattr(Batch, "_report", lambda self, *args: (steps.append(1), report(self, *args))[1])
+    for prompt_logprobs in (False, True):
+        steps.clear()
+        sequence = await sampled(sampler, stop=(text, "never"), max_tokens=300, prompt_logprobs=prompt_logprobs)
+        assert sequence.token_ids.tolist() == plain[:length]
+        assert sequence.stopped
+        assert len(sequence.logprobs) == length
+        if not prompt_logprobs:
+            assert len(steps) < 300, "sampling ended early"
+    with pytest.raises(ArgumentError, match="leave out the empty text"):
+        await sampled(sampler, stop=("",))
+
+
+async def test_each_of_several_sequences_has_an_end_of_its_own(sampler, family):
+    plain = (await sampler.sample(None, SampleRequest(TEXT, num_samples=4, max_tokens=40, seed=1, stop=()))).sequences
+    assert len({tuple(each.token_ids.tolist()) for each in plain}) == 4
+    text = family.renderer.tokenizer.decode(plain[2].token_ids[5:7].tolist())
+    cut = (
+        await sampler.sample(None, SampleRequest(TEXT, num_samples=4, max_tokens=40, seed=1, stop=(text,)))
+    ).sequences
+    for one, other in zip(plain, cut, strict=True):
+        assert one.token_ids.tolist()[: len(other.token_ids)] == other.token_ids.tolist()
+    assert len(cut[2].token_ids) <= 7
+    assert cut[2].stopped
+
+
+async def test_greedy_sequences_are_equal_and_a_seed_gives_the_same_ones_again(sampler):
+    greedy = (await sampler.sample(None, SampleRequest(TEXT, num_samples=3, max_tokens=8, temperature=0))).sequences
+    assert len(greedy) == 3
+    assert len({tuple(each.token_ids.tolist()) for each in greedy}) == 1
+    one, other = await sampled(sampler, stop=()), await sampled(sampler, stop=())
+    assert one.token_ids.tolist() == other.token_ids.tolist()
+    only = await sampled(sampler, top_k=1, stop=())
+    best = await sampled(sampler, temperature=0.0, stop=())
+    assert only.token_ids.tolist() == best.token_ids.tolist() != one.token_ids.tolist()
+    off = await sampled(sampler, top_k=-1, stop=())
+    assert off.token_ids.tolist() == one.token_ids.tolist()
+
+
+async def test_without_max_tokens_a_sequence_fills_the_length_of_the_model(sampler, trainer):
+    length = trainer.model.config.get_text_config().max_position_embeddings
+    prompt = ModelInput(np.resize(TEXT.token_ids, length - 5), ())
+    (sequence,) = (await sampler.sample(None, SampleRequest(prompt, stop=()))).sequences
+    assert (len(sequence.token_ids), sequence.stopped) == (5, False)
+    with pytest.raises(OverlongPromptError, match=str(length)):
+        await sampler.sample(None, SampleRequest(ModelInput(np.resize(TEXT.token_ids, length), ())))
+
+
+async def test_the_likeliest_tokens_are_those_of_the_logits_of_the_model(family, trainer, sampler, tmp_path):
+    data = [random_weights(row.sample, seed) for seed, row in enumerate(family.rows())]
+    for adapter in (False, True):
+        weights = None
+        model = family.model
+        if adapter:
+            import peft
+
+            with_nonzero_adapter(trainer, "topk", data, LoraOptions(rank=4, alpha=8, seed=1, train_unembed=False))
+            weights = tmp_path / "a"
+            trainer.save_for_sampler("topk", weights)
+            trainer.unload("topk")
+            copy = type(model).from_pretrained(family.directory, dtype=torch.float32)
+            model = peft.PeftModel.from_pretrained(copy, weights).eval().base_model.model
+        for row in family.rows()[:3]:
+            prompt = ModelInput(row.sample.token_ids[~row.sample.loss_mask].astype(np.int64), row.sample.media)
+            request = SampleRequest(prompt, num_samples=2, max_tokens=4, seed=2, stop=(), topk_prompt=3, topk_sample=5)
+            result = await sampler.sample(weights, request)
+            count = len(prompt.token_ids)
+            assert result.topk_prompt.token_ids.shape == result.topk_prompt.logprobs.shape == (count, 3)
+            assert result.topk_prompt.token_ids[0].tolist() == [0, 0, 0]
+            assert result.topk_prompt.logprobs[0].tolist() == [-99999.0] * 3
+            for number, sequence in enumerate(result.sequences):
+                expected = all_logprobs(model, np.concatenate([prompt.token_ids, sequence.token_ids]), prompt.media)
+                check_top(sequence.topk, expected[count - 1 :], 5)
+                if not number:
+                    check_top(
+                        result.topk_prompt._replace(
+                            token_ids=result.topk_prompt.token_ids[1:], logprobs=result.topk_prompt.logprobs[1:]
+                        ),
+                        expected[: count - 1],
+                        3,
+                    )
+
+
+def all_logprobs(model, ids, media):
+    """log p of every token after each of a row but the last, (n - 1, vocabulary), by the forward of transformers."""
+    zeros = np.zeros(len(ids), np.float32)
+    sample = TrainingSample(ids.astype(np.int32), np.arange(len(ids)) > 0, zeros, zeros, tuple(media), name="row")
+    inputs = model_inputs(TrainingBatch.from_samples([sample], pad_id=0), model)
+    with torch.no_grad():
+        return torch.log_softmax(model(**inputs, use_cache=False).logits[0, :-1].float(), -1)
+
+
+def check_top(top, expected, count):
+    values, ids = expected.topk(count)
+    np.testing.assert_allclose(top.logprobs, values.numpy(), atol=1e-4)
+    gaps = (values[:, :-1] - values[:, 1:]).min().item()
+    if gaps > 2e-4:
+        assert top.token_ids.tolist() == ids.tolist()
+    np.testing.assert_allclose(expected.gather(1, torch.from_numpy(top.token_ids.astype(np.int64))), values, atol=2e-4)
+
+
+async def test_more_of_the_likeliest_tokens_than_the_model_has_are_all_that_it_has(sampler, trainer):
+    size = trainer.model.get_output_embeddings().weight.shape[0]
+    result = await sampler.sample(None, SampleRequest(TEXT, max_tokens=1, topk_sample=size + 7))
+    (sequence,) = result.sequences
+    assert sorted(sequence.topk.token_ids[0].tolist()) == list(range(size))
+    assert float(np.exp(sequence.topk.logprobs[0].astype(np.float64)).sum()) == pytest.approx(1, abs=1e-5)
+
+
+def test_the_end_tokens_are_those_of_the_tokenizer_and_of_the_generation_config(tiny_model_dir, tmp_path):
+    shutil.copytree(tiny_model_dir, tmp_path / "model")
+    for listed, expected in ((260, {260}), ([260, 261], {260, 261}), (None, set())):
+        (tmp_path / "model" / "generation_config.json").write_text(json.dumps({"eos_token_id": listed}))
+        endings = Endings.of_model(tmp_path / "model")
+        own = json.loads((tiny_model_dir / "tokenizer_config.json").read_text())["eos_token"]
+        assert {endings.decode([each]) for each in endings.end_ids} >= {own}
+        assert {*endings.end_ids} - expected <= {each for each in endings.end_ids if endings.decode([each]) == own}
+        assert expected <= {*endings.end_ids}
