@@ -136,7 +136,7 @@ async def test_the_likeliest_tokens_are_those_of_the_logits_of_the_model(family,
             model = peft.PeftModel.from_pretrained(copy, weights).eval().base_model.model
         for row in family.rows()[:3]:
             prompt = ModelInput(row.sample.token_ids[~row.sample.loss_mask].astype(np.int64), row.sample.media)
-            request = SampleRequest(prompt, num_samples=2, max_tokens=4, seed=2, stop=(), topk_prompt=3, topk_sample=5)
+            request = SampleRequest(prompt, num_samples=2, max_tokens=4, seed=5, stop=(), topk_prompt=3, topk_sample=5)
             result = await sampler.sample(weights, request)
             count = len(prompt.token_ids)
             assert result.topk_prompt.token_ids.shape == result.topk_prompt.logprobs.shape == (count, 3)
