@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -26,8 +27,8 @@ class VLLMSampler:
     `max_adapters` of them at a time; they need --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True. Directories
     with whole models, and the likeliest tokens, are refused.
 
-    With `sleep`, the servers free their memory for training steps: those run after the requests in flight have ended,
-    and further requests wake the servers up. They need VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode. Without it
+    With `sleep`, the servers free their memory for training steps: a step runs after the requests before it have ended,
+    and those after it wake the servers up. They need VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode. Without it
     training and sampling do not wait for each other.
 
     `placeholder_token_ids` are those of `GenerateRequest`, `options` those of `VLLMEngine`.
@@ -157,43 +158,44 @@ async def _max_model_len(engine: VLLMEngine | EngineFleet) -> int:
 class _Rest:
     """Puts servers to sleep for training steps, and wakes them up for requests. `call` makes a control call.
 
-    Servers stay asleep after a step until the next request, because the next step often follows at once. Before the
-    first call it is not known whether they sleep: a program that was killed may have left them so.
+    Steps and requests begin in the order of their arrival: a request waits for the steps before it, a step for the
+    requests. Servers stay asleep after a step until the next request, because the next step often follows at once.
+    Before the first call it is not known whether they sleep: a program that was killed may have left them so.
     """
 
     def __init__(self, call: Callable[[str], Awaitable[None]]) -> None:
         self._call = call
         self._changed = asyncio.Condition()
-        self._requests = 0
-        self._steps = 0
+        self._turns = itertools.count()
+        self._requests: set[int] = set()  # the turns of those that wait or run
+        self._steps: set[int] = set()
         self._is_asleep: bool | None = None
 
     @asynccontextmanager
     async def awake(self) -> AsyncIterator[None]:
-        """Requests run inside the block, and steps wait for it."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: not self._steps)
-            if self._is_asleep is not False:
-                await self._wake_up()
-            self._requests += 1
-        try:
+        """A request runs inside the block."""
+        async with self._turn(self._requests, self._steps, self._wake_up):
             yield
-        finally:
-            self._requests -= 1
-            async with self._changed:
-                self._changed.notify_all()
 
     @asynccontextmanager
     async def asleep(self) -> AsyncIterator[None]:
-        """A step runs inside the block, and new requests wait for it."""
-        self._steps += 1
+        """A step runs inside the block."""
+        async with self._turn(self._steps, self._requests, self._fall_asleep):
+            yield
+
+    @asynccontextmanager
+    async def _turn(
+        self, own: set[int], others: set[int], prepare: Callable[[], Awaitable[None]]
+    ) -> AsyncIterator[None]:
+        turn = next(self._turns)
+        own.add(turn)
         try:
             async with self._changed:
-                await self._changed.wait_for(lambda: not self._requests)
-                await self._fall_asleep()
+                await self._changed.wait_for(lambda: min(others, default=turn) >= turn)
+                await prepare()
             yield
         finally:
-            self._steps -= 1
+            own.remove(turn)
             async with self._changed:
                 self._changed.notify_all()
 
@@ -215,5 +217,6 @@ class _Rest:
         self._is_asleep = True
 
     async def _wake_up(self) -> None:
-        await self._call("wake_up")
-        self._is_asleep = False
+        if self._is_asleep is not False:
+            await self._call("wake_up")
+            self._is_asleep = False
