@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
@@ -27,6 +28,7 @@ from rollouts.tinker.rest_routes import rest_routes
 from rollouts.tinker.service import Service
 from rollouts.tinker.wire import PROTOBUF, decompressed, read_train_request
 
+log = logging.getLogger("rollouts.tinker")
 Body = TypeVar("Body", bound=BaseModel)
 #: How long a request for a result is held while there is none. The client waits for 45 s.
 _HOLD_SECONDS: Final = 20.0
@@ -78,7 +80,10 @@ async def _tidy(services: Sequence[Service]) -> None:
     while True:
         await asyncio.sleep(_TIDY_SECONDS)
         for service in services:
-            await service.tidy()
+            try:
+                await service.tidy()
+            except (OSError, RolloutsError):
+                log.exception("what idle sessions hold could not be released")
 
 
 def _app_of(service: Service, max_body_bytes: int) -> Starlette:

@@ -65,8 +65,9 @@ class Futures:
         return request_id in self._tasks
 
     @property
-    def pending(self) -> int:
-        return sum(not task.done() for task in self._tasks.values())
+    def unfetched(self) -> int:
+        """How many run, or have results that no client has fetched."""
+        return len(self._tasks) - len(self._fetched)
 
     def submit(self, request_id: str, work: Callable[[], Awaitable[dict[str, object] | bytes]]) -> None:
         """Start a request, unless one of this id was accepted before."""

@@ -35,7 +35,11 @@ Json = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much clients may hold. `session_seconds`: a session that sends nothing for as long ends."""
+    """How much clients may hold.
+
+    `pending`: sampling requests whose results were not fetched; `samples`: of one request; `session_seconds`: a session
+    that sends nothing for as long ends.
+    """
 
     sessions: int = 64
     models: int = 32
@@ -150,9 +154,10 @@ class Service:
         self._sessions: dict[str, Session] = {}
 
     async def close(self) -> None:
+        """End what runs. Sessions end with the server, and their unsaved weights with it."""
         await self.futures.close()
-        for session_id in list(self._sessions):
-            await self.end_session(session_id)
+        for session_id in self._sessions:
+            self.directory.remove_unlisted(session_id)
         self._records.close()
         if self._samples is not None:
             self._samples.close()
@@ -503,8 +508,8 @@ class Service:
                 raise RequestError(400, f"{name} is not supported by this server")
         if not 1 <= body.num_samples <= self.limits.samples:
             raise RequestError(400, f"num_samples is {body.num_samples}; pass 1 to {self.limits.samples}")
-        if self.futures.pending >= self.limits.pending:
-            raise RequestError(429, f"{self.limits.pending} requests are waiting; send it later")
+        if self.futures.unfetched >= self.limits.pending:
+            raise RequestError(429, f"{self.limits.pending} requests are waiting; fetch results, or send it later")
         if body.sampling_session_id is None:
             sampling_id, session_id, version = f"direct-{uuid.uuid4().hex}", None, ""
             _, weights = self._weights(body.base_model, body.model_path)
