@@ -203,11 +203,10 @@ class _Routes:
         )  # fmt: skip
 
     def _save_external(self, body: types.SaveWeightsExternalRequest) -> Any:
-        if body.age_encryption_recipients:
-            raise RequestError(400, "age_encryption_recipients is not supported by this server; leave it out")
         return self._service.save_named(
-            body.model_id, body.seq_id, "external_weights", body.path, ttl_seconds=body.ttl_seconds
-        )
+            body.model_id, body.seq_id, "external_weights", body.path,
+            age_keys=body.age_encryption_recipients, ttl_seconds=body.ttl_seconds,
+        )  # fmt: skip
 
     def _load_weights(self, body: types.LoadWeightsRequest) -> Any:
         if body.weights_access_token is not None:

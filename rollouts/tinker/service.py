@@ -17,6 +17,7 @@ import numpy as np
 from rollouts.errors import ArgumentError, SampleError, short_repr
 from rollouts.models.lora_modules import LoraOptions
 from rollouts.serve.errors import RequestError
+from rollouts.tinker.age_encryption import encrypt_files, read_recipients
 from rollouts.tinker.futures import Futures, Turns
 from rollouts.tinker.inputs import InputReader
 from rollouts.tinker.mismatch import mismatch
@@ -430,14 +431,17 @@ class Service:
 
     def save_named(
         self, model_id: str, seq_id: int | None, kind: Literal["sampler_weights", "external_weights"], name: str,
-        **options: Any,
+        *, age_keys: Sequence[str] | None = None, **options: Any,
     ) -> Json:  # fmt: skip
-        """Save what can be sampled from, or downloaded, as a checkpoint."""
+        """Save what can be sampled from, or downloaded, as a checkpoint; encrypted to public keys of age, if any."""
         model = self.model(model_id)
 
         async def work() -> Json:
+            recipients = read_recipients(age_keys or ())
             with self.directory.saving(model_id, kind, name, **options) as path:
                 await self.backend.train(self.trainer.save_for_sampler, model_id, path)
+                if recipients:
+                    await asyncio.to_thread(encrypt_files, path, recipients)
             request = "save_weights_external" if kind == "external_weights" else "save_weights_for_sampler"
             return {"type": request, "path": uri_of(model_id, kind, name)}
 
