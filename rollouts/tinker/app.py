@@ -132,16 +132,28 @@ class _Routes:
 
         return answer
 
-    @staticmethod
-    def _with(kind: type[Body], call: Callable[[Any], Any]) -> Callable[[Request], Awaitable[Response]]:
+    def _with(self, kind: type[Body], call: Callable[[Any], Any]) -> Callable[[Request], Awaitable[Response]]:
         """The route that calls `call` with the body, which is of a type of the client."""
 
         async def route(request: Request) -> Response:
             body = await read_model(request, kind)
-            answer = call(body)
+            try:
+                answer = call(body)
+            except RequestError as error:
+                answer = self._refused(body, error)
             return JSONResponse(await answer if asyncio.iscoroutine(answer) else answer)
 
         return route
+
+    def _refused(self, body: Any, error: RequestError) -> dict[str, object]:
+        """The answer to a request that cannot be done: one of a model has its turn and fails then.
+
+        The client has counted it, and later ones would wait for it. Raises the error for others.
+        """
+        model_id, seq_id = getattr(body, "model_id", None), getattr(body, "seq_id", None)
+        if error.status != 400 or model_id is None or seq_id is None:
+            raise error
+        return self._service.refuse(model_id, seq_id, error)
 
     async def _capabilities(self, request: Request) -> Response:
         length = self._service.trainer.max_length
@@ -187,6 +199,8 @@ class _Routes:
             lambda data: read_train_request(decompressed(data, encoding, self._max_body_bytes)),
             only_json=False,
         )
+        if message.problem is not None:
+            return JSONResponse(self._refused(message, message.problem))
         return JSONResponse(self._service.train(message))
 
     def _optim_step(self, body: types.OptimStepRequest) -> Any:

@@ -552,6 +552,14 @@ class Service:
 
     # What they are made of.
 
+    def refuse(self, model_id: str, seq_id: int, error: RequestError) -> Json:
+        """Accept a request of a model that fails with this error in its turn."""
+
+        async def work() -> Json:
+            raise error
+
+        return self._in_turn(self.model(model_id), seq_id, work)
+
     def _in_turn(
         self,
         model: Model,

@@ -37,7 +37,10 @@ class Row(NamedTuple):
 
 
 class TrainRequest(NamedTuple):
-    """Rows for a loss of a model. `options` are the numbers of the loss; `seq_id` counts the requests of the model."""
+    """Rows for a loss of a model. `options` are the numbers of the loss; `seq_id` counts the requests of the model.
+
+    `problem`: why the rows cannot be read; then there are none.
+    """
 
     model_id: str
     seq_id: int
@@ -45,6 +48,7 @@ class TrainRequest(NamedTuple):
     options: Mapping[str, float | str]
     forward_only: bool
     rows: Sequence[Row]
+    problem: RequestError | None = None
 
 
 def decompressed(body: bytes, encoding: str, max_bytes: int) -> bytes:
@@ -64,7 +68,7 @@ def decompressed(body: bytes, encoding: str, max_bytes: int) -> bytes:
 
 
 def read_train_request(body: bytes) -> TrainRequest:
-    """The request of a protobuf body. Raises `RequestError` (400)."""
+    """The request of a protobuf body. Raises `RequestError` (400) for a body that is no such message."""
     message = messages.ForwardBackwardRequest()
     try:
         message.ParseFromString(body)
@@ -73,14 +77,18 @@ def read_train_request(body: bytes) -> TrainRequest:
     options: dict[str, float | str] = dict(message.loss_fn_config)
     for name, value in message.loss_fn_config_v2.items():
         options[name] = value.text if value.WhichOneof("value") == "text" else value.number
-    rows = [
-        Row(
-            [_chunk(f"data[{row}].model_input[{number}]", chunk) for number, chunk in enumerate(datum.model_input)],
-            {name: _array(f"data[{row}].{name}", tensor) for name, tensor in datum.loss_fn_inputs.items()},
-        )
-        for row, datum in enumerate(message.data)
-    ]
-    return TrainRequest(message.model_id, message.seq_id, message.loss_fn, options, message.forward_only, rows)
+    fields = (message.model_id, message.seq_id, message.loss_fn, options, message.forward_only)
+    try:
+        return TrainRequest(*fields, [_row(f"data[{number}]", datum) for number, datum in enumerate(message.data)])
+    except RequestError as error:
+        return TrainRequest(*fields, [], error)
+
+
+def _row(place: str, datum: Any) -> Row:
+    return Row(
+        [_chunk(f"{place}.model_input[{number}]", chunk) for number, chunk in enumerate(datum.model_input)],
+        {name: _array(f"{place}.{name}", tensor) for name, tensor in datum.loss_fn_inputs.items()},
+    )
 
 
 def chunks_of_json(place: str, chunks: Iterable[Any]) -> list[Chunk]:

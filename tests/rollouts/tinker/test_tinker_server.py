@@ -192,6 +192,13 @@ def test_a_bad_row_fails_with_its_place_and_changes_no_gradient(client, training
     assert other.optim_step(STEP).result().metrics["grad_norm"] == pytest.approx(norm, rel=1e-5)
 
 
+def test_a_step_with_parameters_that_adam_has_not_fails_and_the_next_one_has_its_turn(training):
+    training.forward_backward([row()], "cross_entropy").result()
+    with pytest.raises(tinker.RequestFailedError, match="beta1"):
+        training.optim_step(types.AdamParams(learning_rate=1e-2, beta1=2.0)).result()
+    assert training.optim_step(STEP).result().metrics["grad_norm"] > 0  # the gradients are still there
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [
@@ -201,16 +208,25 @@ def test_a_bad_row_fails_with_its_place_and_changes_no_gradient(client, training
         (lambda message: setattr(message.data[0].model_input[0].encoded_text, "tokens", b"abc"), "3 bytes"),
         (lambda message: setattr(message.data[0].model_input[0].dmel, "dmel", b"abc"), "dmel"),
         (lambda message: message.data[0].model_input.append(messages.Chunk()), "empty"),
-        (lambda message: setattr(message, "seq_id", 0), "seq_id is 0"),
     ],
 )
-def test_a_message_that_cannot_be_read_is_refused_with_its_place(server, training, change, text):
+def test_a_row_that_cannot_be_read_fails_with_its_place_and_the_next_request_has_its_turn(
+    server, training, change, text
+):
     message = body_of(training, 1, [row()])
     change(message)
-    answer = send(server, message.SerializeToString())
+    failed = result_of(server, send(server, message.SerializeToString())).json
+    assert failed["category"] == "user"
+    assert text in failed["error"]
+    answer = send(server, body_of(training, 2, [row()]).SerializeToString())
+    assert result_of(server, answer).headers["content-type"] == PROTOBUF
+
+
+def test_a_request_without_a_number_is_refused(server, training):
+    answer = send(server, body_of(training, 0, [row()]).SerializeToString())
     assert answer.status == 400
-    assert text in answer.json["detail"]
-    assert training.forward([row()], "cross_entropy").result().metrics  # its number was not taken
+    assert "seq_id is 0" in answer.json["detail"]
+    assert training.forward([row()], "cross_entropy").result().metrics
 
 
 def test_bodies_of_other_forms_are_refused(server, training):
