@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import NoneType
-from typing import Any, Final, Literal, Protocol, TypeGuard, get_args, runtime_checkable
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeGuard, get_args, runtime_checkable
 
 import numpy as np
 
@@ -281,6 +281,14 @@ class GenerateResult:
     request_id: str
     completions: list[Completion]
     prompt_logprobs: np.ndarray | None = None
+
+
+class TopLogprobs(NamedTuple):
+    """The k likeliest ids in the place of every token of a row of n but the first, the likeliest first: int32
+    (n - 1, k), and their log-probabilities under the raw distribution, float32 (n - 1, k)."""
+
+    token_ids: np.ndarray
+    logprobs: np.ndarray
 
 
 @runtime_checkable

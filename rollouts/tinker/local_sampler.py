@@ -6,28 +6,20 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-import numpy as np
-
-from rollouts.calls import gathered
 from rollouts.engines.event_loop import SingleFlight
 from rollouts.engines.local import LocalEngine
-from rollouts.engines.local.top_logprobs import TopLogprobs
 from rollouts.errors import EngineClosedError, RolloutsError
 from rollouts.models.loading import load_model
 from rollouts.models.placed_rows import TokenSequence
 from rollouts.tinker.bounded_pool import BoundedPool
 from rollouts.tinker.endings import Endings
-from rollouts.tinker.requests import SampleRequest, SampleResult, TopK
-from rollouts.tinker.sampler import SavedWeights, generated
+from rollouts.tinker.requests import SampleRequest, SampleResult
+from rollouts.tinker.sampler import SavedWeights, generated, with_likeliest
 from rollouts.training.trainer import Trainer
 from rollouts.values import check_integer
-
-#: The log-probability in rows of `topk_prompt` without tokens.
-_NO_LOGPROB = -99999.0
 
 
 class LocalSampler:
@@ -119,36 +111,12 @@ class _EngineOfModel:
     async def _sample(self, adapter: str | None, request: SampleRequest) -> SampleResult:
         engine = self._engine
         result = await generated(engine, request, self._endings, max_length=engine.max_model_len, adapter=adapter)
-        prompt, count = request.prompt, max(request.topk_prompt, request.topk_sample)
-        if not count:
-            return result
-        sampled = [each.token_ids for each in result.sequences] if request.topk_sample else [np.empty(0, np.int32)]
-        rows = [TokenSequence(np.concatenate([prompt.token_ids, ids]), prompt.media, "topk") for ids in sampled]
-        tops = await gathered(engine.top_logprobs(row, count, adapter=adapter) for row in rows)
-        last = len(prompt.token_ids) - 1
-        sequences = result.sequences
-        if request.topk_sample:
-            sequences = [
-                replace(each, topk=_top_k(top, slice(last, None), request.topk_sample))
-                for each, top in zip(sequences, tops, strict=True)
-            ]
-        topk_prompt = (
-            _with_empty_row(_top_k(tops[0], slice(last), request.topk_prompt)) if request.topk_prompt else None
+        media = request.prompt.media
+        return await with_likeliest(
+            result,
+            request,
+            lambda ids, count: engine.top_logprobs(TokenSequence(ids, media, "likeliest"), count, adapter=adapter),
         )
-        return replace(result, sequences=sequences, topk_prompt=topk_prompt)
-
-
-def _top_k(top: TopLogprobs, rows: slice, count: int) -> TopK:
-    return TopK(top.token_ids[rows, :count], top.logprobs[rows, :count])
-
-
-def _with_empty_row(top: TopK) -> TopK:
-    """With a row for the first token of the prompt, which nothing predicts."""
-    shape = (1, top.token_ids.shape[1])
-    return TopK(
-        np.concatenate([np.zeros(shape, np.int32), top.token_ids]),
-        np.concatenate([np.full(shape, _NO_LOGPROB, np.float32), top.logprobs]),
-    )
 
 
 class _TrainedAsAWholeError(RolloutsError):

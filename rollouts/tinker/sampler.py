@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+import numpy as np
+
 from renderers import MultiModalData
+from renderers.placement import PlacedItem
+from rollouts.calls import gathered
 from rollouts.engines.protocol import (
     Completion,
     Engine,
@@ -17,6 +21,7 @@ from rollouts.engines.protocol import (
     GenerateRequest,
     GenerateResult,
     SamplingParams,
+    TopLogprobs,
     is_abortable,
     is_streaming,
 )
@@ -24,8 +29,10 @@ from rollouts.engines.stop_strings import EarlyStop, cut_at_stop
 from rollouts.episodes.turns import check_uninterrupted
 from rollouts.errors import ArgumentError
 from rollouts.tinker.endings import Endings
-from rollouts.tinker.requests import SampledSequence, SampleRequest, SampleResult
+from rollouts.tinker.requests import SampledSequence, SampleRequest, SampleResult, TopK
 
+#: The log-probability in rows of `topk_prompt` without tokens.
+_NO_LOGPROB = -99999.0
 _ADAPTER, _MODEL = "adapter_config.json", "config.json"
 
 
@@ -111,7 +118,7 @@ async def generated(
         ),
         MultiModalData.from_items(media) if media else None,
         placeholder_token_ids=placeholder_token_ids or {},
-        sampled=_outside(media, len(ids)),  # what is no image chunk is text, whatever its ids
+        sampled=texts_between(media, len(ids)),  # what is no image chunk is text, whatever its ids
         prompt_logprobs=request.prompt_logprobs,
         adapter=adapter,
     )
@@ -119,6 +126,40 @@ async def generated(
     check_uninterrupted(asked, result.completions)
     sequences = [_sequence(each) for each in sorted(result.completions, key=lambda each: each.index)]
     return SampleResult(sequences * request.num_samples if is_greedy else sequences, result.prompt_logprobs)
+
+
+async def with_likeliest(
+    result: SampleResult, request: SampleRequest, top_of: Callable[[np.ndarray, int], Coroutine[Any, Any, TopLogprobs]]
+) -> SampleResult:
+    """The result with the likeliest tokens that the request asks for.
+
+    `top_of` gives as many of them as its second argument says, in the place of every token of a row but the first.
+    """
+    count = max(request.topk_prompt, request.topk_sample)
+    if not count:
+        return result
+    prompt, sequences = request.prompt.token_ids, result.sequences
+    rows = [np.concatenate([prompt, each.token_ids]) for each in sequences] if request.topk_sample else [prompt]
+    tops = await gathered(top_of(row, count) for row in rows)
+    last = len(prompt) - 1
+    if request.topk_sample:
+        sequences = [
+            replace(each, topk=_top_k(top, slice(last, None), request.topk_sample))
+            for each, top in zip(sequences, tops, strict=True)
+        ]
+    if not request.topk_prompt:
+        return replace(result, sequences=sequences)
+    ids, values = _top_k(tops[0], slice(last), request.topk_prompt)
+    empty = (1, ids.shape[1])  # nothing predicts the first token
+    of_prompt = TopK(
+        np.concatenate([np.zeros(empty, np.int32), ids]),
+        np.concatenate([np.full(empty, _NO_LOGPROB, np.float32), values]),
+    )
+    return replace(result, sequences=sequences, topk_prompt=of_prompt)
+
+
+def _top_k(top: TopLogprobs, rows: slice, count: int) -> TopK:
+    return TopK(top.token_ids[rows, :count], top.logprobs[rows, :count])
 
 
 async def _with_texts(
@@ -142,8 +183,8 @@ def _sequence(completion: Completion) -> SampledSequence:
     return SampledSequence(completion.token_ids, completion.logprobs, stopped)
 
 
-def _outside(media: Any, length: int) -> list[tuple[int, int]]:
-    """The ranges of a prompt between its images."""
+def texts_between(media: Sequence[PlacedItem], length: int) -> list[tuple[int, int]]:
+    """The ranges of a row of `length` tokens between its images."""
     starts = [0, *(placeholder.end for _, placeholder in media)]
     ends = [*(placeholder.offset for _, placeholder in media), length]
     return [pair for pair in zip(starts, ends, strict=True) if pair[0] < pair[1]]

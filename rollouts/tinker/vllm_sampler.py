@@ -7,16 +7,22 @@ import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
+
+from renderers import MultiModalData
 from rollouts.engines.fleet import EngineFleet
+from rollouts.engines.protocol import GenerateRequest, SamplingParams, TopLogprobs
 from rollouts.engines.vllm import VLLMEngine
-from rollouts.errors import ArgumentError, EngineClosedError, EngineError, ServerUnreachableError
+from rollouts.errors import ArgumentError, EngineClosedError, EngineError, ServerTimeoutError, ServerUnreachableError
 from rollouts.tinker.bounded_pool import BoundedPool
 from rollouts.tinker.endings import Endings
 from rollouts.tinker.requests import SampleRequest, SampleResult
-from rollouts.tinker.sampler import SavedWeights, generated
+from rollouts.tinker.sampler import SavedWeights, generated, texts_between, with_likeliest
 from rollouts.values import check_integer
+
+T = TypeVar("T")
 
 
 class VLLMSampler:
@@ -25,7 +31,7 @@ class VLLMSampler:
     They are connected to at the first request, with `sleep` at the first training step too.
     `directory` is that of the base model. The servers read the directories of adapters themselves, at most
     `max_adapters` of them at a time; they need --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True. Directories
-    with whole models, and the likeliest tokens, are refused.
+    with whole models are refused. They report up to 20 of the likeliest tokens, or as many as --max-logprobs.
 
     With `sleep`, the servers free their memory for training steps: a step runs after the requests before it have ended,
     and those after it wake the servers up. They need VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode. Without it
@@ -60,13 +66,9 @@ class VLLMSampler:
         self._closed = False
 
     async def sample(self, weights: Path | None, request: SampleRequest) -> SampleResult:
-        """As in `Sampler`; raises `ArgumentError` for a directory with a whole model and for `topk_...` above 0."""
+        """As in `Sampler`; raises `ArgumentError` for a directory with a whole model."""
         if self._closed:
             raise EngineClosedError("sample", "the sampler is closed")
-        for name in ("topk_prompt", "topk_sample"):
-            if getattr(request, name):
-                rule = "a sampler with vLLM reports the log-probabilities of the sampled tokens alone; pass 0"
-                raise ArgumentError(name, getattr(request, name), rule)
         saved = None if weights is None else SavedWeights.at(weights)
         if saved is not None and not saved.is_adapter:
             rule = (
@@ -116,15 +118,32 @@ class VLLMSampler:
 
     async def _generated(self, adapter: str | None, request: SampleRequest) -> SampleResult:
         engine = self._connected()
-        return await generated(
+        result = await generated(
             engine,
             request,
             self._endings,
-            max_length=0 if request.max_tokens is not None else await _max_model_len(engine),
+            max_length=0 if request.max_tokens is not None else await self._max_model_len(engine),
             adapter=adapter,
             extra={"ignore_eos": True},  # the ids that end a sequence are named
             placeholder_token_ids=self._placeholder_token_ids,
         )
+        media = request.prompt.media
+
+        async def top_of(ids: np.ndarray, count: int) -> TopLogprobs:
+            row = GenerateRequest(
+                ids.tolist(),
+                SamplingParams(max_tokens=1),
+                MultiModalData.from_items(media) if media else None,
+                placeholder_token_ids=self._placeholder_token_ids or {},
+                sampled=texts_between(media, len(ids)),
+                adapter=adapter,
+            )
+            return await _of_first(engine, lambda each: each.top_logprobs(row, count))
+
+        return await with_likeliest(result, request, top_of)
+
+    async def _max_model_len(self, engine: VLLMEngine | EngineFleet) -> int:
+        return (await _of_first(engine, lambda each: each.capabilities())).max_model_len
 
     async def _load(self, saved: SavedWeights) -> str:
         engine = self._connected()
@@ -143,16 +162,13 @@ def _engines_of(engine: VLLMEngine | EngineFleet) -> list[Any]:
     return [engine] if isinstance(engine, VLLMEngine) else list(engine.engines.values())
 
 
-async def _max_model_len(engine: VLLMEngine | EngineFleet) -> int:
-    """The model's length at the first server that answers."""
-    engines = _engines_of(engine)
-    for position, each in enumerate(engines, 1):
-        try:
-            return int((await each.capabilities()).max_model_len)
-        except EngineError:
-            if position == len(engines):
-                raise
-    raise AssertionError("there are no engines")
+async def _of_first(engine: VLLMEngine | EngineFleet, call: Callable[[VLLMEngine], Awaitable[T]]) -> T:
+    """The result of the first server that answers a call."""
+    *others, last = _engines_of(engine)
+    for each in others:
+        with suppress(ServerUnreachableError, ServerTimeoutError):
+            return await call(each)
+    return await call(last)
 
 
 class _Rest:

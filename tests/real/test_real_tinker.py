@@ -11,8 +11,9 @@ from trainer_checks import random_weights, with_nonzero_adapter
 
 from renderers import load_renderer
 from rollouts.engines.vllm import VLLMEngine
-from rollouts.errors import ArgumentError, WeightUpdateError
+from rollouts.errors import ArgumentError, EngineError, WeightUpdateError
 from rollouts.models.lora_modules import LoraOptions
+from rollouts.tinker.local_sampler import LocalSampler
 from rollouts.tinker.requests import ModelInput, SampleRequest
 from rollouts.tinker.vllm_sampler import VLLMSampler
 from rollouts.training import TrainingSample
@@ -107,18 +108,39 @@ async def test_what_a_killed_program_has_left_in_the_server_is_replaced(vllm_ser
 
 
 @pytest.mark.parametrize("vllm_server", ["lora"], indirect=True)
-async def test_a_whole_model_the_likeliest_tokens_and_a_broken_adapter_are_refused(vllm_server, tmp_path):
+async def test_a_whole_model_and_a_broken_adapter_are_refused(vllm_server, tmp_path):
     sampler = VLLMSampler([vllm_server.base_url], vllm_server.model_dir)
     (prompt, *_) = prompts(vllm_server.model_dir)
     with pytest.raises(ArgumentError, match="it is a whole model"):
         await sampler.sample(vllm_server.model_dir, SampleRequest(prompt))
-    with pytest.raises(ArgumentError, match="topk_sample is 3"):
-        await sampler.sample(None, SampleRequest(prompt, topk_sample=3))
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "adapter_config.json").write_text("{}")
     with pytest.raises(WeightUpdateError, match="lacks adapter_model"):
         await sampler.sample(tmp_path / "broken", SampleRequest(prompt))
     await sampler.close()
+
+
+@pytest.mark.parametrize("vllm_server", ["lora"], indirect=True)
+async def test_the_likeliest_tokens_are_those_of_the_model_of_the_trainer(vllm_server, tmp_path):
+    trainer = Trainer.from_pretrained(vllm_server.model_dir, device="cpu")
+    local = LocalSampler(trainer)
+    sampler = VLLMSampler([vllm_server.base_url], vllm_server.model_dir)
+    asked = prompts(vllm_server.model_dir)
+    with_nonzero_adapter(trainer, "policy", data_of(asked), LORA)
+    trainer.save_for_sampler("policy", tmp_path / "1")
+    for prompt in asked:
+        options = {"temperature": 0.0, "max_tokens": 3, "stop": (), "topk_prompt": 2, "topk_sample": 4}
+        one, other = [await each.sample(tmp_path / "1", SampleRequest(prompt, **options)) for each in (sampler, local)]
+        assert one.sequences[0].token_ids.tolist() == other.sequences[0].token_ids.tolist()
+        for top, expected in ((one.topk_prompt, other.topk_prompt), (one.sequences[0].topk, other.sequences[0].topk)):
+            assert top.token_ids.shape == expected.token_ids.shape
+            np.testing.assert_allclose(top.logprobs, expected.logprobs, atol=1e-4)
+        same = one.topk_prompt.token_ids == other.topk_prompt.token_ids
+        assert same.mean() > 0.95, "but for ties"
+    with pytest.raises(EngineError, match="20"):
+        await sampler.sample(None, SampleRequest(asked[0], max_tokens=1, topk_prompt=21))
+    await sampler.close()
+    await local.close()
 
 
 async def test_sequences_of_the_base_model_end_where_requests_say(vllm_server):

@@ -31,6 +31,7 @@ from rollouts.engines.protocol import (
     InFlight,
     TokenDelta,
     TokenListener,
+    TopLogprobs,
     check_prompt,
     check_update_arguments,
     check_version,
@@ -45,7 +46,7 @@ except ImportError as error:
     raise MissingExtraError("LocalEngine", "torch", "torch") from error
 
 from rollouts.engines.local.batch import Batch
-from rollouts.engines.local.top_logprobs import TopLogprobs, top_logprobs
+from rollouts.engines.local.top_logprobs import top_logprobs
 from rollouts.engines.local.weights import LocalAdapter, LocalAdapters, checkpoint_weights, matched_weights
 from rollouts.models.forward_pass import ForwardPass
 from rollouts.models.loading import load_model

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 
+from rollouts.engines.protocol import TopLogprobs
 from rollouts.models.forward_pass import ForwardPass
 from rollouts.models.placed_rows import TokenSequence, padded_rows
 
 # Positions whose logits exist at once.
 _POSITIONS = 256
-
-
-class TopLogprobs(NamedTuple):
-    """For each of n tokens but the first the k likeliest ids in its place, the likeliest first: int32 (n - 1, k), and
-    their log-probabilities under the raw distribution, float32 (n - 1, k)."""
-
-    token_ids: np.ndarray
-    logprobs: np.ndarray
 
 
 def top_logprobs(forward: ForwardPass, sequence: TokenSequence, count: int) -> TopLogprobs:

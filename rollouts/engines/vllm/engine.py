@@ -32,6 +32,7 @@ from rollouts.engines.protocol import (
     InFlight,
     TokenDelta,
     TokenListener,
+    TopLogprobs,
     check_result,
     check_update_arguments,
 )
@@ -190,6 +191,19 @@ class VLLMEngine:
             listen(TokenDelta(completion.index, completion.token_ids, completion.logprobs))
         return result
 
+    async def top_logprobs(self, request: GenerateRequest, count: int) -> TopLogprobs:
+        """The `count` likeliest tokens in the place of every token of the prompt but the first; samples one token.
+
+        A server reports up to 20, or as many as its --max-logprobs. Raises what `generate` raises.
+        """
+        with error_context(self.base_url, request.request_id), self._adapters.in_use(request.adapter):
+            await self._checked(request)
+            sampling = replace(request.sampling, n=1, max_tokens=1, extra={"prompt_logprobs": count})
+            scored = replace(request, sampling=sampling, prompt_logprobs=True)
+            with self._requests.running(request.request_id):
+                generation = await self._exchange(scored, request.request_id, None)
+            return generation.prompt_top_logprobs(len(request.prompt_ids), count)
+
     async def update_weight_version(self, version: str) -> None:
         """As `control.update_weight_version`."""
         await self.control.update_weight_version(version)
@@ -280,13 +294,7 @@ class VLLMEngine:
 
     async def _generate(self, request: GenerateRequest, listen: TokenListener | None) -> GenerateResult:
         with error_context(self.base_url, request.request_id), self._adapters.in_use(request.adapter):
-            if self._closed:
-                raise EngineClosedError(request.request_id, "the engine is closed")
-            self._request_limits.check(request)
-            capabilities = await self._capabilities.get()
-            check_request(request, capabilities, vocab_size=self._vocab_size, media=self._media)
-            if request.adapter is not None:
-                await self._adapters.require(request.request_id, request.adapter)
+            capabilities = await self._checked(request)
             version_before = self._weight_version
             with self._requests.running(request.request_id):
                 generations = await self._exchange_all(request, listen, capabilities)
@@ -306,6 +314,17 @@ class VLLMEngine:
             if request.adapter is not None:
                 return replace(result, completions=self._adapters.labelled(completions, request.adapter))
             return result
+
+    async def _checked(self, request: GenerateRequest) -> ServerCapabilities:
+        """What the server supports, after the checks of a request. Raises what `generate` raises before sending."""
+        if self._closed:
+            raise EngineClosedError(request.request_id, "the engine is closed")
+        self._request_limits.check(request)
+        capabilities = await self._capabilities.get()
+        check_request(request, capabilities, vocab_size=self._vocab_size, media=self._media)
+        if request.adapter is not None:
+            await self._adapters.require(request.request_id, request.adapter)
+        return capabilities
 
     async def _complete(
         self, request: GenerateRequest, partial: Completion, listen: TokenListener | None, generations: list[Generation]

@@ -14,7 +14,15 @@ import numpy as np
 
 from renderers import PlaceholderRange
 from renderers.placement import placement_error
-from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, TokenDelta, WeightSpan, logprobs_error
+from rollouts.engines.protocol import (
+    Completion,
+    FinishReason,
+    GenerateRequest,
+    TokenDelta,
+    TopLogprobs,
+    WeightSpan,
+    logprobs_error,
+)
 from rollouts.engines.vllm.exchange import Body, server_error
 from rollouts.errors import InvalidRequestError, MalformedResultError, MissingLogProbsError
 
@@ -79,7 +87,7 @@ def _sampling(request: GenerateRequest, chunks: Chunks) -> Mapping[str, Any]:
         **sampling.extra,
     }
     if request.prompt_logprobs:
-        fields["prompt_logprobs"] = 0
+        fields.setdefault("prompt_logprobs", 0)  # of the tokens of the prompt only
     if chunks == "first":
         fields["stream_interval"] = _ONE_CHUNK
     return fields
@@ -186,6 +194,22 @@ class Generation:
             raise MissingLogProbsError(self._name, f"prompt: {reason}")
         values[0] = np.nan
         return values
+
+    def prompt_top_logprobs(self, prompt_tokens: int, count: int) -> TopLogprobs:
+        """The `count` likeliest tokens in the place of each but the first. Raises `MissingLogProbsError`."""
+        try:
+            if not self.has_prompt_logprobs(prompt_tokens):
+                raise ValueError(f"the response has none of {prompt_tokens} tokens")
+            rows = [
+                sorted((entry["rank"], int(token), entry["logprob"]) for token, entry in entries.items())[:count]
+                for entries in self._prompt_logprobs[1:]
+            ]
+            ids = np.array([[token for _, token, _ in row] for row in rows], np.int32).reshape(len(rows), count)
+            values = np.array([[value for _, _, value in row] for row in rows], np.float32).reshape(len(rows), count)
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+            text = f"the {count} likeliest tokens in place of each of the prompt cannot be read ({error!r})"
+            raise MissingLogProbsError(self._name, text) from error
+        return TopLogprobs(ids, values)
 
     def prompt_expansion(self) -> PromptExpansion:
         """The prompt that the server ran, requested by `return_token_ids`. Raises `MalformedResultError` if missing."""

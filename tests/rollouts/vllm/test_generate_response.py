@@ -198,6 +198,30 @@ def test_missing_prompt_log_probabilities_are_an_error(entries):
         answer.prompt_logprobs([5, 6, 8])
 
 
+def ranked(**ranks):
+    return {token[1:]: {"logprob": -float(rank), "rank": rank} for token, rank in ranks.items()}
+
+
+def test_the_likeliest_tokens_of_a_prompt_are_in_the_order_of_their_ranks_without_the_prompts_own():
+    answer = Generation("r", 1)
+    answer.add_response(whole(choice(), prompt_logprobs=[None, ranked(_7=12, _9=2, _3=1), ranked(_8=1, _5=2)]))
+    top = answer.prompt_top_logprobs(3, 2)
+    assert top.token_ids.tolist() == [[3, 9], [8, 5]]
+    assert top.logprobs.tolist() == [[-1, -2], [-1, -2]]
+    assert answer.prompt_top_logprobs(3, 1).token_ids.tolist() == [[3], [8]]
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [None, [None, ranked(_3=1, _4=2)], [None, ranked(_3=1, _4=2), ranked(_3=1)], [None, None, None], [1, 2, 3]],
+)
+def test_missing_likeliest_tokens_are_an_error(entries):
+    answer = Generation("r", 1)
+    answer.add_response(whole(choice(), prompt_logprobs=entries))
+    with pytest.raises(MissingLogProbsError, match="2 likeliest tokens"):
+        answer.prompt_top_logprobs(3, 2)
+
+
 def npy(array: np.ndarray) -> str:
     file = io.BytesIO()
     np.save(file, array)
