@@ -73,6 +73,9 @@ class LocalSampler:
     async def _start(self) -> _EngineOfModel:
         lock = _Lock(self._trainer, self._steps, is_shared=True)
         engine = await asyncio.to_thread(LocalEngine, self._trainer.model, lock=lock)
+        if self._closed:
+            await engine.close()
+            raise EngineClosedError("sample", "the sampler was closed while its engine was made")
         self._shared = _EngineOfModel(engine, self._endings, self._max_adapters)
         return self._shared
 

@@ -1,0 +1,76 @@
+"""`VLLMSampler` over two servers: adapters are in both, the oldest ones leave them, and a server that fails is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import numpy as np
+import pytest
+from fake_adapters import AdapterVLLM, write_adapter
+
+from rollouts.errors import ArgumentError, EngineClosedError
+from rollouts.tinker.requests import ModelInput, SampleRequest
+from rollouts.tinker.vllm_sampler import VLLMSampler
+
+REQUEST = SampleRequest(ModelInput(np.arange(5, 12), ()), num_samples=2, max_tokens=4, seed=1, stop=())
+
+
+@pytest.fixture
+async def servers():
+    async with AdapterVLLM() as one, AdapterVLLM() as other:
+        yield one, other
+
+
+@pytest.fixture
+async def sampler(servers, tiny_model_dir):
+    sampler = VLLMSampler([each.base_url for each in servers], tiny_model_dir, max_adapters=2)
+    yield sampler
+    await sampler.close()
+
+
+def loaded(servers):
+    return [sorted(os.path.basename(directory) for directory in each.adapters.values()) for each in servers]
+
+
+async def test_an_adapter_is_loaded_into_every_server_and_the_least_recently_used_one_leaves_them(
+    servers, sampler, tmp_path
+):
+    assert not any(each.requests for each in servers), "nothing is asked before the first request"
+    directories = {name: write_adapter(tmp_path / name) for name in "abc"}
+    for name, expected in (("a", ["a"]), ("b", ["a", "b"]), ("a", ["a", "b"]), ("c", ["a", "c"])):
+        result = await sampler.sample(directories[name], REQUEST)
+        assert [len(each.token_ids) for each in result.sequences] == [4, 4]
+        assert loaded(servers) == [expected] * 2
+    await asyncio.gather(*(sampler.sample(directories["abc"[number % 3]], REQUEST) for number in range(30)))
+    await sampler.close()
+    assert loaded(servers) == [[], []]
+    with pytest.raises(EngineClosedError):
+        await sampler.sample(None, REQUEST)
+
+
+async def test_an_adapter_that_an_earlier_program_has_left_is_loaded_again(servers, sampler, tiny_model_dir, tmp_path):
+    directory = write_adapter(tmp_path / "a")
+    killed = VLLMSampler([servers[0].base_url], tiny_model_dir)
+    await killed.sample(directory, REQUEST)
+    assert loaded(servers) == [["a"], []]
+    assert (await sampler.sample(directory, REQUEST)).sequences
+    assert loaded(servers) == [["a"], ["a"]]
+    await killed._engine.close()
+
+
+async def test_whole_models_and_directories_without_weights_are_refused(sampler, tiny_model_dir, tmp_path):
+    with pytest.raises(ArgumentError, match="it is a whole model, and a vLLM server"):
+        await sampler.sample(tiny_model_dir, REQUEST)
+    with pytest.raises(ArgumentError, match="save the weights again"):
+        await sampler.sample(tmp_path, REQUEST)
+    with pytest.raises(ArgumentError, match="base_urls"):
+        VLLMSampler("http://127.0.0.1:1", tiny_model_dir)
+
+
+async def test_requests_go_on_with_the_server_that_is_left(servers, sampler, tmp_path):
+    directory = write_adapter(tmp_path / "a")
+    await sampler.sample(directory, REQUEST)
+    await servers[0].__aexit__(None, None, None)
+    for number in range(4):
+        assert (await sampler.sample(directory if number % 2 else None, REQUEST)).sequences
