@@ -1,0 +1,67 @@
+"""The environment with tinker-cookbook and what this project requires: `python tests/dropin/tinker_environment.py`.
+
+Programs in it find this project itself in PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from sources import CACHE
+
+_PROJECT = Path(__file__).resolve().parents[2]
+_DIRECTORY = CACHE / "environments" / "tinker-cookbook-0.6.1"
+PYTHON = _DIRECTORY / "bin" / "python"
+_COOKBOOK = "tinker-cookbook==0.6.1"
+# tinker-cookbook is installed without its requirements, and these are they, because one of them, tml-renderers>=0.4.1,
+# which only renders models of the family Inkling, is not on every index.
+_PACKAGES = [
+    "tinker==0.38.0",
+    "blobfile>=3",
+    "chz>=0.4",
+    "cloudpickle>=3",
+    "datasets>=4",
+    "pylatexenc>=2",
+    "pyrage>=1.4",
+    "scikit-learn>=1.5",
+    "sympy>=1.12",
+    "math-verify>=0.5",
+    "termcolor>=2",
+    "tiktoken>=0.12",
+    "torchvision",
+    "tqdm>=4.60",
+    "transformers>=5.15",
+]
+
+
+def prepare() -> None:
+    """Make it if it is not there, about two minutes.
+
+    Raises `CalledProcessError` where the package index does not answer or lacks a package.
+    """
+    wanted = "\n".join([_COOKBOOK, *_PACKAGES])
+    stamp = _DIRECTORY / "mmrollouts-stamp"
+    if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
+        return
+    shutil.rmtree(_DIRECTORY, ignore_errors=True)
+    subprocess.run([sys.executable, "-m", "venv", _DIRECTORY], check=True)
+    _install(f"{_PROJECT}[torch]", *_PACKAGES)
+    _install("--no-deps", _COOKBOOK)
+    # Beside a torch for the CPU, the one torchvision of PyPI does not import as it is.
+    subprocess.run([PYTHON, _PROJECT / ".ci" / "torchvision_on_cpu.py"], check=True)
+    stamp.write_text(wanted, encoding="utf-8")
+
+
+def _install(*arguments: str) -> None:
+    options = ["-qq", "--no-input", "--disable-pip-version-check", "--retries", "2", "--timeout", "60"]
+    environment = {**os.environ, "PIP_CONSTRAINT": str(_PROJECT / ".ci" / "constraints.txt")}
+    subprocess.run([PYTHON, "-m", "pip", "install", *options, *arguments], env=environment, check=True)
+
+
+if __name__ == "__main__":
+    prepare()
+    print(PYTHON)
