@@ -19,8 +19,7 @@ from rollouts.tinker.vllm_sampler import VLLMSampler
 from rollouts.training import TrainingSample
 from rollouts.training.trainer import AdamParams, Datum, Trainer
 
-# vLLM takes adapters of output layers of 32,000 to 257,024 tokens, and this one has fewer.
-LORA = LoraOptions(rank=4, alpha=8, seed=1, train_unembed=False)
+LORA = LoraOptions(rank=4, alpha=8, seed=1)  # of the output layer too
 VERSIONS = 4
 
 
