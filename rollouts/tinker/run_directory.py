@@ -19,7 +19,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,6 +29,8 @@ from rollouts.errors import ArgumentError
 from rollouts.files import replaced_file
 from rollouts.serve.errors import RequestError
 from rollouts.values import check_choice, check_integer
+from transport.errors import FileLockedError
+from transport.records.file_lock import open_locked, unlock
 
 log = logging.getLogger("rollouts.tinker")
 
@@ -91,9 +93,27 @@ class RunDirectory:
         self._now = now
         self._lock = threading.RLock()
         self._being_saved: set[Path] = set()
+        self._owned = ExitStack()
         self.all_checkpoints()
+
+    def own(self) -> None:
+        """Keep other servers out until `release`, and remove what an earlier one left without a name.
+
+        Raises `ArgumentError` where another server has the directory. The lock ends with the process that has it.
+        """
+        try:
+            file = open_locked(os.fspath(self.directory / "server.lock"), "a+")
+        except FileLockedError as error:
+            rule = "another server keeps its checkpoints there; end that one, or pass another directory"
+            raise ArgumentError("--run", str(self.directory), rule) from error
+        self._owned.callback(file.close)
+        self._owned.callback(unlock, file)
         for run in self.training_runs():
             self._remove_unlisted(run)
+
+    def release(self) -> None:
+        """Let other servers have the directory."""
+        self._owned.close()
 
     # Runs.
 

@@ -148,6 +148,7 @@ class Service:
         self.backend = backend
         self.trainer = backend.trainer
         self.directory = directory
+        self.directory.own()
         self.futures = Futures()
         self.limits = backend.limits
         self._records = records
@@ -162,6 +163,7 @@ class Service:
         self._records.close()
         if self._samples is not None:
             self._samples.close()
+        self.directory.release()
 
     # Sessions.
 

@@ -289,7 +289,16 @@ def test_unlisted_weights_are_no_checkpoints_and_go_with_their_session_or_server
     directory.remove_unlisted(RUN.session_id)
     assert not path.exists()
     path = written("session-2")
-    RunDirectory(directory.directory)
+    again = RunDirectory(directory.directory)
+    assert path.exists()  # only a server removes what servers leave
+    again.own()
+    assert not path.exists()
+    path = written("session-3")
+    with pytest.raises(ArgumentError, match="another server"):
+        RunDirectory(directory.directory).own()
+    assert path.exists()
+    again.release()
+    RunDirectory(directory.directory).own()
     assert not path.exists()
     with pytest.raises(ArgumentError):
         directory.unlisted(RUN.model_id, "../a")
