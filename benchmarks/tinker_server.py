@@ -1,0 +1,306 @@
+"""What `rollouts tinker` adds to its trainer and its engine, and the server of SkyRL beside it on a text model.
+
+    python benchmarks/tinker_server.py [--check] [--rounds 9] [--skyrl]
+
+Called so and not `tinker.py`, which would be imported in place of the package `tinker`. The server is a process of its
+own, the clients are those of the package `tinker`; a side that waits uses no CPU.
+
+- `forward_backward` of 64 rows of 512 tokens through the server, and by a `Trainer` in this process, in alternation.
+- Sampling of 64 prompts at once from an adapter: through the server, and by a `LocalEngine` in this process.
+- The memory of the server's process for each adapter that waits, and the size of what must be there: its parameters,
+  and two values of AdamW for each.
+- With `--skyrl`: `skyrl.tinker.api` 0.3.0 with its JAX backend on the CPU, measured by the same client script in an
+  environment of its own, which is made in the user's cache if it is missing (6 GB). Its client is tinker 0.22.7: the
+  server does not read the protobuf messages of newer ones. It starts its engine with `uv run` in a project's directory;
+  here a program of that name starts the same module. Where Python is older than 3.12, `typing.TypedDict` is that of
+  typing_extensions, without which pydantic refuses its types.
+
+`--check` fails where a target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tinker
+import torch
+from tinker import types
+from tinker_client import NEW_TOKENS, RANK, datum, prompts, rows, sampled_tokens, sampling_client, training_client
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from rollouts.engines.local import LocalEngine
+from rollouts.engines.protocol import GenerateRequest, SamplingParams
+from rollouts.testing import tiny_qwen3_vl
+from rollouts.training.trainer import Datum, LoraOptions, Trainer
+
+SKYRL = ("skyrl[tinker,jax]==0.3.0",)
+SKYRL_CLIENT = "tinker==0.22.7"
+START_SECONDS = 180
+#: The targets: of the overhead one of the two, sampling, memory of an adapter.
+OVERHEAD, OVERHEAD_SECONDS, SAMPLING, MEMORY = 0.05, 0.010, 0.9, 1.15
+IDLE_RANK, IDLE_ADAPTERS = 128, 16
+
+_UV = """#!{python}
+import subprocess, sys
+sys.exit(subprocess.call([sys.executable, *sys.argv[sys.argv.index("-m"):]]))
+"""
+_TYPED_DICT = "import typing, typing_extensions\ntyping.TypedDict = typing_extensions.TypedDict\n"
+
+
+def tiny_qwen3(directory: Path) -> Path:
+    """A text model of 0.1 M parameters that both servers read: 2 layers of 64, a token for each byte."""
+    tiny_qwen3_vl(directory, weights=False)
+    for name in ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"):
+        (directory / name).unlink()
+    config = Qwen3Config(
+        vocab_size=288, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=32, max_position_embeddings=4096, eos_token_id=258, pad_token_id=256,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
+@contextmanager
+def our_server(model: Path, directory: Path) -> Iterator[tuple[str, int]]:
+    """The address and the process of `rollouts tinker`."""
+    program = [sys.executable, "-c", "from rollouts.cli.main import main; main()", "tinker"]
+    options = ["--model", str(model), "--run", str(directory), "--port", "0"]
+    process = subprocess.Popen([*program, *options], stdout=subprocess.PIPE, text=True, env=_environment(os.environ))
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        match = re.search(r" at (http://\S+)", line)
+        if match is None:
+            raise SystemExit(f"the server has not started: {line}")
+        yield match[1], process.pid
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@contextmanager
+def skyrl_server(python: Path, model: Path, directory: Path) -> Iterator[str]:
+    """The address of SkyRL's server, once it computes."""
+    (directory / "bin").mkdir(parents=True)
+    (directory / "bin" / "uv").write_text(_UV.format(python=python))
+    (directory / "bin" / "uv").chmod(0o755)
+    (directory / "sitecustomize.py").write_text(_TYPED_DICT if sys.version_info < (3, 12) else "")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    command = [directory / "bin" / "uv", "run", "-m", "skyrl.tinker.api", "--base-model", model, "--backend", "jax"]
+    command += ["--backend-config", json.dumps({"max_lora_adapters": 2, "max_lora_rank": RANK})]
+    command += ["--checkpoints-base", directory / "checkpoints", "--database-url", f"sqlite:///{directory}/tinker.db"]
+    command += ["--host", "127.0.0.1", "--port", port]
+    path = f"{directory / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    environment = _environment(os.environ, PATH=path, PYTHONPATH=str(directory), JAX_PLATFORMS="cpu")
+    with open(directory / "log", "wb") as log:
+        process = subprocess.Popen(
+            [str(part) for part in command], stdout=log, stderr=log, env=environment, start_new_session=True
+        )
+    try:
+        _wait_for(f"http://127.0.0.1:{port}/api/v1/healthz", process, directory / "log")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _environment(base: Any, **changes: str) -> dict[str, str]:
+    return {**base, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", **changes}
+
+
+def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    ends = time.monotonic() + START_SECONDS
+    while time.monotonic() < ends and process.poll() is None:
+        with suppress(OSError), urllib.request.urlopen(url, timeout=5):
+            return
+        time.sleep(0.2)
+    raise SystemExit(f"SkyRL's server has not started:\n{log.read_text(errors='replace')[-3000:]}")
+
+
+def install_skyrl() -> Path:
+    """The Python of the environment with SkyRL and a client that it understands, made if it is missing."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    directory = cache / "mmrollouts-benchmarks" / f"skyrl-0.3.0-{version}"
+    complete = directory / "complete"  # written last: an interrupted installation is repeated
+    if not complete.is_file():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", directory], check=True)
+        subprocess.run([directory / "bin" / "python", "-m", "pip", "install", "--quiet", *SKYRL], check=True)
+        subprocess.run([directory / "bin" / "python", "-m", "pip", "install", "--quiet", SKYRL_CLIENT], check=True)
+        complete.touch()
+    return directory / "bin" / "python"
+
+
+def alternated(rounds: int, *calls: Callable[[int], float]) -> list[list[float]]:
+    """The result of each call in each round, after two rounds that are not counted."""
+    found = [[call(number) for call in calls] for number in range(rounds + 2)]
+    return [list(column) for column in zip(*found[2:], strict=True)]
+
+
+def seconds(call: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def training_overhead(service: tinker.ServiceClient, model: Path, rounds: int) -> tuple[float, float]:
+    """Seconds of `forward_backward` by the trainer alone, and those that the server adds: medians."""
+    trainer = Trainer.from_pretrained(model, device="cpu")
+    trainer.create_model("a", lora=LoraOptions(rank=RANK, seed=0))
+    ones = np.ones(len(rows()[0][0]), np.float32)
+    own = [Datum(np.array(ids), np.array(targets), {"weights": ones}) for ids, targets in rows()]
+    training = training_client(service, str(model), seed=0)
+    sent = [datum(*row) for row in rows()]
+    loss = {"trainer": 0.0, "server": 0.0}
+
+    def by_trainer(_: int) -> float:
+        taken = seconds(lambda: loss.update(trainer=_sum(trainer.forward_backward("a", own, "cross_entropy"))))
+        return taken
+
+    def by_server(_: int) -> float:
+        return seconds(lambda: loss.update(server=_sum(training.forward_backward(sent, "cross_entropy").result())))
+
+    alone, through = alternated(rounds, by_trainer, by_server)
+    assert abs(loss["server"] / loss["trainer"] - 1) < 1e-5, loss
+    return float(np.median(alone)), float(np.median(np.subtract(through, alone)))
+
+
+def _sum(result: Any) -> float:
+    value: float = result.metrics["loss:sum"]
+    return value
+
+
+def sampling_rates(service: tinker.ServiceClient, model: Path, run: Path, rounds: int) -> tuple[float, float]:
+    """Tokens per second of the engine alone and through the server, medians; both sample from one adapter."""
+    training = training_client(service, str(model), seed=0, train_unembed=False)
+    sampling = sampling_client(training, "sampled")
+    adapter = run / training.model_id / "sampler_weights" / "sampled"
+
+    def request(prompt: list[int], seed: int) -> GenerateRequest:
+        return GenerateRequest(prompt, SamplingParams(max_tokens=NEW_TOKENS, seed=seed), adapter="a")
+
+    with asyncio.Runner() as runner:
+        engine = LocalEngine.from_pretrained(model)
+        runner.run(engine.load_adapter("a", adapter))
+
+        async def generate(seed: int) -> int:
+            calls = [engine.generate(request(prompt, seed + number)) for number, prompt in enumerate(prompts())]
+            results = await asyncio.gather(*calls)
+            return sum(len(completion.token_ids) for result in results for completion in result.completions)
+
+        def rate(call: Callable[[], int]) -> float:
+            started = time.perf_counter()
+            count = call()
+            return count / (time.perf_counter() - started)
+
+        found = alternated(
+            rounds,
+            lambda number: rate(lambda: runner.run(generate(1000 * number))),
+            lambda number: rate(lambda: sampled_tokens(sampling, 1000 * number)),
+        )
+        runner.run(engine.close())
+    alone, through = map(float, map(np.median, found))
+    return alone, through
+
+
+def idle_adapter(service: tinker.ServiceClient, model: Path, run: Path, process: int) -> tuple[float, float]:
+    """Bytes by which the server's process grows for an adapter that has had a step, and bytes that it must keep."""
+    row = datum(*rows(1, 8)[0])
+
+    def add() -> Any:
+        training = training_client(service, str(model), rank=IDLE_RANK)
+        training.forward_backward([row], "cross_entropy").result()
+        training.optim_step(types.AdamParams()).result()
+        return training
+
+    kept = [add() for _ in range(3)]
+    kept[0].save_weights_for_sampler("size").result()
+    size = (run / kept[0].model_id / "sampler_weights" / "size" / "adapter_model.safetensors").stat().st_size
+    before = _resident(process)
+    kept += [add() for _ in range(IDLE_ADAPTERS)]
+    return (_resident(process) - before) / IDLE_ADAPTERS, 3 * size
+
+
+def _resident(process: int) -> int:
+    status = Path(f"/proc/{process}/status").read_text("ascii")
+    return int(status.partition("VmRSS:")[2].split()[0]) * 1024
+
+
+def client_figures(python: Path, base_url: str, model: Path, rounds: int) -> dict[str, float]:
+    """The medians of `tinker_client.py` in an environment."""
+    script = Path(__file__).with_name("tinker_client.py")
+    result = subprocess.run(
+        [python, script, base_url, model, str(rounds)], check=True, stdout=subprocess.PIPE, text=True,
+        env=_environment({name: value for name, value in os.environ.items() if name != "PYTHONPATH"}),
+    )  # fmt: skip
+    return {name: float(np.median(values)) for name, values in json.loads(result.stdout.splitlines()[-1]).items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--check", action="store_true", help="fail where a target is missed")
+    parser.add_argument("--skyrl", action="store_true", help="measure SkyRL's server, too")
+    options = parser.parse_args()
+    missed = []
+    with tempfile.TemporaryDirectory() as name:
+        model, run = tiny_qwen3(Path(name) / "model"), Path(name) / "run"
+        with our_server(model, run) as (url, process):
+            service = tinker.ServiceClient(base_url=url, api_key="tml-benchmark")
+            alone, added = training_overhead(service, model, options.rounds)
+            limit = f"at most {OVERHEAD:.0%} or {1000 * OVERHEAD_SECONDS:.0f} ms"
+            print(f"forward_backward, 64 x 512 tokens, by the trainer: {alone:.3f} s")
+            print(f"  the server adds {1000 * added:.1f} ms, {added / alone:.1%} ({limit})")
+            if added > max(OVERHEAD * alone, OVERHEAD_SECONDS):
+                missed.append("forward_backward")
+            engine, through = sampling_rates(service, model, run, options.rounds)
+            print(f"sampling, 64 prompts at once, by the engine: {engine:,.0f} tokens/s")
+            print(f"  through the server {through:,.0f}, {through / engine:.2f}x (at least {SAMPLING}x)")
+            if through < SAMPLING * engine:
+                missed.append("sampling")
+            grown, needed = idle_adapter(service, model, run, process)
+            print(f"parameters and state of AdamW of an adapter of rank {IDLE_RANK}: {needed / 1e6:.2f} MB")
+            print(f"  the process grows by {grown / 1e6:.2f} MB, {grown / needed:.2f}x (at most {MEMORY}x)")
+            if grown > MEMORY * needed:
+                missed.append("memory")
+            service.close("success").result()
+        if options.skyrl:
+            beside_skyrl(model, Path(name), options.rounds)
+    if options.check and missed:
+        sys.exit(f"missed: {', '.join(missed)}")
+
+
+def beside_skyrl(model: Path, directory: Path, rounds: int) -> None:
+    python = install_skyrl()
+    with our_server(model, directory / "beside") as (url, _):
+        ours = client_figures(Path(sys.executable), url, model, rounds)
+    with skyrl_server(python, model, directory / "skyrl") as url:
+        theirs = client_figures(python, url, model, rounds)
+    print(f"{'one client, medians':24}{'rollouts tinker':>16}{'SkyRL 0.3.0':>14}")
+    for name, unit in (("forward_backward", "s"), ("optim_step", "s"), ("tokens_per_second", "tokens/s")):
+        print(f"{name.replace('_', ' ') if unit != 's' else name + ', s':24}{ours[name]:16,.3f}{theirs[name]:14,.3f}")
+
+
+if __name__ == "__main__":
+    main()
