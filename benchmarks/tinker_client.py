@@ -17,7 +17,7 @@ import tinker
 from tinker import types
 
 ROWS, ROW_TOKENS = 64, 512
-PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 64, 32, 128
+SAMPLES, PROMPT_TOKENS, NEW_TOKENS = 64, 32, 128
 RANK = 32
 WARM_UP = 2
 
@@ -29,7 +29,7 @@ def rows(rows: int = ROWS, tokens: int = ROW_TOKENS) -> list[tuple[list[int], li
 
 
 def prompts() -> list[list[int]]:
-    return [[(7 * number + token) % 251 for token in range(PROMPT_TOKENS)] for number in range(PROMPTS)]
+    return [[(7 * number + token) % 251 for token in range(PROMPT_TOKENS)] for number in range(SAMPLES)]
 
 
 def datum(tokens: list[int], targets: list[int]) -> types.Datum:
@@ -38,27 +38,30 @@ def datum(tokens: list[int], targets: list[int]) -> types.Datum:
 
 
 def training_client(service: tinker.ServiceClient, model: str, rank: int = RANK, **options: Any) -> Any:
-    made: Any = service.create_lora_training_client(base_model=model, rank=rank, **options)
-    return made if isinstance(made, tinker.TrainingClient) else made.result()
+    return _made(service.create_lora_training_client(base_model=model, rank=rank, **options))
 
 
 def sampling_client(training: Any, name: str) -> Any:
     """Of the present weights."""
     path = training.save_weights_for_sampler(name).result().path
-    made = training.create_sampling_client(path)
-    return made if isinstance(made, tinker.SamplingClient) else made.result()
+    return _made(training.create_sampling_client(path))
 
 
-def sampled_tokens(sampling: Any, seed: int) -> int:
-    """The number of tokens of one sample of each prompt, all requested at once."""
+def _made(client: Any) -> Any:
+    """A client: versions from 0.30 on return a future of it."""
+    return client.result() if hasattr(client, "result") else client
+
+
+def sampled_tokens(sampling: Any, seed: int, samples: int = 1) -> int:
+    """The number of tokens of so many samples of each prompt, 64 in all, requested at once."""
     futures = [
         sampling.sample(
-            types.ModelInput.from_ints(prompt), 1,
+            types.ModelInput.from_ints(prompt), samples,
             types.SamplingParams(max_tokens=NEW_TOKENS, temperature=1.0, seed=seed + number),
         )
-        for number, prompt in enumerate(prompts())
+        for number, prompt in enumerate(prompts()[: SAMPLES // samples])
     ]  # fmt: skip
-    return sum(len(future.result().sequences[0].tokens) for future in futures)
+    return sum(len(sequence.tokens) for future in futures for sequence in future.result().sequences)
 
 
 def main(base_url: str, model: str, rounds: str) -> None:
