@@ -122,9 +122,13 @@ class Backend:
 
     async def train(self, call: Callable[..., T], *args: Any, **options: Any) -> T:
         """The result of a call of the trainer, while the sampler sleeps where both have one device."""
-        async with self.sampler.asleep():
-            run = asyncio.get_running_loop().run_in_executor(self._training, lambda: call(*args, **options))
-            return await asyncio.shield(run)
+
+        async def awaited() -> T:
+            async with self.sampler.asleep():
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(self._training, lambda: call(*args, **options))
+
+        return await asyncio.shield(awaited())  # a call that runs is not ended by whoever waits for it
 
     async def close(self) -> None:
         await self.sampler.close()
