@@ -509,13 +509,14 @@ class Service:
 
     def sample(self, body: Any) -> Json:
         """`asample`: `body` is a `tinker.types.SampleRequest`."""
-        for name, unused in (
-            ("target_prompt_logprobs", None),
-            ("prompt_alt_tokens_k", 0),
-            ("record_stability_info", None),
+        for name, unused, cure in (
+            ("target_prompt_logprobs", None, "leave it out"),
+            ("prompt_alt_tokens_k", 0, "leave it out"),
+            # What tinker-cookbook asks for by default.
+            ("record_stability_info", None, "train with another loss than stable_reinforce, such as loss_fn=ppo"),
         ):
             if getattr(body, name, unused) not in (unused, False):
-                raise RequestError(400, f"{name} is not supported by this server")
+                raise RequestError(400, f"{name} is not supported by this server; {cure}")
         if not 1 <= body.num_samples <= self.limits.samples:
             raise RequestError(400, f"num_samples is {body.num_samples}; pass 1 to {self.limits.samples}")
         if self.futures.unfetched >= self.limits.pending:

@@ -291,6 +291,12 @@ def test_weights_of_a_sampler_are_no_state_of_training(client, training):
         client.create_training_client_from_state(path).result()
 
 
+def test_who_trains_with_the_default_loss_of_the_recipes_reads_which_ones_there_are(server):
+    body = {"base_model": "tiny", "prompt": {"chunks": []}, "sampling_params": {}, "record_stability_info": True}
+    answer = server.post("/api/v1/asample", body, {"Content-Type": "application/json"})
+    assert "loss_fn=ppo" in answer.json["detail"]
+
+
 @pytest.mark.parametrize("option", [{"prompt_alt_tokens_k": 2}, {"record_stability_info": True}, {"num_samples": 5000}])
 def test_options_of_sampling_that_are_not_there_are_refused_by_name(server, client, option):
     body = {"base_model": "tiny", "prompt": {"chunks": []}, "sampling_params": {}} | option
