@@ -21,6 +21,9 @@ from rollouts.tinker.sampler import SavedWeights, generated, with_likeliest
 from rollouts.training.trainer import Trainer
 from rollouts.values import check_integer
 
+#: A batch begins once no request has arrived for as long; those that come later wait until it has ended.
+_GATHER_SECONDS = 0.02
+
 
 class LocalSampler:
     """`Sampler` with engines in this process, which are made at the first request.
@@ -113,6 +116,8 @@ class _EngineOfModel:
 
     async def _sample(self, adapter: str | None, request: SampleRequest) -> SampleResult:
         engine = self._engine
+        with engine.expecting_request():  # a client sends the requests of a step one after another: one batch for them
+            await asyncio.sleep(_GATHER_SECONDS)
         result = await generated(engine, request, self._endings, max_length=engine.max_model_len, adapter=adapter)
         media = request.prompt.media
         return await with_likeliest(
