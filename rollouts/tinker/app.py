@@ -169,8 +169,7 @@ class _Routes:
     # Sessions and models.
 
     async def _create_session(self, body: types.CreateSessionRequest) -> Any:
-        metadata = {"tags": body.tags, "user_metadata": body.user_metadata, "display_name": body.display_name}
-        return await self._service.create_session(metadata)
+        return await self._service.create_session(body.user_metadata, body.display_name)
 
     def _heartbeat(self, body: types.SessionHeartbeatRequest) -> Any:
         return self._service.heartbeat(body.session_id)

@@ -10,7 +10,7 @@ from typing import Self
 
 from renderers.model_files import ModelFiles, added_tokens_decoder
 from renderers.tokens.tokenizer import TemplateTokenizer
-from rollouts.errors import ArgumentError
+from rollouts.errors import ArgumentError, is_unicode
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Endings:
         """The token ids and the texts that end the sequences of a request with `stop`.
 
         The model's own end tokens end a sequence beside those, as in Tinker, but for `()`, with which nothing does.
-        Raises `ArgumentError` for an empty text.
+        Raises `ArgumentError` for an empty text, and for one that is no Unicode.
         """
         if stop is None:
             return self.end_ids, ()
@@ -55,4 +55,6 @@ class Endings:
             raise ArgumentError("stop", stop, "leave out the empty text, which ends a sequence before its first token")
         ids = tuple(each for each in stop if isinstance(each, int))
         texts = tuple(each for each in stop if isinstance(each, str))
+        if wrong := [each for each in texts if not is_unicode(each)]:
+            raise ArgumentError("stop", wrong[0], "leave it out: it has half of a surrogate pair, and no text has one")
         return tuple(dict.fromkeys((*ids, *self.end_ids))), texts

@@ -10,18 +10,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 
-from rollouts.errors import ArgumentError, SampleError, short_repr
+from rollouts.errors import ArgumentError, SampleError, as_unicode, short_repr
 from rollouts.models.lora_modules import LoraOptions
 from rollouts.serve.errors import RequestError
 from rollouts.tinker.age_encryption import encrypt_files, read_recipients
 from rollouts.tinker.futures import Futures, Turns
 from rollouts.tinker.inputs import InputReader
 from rollouts.tinker.mismatch import mismatch
-from rollouts.tinker.requests import SampleRequest
+from rollouts.tinker.requests import SampleRequest, SampleResult, TopK
 from rollouts.tinker.run_directory import Kind, RunDirectory, TrainingRun, uri_of
 from rollouts.tinker.sample_records import SampleRecords
 from rollouts.tinker.sampler import Sampler
@@ -29,6 +29,9 @@ from rollouts.tinker.training_records import TrainingRecords
 from rollouts.tinker.wire import Row, TrainRequest, chunks_of_json, sample_result, train_result
 from rollouts.training.datums import Datum
 from rollouts.training.trainer import AdamParams, LossResult, Trainer
+
+#: The largest size of all metadata of a session, model or checkpoint: listings read and send them.
+METADATA_CHARACTERS: Final = 2**16
 
 T = TypeVar("T")
 Json = dict[str, object]
@@ -55,7 +58,8 @@ class Session:
     """What a client has begun: its models by id; whether there ever was one; and its sampling sessions."""
 
     session_id: str
-    metadata: Mapping[str, Any]
+    user_metadata: Mapping[str, str] | None = None
+    display_name: str | None = None
     last_seen: float = field(default_factory=time.monotonic)
     models: dict[str, Model] = field(default_factory=dict)
     has_begun: bool = False
@@ -64,15 +68,6 @@ class Session:
     @property
     def sampler_ids(self) -> list[str]:
         return list(self.samplers)
-
-    @property
-    def user_metadata(self) -> Mapping[str, str] | None:
-        metadata: Mapping[str, Any] = self.metadata.get("user_metadata") or {}
-        return {key: str(value) for key, value in metadata.items()}
-
-    @property
-    def display_name(self) -> str | None:
-        return self.metadata.get("display_name")
 
 
 @dataclass(slots=True, eq=False)
@@ -174,11 +169,12 @@ class Service:
     def sessions(self) -> list[Session]:
         return list(self._sessions.values())
 
-    async def create_session(self, metadata: Mapping[str, Any]) -> Json:
+    async def create_session(self, metadata: Mapping[str, Any] | None, display_name: str | None) -> Json:
+        texts, named = _texts(metadata), _texts({"display_name": display_name or ""})
         await self.tidy()
         if len(self._sessions) >= self.limits.sessions:
             raise RequestError(429, f"{self.limits.sessions} sessions are open; end one, or wait until one is idle")
-        session = Session(uuid.uuid4().hex, metadata)
+        session = Session(uuid.uuid4().hex, texts, named["display_name"] or None)
         self._sessions[session.session_id] = session
         return {"type": "create_session", "session_id": session.session_id}
 
@@ -235,9 +231,10 @@ class Service:
         if optimizer != "adamw":
             raise RequestError(400, f"optimizer_config.type is {short_repr(optimizer)}; this server has adamw")
         options = None if lora is None else self._lora_options(**lora)
+        texts = _texts(metadata)
 
         async def work(model_id: str) -> Json:
-            await self._begin(session, model_id, base_model, options, metadata)
+            await self._begin(session, model_id, base_model, options, texts)
             return {"type": "create_model", "model_id": model_id}
 
         return self._begin_once(session, model_seq_id, work)
@@ -252,10 +249,11 @@ class Service:
             raise RequestError(400, f"optimizer_config.type is {short_repr(optimizer)}; this server has adamw")
         name = base_model or self.backend.names[0]
         self._check_base_model(name)
+        texts = _texts(metadata)
 
         async def work(model_id: str) -> Json:
             path, lora = self._checkpoint(uri, "weights"), self._lora_of(uri)
-            model = await self._begin(session, model_id, name, lora, metadata)
+            model = await self._begin(session, model_id, name, lora, texts)
             try:
                 await self.backend.train(self.trainer.load, model_id, path, with_optimizer=with_optimizer)
             except BaseException:
@@ -277,18 +275,26 @@ class Service:
         model_id: str,
         base_model: str,
         lora: LoraOptions | None,
-        metadata: Mapping[str, Any] | None,
+        metadata: Mapping[str, str] | None,
     ) -> Model:
-        if len(self.trainer.models()) >= self.limits.models:
-            raise RequestError(429, f"{self.limits.models} models are being trained; unload one")
-        await self.backend.train(self.trainer.create_model, model_id, lora=lora)
+        def begin() -> None:  # one at a time, so that those that begin together are counted
+            if len(self.trainer.models()) >= self.limits.models:
+                raise RequestError(429, f"{self.limits.models} models are being trained; unload one")
+            self.trainer.create_model(model_id, lora=lora)
+
+        await self.backend.train(begin)
         model = Model(model_id, session, base_model, lora)
         session.models[model_id] = model
-        session.has_begun = True
-        options = None if lora is None else asdict(lora)
-        texts = {key: str(value) for key, value in (metadata or {}).items()}
-        run = TrainingRun(model_id, base_model, session.session_id, options, datetime.now(UTC), texts)
-        self.directory.add_run(run)
+        try:
+            self.session(session.session_id)  # it may have ended meanwhile
+            session.has_begun = True
+            options = None if lora is None else asdict(lora)
+            self.directory.add_run(
+                TrainingRun(model_id, base_model, session.session_id, options, datetime.now(UTC), metadata)
+            )
+        except BaseException:
+            await self._unload(model)
+            raise
         return model
 
     def _check_base_model(self, name: str) -> None:
@@ -418,7 +424,7 @@ class Service:
 
         async def work() -> Json:
             named = name or f"step-{model.steps:06}"
-            with self.directory.saving(model_id, "weights", named, overwrite=overwrite, **options) as path:
+            with self.directory.saving(model_id, "weights", named, overwrite=overwrite, **_checked(options)) as path:
                 await self.backend.train(self.trainer.save, model_id, path)
             return {"type": "save_weights", "path": uri_of(model_id, "weights", named)}
 
@@ -444,7 +450,7 @@ class Service:
 
         async def work() -> Json:
             recipients = read_recipients(age_keys or ())
-            with self.directory.saving(model_id, kind, name, **options) as path:
+            with self.directory.saving(model_id, kind, name, **_checked(options)) as path:
                 await self.backend.train(self.trainer.save_for_sampler, model_id, path)
                 if recipients:
                     await asyncio.to_thread(encrypt_files, path, recipients)
@@ -517,6 +523,8 @@ class Service:
         ):
             if getattr(body, name, unused) not in (unused, False):
                 raise RequestError(400, f"{name} is not supported by this server; {cure}")
+        if (scored := body.prompt_logprobs_last_n) is not None and not body.prompt_logprobs:
+            raise RequestError(400, "prompt_logprobs_last_n is one of prompt_logprobs; set these, too")
         if not 1 <= body.num_samples <= self.limits.samples:
             raise RequestError(400, f"num_samples is {body.num_samples}; pass 1 to {self.limits.samples}")
         if self.futures.unfetched >= self.limits.pending:
@@ -534,15 +542,15 @@ class Service:
 
         async def work() -> bytes:
             prompt = await asyncio.to_thread(self.backend.reader.read, "prompt", chunks)
+            if scored is not None and not 1 <= scored < len(prompt.token_ids):
+                raise ArgumentError(
+                    "prompt_logprobs_last_n", scored, f"pass 1 to {len(prompt.token_ids) - 1}, those that are predicted"
+                )
             request = _sample_request(body, prompt)
             result = await self.backend.sampler.sample(weights, request)
             if self._samples is not None and session_id is not None:
                 self._samples.sampled(session_id, request, result, version)
-            if body.prompt_logprobs_last_n is not None and result.prompt_logprobs is not None:
-                logprobs = result.prompt_logprobs.copy()
-                logprobs[: len(logprobs) - body.prompt_logprobs_last_n] = np.nan
-                result = replace(result, prompt_logprobs=logprobs)
-            return sample_result(result)
+            return sample_result(result if scored is None else _of_last(result, scored))
 
         request_id = f"{sampling_id}/{body.seq_id if body.seq_id is not None else uuid.uuid4().hex}"
         self.futures.submit(request_id, work)
@@ -598,10 +606,33 @@ class Service:
         return answer
 
 
+def _checked(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {**options, "user_metadata": _texts(options.get("user_metadata")) or None}
+
+
+def _texts(metadata: Mapping[str, Any] | None) -> dict[str, str]:
+    """Metadata of a client as texts that can be written and sent. Raises `RequestError` (400) for too many of them."""
+    texts = {as_unicode(key): as_unicode(str(value)) for key, value in (metadata or {}).items()}
+    if (size := sum(len(key) + len(value) for key, value in texts.items())) > METADATA_CHARACTERS:
+        raise RequestError(400, f"the metadata has {size} characters; send at most {METADATA_CHARACTERS}")
+    return texts
+
+
 def _number(name: str, value: float | str) -> float:
     if isinstance(value, str):
         raise ArgumentError(f"loss_fn_config[{name!r}]", value, "pass a number")
     return value
+
+
+def _of_last(result: SampleResult, count: int) -> SampleResult:
+    """The result with what it says of the last `count` tokens of the prompt, and nothing of those before."""
+    assert result.prompt_logprobs is not None
+    logprobs, topk = result.prompt_logprobs.copy(), result.topk_prompt
+    logprobs[:-count] = np.nan
+    if topk is not None:
+        topk = TopK(topk.token_ids.copy(), topk.logprobs.copy())
+        topk.token_ids[:-count], topk.logprobs[:-count] = topk.token_ids[0], topk.logprobs[0]  # the empty row
+    return replace(result, prompt_logprobs=logprobs, topk_prompt=topk)
 
 
 def _sample_request(body: Any, prompt: Any) -> SampleRequest:
@@ -615,7 +646,7 @@ def _sample_request(body: Any, prompt: Any) -> SampleRequest:
         max_tokens=params.max_tokens,
         temperature=params.temperature,
         top_p=params.top_p,
-        top_k=max(params.top_k, 0),
+        top_k=min(max(params.top_k, 0), 2**31 - 1),  # no vocabulary is larger
         seed=params.seed,
         stop=stop,
         prompt_logprobs=bool(body.prompt_logprobs),

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from rollouts.tinker.access import read_keys
 from rollouts.tinker.futures import Futures, Turns
 from rollouts.tinker.model_app import model_app
 from rollouts.tinker.service import Limits
+from rollouts.training.trainer import Trainer
 
 IDS = list(range(5, 25))
 STEP = types.AdamParams(learning_rate=1e-2)
@@ -435,3 +437,78 @@ def test_errors_are_json_with_the_reason(server):
     answer = server.get("/api/v1/nothing")
     assert answer.status == 404
     assert "no route" in json.loads(answer.body)["detail"]
+
+
+# What clients may send by mistake.
+
+
+def test_models_that_are_begun_together_are_limited_together(app_of):
+    server = app_of(limits=Limits(models=2))
+    client = client_of(server)
+    futures = [client.create_lora_training_client("tiny", rank=4) for _ in range(6)]
+    refused = []
+    for future in futures:
+        try:
+            future.result()
+        except tinker.RequestFailedError as error:
+            refused.append(str(error))
+    assert len(refused) == 4
+    assert all("2 models are being trained" in error for error in refused)
+    client.close("success").result()
+
+
+def test_a_model_whose_session_ends_while_it_is_made_gives_its_place_back(app_of, monkeypatch):
+    server = app_of(limits=Limits(models=1))
+    session = {"tags": [], "user_metadata": None, "sdk_version": "0.38.0"}
+    session_id = server.post("/api/v1/create_session", session).json["session_id"]
+    created, ended = Trainer.create_model, threading.Event()
+
+    def create_model(*args, **options):
+        assert ended.wait(60)
+        created(*args, **options)
+
+    monkeypatch.setattr(Trainer, "create_model", create_model)
+    body = {"session_id": session_id, "model_seq_id": 1, "base_model": "tiny", "lora_config": {"rank": 4}}
+    answer = server.post("/api/v1/create_model", body)
+    server.post(f"/api/v1/sessions/{session_id}/finish", {"reason": {"type": "success"}})
+    while server.get(f"/api/v1/sessions/{session_id}").status == 200:
+        pass
+    ended.set()
+    assert "there is no session" in result_of(server, answer).json["error"]
+    client = client_of(server)
+    client.create_lora_training_client("tiny", rank=4).result()
+    client.close("success").result()
+
+
+def test_metadata_that_is_no_unicode_is_listed_and_large_metadata_is_refused(app_of):
+    server = app_of(max_body_bytes=1 << 18)
+    session = {"tags": [], "user_metadata": {"a": "\ud800"}, "sdk_version": "0.38.0"}
+    answer = server.post("/api/v1/create_session", session)
+    listed = server.get(f"/api/v1/sessions/{answer.json['session_id']}").json
+    assert listed["user_metadata"] == {"a": r"\ud800"}
+    answer = server.post("/api/v1/create_session", session | {"user_metadata": {"a": "b" * 2**16}})
+    assert answer.status == 400
+    assert "65537 characters" in answer.json["detail"]
+
+
+def test_the_last_tokens_of_a_prompt_are_scored_alone(client, server):
+    sampling = client.create_sampling_client(base_model="tiny").result()
+    prompt = types.ModelInput.from_ints(IDS[:6])
+    params = types.SamplingParams(max_tokens=1)
+    options = {"include_prompt_logprobs": True, "topk_prompt_logprobs": 2}
+    whole = sampling.sample(prompt, 1, params, **options).result()
+    last = sampling.sample(prompt, 1, params, **options, prompt_logprobs_last_n=2).result()
+    assert last.prompt_logprobs == [None] * 4 + whole.prompt_logprobs[4:]
+    assert last.topk_prompt_logprobs == [None] * 4 + whole.topk_prompt_logprobs[4:]
+    with pytest.raises(tinker.RequestFailedError, match="pass 1 to 5"):
+        sampling.sample(prompt, 1, params, **options, prompt_logprobs_last_n=6).result()
+
+
+def test_extreme_options_of_sampling_are_taken_or_are_errors_of_the_user(server):
+    body = {"base_model": "tiny", "prompt": {"chunks": [{"type": "encoded_text", "tokens": IDS[:3]}]}}
+
+    def sampled(**params):
+        return result_of(server, server.post("/api/v1/asample", body | {"sampling_params": {"max_tokens": 2} | params}))
+
+    assert sampled(top_k=2**70).headers["content-type"] == PROTOBUF
+    assert sampled(stop=["\ud800"]).json["category"] == "user"
