@@ -52,6 +52,7 @@ def fetched(rest, uri):
     return found
 
 
+@pytest.mark.slow
 def test_the_command_downloads_a_checkpoint_of_training_and_leaves_no_export(server, training, rest, tmp_path):
     uri = training.save_state("final").result().path
     exported = fetched(rest, training.save_weights_external("same").result().path)

@@ -327,6 +327,7 @@ def test_a_body_without_a_time_to_live_is_refused(web, directory, body):
     assert web.post("/api/v1/weights_info", **sent).status_code == 400
 
 
+@pytest.mark.slow
 def test_the_command_lists_shows_and_deletes(directory, command):
     save(directory, "0001")
     save(directory, "0002")
@@ -341,6 +342,7 @@ def test_the_command_lists_shows_and_deletes(directory, command):
     assert directory.all_checkpoints() == []
 
 
+@pytest.mark.slow
 def test_the_command_downloads_external_weights(directory, command, tmp_path):
     uri = save(directory, "a", kind="external_weights", files=FILES).uri
     command("--format", "json", "checkpoint", "download", uri, "--force")

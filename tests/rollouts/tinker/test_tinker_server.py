@@ -60,6 +60,10 @@ def client_of(server, key="tml-any"):
     return tinker.ServiceClient(base_url=server.base_url, api_key=key)
 
 
+def rest_of(server, key="tml-any"):
+    return tinker.RestClient(base_url=server.base_url, api_key=key)
+
+
 @pytest.fixture
 def training(client):
     return client.create_lora_training_client("tiny", rank=4, seed=1).result()
@@ -93,8 +97,8 @@ def result_of(server, answer):
     return server.post("/api/v1/retrieve_future", request, {"Content-Type": "application/json"})
 
 
-def test_a_client_is_told_the_names_of_the_model(client, server):
-    (first, second) = client.get_server_capabilities().supported_models
+def test_a_client_is_told_the_names_of_the_model(server):
+    (first, second) = rest_of(server).get_server_capabilities().result().supported_models
     assert first.model_name == "tiny"
     assert first.max_context_length == second.max_context_length == 4096
     assert server.get("/api/v1/healthz").json == {"status": "ok"}
@@ -147,13 +151,14 @@ def test_a_model_goes_on_from_a_checkpoint_of_a_server_that_was_stopped(app_of, 
     training.optim_step(STEP).result()
     expected = training.forward([row()], "cross_entropy").result().metrics
     server.stop()
-    client = client_of(app_of(tmp_path))
+    restarted = app_of(tmp_path)
+    client = client_of(restarted)
     again = client.create_training_client_from_state_with_optimizer(path).result()
     assert again.get_info().lora_rank == 4
     again.forward_backward([row()], "cross_entropy")
     again.optim_step(STEP).result()
     assert again.forward([row()], "cross_entropy").result().metrics == pytest.approx(expected, rel=1e-5)
-    assert [run.training_run_id for run in client.create_rest_client().list_training_runs().result().training_runs] == [
+    assert [run.training_run_id for run in rest_of(restarted).list_training_runs().result().training_runs] == [
         again.model_id, training.model_id,
     ]  # fmt: skip
     client.close("success").result()
@@ -322,8 +327,8 @@ def test_users_see_only_their_own_models_and_checkpoints(app_of):
     assert training.model_id in answer.json["detail"]
     with pytest.raises(tinker.RequestFailedError, match="no checkpoint"):
         two.create_training_client_from_state(path).result()
-    assert two.create_rest_client().list_training_runs().result().training_runs == []
-    assert len(one.create_rest_client().list_training_runs().result().training_runs) == 1
+    assert rest_of(server, "tml-two").list_training_runs().result().training_runs == []
+    assert len(rest_of(server, "tml-one").list_training_runs().result().training_runs) == 1
     for each in (one, two):
         each.close("success").result()
 
