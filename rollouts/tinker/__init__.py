@@ -1,1 +1,9 @@
-"""The Tinker API over a `Trainer` and the engines of this package: `rollouts tinker`."""
+"""The Tinker API over a `Trainer` and the engines of this package: `rollouts tinker`. Needs the extra `tinker`."""
+
+from importlib.util import find_spec
+
+from rollouts.errors import MissingExtraError
+
+for _package in ("torch", "starlette", "uvicorn", "tinker"):
+    if find_spec(_package) is None:
+        raise MissingExtraError("rollouts tinker", "tinker", _package)

@@ -6,17 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import zstandard
+from google.protobuf.message import DecodeError
+from tinker.proto import tinker_public_pb2 as messages
 
-from rollouts.errors import MissingExtraError
 from rollouts.serve.errors import RequestError
 from rollouts.tinker.requests import Chunk, ImageChunk, ImagePointerChunk, SampleResult, TextChunk, TopK
-
-try:
-    import zstandard
-    from google.protobuf.message import DecodeError
-    from tinker.proto import tinker_public_pb2 as messages
-except ImportError as error:
-    raise MissingExtraError("rollouts tinker", "tinker", "tinker") from error
 
 #: The content type of the messages, in both directions.
 PROTOBUF: Final = "application/x-protobuf"
