@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
@@ -89,7 +89,12 @@ async def _tidy(services: Sequence[Service]) -> None:
 def _app_of(service: Service, max_body_bytes: int) -> Starlette:
     return Starlette(
         routes=[*_Routes(service, max_body_bytes).routes(), *rest_routes(service.directory, service)],
-        exception_handlers={RolloutsError: _on_error, HTTPException: _on_unrouted, Exception: _on_error},
+        exception_handlers={
+            RolloutsError: _on_error,
+            HTTPException: _on_unrouted,
+            ClientDisconnect: _on_disconnect,
+            Exception: _on_error,
+        },
     )
 
 
@@ -281,6 +286,10 @@ def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(outcome, dict)
     status = error.status if isinstance(error, RequestError) else 400 if outcome["category"] == "user" else 500
     return JSONResponse({"detail": outcome["error"], **outcome}, status)
+
+
+def _on_disconnect(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # nginx's; nobody receives it
 
 
 def _on_unrouted(request: Request, error: Exception) -> Response:

@@ -53,12 +53,15 @@ def decompressed(body: bytes, encoding: str, max_bytes: int) -> bytes:
     if encoding != "zstd":
         raise RequestError(415, f"the content encoding {encoding[:40]!r} is not known; send zstd, or none")
     try:
+        size = zstandard.frame_content_size(body)  # -1: it does not say
         with zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(body) as reader:
             data: bytes = reader.read(max_bytes + 1)
     except zstandard.ZstdError as error:
         raise RequestError(400, f"the body is not zstd: {error}") from error
     if len(data) > max_bytes:
         raise RequestError(413, f"the body has more than {max_bytes} bytes; send fewer rows a request")
+    if size not in (-1, len(data)):
+        raise RequestError(400, f"the body is cut off: it has {len(data)} of {size} bytes; send it again")
     return data
 
 

@@ -72,6 +72,9 @@ class AdamParams:
             if (number := finite_number(getattr(self, name))) is None or not 0 <= number < 1:
                 raise ArgumentError(name, getattr(self, name), "pass a number from 0, below 1")
         check_positive("eps", self.eps)
+        for name in ("learning_rate", "weight_decay", "eps"):
+            if getattr(self, name) > 1e15:
+                raise ArgumentError(name, getattr(self, name), "pass at most 1e15: a step is computed in float32")
 
 
 class LossResult(NamedTuple):

@@ -448,6 +448,7 @@ def test_wrong_arguments_are_errors_that_name_them(tiny, text_data, call, reason
         (lambda: LoraOptions(seed=1.5), "seed"),
         (lambda: LoraOptions(train_mlp=False, train_attn=False, train_unembed=False), "train_mlp, train_attn"),
         (lambda: AdamParams(learning_rate=float("nan")), "learning_rate"),
+        (lambda: AdamParams(learning_rate=1e38), "at most 1e15"),
         (lambda: AdamParams(beta2=1.0), "beta2"),
         (lambda: AdamParams(eps=0), "eps"),
         (lambda: AdamParams(grad_clip_norm=-1.0), "grad_clip_norm"),

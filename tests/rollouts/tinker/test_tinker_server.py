@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import socket
 import threading
 
 import numpy as np
@@ -244,6 +245,9 @@ def test_bodies_of_other_forms_are_refused(server, training):
     assert send(server, body, Content_Encoding="zstd").status == 400
     assert server.post("/api/v1/create_session", b"{", {"Content-Type": "application/json"}).status == 400
     assert send(server, b"\0" * ((1 << 16) + 1)).status == 413
+    cut = send(server, zstandard.ZstdCompressor().compress(body)[:-3], Content_Encoding="zstd")
+    assert cut.status == 400
+    assert f"of {len(body)} bytes" in cut.json["detail"]
 
 
 def test_a_compressed_body_is_read_and_a_bomb_is_not(server, training):
@@ -517,3 +521,13 @@ def test_extreme_options_of_sampling_are_taken_or_are_errors_of_the_user(server)
 
     assert sampled(top_k=2**70).headers["content-type"] == PROTOBUF
     assert sampled(stop=["\ud800"]).json["category"] == "user"
+
+
+def test_a_client_that_goes_away_while_it_sends_is_no_failure_of_the_server(server, caplog):
+    host, port = server.base_url.removeprefix("http://").split(":")
+    head = f"POST /api/v1/asample HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(f"{head}Content-Length: 1000\r\n\r\n{{".encode())
+        assert server.get("/api/v1/healthz").status == 200  # the server has read the head by then
+    assert server.get("/api/v1/healthz").status == 200
+    assert not caplog.records
