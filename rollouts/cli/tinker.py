@@ -57,7 +57,7 @@ def tinker(
     max_sessions: Annotated[int, typer.Option(min=1, metavar="N", help="How many sessions may be open.")] = 64,
     session_minutes: Annotated[
         float, typer.Option(min=0.1, metavar="MINUTES", help="A session that sends nothing for as long ends.")
-    ] = 60.0,
+    ] = 15.0,
     check_mismatch: Annotated[
         bool,
         typer.Option("--check-mismatch", help="Report how far sampled log-probabilities are from the trainer's own."),

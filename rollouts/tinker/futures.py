@@ -91,11 +91,12 @@ class Futures:
         if (task := self._tasks.get(request_id)) is not None:
             task.cancel()
 
-    def forget(self, prefix: str) -> None:
-        """End and forget the requests whose ids begin with `prefix`."""
+    def forget(self, prefix: str, *, only_done: bool = False) -> None:
+        """End and forget the requests whose ids begin with `prefix`; `only_done`: those that run go on."""
         for request_id in [each for each in self._tasks if each.startswith(prefix)]:
-            self._tasks.pop(request_id).cancel()
-            self._fetched_bytes -= self._fetched.pop(request_id, 0)
+            if not only_done or self._tasks[request_id].done():
+                self._tasks.pop(request_id).cancel()
+                self._fetched_bytes -= self._fetched.pop(request_id, 0)
 
     async def close(self) -> None:
         for task in self._tasks.values():

@@ -50,7 +50,7 @@ class Limits:
     rank: int = 128
     pending: int = 8192
     samples: int = 1024
-    session_seconds: float = 3600.0
+    session_seconds: float = 900.0
 
 
 @dataclass(slots=True, eq=False)
@@ -153,6 +153,7 @@ class Service:
         self._records = records
         self._samples = samples
         self._sessions: dict[str, Session] = {}
+        self._ending: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
         """End what runs. Sessions end with the server, and their unsaved weights with it."""
@@ -192,11 +193,9 @@ class Service:
 
     def finish_session(self, session_id: str, reason: str, detail: str | None) -> None:
         """The client is done with a session, whose models wait no longer."""
-        self.futures.submit(f"{session_id}-finish", lambda: self._finish(session_id))
-
-    async def _finish(self, session_id: str) -> Json:
-        await self.end_session(session_id)
-        return {}
+        ending = asyncio.create_task(self.end_session(session_id))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
 
     async def end_session(self, session_id: str) -> None:
         """Forget a session with its models, whose unsaved weights are lost."""
@@ -204,8 +203,8 @@ class Service:
             return
         for model in list(session.models.values()):
             await self._unload(model)
-        for sampling_session_id in session.samplers:
-            self.futures.forget(f"{sampling_session_id}/")
+        self.futures.forget(f"{session_id}:sample:")
+        self.futures.forget(f"{session_id}:", only_done=True)  # a model that begins is unloaded once it has begun
         if session.has_begun:
             await asyncio.to_thread(self.directory.remove_unlisted, session_id)
         if self._samples is not None:

@@ -356,6 +356,16 @@ def test_a_session_that_sends_nothing_ends_and_gives_its_place_back(app_of):
     assert create("session_heartbeat", session_id=first).status == 404
 
 
+async def test_a_session_that_ends_leaves_no_request_behind(app_of):
+    server = app_of(limits=Limits(pending=3))
+    for _ in range(3):  # each of them leaves what no client fetches
+        client = client_of(server)
+        training = client.create_lora_training_client("tiny", rank=4).result()
+        sampling = training.save_weights_and_get_sampling_client().result()
+        sampling.sample(types.ModelInput.from_ints(IDS), 1, types.SamplingParams(max_tokens=1)).result()
+        client.close("success").result()
+
+
 def test_sessions_and_models_are_limited(app_of):
     server = app_of(limits=Limits(sessions=1, models=1))
     client = client_of(server)
