@@ -28,7 +28,7 @@ KEPT_BYTES: Final = 256 * 2**20
 #: As many results, of any size.
 KEPT_RESULTS: Final = 50_000
 #: How long a request of a model waits for one that comes before it.
-GAP_SECONDS: Final = 300.0
+GAP_SECONDS: Final = 60.0
 
 _USER_ERRORS: Final = (
     ArgumentError, CapabilityError, InvalidRequestError, RendererError, RequestError, SampleError,

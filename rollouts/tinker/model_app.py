@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,8 @@ def model_app(
         uvicorn.run(app, port=8000)
 
     Requests name the model by one of `names`, or by its directory. `run` keeps checkpoints and metrics; with `keys`, a
-    folder `user-N` of it those of key N. The other arguments are the options of `rollouts tinker`; `options` are those
-    of `create_app`. Raises what `Trainer.from_pretrained` raises.
+    folder of it, whose name is made from the key, keeps those of each user. The other arguments are the options of
+    `rollouts tinker`; `options` are those of `create_app`. Raises what `Trainer.from_pretrained` raises.
     """
     trainer = Trainer.from_pretrained(
         model, dtype=dtype, device=device, tokens_per_pass=tokens_per_pass, patches_per_pass=patches_per_pass
@@ -74,8 +75,13 @@ def model_app(
             SampleRecords(directory / "trajectories.mmr", decode=reader.tokenizer.decode) if record else None,
         )
 
-    services = {key: service(run / f"user-{user}") for user, key in enumerate(keys, 1)}
+    services = {key: service(run / _user(key)) for key in keys}
     return create_app(services or service(run), **options)
+
+
+def _user(key: str) -> str:
+    """The folder of the user of a key: the same wherever the key stands in its file, and no way back to it."""
+    return f"user-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
 
 
 def _sinks(directory: Path, tensorboard: bool, wandb: str | None) -> list[MetricSink]:

@@ -475,7 +475,8 @@ class Service:
         """The directory of a checkpoint of this kind. Raises `RequestError`."""
         found = self.directory.find(uri)
         if found.kind != kind:
-            raise RequestError(400, f"{uri} has {found.kind}; this needs {kind}")
+            cure = {"weights": "save_weights", "sampler_weights": "save_weights_for_sampler"}.get(kind, "")
+            raise RequestError(400, f"{uri} has {found.kind}; this needs {kind}, which {cure} saves")
         return self.directory.path(found)
 
     def _lora_of(self, uri: str) -> LoraOptions | None:

@@ -319,8 +319,8 @@ def test_options_of_sampling_that_are_not_there_are_refused_by_name(server, clie
 # Users and limits.
 
 
-def test_users_see_only_their_own_models_and_checkpoints(app_of):
-    server = app_of(keys=("tml-one", "tml-two"))
+def test_users_see_only_their_own_models_and_checkpoints(app_of, tmp_path):
+    server = app_of(tmp_path, keys=("tml-one", "tml-two"))
     assert server.get("/api/v1/healthz").status == 401
     one, two = client_of(server, "tml-one"), client_of(server, "tml-two")
     training = one.create_lora_training_client("tiny", rank=4).result()
@@ -335,6 +335,12 @@ def test_users_see_only_their_own_models_and_checkpoints(app_of):
     assert len(rest_of(server, "tml-one").list_training_runs().result().training_runs) == 1
     for each in (one, two):
         each.close("success").result()
+    server.stop()
+    restarted = app_of(tmp_path, keys=("tml-three", "tml-one"))  # another place in the file
+    runs = {
+        key: rest_of(restarted, key).list_training_runs().result().training_runs for key in ("tml-three", "tml-one")
+    }
+    assert [len(each) for each in runs.values()] == [0, 1]
 
 
 @pytest.mark.parametrize("content", ["", "tml-a b", "secret", "tml-a\ntml-a\n"])
