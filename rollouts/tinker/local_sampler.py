@@ -128,7 +128,10 @@ class _EngineOfModel:
 
 
 class _TrainedAsAWholeError(RolloutsError):
-    """The model of the trainer does not have the weights of the base model."""
+    """The model of the trainer does not have the weights of the base model.
+
+    Cure: sample with a copy that is loaded from its files.
+    """
 
 
 class _TrainingSteps:
