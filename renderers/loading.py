@@ -141,6 +141,11 @@ def _arguments_of_files(
     )
 
 
+def load_tokenizer(directory: Path) -> TemplateTokenizer:
+    """The tokenizer of a model directory; those who load it share one. Raises a `LoadError` as `load_renderer` does."""
+    return _tokenizer_of_files(ModelFiles.of(directory), RendererOptions().cache_bytes)
+
+
 def load_media_reader(
     directory: Path, *, media_policy: MediaPolicy | None = None, media_store: MediaStore | None = None
 ) -> tuple[TemplateTokenizer, MediaLoader]:
@@ -148,7 +153,7 @@ def load_media_reader(
 
     Raises a `LoadError` as `load_renderer` does.
     """
-    tokenizer = _tokenizer_of_files(ModelFiles.of(directory), RendererOptions().cache_bytes)
+    tokenizer = load_tokenizer(directory)
     return tokenizer, load_media(directory, tokenizer=tokenizer, policy=media_policy, store=media_store, backend=None)
 
 

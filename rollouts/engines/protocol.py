@@ -284,8 +284,8 @@ class GenerateResult:
 
 
 class TopLogprobs(NamedTuple):
-    """The k likeliest ids in the place of every token of a row of n but the first, the likeliest first: int32
-    (n - 1, k), and their log-probabilities under the raw distribution, float32 (n - 1, k)."""
+    """The k likeliest ids in the place of each of n tokens, the likeliest first: int32 (n, k), and their
+    log-probabilities under the raw distribution, float32 (n, k)."""
 
     token_ids: np.ndarray
     logprobs: np.ndarray

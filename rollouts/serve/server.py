@@ -52,14 +52,24 @@ def check_protection(host: str, api_key: str | None) -> None:
 
 def read_api_key(path: Path) -> str:
     """The key in a file, without spaces and line breaks around it. Raises `ApiKeyFileError`."""
+    key = read_key_file(path)
+    if not is_key(key):
+        raise ApiKeyFileError(path, "the file must hold one key of printable ASCII characters without spaces")
+    return key
+
+
+def read_key_file(path: Path) -> str:
+    """The text of a file of keys, without spaces and line breaks around it. Raises `ApiKeyFileError`."""
     try:
-        key = path.read_text(encoding="utf-8").strip()
+        return path.read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not a text file"
         raise ApiKeyFileError(path, reason) from error
-    if not key or not key.isascii() or not key.isprintable() or " " in key:
-        raise ApiKeyFileError(path, "the file must hold one key of printable ASCII characters without spaces")
-    return key
+
+
+def is_key(text: str) -> bool:
+    """Whether a text is printable ASCII without spaces, as a header can carry it."""
+    return bool(text) and text.isascii() and text.isprintable() and " " not in text
 
 
 def base_url(listener: socket.socket) -> str:

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rollouts.serve.errors import ApiKeyFileError
+from rollouts.serve.server import is_key, read_key_file
 from rollouts.tinker.rest_routes import FILES_PATH
 from rollouts.tinker.service import Service
 
@@ -20,14 +21,11 @@ _PREFIX = "tml-"
 
 def read_keys(path: Path) -> tuple[str, ...]:
     """The keys in a file, one a line. Raises `ApiKeyFileError`."""
-    try:
-        keys = tuple(filter(None, map(str.strip, path.read_text(encoding="utf-8").splitlines())))
-    except (OSError, ValueError) as error:
-        raise ApiKeyFileError(path, getattr(error, "strerror", None) or "not a text file") from error
+    keys = tuple(filter(None, map(str.strip, read_key_file(path).splitlines())))
     if not keys:
         raise ApiKeyFileError(path, f"it has no key; write one a line, such as {_PREFIX}...")
     for number, key in enumerate(keys, 1):
-        if not key.startswith(_PREFIX) or not key.isascii() or not key.isprintable() or " " in key:
+        if not key.startswith(_PREFIX) or not is_key(key):
             raise ApiKeyFileError(path, f"key {number} must begin with {_PREFIX} and be printable ASCII without spaces")
     if len({*keys}) < len(keys):
         raise ApiKeyFileError(path, "it has a key twice; each is a user of its own")

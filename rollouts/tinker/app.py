@@ -266,9 +266,9 @@ class _Routes:
         if outcome is None:
             body = {"type": "try_again", "request_id": request_id, "queue_state": "active"}
             return JSONResponse(body, 408)
-        if isinstance(outcome.content, bytes):
-            return Response(outcome.content, media_type=PROTOBUF)
-        return JSONResponse(outcome.content)
+        if isinstance(outcome, bytes):
+            return Response(outcome, media_type=PROTOBUF)
+        return JSONResponse(outcome)
 
     async def _cancel(self, request: Request) -> Response:
         return JSONResponse(self._service.cancel(_request_id(await read_object(request))))
@@ -282,8 +282,7 @@ def _request_id(body: dict[str, Any]) -> str:
 
 
 def _on_error(request: Request, error: Exception) -> Response:
-    outcome = failure(error).content
-    assert isinstance(outcome, dict)
+    outcome = failure(error)
     status = error.status if isinstance(error, RequestError) else 400 if outcome["category"] == "user" else 500
     return JSONResponse({"detail": outcome["error"], **outcome}, status)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from renderers.model_files import ModelFiles, added_tokens_decoder
-from renderers.tokens.tokenizer import TemplateTokenizer
+from renderers.loading import load_tokenizer
+from renderers.model_files import ModelFiles
 from rollouts.errors import ArgumentError, is_unicode
 
 
@@ -28,9 +28,7 @@ class Endings:
         Raises `renderers.errors.LoadError` for a directory without a tokenizer.json.
         """
         files = ModelFiles.of(directory)
-        tokenizer = TemplateTokenizer.from_file(
-            files.tokenizer_path, model=files.model, more_added_tokens=added_tokens_decoder(files.settings)
-        )
+        tokenizer = load_tokenizer(directory)
         path = directory / "generation_config.json"
         generation = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         listed = generation.get("eos_token_id")

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 from renderers import RendererError
 from rollouts.errors import (
@@ -36,21 +36,19 @@ _USER_ERRORS: Final = (
 )  # fmt: skip
 
 
-class Outcome(NamedTuple):
-    """A result: a JSON object, or the bytes of a protobuf message."""
-
-    content: dict[str, object] | bytes
+#: A result: a JSON object, or the bytes of a protobuf message.
+Outcome = dict[str, object] | bytes
 
 
-def failure(error: BaseException) -> Outcome:
+def failure(error: BaseException) -> dict[str, object]:
     """The outcome of a request that failed: whether its sender or this server is the reason, and the cure."""
     by_user = isinstance(error, _USER_ERRORS) and not isinstance(error, ApiKeyError)
     if isinstance(error, asyncio.CancelledError):
-        return Outcome({"error": "the request was cancelled", "category": "user"})
+        return {"error": "the request was cancelled", "category": "user"}
     if not by_user:
         log.error("a request failed", exc_info=error)
     text = as_unicode(str(error)) if by_user else describe_exception(error)
-    return Outcome({"error": text, "category": "user" if by_user else "server"})
+    return {"error": text, "category": "user" if by_user else "server"}
 
 
 class Futures:
@@ -69,7 +67,7 @@ class Futures:
         """How many run, or have results that no client has fetched."""
         return len(self._tasks) - len(self._fetched)
 
-    def submit(self, request_id: str, work: Callable[[], Awaitable[dict[str, object] | bytes]]) -> None:
+    def submit(self, request_id: str, work: Callable[[], Awaitable[Outcome]]) -> None:
         """Start a request, unless one of this id was accepted before."""
         if request_id not in self._tasks:
             self._tasks[request_id] = asyncio.create_task(_outcome(work))
@@ -107,7 +105,7 @@ class Futures:
     def _note_fetched(self, request_id: str, outcome: Outcome) -> None:
         if request_id not in self._tasks or request_id in self._fetched:
             return
-        size = len(outcome.content) if isinstance(outcome.content, bytes) else 1000
+        size = len(outcome) if isinstance(outcome, bytes) else 1000
         self._fetched[request_id] = size
         self._fetched_bytes += size
         while self._fetched_bytes > KEPT_BYTES or len(self._fetched) > KEPT_RESULTS:
@@ -116,9 +114,9 @@ class Futures:
             del self._tasks[oldest]
 
 
-async def _outcome(work: Callable[[], Awaitable[dict[str, object] | bytes]]) -> Outcome:
+async def _outcome(work: Callable[[], Awaitable[Outcome]]) -> Outcome:
     try:
-        return Outcome(await work())
+        return await work()
     except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - every failure is the answer of its request
         return failure(error)
 

@@ -13,7 +13,6 @@ from rollouts.engines.event_loop import SingleFlight
 from rollouts.engines.local import LocalEngine
 from rollouts.errors import EngineClosedError, RolloutsError
 from rollouts.models.loading import load_model
-from rollouts.models.placed_rows import TokenSequence
 from rollouts.tinker.bounded_pool import BoundedPool
 from rollouts.tinker.endings import Endings
 from rollouts.tinker.requests import SampleRequest, SampleResult
@@ -119,12 +118,7 @@ class _EngineOfModel:
         with engine.expecting_request():  # a client sends the requests of a step one after another: one batch for them
             await asyncio.sleep(_GATHER_SECONDS)
         result = await generated(engine, request, self._endings, max_length=engine.max_model_len, adapter=adapter)
-        media = request.prompt.media
-        return await with_likeliest(
-            result,
-            request,
-            lambda ids, count: engine.top_logprobs(TokenSequence(ids, media, "likeliest"), count, adapter=adapter),
-        )
+        return await with_likeliest(result, request, engine.top_logprobs, adapter=adapter)
 
 
 class _TrainedAsAWholeError(RolloutsError):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from renderers.placement import PlacedItem
+from rollouts.engines.protocol import TopLogprobs
 
 
 class TextChunk(NamedTuple):
@@ -43,13 +44,6 @@ class ModelInput(NamedTuple):
     media: Sequence[PlacedItem]
 
 
-class TopK(NamedTuple):
-    """For each of n tokens the k likeliest ids, int32 (n, k), and their log-probabilities, float32 (n, k)."""
-
-    token_ids: np.ndarray
-    logprobs: np.ndarray
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleRequest:
     """One prompt and how to continue it.
@@ -82,7 +76,7 @@ class SampledSequence:
     token_ids: np.ndarray
     logprobs: np.ndarray
     stopped: bool
-    topk: TopK | None = None
+    topk: TopLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,4 +86,4 @@ class SampleResult:
 
     sequences: Sequence[SampledSequence]
     prompt_logprobs: np.ndarray | None = None
-    topk_prompt: TopK | None = None
+    topk_prompt: TopLogprobs | None = None

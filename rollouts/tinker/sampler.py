@@ -29,7 +29,7 @@ from rollouts.engines.stop_strings import EarlyStop, cut_at_stop
 from rollouts.episodes.turns import check_uninterrupted
 from rollouts.errors import ArgumentError
 from rollouts.tinker.endings import Endings
-from rollouts.tinker.requests import SampledSequence, SampleRequest, SampleResult, TopK
+from rollouts.tinker.requests import ModelInput, SampledSequence, SampleRequest, SampleResult
 
 #: The log-probability in rows of `topk_prompt` without tokens.
 _NO_LOGPROB = -99999.0
@@ -100,11 +100,11 @@ async def generated(
 
     `extra` are options of the engine. Raises what the engine raises, and `GenerationInterruptedError`.
     """
-    ids, media = request.prompt.token_ids.tolist(), request.prompt.media
+    ids = request.prompt.token_ids
     stop_ids, texts = endings.of_request(request.stop)
     is_greedy = request.temperature == 0
-    asked = GenerateRequest(
-        ids,
+    asked = _asked(
+        request.prompt,
         SamplingParams(
             # An engine has the better text for a prompt that leaves no room.
             max_tokens=max(1, max_length - len(ids)) if request.max_tokens is None else request.max_tokens,
@@ -116,11 +116,9 @@ async def generated(
             stop_token_ids=stop_ids,
             extra=extra or {},
         ),
-        MultiModalData.from_items(media) if media else None,
-        placeholder_token_ids=placeholder_token_ids or {},
-        sampled=texts_between(media, len(ids)),  # what is no image chunk is text, whatever its ids
         prompt_logprobs=request.prompt_logprobs,
         adapter=adapter,
+        placeholder_token_ids=placeholder_token_ids or {},
     )
     result = await _with_texts(engine, asked, texts, endings)
     check_uninterrupted(asked, result.completions)
@@ -128,19 +126,30 @@ async def generated(
     return SampleResult(sequences * request.num_samples if is_greedy else sequences, result.prompt_logprobs)
 
 
-async def with_likeliest(
-    result: SampleResult, request: SampleRequest, top_of: Callable[[np.ndarray, int], Coroutine[Any, Any, TopLogprobs]]
-) -> SampleResult:
-    """The result with the likeliest tokens that the request asks for.
+def _asked(prompt: ModelInput, sampling: SamplingParams, **options: Any) -> GenerateRequest:
+    """A prompt for an engine: what is no image chunk is text, whatever its ids."""
+    ids, media = prompt.token_ids.tolist(), prompt.media
+    items = MultiModalData.from_items(media) if media else None
+    return GenerateRequest(ids, sampling, items, sampled=_texts_between(media, len(ids)), **options)
 
-    `top_of` gives as many of them as its second argument says, in the place of every token of a row but the first.
-    """
+
+async def with_likeliest(
+    result: SampleResult,
+    request: SampleRequest,
+    top_of: Callable[[GenerateRequest, int], Coroutine[Any, Any, TopLogprobs]],
+    *,
+    adapter: str | None,
+    placeholder_token_ids: Mapping[str, int] | None = None,
+) -> SampleResult:
+    """The result with the likeliest tokens that the request asks for; `top_of` is `top_logprobs` of an engine."""
     count = max(request.topk_prompt, request.topk_sample)
     if not count:
         return result
     prompt, sequences = request.prompt.token_ids, result.sequences
     rows = [np.concatenate([prompt, each.token_ids]) for each in sequences] if request.topk_sample else [prompt]
-    tops = await gathered(top_of(row, count) for row in rows)
+    options: dict[str, Any] = {"adapter": adapter, "placeholder_token_ids": placeholder_token_ids or {}}
+    asked = [_asked(ModelInput(row, request.prompt.media), SamplingParams(max_tokens=1), **options) for row in rows]
+    tops = await gathered(top_of(each, count) for each in asked)
     last = len(prompt) - 1
     if request.topk_sample:
         sequences = [
@@ -151,15 +160,15 @@ async def with_likeliest(
         return replace(result, sequences=sequences)
     ids, values = _top_k(tops[0], slice(last), request.topk_prompt)
     empty = (1, ids.shape[1])  # nothing predicts the first token
-    of_prompt = TopK(
+    of_prompt = TopLogprobs(
         np.concatenate([np.zeros(empty, np.int32), ids]),
         np.concatenate([np.full(empty, _NO_LOGPROB, np.float32), values]),
     )
     return replace(result, sequences=sequences, topk_prompt=of_prompt)
 
 
-def _top_k(top: TopLogprobs, rows: slice, count: int) -> TopK:
-    return TopK(top.token_ids[rows, :count], top.logprobs[rows, :count])
+def _top_k(top: TopLogprobs, rows: slice, count: int) -> TopLogprobs:
+    return TopLogprobs(top.token_ids[rows, :count], top.logprobs[rows, :count])
 
 
 async def _with_texts(
@@ -183,7 +192,7 @@ def _sequence(completion: Completion) -> SampledSequence:
     return SampledSequence(completion.token_ids, completion.logprobs, stopped)
 
 
-def texts_between(media: Sequence[PlacedItem], length: int) -> list[tuple[int, int]]:
+def _texts_between(media: Sequence[PlacedItem], length: int) -> list[tuple[int, int]]:
     """The ranges of a row of `length` tokens between its images."""
     starts = [0, *(placeholder.end for _, placeholder in media)]
     ends = [*(placeholder.offset for _, placeholder in media), length]

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 
+from rollouts.engines.protocol import TopLogprobs
 from rollouts.errors import ArgumentError, SampleError, as_unicode, short_repr
 from rollouts.models.lora_modules import LoraOptions
 from rollouts.serve.errors import RequestError
@@ -21,7 +22,7 @@ from rollouts.tinker.age_encryption import encrypt_files, read_recipients
 from rollouts.tinker.futures import Futures, Turns
 from rollouts.tinker.inputs import InputReader
 from rollouts.tinker.mismatch import mismatch
-from rollouts.tinker.requests import SampleRequest, SampleResult, TopK
+from rollouts.tinker.requests import SampleRequest, SampleResult
 from rollouts.tinker.run_directory import Kind, RunDirectory, TrainingRun, uri_of
 from rollouts.tinker.sample_records import SampleRecords
 from rollouts.tinker.sampler import Sampler
@@ -185,10 +186,16 @@ class Service:
 
     def session(self, session_id: str) -> Session:
         """A session, which is alive. Raises `RequestError` 404."""
-        session = self._sessions.get(session_id)
-        if session is None:
+        session = self._session_of(session_id)
+        if session is None or session.session_id != session_id:
             raise RequestError(404, f"there is no session {short_repr(session_id)}; create one")
-        session.last_seen = time.monotonic()
+        return session
+
+    def _session_of(self, of: str) -> Session | None:
+        """The session of an id, of a model or of a sampling session, which is alive; None where it has ended."""
+        session = self._sessions.get(of.partition(":")[0])
+        if session is not None:
+            session.last_seen = time.monotonic()
         return session
 
     def finish_session(self, session_id: str, reason: str, detail: str | None) -> None:
@@ -312,10 +319,9 @@ class Service:
 
     def model(self, model_id: str) -> Model:
         """A model that is being trained. Raises `RequestError` 404."""
-        for session in self.sessions():
-            if model_id in session.models:
-                session.last_seen = time.monotonic()
-                return session.models[model_id]
+        session = self._session_of(model_id)
+        if session is not None and model_id in session.models:
+            return session.models[model_id]
         text = f"no model {short_repr(model_id)} is being trained; create one, or load one from a checkpoint"
         raise RequestError(404, text)
 
@@ -507,11 +513,8 @@ class Service:
         return base_model or self.backend.names[0], self._checkpoint(uri, "sampler_weights")
 
     def sampling_session(self, sampling_session_id: str) -> SamplingSession | None:
-        for session in self.sessions():
-            if sampling_session_id in session.samplers:
-                session.last_seen = time.monotonic()
-                return session.samplers[sampling_session_id]
-        return None
+        session = self._session_of(sampling_session_id)
+        return None if session is None else session.samplers.get(sampling_session_id)
 
     def sample(self, body: Any) -> Json:
         """`asample`: `body` is a `tinker.types.SampleRequest`."""
@@ -630,7 +633,7 @@ def _of_last(result: SampleResult, count: int) -> SampleResult:
     logprobs, topk = result.prompt_logprobs.copy(), result.topk_prompt
     logprobs[:-count] = np.nan
     if topk is not None:
-        topk = TopK(topk.token_ids.copy(), topk.logprobs.copy())
+        topk = TopLogprobs(topk.token_ids.copy(), topk.logprobs.copy())
         topk.token_ids[:-count], topk.logprobs[:-count] = topk.token_ids[0], topk.logprobs[0]  # the empty row
     return replace(result, prompt_logprobs=logprobs, topk_prompt=topk)
 

@@ -9,17 +9,13 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
-from renderers import MultiModalData
 from rollouts.engines.fleet import EngineFleet
-from rollouts.engines.protocol import GenerateRequest, SamplingParams, TopLogprobs
 from rollouts.engines.vllm import VLLMEngine
 from rollouts.errors import ArgumentError, EngineClosedError, EngineError, ServerTimeoutError, ServerUnreachableError
 from rollouts.tinker.bounded_pool import BoundedPool
 from rollouts.tinker.endings import Endings
 from rollouts.tinker.requests import SampleRequest, SampleResult
-from rollouts.tinker.sampler import SavedWeights, generated, texts_between, with_likeliest
+from rollouts.tinker.sampler import SavedWeights, generated, with_likeliest
 from rollouts.values import check_integer
 
 T = TypeVar("T")
@@ -127,20 +123,13 @@ class VLLMSampler:
             extra={"ignore_eos": True},  # the ids that end a sequence are named
             placeholder_token_ids=self._placeholder_token_ids,
         )
-        media = request.prompt.media
-
-        async def top_of(ids: np.ndarray, count: int) -> TopLogprobs:
-            row = GenerateRequest(
-                ids.tolist(),
-                SamplingParams(max_tokens=1),
-                MultiModalData.from_items(media) if media else None,
-                placeholder_token_ids=self._placeholder_token_ids or {},
-                sampled=texts_between(media, len(ids)),
-                adapter=adapter,
-            )
-            return await _of_first(engine, lambda each: each.top_logprobs(row, count))
-
-        return await with_likeliest(result, request, top_of)
+        return await with_likeliest(
+            result,
+            request,
+            lambda row, count: _of_first(engine, lambda each: each.top_logprobs(row, count)),
+            adapter=adapter,
+            placeholder_token_ids=self._placeholder_token_ids,
+        )
 
     async def _max_model_len(self, engine: VLLMEngine | EngineFleet) -> int:
         return (await _of_first(engine, lambda each: each.capabilities())).max_model_len

@@ -10,8 +10,9 @@ import zstandard
 from google.protobuf.message import DecodeError
 from tinker.proto import tinker_public_pb2 as messages
 
+from rollouts.engines.protocol import TopLogprobs
 from rollouts.serve.errors import RequestError
-from rollouts.tinker.requests import Chunk, ImageChunk, ImagePointerChunk, SampleResult, TextChunk, TopK
+from rollouts.tinker.requests import Chunk, ImageChunk, ImagePointerChunk, SampleResult, TextChunk
 
 #: The content type of the messages, in both directions.
 PROTOBUF: Final = "application/x-protobuf"
@@ -172,7 +173,7 @@ def sample_result(result: SampleResult) -> bytes:
     return bytes(response.SerializeToString())
 
 
-def _topk(topk: TopK | None) -> Any:
+def _topk(topk: TopLogprobs | None) -> Any:
     if topk is None:
         return None
     length, k = topk.token_ids.shape

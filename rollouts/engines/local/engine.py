@@ -159,14 +159,15 @@ class LocalEngine:
             raise InvalidRequestError(request.request_id, "a stream cannot return prompt_logprobs; use generate")
         return await self._generate(request, listen)
 
-    async def top_logprobs(self, sequence: TokenSequence, count: int, *, adapter: str | None = None) -> TopLogprobs:
-        """The `count` likeliest tokens in the place of every token of a sequence but the first, from one forward pass.
+    async def top_logprobs(self, request: GenerateRequest, count: int) -> TopLogprobs:
+        """The `count` likeliest tokens in the place of every token of the prompt but the first, from one forward pass.
 
         Raises `UnknownAdapterError`, `EngineClosedError`, and `SampleError` for tokens that the model cannot take.
         """
         if self._closed.is_set():
-            raise closed_error(sequence.name)
-        found = self._adapters.find(sequence.name, adapter)
+            raise closed_error(request.request_id)
+        found = self._adapters.find(request.request_id, request.adapter)
+        sequence = TokenSequence(np.asarray(request.prompt_ids), request.media, request.request_id)
         return await asyncio.wrap_future(self._worker.submit(self._top_logprobs, sequence, count, found))
 
     async def abort(self, request_ids: Iterable[str]) -> None:
