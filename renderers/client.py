@@ -15,7 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from renderers.errors import MalformedGenerateResponseError, OverlongPromptError, missing_name, short_repr
-from renderers.messages import IMAGE_PART_TYPES, check_messages, media_parts, media_value
+from renderers.messages import MEDIA_PART_TYPES, check_messages, media_parts, media_value
 from renderers.protocol import Messages, Renderer, Tools
 from renderers.rendered import MultiModalData, RenderedTokens
 
@@ -200,8 +200,8 @@ def _client_media_of_engine() -> Any:
 
 
 def _sources(messages: Messages) -> list[tuple[str, str]]:
-    """(modality, URL) of every image and video, in prompt order. Raises `ValueError` for one without a URL."""
-    sources = []
+    """(modality, URL) of every medium, in prompt order. Raises `ValueError` for one without a URL."""
+    sources: list[tuple[str, str]] = []
     for index, message in enumerate(check_messages(messages)):
         for part_index, part in media_parts(message):
             url = media_value(part)
@@ -209,7 +209,7 @@ def _sources(messages: Messages) -> list[tuple[str, str]]:
                 raise ValueError(
                     f"message {index}, part {part_index}: process_multimodal=False sends URLs, and this part has none"
                 )
-            sources.append(("image" if part["type"] in IMAGE_PART_TYPES else "video", url))
+            sources.append((MEDIA_PART_TYPES[part["type"]], url))
     return sources
 
 

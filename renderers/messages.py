@@ -2,8 +2,9 @@
 
 A message is a dict with a `role`, a `content` (text, a list of parts, or None beside tool calls) and, for the
 assistant, `tool_calls` and `reasoning_content`. Parts are `{"type": "text", "text": ...}` and
-`{"type": "image", "image": ...}` or OpenAI's `{"type": "image_url", "image_url": {"url": "data:..."}}`. A part without
-a `type` has the type that its keys say. A part `{"type": "thinking", "thinking": ...}` of the assistant is reasoning.
+`{"type": "image", "image": ...}` or OpenAI's `{"type": "image_url", "image_url": {"url": "data:..."}}`; videos and
+sounds likewise, and `{"type": "input_audio", "input_audio": {"data": "<base64>", "format": "wav"}}`. A part without a
+`type` has the type that its keys say. A part `{"type": "thinking", "thinking": ...}` of the assistant is reasoning.
 A tool call is `{"function": {"name": ..., "arguments": ...}}`, the inner dict alone, or a parsed call.
 """
 
@@ -14,22 +15,27 @@ from typing import Any, Literal, Required, TypedDict
 
 from renderers.errors import MessageError, short_repr
 
+Modality = Literal["image", "video", "audio"]
+
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 IMAGE_PART_TYPES = ("image", "image_url")
 VIDEO_PART_TYPES = ("video", "video_url")
+AUDIO_PART_TYPES = ("audio", "audio_url", "input_audio")
+#: Type of a part -> the modality of its medium.
+MEDIA_PART_TYPES: Mapping[str, Modality] = {
+    **dict.fromkeys(IMAGE_PART_TYPES, "image"),
+    **dict.fromkeys(VIDEO_PART_TYPES, "video"),
+    **dict.fromkeys(AUDIO_PART_TYPES, "audio"),
+}
 # Keys of a message that hold reasoning; the first one present is used.
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
-PART_TYPES = ("text", *IMAGE_PART_TYPES, *VIDEO_PART_TYPES)
-# Parts of OpenAI and vLLM that no renderer reads.
-AUDIO_PART_TYPES = ("input_audio", "audio_url", "audio")
-_NO_AUDIO = "audio is not supported; leave the part out, or send a transcript as a text part"
+PART_TYPES = ("text", *MEDIA_PART_TYPES)
 _NO_FILES = "files are not supported; send their text as a text part, or their pages as images"
 _CHAT_FORM = "it is a type of OpenAI's Responses API; send"
 # Parts of known APIs that a message cannot have -> the reason and the cure.
 _UNSUPPORTED_PARTS = {
-    **dict.fromkeys(AUDIO_PART_TYPES, _NO_AUDIO),
     **dict.fromkeys(("file", "input_file", "file_url", "document"), _NO_FILES),
     "refusal": 'a refusal is text; send {"type": "text", "text": ...}',
     **dict.fromkeys(("input_text", "output_text"), f'{_CHAT_FORM} {{"type": "text", "text": ...}}'),
@@ -41,7 +47,7 @@ _UNSUPPORTED_PARTS = {
     "tool_result": "a result is no part of the content; send it as a message of the role tool",
 }
 # Keys of a part that may hold its medium: those of OpenAI and Hugging Face; the last three as in transformers.
-_MEDIA_KEYS = (*IMAGE_PART_TYPES, *VIDEO_PART_TYPES, "url", "path", "base64")
+_MEDIA_KEYS = (*MEDIA_PART_TYPES, "url", "path", "base64")
 
 
 class TextPart(TypedDict):
@@ -73,7 +79,20 @@ class VideoPart(TypedDict, total=False):
     fps: float
 
 
-ContentPart = TextPart | ThinkingPart | ImagePart | VideoPart
+class AudioPart(TypedDict, total=False):
+    """A sound: bytes, an array, a URL or a path. `sampling_rate` is that of an array, in hertz.
+
+    `input_audio` is OpenAI's form: base64 of a file, and its format.
+    """
+
+    type: Required[Literal["audio", "audio_url", "input_audio"]]
+    audio: Any
+    audio_url: dict[str, str] | str
+    input_audio: dict[str, str]
+    sampling_rate: int
+
+
+ContentPart = TextPart | ThinkingPart | ImagePart | VideoPart | AudioPart
 Content = str | list[ContentPart]
 
 
@@ -138,7 +157,7 @@ def check_tools(tools: Sequence[Mapping[str, Any]] | None) -> None:
 
 
 def media_parts(message: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The (part index, part) pairs of a checked message that hold an image or a video, in order."""
+    """The (part index, part) pairs of a checked message that hold a medium, in order."""
     content = message.get("content")
     if isinstance(content, list):
         for index, part in enumerate(content):
@@ -147,7 +166,7 @@ def media_parts(message: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, 
 
 
 def is_media_part(part: Any) -> bool:
-    """Whether a content part of a message, which need not be checked, holds an image or a video."""
+    """Whether a content part of a message, which need not be checked, holds a medium."""
     if isinstance(part, str):
         return False
     kind = part.get("type") or _inferred_type(part)
@@ -156,7 +175,9 @@ def is_media_part(part: Any) -> bool:
 
 def media_value(part: Mapping[str, Any]) -> Any:
     """The medium in a media part of any form: `{"image": ...}`, `{"image_url": {"url": ...}}`, `{"url": ...}`,
-    `{"path": ...}`, `{"base64": ...}`; None if there is none.
+    `{"path": ...}`, `{"base64": ...}`, `{"input_audio": {"data": ...}}`; None if there is none.
+
+    A sound may be a dict with its array and sampling rate, or with bytes and path, as rows of `datasets` have it.
     """
     for name in _MEDIA_KEYS:
         value = part.get(name)
@@ -166,7 +187,11 @@ def media_value(part: Mapping[str, Any]) -> Any:
             return value
         if name == "base64" and isinstance(value, str):
             return f"data:;base64,{value}"
-        return value.get("url") if isinstance(value, Mapping) else value
+        if not isinstance(value, Mapping):
+            return value
+        if name == "input_audio" and isinstance(value.get("data"), str):
+            return f"data:;base64,{value['data']}"
+        return value if name == "audio" and "url" not in value else value.get("url")
     return None
 
 
@@ -190,7 +215,7 @@ def message_tool_names(messages: Sequence[Mapping[str, Any]]) -> list[str | None
 
 
 def without_media(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The checked messages with a placeholder text in place of every image and video, as a template gets them."""
+    """The checked messages with a placeholder text in place of every medium, as a template gets them."""
     replaced = []
     for message in messages:
         content = message.get("content")
@@ -206,7 +231,7 @@ def _part_without_media(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_medium(part: Mapping[str, Any], medium: object) -> dict[str, Any]:
-    """An image or video part with `medium` in place of its own, and its other keys; it need not be checked."""
+    """A media part with `medium` in place of its own, and its other keys; it need not be checked."""
     kind = part_kind(part)
     if len(part) == 2 and part.get("type") in part:  # nothing but the type and the medium
         return {"type": kind, kind: medium}
@@ -215,9 +240,9 @@ def with_medium(part: Mapping[str, Any], medium: object) -> dict[str, Any]:
 
 
 def part_kind(part: Mapping[str, Any]) -> str:
-    """The type of a part for templates: `text`, `image` or `video`; as in transformers, `image_url` is an `image`."""
+    """The type of a part for templates: `text` or a modality; as in transformers, `image_url` is an `image`."""
     kind: str = part.get("type") or _inferred_type(part)
-    return "image" if kind in IMAGE_PART_TYPES else "video" if kind in VIDEO_PART_TYPES else kind
+    return MEDIA_PART_TYPES.get(kind, kind)
 
 
 def check_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from renderers.vision.processor import ProcessorOutput
 T = TypeVar("T")
 
 #: The number that stands for a modality in `mm_token_type_ids`, as in transformers.
-TOKEN_TYPE_IDS: Mapping[str, int] = {"image": 1, "video": 2}
+TOKEN_TYPE_IDS: Mapping[str, int] = {"image": 1, "video": 2, "audio": 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +307,7 @@ class RenderedTokens:
 
     @cached_property
     def mm_token_type_ids(self) -> list[int]:
-        """Per token, 1 where it stands for features of an image, 2 for those of a video, else 0.
+        """Per token, 1 where it stands for features of an image, 2 of a video, 3 of a sound, else 0.
 
         Read off the ranges, not the ids: a sampled placeholder token is text.
         """

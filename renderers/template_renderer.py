@@ -19,7 +19,7 @@ from renderers.bridging.refusals import BridgeRefusal, BridgeStats, HistoryPolic
 from renderers.errors import MessageError, TokenizerError, short_repr
 from renderers.media.item import MediaItem, Modality
 from renderers.messages import (
-    IMAGE_PART_TYPES,
+    MEDIA_PART_TYPES,
     check_messages,
     check_tools,
     media_parts,
@@ -395,7 +395,7 @@ class TemplateRenderer:
         ]
 
     def _logical_modality(self, part: Mapping[str, Any], index: int, part_index: int) -> Modality:
-        modality: Modality = "image" if part["type"] in IMAGE_PART_TYPES else "video"
+        modality = MEDIA_PART_TYPES[part["type"]]
         known = modality in self._markers.values()
         return modality if known else self._media.modality(part, index, part_index)  # raises
 

@@ -1,4 +1,4 @@
-"""Media of a conversation: the bytes of a source, and an item as the model sees it."""
+"""Media of a conversation: the bytes of a source, and an item as the model sees or hears it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from typing import Any, Literal, NamedTuple, Protocol, Self
 import numpy as np
 
 from renderers.errors import MediaDecodeError, MediaDigestError
+from renderers.messages import Modality as Modality
 
-#: The first bytes of the forms for pixels that were not given as a file.
+#: The first bytes of the forms for pixels and samples that were not given as a file.
 IMAGE_MAGIC = b"mmpx"
 VIDEO_MAGIC = b"mmpv"
+AUDIO_MAGIC = b"mmpa"
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class MediaSource:
     """Immutable source bytes and the sha256 (hex) of exactly those bytes.
 
-    `data` is an encoded file (PNG, JPEG...) or the form that `renderers.media.decoding` writes for pixels
+    `data` is an encoded file (PNG, JPEG, WAV...) or the form that `renderers.media` writes for pixels and samples
     that were not given as a file. Two sources are equal when their digests are; the bytes are not compared. Raises
     `MediaDecodeError` for a memoryview that is not contiguous.
     """
@@ -48,9 +50,9 @@ class MediaSource:
             raise MediaDigestError(self.digest, actual)
 
     @property
-    def is_pixels(self) -> bool:
-        """Whether `data` has a form of `renderers.media.decoding`."""
-        return bytes(self.data[:4]) in (IMAGE_MAGIC, VIDEO_MAGIC)
+    def is_raw(self) -> bool:
+        """Whether `data` has a form of `renderers.media` for pixels or samples."""
+        return bytes(self.data[:4]) in (IMAGE_MAGIC, VIDEO_MAGIC, AUDIO_MAGIC)
 
     @property
     def nbytes(self) -> int:
@@ -62,10 +64,7 @@ def _check_contiguous(data: bytes | memoryview) -> None:
         raise MediaDecodeError("the bytes of the medium are a memoryview that is not contiguous; pass bytes(view)")
 
 
-# A processed image or video: tensors, their names and scale, and the tokens that stand for it.
-
-
-Modality = Literal["image", "video"]
+# A processed medium: tensors, their names and scale, and the tokens that stand for it.
 
 
 class PackedArray(Protocol):
@@ -92,7 +91,7 @@ class TensorField(NamedTuple):
 class ExpansionPiece(NamedTuple):
     """A part of the expansion of a media marker: a control token `times` times, or text (once).
 
-    With `embed`, each of these tokens stands for one row of the vision tower's output.
+    With `embed`, each of these tokens stands for one row of the output of the model's tower for this modality.
     """
 
     text: str
@@ -116,12 +115,13 @@ class PixelScale:
 
 @dataclass(frozen=True, eq=False)
 class MediaItem(Mapping[str, np.ndarray]):
-    """One image or video: a read-only mapping from tensor name to array, and its source.
+    """One image, video or sound: a read-only mapping from tensor name to array, and its source.
 
     For Qwen-VL `item["pixel_values"]` holds canonical uint8 patches (after resize, before rescale and normalise) of
     shape (t*h*w, 3 * temporal_patch * patch * patch), `item["image_grid_thw"]` is int64 of shape (3,); a video has
-    `pixel_values_videos` and `video_grid_thw`. `fields` describes for each tensor how items are combined in a batch.
-    `mm_hash` identifies exactly these pixels: the source's digest and the fingerprint of the processor that made them.
+    `pixel_values_videos` and `video_grid_thw`, a sound `input_features` and the mask of its frames. `fields` describes
+    for each tensor how items are combined in a batch.
+    `mm_hash` identifies exactly these tensors: the source's digest and the fingerprint of the processor that made them.
     `scale` turns uint8 pixels into floats (`renderers.vision.patches`); None where the model takes the tensors
     unchanged.
 
@@ -152,7 +152,7 @@ class MediaItem(Mapping[str, np.ndarray]):
         return len(self.tensors)
 
     def __eq__(self, other: object) -> bool:
-        """Whether both have the same pixels, by their `mm_hash`, for tokens of the same number."""
+        """Whether both have the same tensors, by their `mm_hash`, for tokens of the same number."""
         if not isinstance(other, MediaItem):
             return NotImplemented
         return (self.modality, self.mm_hash, self.num_tokens) == (other.modality, other.mm_hash, other.num_tokens)

@@ -54,6 +54,8 @@ _LIMITS = (
     "max_frames",
     "max_aspect_ratio",
     "max_video_pixels",
+    "max_audio_seconds",
+    "max_audio_channels",
     "timeout",
     "max_redirects",
 )
@@ -61,8 +63,9 @@ _LIMITS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaPolicy:
-    """Which media references may be followed, and limits for each image and video. By default nothing is read from the
-    network or the file system.
+    """Which media references may be followed, and limits for each image, video and sound.
+
+    By default nothing is read from the network or the file system.
 
     allowed_schemes: of `http` and `https`; data URLs are always read.
     allowed_hosts: host names a URL may have, `*.example.org` for all below a domain, `*` for any. Their addresses must
@@ -73,8 +76,9 @@ class MediaPolicy:
     max_bytes: of an encoded file. max_pixels: width times height, checked before anything is decompressed; of one
         frame for a video. max_frames: of a video, checked likewise. max_aspect_ratio: longer side over shorter.
     max_video_pixels: width times height times frames of a video given as frames, which are held uncompressed.
-    timeout: seconds for one fetch, redirects and body included, and as many again for decoding one image file or
-        video. The scans of a JPEG are bounded before it is decoded: 32 at `max_pixels`, more for a smaller image.
+    max_audio_seconds, max_audio_channels: of a sound, checked before more than that is decoded.
+    timeout: seconds for one fetch, redirects and body included, and as many again for decoding one file. The scans of
+        a JPEG are bounded before it is decoded: 32 at `max_pixels`, more for a smaller image.
     max_redirects: hops of one fetch.
 
     Raises `ConfigError` for an impossible scheme, host, network or directory, for a text in place of a tuple, and for a
@@ -90,6 +94,8 @@ class MediaPolicy:
     max_frames: int = 4096
     max_aspect_ratio: float = 200
     max_video_pixels: int = 2**30
+    max_audio_seconds: float = 1800
+    max_audio_channels: int = 8
     timeout: float = 20.0
     max_redirects: int = 3
 
@@ -140,6 +146,14 @@ class MediaPolicy:
         if count * width * height > self.max_video_pixels:
             limit = f"max_video_pixels={self.max_video_pixels}"
             raise _past_limit(f"{count} frames of {width}x{height} pixels, more than {limit}", digest)
+
+    def check_audio(self, seconds: float, channels: int = 1, *, digest: str | None = None) -> None:
+        """Raise `MediaLimitError` for a sound past `max_audio_seconds` or `max_audio_channels`."""
+        if channels > self.max_audio_channels:
+            raise _past_limit(f"{channels} channels, more than max_audio_channels={self.max_audio_channels}", digest)
+        if seconds > self.max_audio_seconds:
+            limit = f"max_audio_seconds={self.max_audio_seconds:g}"
+            raise _past_limit(f"{seconds:.6g} seconds of sound, more than {limit}", digest)
 
 
 def can_be_path(name: str | Path) -> bool:

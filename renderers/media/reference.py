@@ -26,10 +26,11 @@ from renderers.media.decoding import (
 from renderers.media.item import MediaSource
 from renderers.media.paths import open_allowed, path_of_url, read_path
 from renderers.media.policy import MediaPolicy
+from renderers.media.samples import AUDIO, array_and_rate, is_raw_audio, raw_samples, samples_source
 from renderers.media.sniffing import check_type
 from renderers.media.store import FileState, MediaStore
 from renderers.media.urls import allowed_target
-from renderers.messages import VIDEO_PART_TYPES, media_value
+from renderers.messages import MEDIA_PART_TYPES, Modality, media_value
 from renderers.process.fork_reset import ProcessLock
 
 # A single letter and a colon is a drive, not a scheme.
@@ -43,27 +44,35 @@ _VIDEO = (
     "a video is the bytes of a file, a data URL, a URL or path the policy allows, a list of frames, or a uint8 "
     "array (time, height, width, 3) or tensor (time, 3, height, width)"
 )
+_EXPECTED: Mapping[Modality, str] = {"image": _IMAGE, "video": _VIDEO, "audio": AUDIO}
 
 
 def source_of_part(part: Mapping[str, Any], policy: MediaPolicy) -> MediaSource:
-    """The source of an image or a video part.
+    """The source of a media part.
 
     Images: bytes, a PIL image, a numpy array of uint8 (height, width) or (height, width, 1, 3 or 4), a torch tensor
     of uint8 (1, 3 or 4, height, width), a `MediaSource`, a data URL, and under the policy a path, a `file:` or an
     http(s) URL. Videos: the bytes of a video or an animation, `MediaSource`, URL or path likewise; a list or tuple of
     images in any of these forms, all of one size; a numpy array of uint8 (time, height, width, 3), a tensor of uint8
-    (time, 3, height, width). `fps` beside frames says how many there are in a second. As in OpenAI's parts, the value
+    (time, 3, height, width). `fps` beside frames says how many there are in a second. Sounds: the bytes of a file,
+    `MediaSource`, URL or path likewise; a numpy array (samples,) or (samples, channels), a tensor (samples,) or
+    (channels, samples), int16 or floats from -1 to 1, with `sampling_rate` beside it. As in OpenAI's parts, the value
     may be a dict with the key `url`; `url`, `path` and `base64` beside the type are read as transformers reads them.
 
     Raises `MediaPolicyError` for URLs and paths that are not allowed, `MediaFetchError` for those that cannot be read,
     `MediaLimitError` for what is too large, before it is copied, decoded or read where its size is known by then,
     `MediaDecodeError` for anything that is no such medium.
     """
-    value, is_video = media_value(part), part.get("type") in VIDEO_PART_TYPES
+    value, modality = media_value(part), _modality(part)
     if value is None:
-        kind = "video" if is_video else "image"
-        raise MediaDecodeError(f"the part has no {kind}, url, path or base64; {_VIDEO if is_video else _IMAGE}")
-    return _video(value, part.get("fps"), policy) if is_video else _image(value, policy)
+        raise MediaDecodeError(f"the part has no {modality}, url, path or base64; {_EXPECTED[modality]}")
+    if modality == "audio":
+        return _audio(value, part.get("sampling_rate"), policy)
+    return _video(value, part.get("fps"), policy) if modality == "video" else _image(value, policy)
+
+
+def _modality(part: Mapping[str, Any]) -> Modality:
+    return MEDIA_PART_TYPES.get(part.get("type", ""), "image")
 
 
 def load_source(part: Mapping[str, Any], policy: MediaPolicy, store: MediaStore) -> MediaSource:
@@ -87,14 +96,17 @@ def cached_source(part: Mapping[str, Any], policy: MediaPolicy, store: MediaStor
 def _stored_source(part: Mapping[str, Any], key: Any, policy: MediaPolicy, store: MediaStore) -> MediaSource | None:
     cached = store.references.get(key)
     # Stores are shared between policies. A source past the limit of this policy is loaded again, which raises the
-    # error. For raw pixels the policy limits their number, not their bytes.
-    if cached is None or not (cached.is_pixels or cached.nbytes <= policy.max_bytes):
+    # error. For raw pixels and samples the policy limits their number, not their bytes.
+    if cached is None or not (cached.is_raw or cached.nbytes <= policy.max_bytes):
         return None
     # It may have been loaded from a part of another type.
-    if part.get("type") in VIDEO_PART_TYPES:
-        _check_video(cached, part.get("fps"), policy)
-    else:
-        _check_image(cached)
+    match _modality(part):
+        case "audio":
+            _check_audio(cached, part.get("sampling_rate"), policy)
+        case "video":
+            _check_video(cached, part.get("fps"), policy)
+        case _:
+            _check_image(cached)
     return cached
 
 
@@ -143,10 +155,11 @@ def _image(value: Any, policy: MediaPolicy) -> MediaSource:
 
 
 def _check_image(source: MediaSource) -> None:
-    if is_raw_video(source.data):
-        raise MediaDecodeError(
-            'raw video frames, not an image; pass them in a part of type "video"', digest=source.digest
-        )
+    for kind, is_of_kind in (("video", is_raw_video), ("audio", is_raw_audio)):
+        if is_of_kind(source.data):
+            raise MediaDecodeError(
+                f'raw {kind}, not an image; pass it in a part of type "{kind}"', digest=source.digest
+            )
     check_type(source.data, expected="image", digest=source.digest)
 
 
@@ -178,13 +191,37 @@ def _check_video(source: MediaSource, fps: Any, policy: MediaPolicy) -> None:
         _check_is_moving(source)
 
 
-def _array(value: Any, policy: MediaPolicy, *, of_frames: bool = False) -> np.ndarray | None:
-    """An array as it is, or a torch tensor with its channels last (copied only from an accelerator); else None.
+def _audio(value: Any, sampling_rate: Any, policy: MediaPolicy) -> MediaSource:
+    value, sampling_rate = array_and_rate(value, sampling_rate)
+    if isinstance(value, np.ndarray) or _is_tensor(value):
+        return samples_source(value, sampling_rate, policy)
+    source = _source_of_file(value, policy, AUDIO)
+    _check_audio(source, sampling_rate, policy)
+    return source
 
-    torch is not imported for this check: if no other code has imported it, no value is a tensor.
-    """
+
+def _check_audio(source: MediaSource, sampling_rate: Any, policy: MediaPolicy) -> None:
+    if is_raw_audio(source.data):
+        samples, rate = raw_samples(source)
+        policy.check_audio(len(samples) / rate, samples.shape[1], digest=source.digest)
+        return
+    if sampling_rate is not None:
+        raise MediaDecodeError(
+            "sampling_rate is the rate of an array of samples; a file has its own. Leave sampling_rate out",
+            digest=source.digest,
+        )
+    check_type(source.data, expected="audio", digest=source.digest)
+
+
+def _is_tensor(value: Any) -> bool:
+    """torch is not imported for this check: if no other code has imported it, no value is a tensor."""
     torch = sys.modules.get("torch")
-    is_tensor = torch is not None and isinstance(value, torch.Tensor)
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _array(value: Any, policy: MediaPolicy, *, of_frames: bool = False) -> np.ndarray | None:
+    """An array as it is, or a torch tensor with its channels last (copied only from an accelerator); else None."""
+    is_tensor = _is_tensor(value)
     if not is_tensor and not isinstance(value, np.ndarray):
         return None
     shape = _channels_last(value, of_frames) if is_tensor else value.shape
@@ -269,14 +306,17 @@ def _frame(value: Any, policy: MediaPolicy) -> np.ndarray:
 def _check_bytes(data: bytes | bytearray | memoryview, policy: MediaPolicy) -> None:
     nbytes = memoryview(data).nbytes
     start = b"" if isinstance(data, memoryview) and data.ndim != 1 else bytes(data[:4])
-    # max_pixels bounds raw pixels; max_bytes bounds files, whose size does not depend on their pixels alone.
-    if nbytes > policy.max_bytes and not (is_raw(start) or is_raw_video(start)):
+    # max_pixels bounds raw pixels, max_audio_seconds raw samples; max_bytes bounds files, whose size does not depend on
+    # their contents alone.
+    if nbytes > policy.max_bytes and not (is_raw(start) or is_raw_video(start) or is_raw_audio(start)):
         raise MediaLimitError(f"{nbytes} bytes of media, more than max_bytes={policy.max_bytes} of the policy")
 
 
 def _check_is_moving(source: MediaSource) -> None:
     """Raise `MediaDecodeError` for a still image. Unknown bytes are left to the decoder."""
     media_type = check_type(source.data, expected="video", digest=source.digest) or ""
+    if is_raw_audio(source.data):
+        raise MediaDecodeError('raw audio, not a video; pass it in a part of type "audio"', digest=source.digest)
     if is_raw(source.data) or (media_type.startswith("image/") and not _is_animated(media_type, source.data)):
         raise MediaDecodeError(
             f'one image ({media_type or "raw pixels"}), not a video; pass it in a part of type "image", or in a '

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
 
 from renderers.errors import MediaDecodeError
+from renderers.messages import Modality
 
 # Sources: the specifications of the formats. The order does not matter: no signature is the start of another.
 _SIGNATURES = {
@@ -40,6 +40,10 @@ _SIGNATURES = {
     b"\xc5\xd0\xd3\xc6": "application/postscript",
     b"ID3": "audio/mpeg",
     b"fLaC": "audio/flac",
+    b"OggS": "audio/ogg",
+    b"FORM": "audio/aiff",
+    b".snd": "audio/basic",
+    b"caff": "audio/x-caf",
 }
 _RIFF = {b"WEBP": "image/webp", b"AVI ": "video/x-msvideo", b"WAVE": "audio/wav"}
 # Brands of ISO base media files (ISO/IEC 14496-12); other brands are video.
@@ -81,7 +85,7 @@ def sniff(data: bytes | memoryview) -> str | None:
 def check_type(
     data: bytes | memoryview,
     *,
-    expected: Literal["image", "video"] | None = None,
+    expected: Modality | None = None,
     name: str | None = None,
     declared: str | None = None,
     digest: str | None = None,
@@ -90,7 +94,7 @@ def check_type(
 
     Servers often declare wrong types for images: only the bytes count, `declared` appears in errors only. Unknown bytes
     are left to the decoder. `expected` None accepts images and videos, `image` refuses videos; `video` accepts images
-    too, because they may be animations.
+    too, because they may be animations; `audio` accepts videos too, whose sound is taken.
     """
     media_type = sniff(data)
     if media_type is None:
@@ -104,10 +108,12 @@ def check_type(
         )
     elif kind == "video" and expected == "image":
         reason = f'is a video ({media_type}), not an image{declared_note}; pass it in a part of type "video"'
-    elif kind in ("image", "video"):
+    elif kind in (("audio", "video") if expected == "audio" else ("image", "video")):
         return media_type
     else:
-        wanted = {"image": "an image", "video": "a video"}.get(expected or "", "an image or a video")
+        wanted = {"image": "an image", "video": "a video", "audio": "a sound"}.get(
+            expected or "", "an image or a video"
+        )
         reason = f"is {media_type}{declared_note}, not {wanted}; check where it comes from"
     raise MediaDecodeError(f"{subject} {reason}", digest=digest)
 

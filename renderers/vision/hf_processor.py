@@ -1,4 +1,4 @@
-"""Media items from any processor of transformers, run on one image or video at a time.
+"""Media items from any processor of transformers, run on one image, video or sound at a time.
 
 The model's own code decides pixels, tensors and placeholder text; nothing is imitated. Which tensors it returns, and
 how those of several items become one, is found at load by running it on probes (`vision.hf_probing`). torch and
@@ -21,6 +21,7 @@ import numpy as np
 from PIL import Image
 
 from renderers.errors import LoadError, MediaError, MissingExtraError, missing_token
+from renderers.media.audio_decoding import audio_decoder_versions, decode_audio
 from renderers.media.decoding import decode_image, decoder_versions
 from renderers.media.item import ExpansionPiece, MediaItem, MediaSource, Modality, PackedArray, PixelScale, TensorField
 from renderers.media.policy import MediaPolicy
@@ -67,7 +68,13 @@ class Clip(NamedTuple):
     fps: float | None
 
 
-Medium = Image.Image | Clip
+class Sound(NamedTuple):
+    """Mono samples, float32 (samples,), at the sampling rate of the processor."""
+
+    samples: np.ndarray
+
+
+Medium = Image.Image | Clip | Sound
 
 
 class ProcessorOutput(NamedTuple):
@@ -104,7 +111,7 @@ class ProcessorRunner:
     @property
     def part(self) -> Any:
         """The processor of this modality alone, with the settings for scaling pixels."""
-        return getattr(self._processor, f"{self.modality}_processor", None)
+        return part_of(self._processor, self.modality)
 
     def run(self, media: Sequence[Medium], *, text: str = "{}", raw: bool = False) -> ProcessorOutput:
         """Process media as a batch of samples, one medium and the text (`{}` is the marker) each.
@@ -117,6 +124,10 @@ class ProcessorRunner:
         if self.modality == "image":
             # A list of lists: processors that nest images by sample would read a flat list as one sample.
             options |= {"images": [[image] for image in media], "images_kwargs": {"return_tensors": "pt"}}
+        elif self.modality == "audio":
+            sounds = [medium.samples for medium in media if isinstance(medium, Sound)]
+            rate = self.part.sampling_rate
+            options |= {"audio": sounds, "audio_kwargs": {"sampling_rate": rate, "return_tensors": "pt"}}
         else:
             clips = [medium for medium in media if isinstance(medium, Clip)]
             metadata = []  # `VideoMetadata` of transformers
@@ -177,6 +188,12 @@ class ProcessorRunner:
         return next((token for token, known in self._controls.id_of.items() if known == token_id), None)
 
 
+def part_of(processor: Any, modality: Modality) -> Any:
+    """The processor of one modality alone, None where there is none; that of sounds may have either name."""
+    part = getattr(processor, f"{modality}_processor", None)
+    return getattr(processor, "feature_extractor", None) if part is None and modality == "audio" else part
+
+
 def _array(name: str, value: Any) -> np.ndarray:
     if isinstance(value, np.ndarray):
         return value
@@ -195,6 +212,8 @@ _CLIPS = ((160, 96), (96, 176))
 # to processors that cut videos into chunks.
 _CLIP_FPS = 2.0
 _CLIP_FRAMES = 9
+# Seconds: no multiples of each other, of a frame, or of the window of a model; two are longer than others' first.
+_SOUNDS = (0.73, 3.1, 1.97)
 # Text around the marker, which shows that no tensor depends on the text.
 _TEXT = "one {} two three"
 
@@ -221,6 +240,8 @@ def probe(runner: ProcessorRunner, *, min_frames: int, embed_tokens: Sequence[st
     media: list[Medium]
     if runner.modality == "image":
         media = [Image.fromarray(_noise(width, height)) for width, height in _IMAGES]
+    elif runner.modality == "audio":
+        media = [_sound(round(seconds * runner.part.sampling_rate)) for seconds in _SOUNDS]
     else:
         frames = max(min_frames, _CLIP_FRAMES)
         media = [_clip(width, height, frames + more) for more, (width, height) in enumerate(_CLIPS)]
@@ -379,6 +400,10 @@ def _clip(width: int, height: int, frames: int) -> Clip:
     return Clip(np.stack([_noise(width, height + index)[:height] for index in range(frames)]), _CLIP_FPS)
 
 
+def _sound(count: int) -> Sound:
+    return Sound(np.random.default_rng(count).uniform(-0.5, 0.5, count).astype(np.float32))
+
+
 def _noise(width: int, height: int) -> np.ndarray:
     """uint8 (height, width, 3) of random values."""
     values = np.random.default_rng(width * 10_000 + height).integers(0, 256, (height, width, 3))
@@ -402,9 +427,17 @@ _EMBED_IDS = (
     "media_placeholder_token_id",
     "video_token_id",
     "video_token_index",
+    "audio_token_id",
+    "audio_token_index",
 )
-# Settings of the processor that do not affect the tensors.
-_NOT_PIXELS = frozenset({"feature_extractor", "auto_map", "name_or_path", "audio_seq_length", "audio_ms_per_token"})
+# Settings of the processor that do not affect the tensors of any modality.
+_NOT_MEDIA = frozenset({"auto_map", "name_or_path"})
+# Those that affect the tensors of one modality only.
+_OF_MODALITY: Mapping[Modality, frozenset[str]] = {
+    "image": frozenset({"image_processor"}),
+    "video": frozenset({"video_processor"}),
+    "audio": frozenset({"audio_processor", "feature_extractor", "audio_seq_length", "audio_ms_per_token"}),
+}
 
 
 class HFProcessor(StoringProcessor):
@@ -443,6 +476,8 @@ class HFProcessor(StoringProcessor):
         medium: Medium
         if self.modality == "image":
             medium = decode_image(source, self.policy)
+        elif self.modality == "audio":
+            medium = Sound(decode_audio(source, self.policy, self._runner.part.sampling_rate))
         else:
             medium = Clip(*decode_video(source, self.policy))
         try:
@@ -491,7 +526,7 @@ class HFProcessor(StoringProcessor):
 
 
 def load_hf_processors(directory: str | Path, *, policy: MediaPolicy, store: MediaStore) -> dict[Modality, HFProcessor]:
-    """The processors for images and videos of a model directory, as far as its own processor accepts them.
+    """The processors for images, videos and sounds of a model directory, as far as its own processor accepts them.
 
     Only processor classes of transformers itself are run, never code of the directory, and nothing is fetched.
     Raises `MissingExtraError` where a package is missing, else a `LoadError` that names file or class and the cure.
@@ -502,22 +537,22 @@ def load_hf_processors(directory: str | Path, *, policy: MediaPolicy, store: Med
         _refuse_code(directory / name, config)
     processor = _load_processor(directory, configs)
     name = type(processor).__name__
-    if not hasattr(processor, "tokenizer") or not hasattr(processor, "image_processor"):
+    parts = {modality: part_of(processor, modality) for modality in get_args(Modality)}
+    if not hasattr(processor, "tokenizer") or not any(parts.values()):
         named = sorted(_processor_classes(configs))
         cause = _foreign_code(configs)
         cure = "Correct processor_class in processor_config.json if transformers has the model's processor; else"
         raise LoadError(
             f"transformers {metadata.version('transformers')} loads {directory} as {name}, which is not a "
-            f"processor of text and images; its files name {' and '.join(named) or 'no processor_class'}. "
+            f"processor of text and media; its files name {' and '.join(named) or 'no processor_class'}. "
             f"{cause or f'{cure} {WITHOUT_PROCESSOR}'}"
         )
     lock = ProcessLock()
     loaded: dict[Modality, HFProcessor] = {}
-    for modality in get_args(Modality):
-        marker = getattr(processor, f"{modality}_token", None)
-        part = getattr(processor, f"{modality}_processor", None)
+    for modality, part in parts.items():
         if part is None:
             continue
+        marker = getattr(processor, f"{modality}_token", None)
         if not isinstance(marker, str):
             raise LoadError(
                 f"{name} names no {modality}_token, the token that a template prints for each {modality}. "
@@ -541,7 +576,7 @@ def _layout(runner: ProcessorRunner, part: Any, config: Mapping[str, Any]) -> La
     except LoadError as error:
         if runner.modality == "image":
             raise
-        return error  # a model whose videos cannot be read still reads images
+        return error  # a model whose videos or sounds cannot be read still reads images
 
 
 def _processor_classes(configs: Mapping[str, Mapping[str, Any]]) -> set[str]:
@@ -622,8 +657,9 @@ def _fingerprint(processor: Any, part: Any, runner: ProcessorRunner, layout: Lay
     `layout.example` is the text that the processor printed for one probe. It is included because the tokenizer, and not
     the processor's settings, defines the tokens around the features.
     """
-    other = {"image": "video_processor", "video": "image_processor"}[runner.modality]
-    settings = {name: value for name, value in processor.to_dict().items() if name != other and name not in _NOT_PIXELS}
+    of_others = frozenset[str]().union(*(names for name, names in _OF_MODALITY.items() if name != runner.modality))
+    settings = {name: value for name, value in processor.to_dict().items() if name not in of_others | _NOT_MEDIA}
+    decoders = {"image": decoder_versions, "video": video_decoder_versions, "audio": audio_decoder_versions}
     description = {
         "processor": runner.name,
         "part": type(part).__name__,
@@ -632,6 +668,6 @@ def _fingerprint(processor: Any, part: Any, runner: ProcessorRunner, layout: Lay
         "example": None if isinstance(layout, LoadError) else layout.example,
         "settings": settings,
         "versions": {name: package_version(name) for name in ("transformers", "torch", "torchvision", "pillow")},
-        "decoders": decoder_versions() if runner.modality == "image" else video_decoder_versions(),
+        "decoders": decoders[runner.modality](),
     }
     return hashlib.sha256(json.dumps(description, sort_keys=True, default=str).encode()).hexdigest()[:16]

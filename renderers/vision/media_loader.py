@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from renderers.errors import MediaError, MediaFetchError, MessageError
 from renderers.media.item import MediaItem, MediaSource, Modality
-from renderers.messages import IMAGE_PART_TYPES, media_parts, media_value
+from renderers.messages import MEDIA_PART_TYPES, media_parts, media_value
 from renderers.process.fork_reset import register_fork_reset
 from renderers.process.threads import DaemonThreads, available_cores
 from renderers.vision.media_markers import LocatedItem
@@ -124,7 +124,7 @@ class MediaLoader:
         return self._processor(part["type"], message_index, part_index).modality
 
     def _processor(self, kind: str, message_index: int, part_index: int) -> MediaProcessor:
-        modality: Modality = "image" if kind in IMAGE_PART_TYPES else "video"
+        modality = MEDIA_PART_TYPES[kind]
         processor = self.processors.get(modality)
         if processor is None:
             readable = " and ".join(f"{known}s" for known in self.processors) or "text"

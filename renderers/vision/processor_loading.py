@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from renderers.errors import ConfigError, LoadError, short_repr
 from renderers.media.item import Modality
@@ -43,10 +43,13 @@ def load_media(
     # As in transformers, the joint file takes precedence over the older separate files.
     image = _part(directory, joint, "image_processor") or read_json(directory / _IMAGE_FILE)
     video = _part(directory, joint, "video_processor") or read_json(directory / _VIDEO_FILE)
-    if "feature_extractor_type" in image and not image.keys() & {"image_processor_type", "image_mean"}:
-        image = {}  # settings for audio
+    hears = bool(_part(directory, joint, "feature_extractor") or _part(directory, joint, "audio_processor"))
+    if "feature_extractor_type" in image:
+        hears = True
+        if not image.keys() & {"image_processor_type", "image_mean"}:
+            image = {}  # settings for sounds alone
     # DeepSeek-VL2 has the settings of its images beside the name of its processor.
-    if not image and not video and "image_mean" not in joint:
+    if not image and not video and not hears and "image_mean" not in joint:
         return MediaLoader({}, model=model)
     named = [joint, image, read_json(directory / "tokenizer_config.json")]
     family = next((str(config["processor_class"]) for config in named if config.get("processor_class")), None)
@@ -65,13 +68,13 @@ def load_media(
     )
 
     is_qwen_vl = not image or is_qwen_vl_image_config(image)
-    if not (image or video) or not is_qwen_vl or (video and not is_qwen_vl_video_config(video)):
+    if hears or not (image or video) or not is_qwen_vl or (video and not is_qwen_vl_video_config(video)):
         from renderers.vision.hf_processor import load_hf_processors
 
         try:
             return MediaLoader(load_hf_processors(directory, policy=policy, store=store), model=model)
         except LoadError as error:
-            return MediaLoader({}, model=model, missing=dict.fromkeys(("image", "video"), str(error)))
+            return MediaLoader({}, model=model, missing=dict.fromkeys(get_args(Modality), str(error)))
 
     processors: dict[Modality, MediaProcessor] = {}
     missing: dict[Modality, str] = {}

@@ -1,0 +1,120 @@
+"""Sounds that were given as samples, not as a file: their source form, and arrays that become one.
+
+The form is little-endian: magic `mmpa` (4 bytes), type of the samples (4 bytes ASCII, padded with NUL: `i2` or `f4`),
+channels and sampling rate in hertz (uint32 each), number of samples per channel (uint64), then the samples, interleaved
+by channel. It describes itself, so a digest of it covers everything in the header.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from renderers.errors import MediaDecodeError, short_repr
+from renderers.media.item import AUDIO_MAGIC, MediaSource
+from renderers.media.policy import MediaPolicy
+
+#: What the value of an audio part may be.
+AUDIO = (
+    "a sound is the bytes of a file, a data URL, a URL or path the policy allows, or an array of int16 or floats from "
+    "-1 to 1, (samples,) or (samples, channels), or tensor (samples,) or (channels, samples), with its sampling_rate"
+)
+_HEADER = struct.Struct("<4s4sIIQ")
+_DTYPES: Mapping[str, np.dtype[Any]] = {"i2": np.dtype("<i2"), "f4": np.dtype("<f4")}
+_MAX_RATE = 768_000
+
+
+class Samples(NamedTuple):
+    """`data` is int16 or float32 (samples, channels), int16 a view of the source; `sampling_rate` is in hertz."""
+
+    data: np.ndarray
+    sampling_rate: int
+
+
+def is_raw_audio(data: bytes | memoryview) -> bool:
+    return bytes(data[:4]) == AUDIO_MAGIC
+
+
+def raw_samples(source: MediaSource) -> Samples:
+    """The samples of a source in the form of this module, not copied. Raises `MediaDecodeError`."""
+    data = source.data
+    if source.nbytes < _HEADER.size:
+        raise MediaDecodeError("raw samples end inside their header", digest=source.digest)
+    _, type_field, channels, rate, count = _HEADER.unpack_from(data)
+    dtype = _DTYPES.get(type_field.rstrip(b"\0").decode("ascii", "replace"))
+    expected = 0 if dtype is None else dtype.itemsize * channels * count
+    if dtype is None or not channels or not rate or source.nbytes - _HEADER.size != expected:
+        raise MediaDecodeError(
+            f"raw samples of type {type_field!r}, {channels} channels and {count} samples at {rate} Hz hold "
+            f"{source.nbytes - _HEADER.size} bytes, not {expected}",
+            digest=source.digest,
+        )
+    samples = np.frombuffer(data, dtype, offset=_HEADER.size).reshape(count, channels)
+    samples.setflags(write=False)
+    return Samples(samples, rate)
+
+
+def samples_source(value: Any, sampling_rate: Any, policy: MediaPolicy) -> MediaSource:
+    """The source of an array or a tensor of samples.
+
+    int16 is kept; floats of 16, 32 and 64 bits, from -1 to 1, become float32. Raises `MediaDecodeError` for another
+    type, shape or rate, and for samples that are no numbers; `MediaLimitError` past the limits of the policy.
+    """
+    rate = check_rate(sampling_rate)
+    is_tensor = not isinstance(value, np.ndarray)
+    array: np.ndarray = (
+        value.detach().cpu().float().numpy()
+        if is_tensor and value.is_floating_point()
+        else (value.detach().cpu().numpy() if is_tensor else value)
+    )
+    if array.ndim not in (1, 2) or not array.size:
+        raise MediaDecodeError(f"{AUDIO}; not {array.dtype} {array.shape}")
+    by_time = array[:, None] if array.ndim == 1 else array.T if is_tensor else array
+    count, channels = by_time.shape
+    if channels > policy.max_audio_channels >= count:
+        raise MediaDecodeError(
+            f"an array {tuple(array.shape)} has its channels {'last' if is_tensor else 'first'}; transpose it: {AUDIO}"
+        )
+    policy.check_audio(count / rate, channels)
+    if by_time.dtype == np.int16:
+        kind = "i2"
+    elif by_time.dtype in (np.float16, np.float32, np.float64):
+        kind, by_time = "f4", by_time.astype(np.float32)
+        if not np.isfinite(by_time).all():
+            at = tuple(map(int, np.argwhere(~np.isfinite(by_time))[0]))
+            raise MediaDecodeError(f"sample {at[0]} of channel {at[1]} is {by_time[at]}; a sample is a finite number")
+    else:
+        raise MediaDecodeError(f"samples are int16, or floats from -1 to 1, not {by_time.dtype}")
+    header = _HEADER.pack(AUDIO_MAGIC, kind.encode().ljust(4, b"\0"), channels, rate, count)
+    return MediaSource.of(header + np.ascontiguousarray(by_time, _DTYPES[kind]).tobytes())
+
+
+def check_rate(sampling_rate: Any) -> int:
+    """A sampling rate in hertz. Raises `MediaDecodeError` for a missing or impossible one."""
+    if sampling_rate is None:
+        raise MediaDecodeError(
+            "an array of samples without a sampling rate; put it beside the array: "
+            '{"type": "audio", "audio": array, "sampling_rate": 16000}'
+        )
+    is_number = isinstance(sampling_rate, (int, float, np.number)) and not isinstance(sampling_rate, bool)
+    if not is_number or not 1 <= sampling_rate <= _MAX_RATE or int(sampling_rate) != sampling_rate:
+        raise MediaDecodeError(
+            f"sampling_rate is a whole number of hertz from 1 to {_MAX_RATE}, not {short_repr(sampling_rate)}"
+        )
+    return int(sampling_rate)
+
+
+def array_and_rate(value: Any, sampling_rate: Any) -> tuple[Any, Any]:
+    """The value of an audio part and its sampling rate; both may be in a dict, as rows of `datasets` have them.
+
+    `{"array": ..., "sampling_rate": ...}` and `{"bytes": ..., "path": ...}` are read; other dicts are returned as they
+    are.
+    """
+    if not isinstance(value, Mapping):
+        return value, sampling_rate
+    if value.get("array") is not None:
+        return value["array"], value.get("sampling_rate", sampling_rate)
+    return next((value[name] for name in ("bytes", "path") if value.get(name) is not None), value), sampling_rate
