@@ -2,6 +2,13 @@
 
 from rollouts.testing.scripted_engine import ScriptedCompletion, ScriptedEngine
 from rollouts.testing.simulated_engine import SimulatedEngine
-from rollouts.testing.tiny_model import CHAT_TEMPLATE, tiny_qwen3_vl
+from rollouts.testing.tiny_model import CHAT_TEMPLATE, tiny_qwen2_audio, tiny_qwen3_vl
 
-__all__ = ["CHAT_TEMPLATE", "ScriptedCompletion", "ScriptedEngine", "SimulatedEngine", "tiny_qwen3_vl"]
+__all__ = [
+    "CHAT_TEMPLATE",
+    "ScriptedCompletion",
+    "ScriptedEngine",
+    "SimulatedEngine",
+    "tiny_qwen2_audio",
+    "tiny_qwen3_vl",
+]

@@ -1,8 +1,9 @@
-"""A complete Qwen3-VL checkpoint directory of under a million parameters: random weights, real formats."""
+"""Complete checkpoint directories of under a million parameters: random weights, real formats."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ _CONTROL_TOKENS = [
     "<|image_pad|>",
     "<|video_pad|>",
 ]
+_AUDIO_TOKENS = ["<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"]
 _MARKER_TOKENS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
 
 CHAT_TEMPLATE = """\
@@ -95,7 +97,7 @@ def tiny_qwen3_vl(directory: str | Path, seed: int = 0, *, weights: bool = True)
         raise MissingExtraError("tiny_qwen3_vl with weights", "torch", "torch")
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    token_ids = _write_tokenizer(directory)
+    token_ids = _write_tokenizer(directory, _CONTROL_TOKENS)
     (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
     _write_processor(directory)
     if weights:
@@ -103,14 +105,45 @@ def tiny_qwen3_vl(directory: str | Path, seed: int = 0, *, weights: bool = True)
     return directory
 
 
-def _write_tokenizer(directory: Path) -> dict[str, int]:
+#: Of `tiny_qwen2_audio`: the longest sound, in seconds.
+MAX_SOUND_SECONDS = 4
+
+
+def tiny_qwen2_audio(directory: str | Path, seed: int = 0) -> Path:
+    """Write a `Qwen2AudioForConditionalGeneration` checkpoint; return its directory.
+
+    About 0.3 M float32 parameters, random from `seed`; the tokenizer and the template of `tiny_qwen3_vl`, with sounds
+    in place of images; log-mel features of at most 4 seconds at 16 kHz, 25 tokens a second. Needs the `torch` extra;
+    raises `MissingExtraError` before anything is written.
+    """
+    if not (find_spec("torch") and find_spec("transformers")):
+        raise MissingExtraError("tiny_qwen2_audio", "torch", "torch")
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    token_ids = _write_tokenizer(directory, [*_CONTROL_TOKENS, *_AUDIO_TOKENS])
+    template = CHAT_TEMPLATE
+    for given, audio in (
+        ("('image', 'image_url')", "('audio', 'audio_url', 'input_audio')"),
+        ("<|vision_start|><|image_pad|><|vision_end|>", "<|audio_bos|><|AUDIO|><|audio_eos|>"),
+    ):
+        template = template.replace(given, audio)
+    (directory / "chat_template.jinja").write_text(template, encoding="utf-8")
+    features = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": _MELS, "sampling_rate": 16_000}
+    window = {"chunk_length": MAX_SOUND_SECONDS, "hop_length": 160, "n_fft": 400, "padding_side": "right"}
+    _write_json(directory / "preprocessor_config.json", {**features, **window, "padding_value": 0.0})
+    _write_json(directory / "processor_config.json", {"processor_class": "Qwen2AudioProcessor"})
+    _write_audio_model(directory, token_ids, seed)
+    return directory
+
+
+def _write_tokenizer(directory: Path, control_tokens: Sequence[str]) -> dict[str, int]:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={character: index for index, character in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in _CONTROL_TOKENS])
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control_tokens])
     tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in _MARKER_TOKENS])
     tokenizer.save(str(directory / "tokenizer.json"))
     _write_json(
@@ -119,7 +152,7 @@ def _write_tokenizer(directory: Path) -> dict[str, int]:
             "tokenizer_class": "PreTrainedTokenizerFast",
             "eos_token": "<|im_end|>",
             "pad_token": "<|endoftext|>",
-            "additional_special_tokens": _CONTROL_TOKENS[1:],
+            "additional_special_tokens": control_tokens[1:],
             "clean_up_tokenization_spaces": False,
             "model_max_length": 4096,
         },
@@ -149,33 +182,11 @@ def _write_processor(directory: Path) -> None:
 
 
 def _write_model(directory: Path, token_ids: dict[str, int], seed: int) -> None:
-    import torch
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-    from rollouts.models.loading import without_progress_bars
-
-    stop, pad = token_ids["<|im_end|>"], token_ids["<|endoftext|>"]
+    rope = {"mrope_interleaved": True, "mrope_section": [6, 5, 5]}  # sums to head_dim / 2
     config = Qwen3VLConfig(
-        text_config={
-            "vocab_size": 288,  # 256 bytes and 20 tokens, rounded up
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "head_dim": 32,
-            "initializer_range": 0.05,
-            "max_position_embeddings": 4096,
-            "tie_word_embeddings": True,
-            "eos_token_id": stop,
-            "pad_token_id": pad,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 10_000.0,
-                "mrope_interleaved": True,
-                "mrope_section": [6, 5, 5],  # sums to head_dim / 2
-            },
-        },
+        text_config=_text_config(token_ids, **rope),
         vision_config={
             "depth": 2,
             "hidden_size": 64,
@@ -197,10 +208,61 @@ def _write_model(directory: Path, token_ids: dict[str, int], seed: int) -> None:
         tie_word_embeddings=True,
         architectures=["Qwen3VLForConditionalGeneration"],
     )
+    _save(Qwen3VLForConditionalGeneration, config, directory, token_ids, seed)
+
+
+_MELS = 40
+
+
+def _write_audio_model(directory: Path, token_ids: dict[str, int], seed: int) -> None:
+    from transformers import Qwen2AudioConfig, Qwen2AudioForConditionalGeneration
+
+    config = Qwen2AudioConfig(
+        text_config={"model_type": "qwen2", **_text_config(token_ids)},
+        audio_config={
+            "num_mel_bins": _MELS,
+            "d_model": 64,
+            "encoder_layers": 2,
+            "encoder_attention_heads": 2,
+            "encoder_ffn_dim": 128,
+            "max_source_positions": 50 * MAX_SOUND_SECONDS,
+            "initializer_range": 0.05,
+        },
+        audio_token_index=token_ids["<|AUDIO|>"],
+        architectures=["Qwen2AudioForConditionalGeneration"],
+    )
+    _save(Qwen2AudioForConditionalGeneration, config, directory, token_ids, seed)
+
+
+def _text_config(token_ids: dict[str, int], **rope: Any) -> dict[str, Any]:
+    return {
+        "vocab_size": 288,  # 256 bytes and up to 23 tokens, rounded up
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "initializer_range": 0.05,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
+        "eos_token_id": token_ids["<|im_end|>"],
+        "pad_token_id": token_ids["<|endoftext|>"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, **rope},
+    }
+
+
+def _save(model_class: Any, config: Any, directory: Path, token_ids: dict[str, int], seed: int) -> None:
+    """Write a model of a class with random weights."""
+    import torch
+
+    from rollouts.models.loading import without_progress_bars
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen3VLForConditionalGeneration(config)
-    model.generation_config.eos_token_id = [stop, pad]
+        model = model_class(config)
+    pad = token_ids["<|endoftext|>"]
+    model.generation_config.eos_token_id = [token_ids["<|im_end|>"], pad]
     model.generation_config.pad_token_id = pad
     with without_progress_bars():
         model.save_pretrained(directory)

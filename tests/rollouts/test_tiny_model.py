@@ -4,11 +4,11 @@ import sys
 
 import numpy as np
 import pytest
-from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
+from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoModelForMultimodalLM, AutoTokenizer
 
 from renderers import load_renderer
 from rollouts.errors import MissingExtraError
-from rollouts.testing import tiny_qwen3_vl
+from rollouts.testing import tiny_qwen2_audio, tiny_qwen3_vl
 
 
 def weights(directory):
@@ -77,3 +77,17 @@ def test_without_weights_the_other_files_are_the_same(tiny_model_dir, tmp_path):
     assert "tokenizer.json" in written
     assert not [name for name in written if name.endswith(".safetensors")]
     assert written == {name: (tiny_model_dir / name).read_bytes() for name in written}
+
+
+def test_the_tiny_model_that_hears_is_a_qwen2_audio_whose_files_agree(tmp_path):
+    directory = tiny_qwen2_audio(tmp_path)
+    model = AutoModelForMultimodalLM.from_pretrained(directory)
+    assert type(model).__name__ == "Qwen2AudioForConditionalGeneration"
+    assert sum(parameter.numel() for parameter in model.parameters()) < 1_000_000
+    renderer = load_renderer(directory)
+    assert renderer.mm_token_type_id_map == {model.config.audio_token_index: 3}
+    sound = {"type": "audio", "audio": np.zeros(24_000, np.float32), "sampling_rate": 16_000}
+    rendered = renderer.render([{"role": "user", "content": [sound]}])
+    (item,) = rendered.multi_modal_data.media_items["audio"]
+    frames = item["feature_attention_mask"].sum()
+    assert (frames, item["input_features"].shape) == (150, (model.config.audio_config.num_mel_bins, 400))
