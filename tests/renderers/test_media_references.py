@@ -340,5 +340,5 @@ def test_an_image_that_was_loaded_before_is_no_video(value: Any, wrong: dict[str
 def test_raw_frames_that_were_loaded_as_a_video_are_no_image() -> None:
     store, data = MediaStore(), frames_to_raw(FRAMES)
     load_source({"type": "video", "video": data}, POLICY, store)
-    with pytest.raises(MediaDecodeError, match="raw video frames, not an image"):
+    with pytest.raises(MediaDecodeError, match="raw video, not an image"):
         load_source({"type": "image", "image": data}, POLICY, store)
