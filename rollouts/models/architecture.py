@@ -20,10 +20,13 @@ _PLACEHOLDER_IDS = (
     "video_token_id",
     "video_token_index",
     "audio_token_id",
+    "audio_token_index",
     "media_placeholder_token_id",
 )
-# Methods that search the ids for placeholders when features are written into the embeddings.
-_SEARCHES = ("get_placeholder_mask", "inputs_merger")
+#: What searches the ids for placeholders when features are written into the embeddings: methods, and Phi-4's module.
+SEARCHES = ("get_placeholder_mask", "inputs_merger", "embed_tokens_extend")
+#: Qwen2-Audio searches in its forward, and calls this method where no placeholder has a neighbour.
+MERGE = "_merge_input_ids_with_audio_features"
 
 # Model types whose `token_type_ids` are `mm_token_type_ids`. Elsewhere the name means something else: the prefix that
 # PaliGemma attends in both directions, or an embedding that is added, as in BERT and GPT-2.
@@ -37,8 +40,8 @@ class Architecture:
     """A model, and what its classes tell.
 
     `base` is the part without the output layer; `placeholder_ids` are the token ids that stand for features;
-    `mrope`: positions have three axes (`get_rope_index` computes them); `search`: the name of the method of `base` that
-    looks for placeholders by id, None where there is none.
+    `mrope`: positions have three axes (`get_rope_index` computes them); `search`: the name of the attribute of `base`
+    that looks for placeholders by id, None where there is none.
     """
 
     model: Any
@@ -71,6 +74,10 @@ def architecture(model: Any) -> Architecture:
             "it is no model of transformers (tried: config, base_model). "
             + ("It wraps one: pass model.module" if wraps else "Pass one that an Auto class loads"),
         )
+    if hasattr(model, "thinker"):  # and a talker
+        raise UnsupportedModelError(
+            model_type, "it is an Omni model with its talker, and what samples text is its thinker: pass model.thinker"
+        )
     if base is model or model.get_output_embeddings() is None:
         raise UnsupportedModelError(
             model_type,
@@ -78,7 +85,10 @@ def architecture(model: Any) -> Architecture:
             "hidden states before it are not known. Load a class for causal or conditional generation",
         )
     mrope = hasattr(base, "get_rope_index")
-    if mrope and "mm_token_type_ids" not in inspect.signature(base.get_rope_index).parameters:
+    if (
+        mrope
+        and not {"mm_token_type_ids", "use_audio_in_video"} & inspect.signature(base.get_rope_index).parameters.keys()
+    ):
         raise UnsupportedModelError(
             model_type,
             f"{type(base).__name__}.get_rope_index of this transformers finds images by token id and takes no "
@@ -90,7 +100,7 @@ def architecture(model: Any) -> Architecture:
         base=base,
         placeholder_ids=placeholder_ids(config),
         mrope=mrope,
-        search=next((name for name in _SEARCHES if hasattr(base, name)), None),
+        search=next((name for name in (*SEARCHES, MERGE) if hasattr(base, name)), None),
     )
 
 
@@ -110,7 +120,8 @@ def _is_model_of_transformers(model: Any) -> bool:
 
 def placeholder_ids(config: Any) -> frozenset[int]:
     """The token ids that stand for features of images, videos or sound; empty for a text model."""
-    values = (getattr(config, name, None) for name in _PLACEHOLDER_IDS)
+    parts = (config, getattr(config, "vision_config", None), getattr(config, "audio_config", None))  # the last: Phi-4
+    values = (getattr(part, name, None) for part in parts for name in _PLACEHOLDER_IDS)
     return frozenset(value for value in values if isinstance(value, int) and not isinstance(value, bool))
 
 
@@ -130,7 +141,7 @@ def _cache_argument(function: Any) -> str:
 
 
 def token_type_argument(architecture: Architecture, module: Any, *, with_media: bool = False) -> str | None:
-    """The argument of `module.forward` that takes 1 on feature tokens of images, 2 on those of videos, 0 on text.
+    """The argument of `module.forward` that takes 1 on tokens of images, 2 of videos, 3 of sounds, 0 on text.
 
     None if there is none. Raises `UnsupportedModelError` `with_media` for `token_type_ids` of another meaning.
     """

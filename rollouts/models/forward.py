@@ -90,7 +90,9 @@ def run_base(
 ) -> torch.Tensor:
     """The hidden states (B, T, hidden) that `base` gives for its keyword arguments; `rows` are named in the error."""
     try:
-        output = base(**inputs, **{cache_argument(base.forward): cache}, use_cache=cache is not None, return_dict=True)
+        output = base(
+            **inputs, **{cache_argument(type(base).forward): cache}, use_cache=cache is not None, return_dict=True
+        )
     except torch.OutOfMemoryError:
         raise
     except FORWARD_ERRORS as error:

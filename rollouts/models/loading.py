@@ -11,10 +11,12 @@ from typing import Any, Final
 import torch
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars
 from transformers import (
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
-    AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
+    AutoModelForSeq2SeqLM,
 )
 from transformers.utils import logging
 
@@ -30,7 +32,7 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     attn_implementation: str | Mapping[str, str] | None = None,
 ) -> Any:
-    """The model of a checkpoint directory: a text model, or one that reads images.
+    """The model of a checkpoint directory: a text model, or one that sees or hears; of an Omni model, its thinker.
 
     `attn_implementation` as transformers has it; None: its usual one for the model. Raises `ArgumentError` where
     there is no checkpoint.
@@ -40,13 +42,21 @@ def load_model(
         raise ArgumentError("directory", str(directory), rule)
     with _naming_directory(directory, OSError, ValueError):
         config = AutoConfig.from_pretrained(directory, local_files_only=True)
-    reads_images = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    auto_class = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
+    config = getattr(config, "thinker_config", config)
     # A ValueError would be of `attn_implementation`.
     with _naming_directory(directory, OSError), without_progress_bars():
-        return auto_class.from_pretrained(
-            directory, dtype=dtype, attn_implementation=attn_implementation, local_files_only=True
+        return _auto_class(config).from_pretrained(
+            directory, config=config, dtype=dtype, attn_implementation=attn_implementation, local_files_only=True
         )
+
+
+def _auto_class(config: Any) -> Any:
+    if type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING:
+        return AutoModelForMultimodalLM
+    hears = getattr(config, "audio_config", None) is not None
+    if hears and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:  # Audio Flamingo 3: transformers has it only here
+        return AutoModelForSeq2SeqLM
+    return AutoModelForCausalLM
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Token sequences with media, laid out in rows: one sequence a row with padding, or several sequences packed in a row.
 
-Every image and video is placed by its range, not by token id: a policy can sample a literal `<|image_pad|>`, which a
-search by token id would mistake for an image.
+Every image, video and sound is placed by its range, not by token id: a policy can sample a literal `<|image_pad|>`,
+which a search by token id would mistake for an image.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class PlacedRows:
         return sorted(placed, key=lambda each: (each.row, each.placeholder.offset))
 
     def token_types(self) -> np.ndarray:
-        """int64 (B, T): 1 on feature tokens of images, 2 on those of videos, by range; 0 elsewhere."""
+        """int64 (B, T): 1 on feature tokens of images, 2 of videos, 3 of sounds, by range; 0 elsewhere."""
         types = np.zeros(self.input_ids.shape, dtype=np.int64)
         for each in self.items():
             for start, end in each.placeholder.runs:
@@ -109,57 +109,85 @@ def placed_rows(
 def row_positions(architecture: Architecture, rows: PlacedRows) -> tuple[np.ndarray, np.ndarray]:
     """Position ids of rows, and int64 (N,) the position of the token that would follow each sequence.
 
-    The position ids are int64 (B, T) counted from each sequence's first token, 0 on padding. For a model with M-RoPE
+    The position ids are int64 (B, T), counted from each sequence's first token, 0 on padding. For a model with M-RoPE
     they are (3, B, T), time, row and column; for packed rows (4, B, T) with the text positions first, from which
     transformers derives where a sequence begins.
     """
     lengths = np.array([len(sequence.ids) for sequence in rows.sequences], dtype=np.int64)
     if not architecture.mrope:
         return rows.position_ids, lengths
-    positions = np.repeat(rows.position_ids[None], 3, axis=0)
-    following = lengths
+    positions: np.ndarray = np.repeat(rows.position_ids[None], 3, axis=0)
+    following: np.ndarray = lengths
     for index, (sequence, (row, column)) in enumerate(zip(rows.sequences, rows.starts, strict=True)):
         if sequence.media:
-            own, following[index] = media_positions(architecture, sequence)
+            own, next_position = media_positions(architecture, sequence)
+            if own.dtype != positions.dtype:  # fractions: a video of Qwen3-Omni
+                positions, following = positions.astype(own.dtype), following.astype(own.dtype)
+            following[index] = next_position
             positions[:, row, column : column + len(sequence.ids)] = own
     return (np.concatenate([rows.position_ids[None], positions]) if rows.packed else positions), following
 
 
-def media_positions(architecture: Architecture, sequence: TokenSequence) -> tuple[np.ndarray, int]:
-    """M-RoPE positions int64 (3, n) of a sequence with media, and the position of the token that would follow it.
+def media_positions(architecture: Architecture, sequence: TokenSequence) -> tuple[np.ndarray, float]:
+    """M-RoPE positions (3, n) of a sequence with media, and the position of the token that would follow it.
+
+    They are int64, or float32 where Qwen3-Omni gives the frames of a video fractions.
 
     `get_rope_index` of the model computes them. It reads token types and takes adjacent runs of one type for one image;
     here a text token is inserted between such runs, and its position is taken out of the result again. A text token is
-    appended too: its position is the following one.
+    appended too: its position is the following one. Qwen's Omni models read token ids instead, and want a start token
+    before each image and video: here it is inserted. The tokens of a sound have the positions of text.
     """
+    by_ids = "mm_token_type_ids" not in inspect.signature(architecture.base.get_rope_index).parameters
     runs = [
-        (start, end, TOKEN_TYPE_IDS[item.modality])
+        (start, end, item.modality)
         for item, placeholder in sequence.media
         for start, end in placeholder.runs
+        if not (by_ids and item.modality == "audio")
     ]
     types = np.zeros(len(sequence.ids), dtype=np.int64)
-    for start, end, kind in runs:
-        types[start:end] = kind
-    inserts = [begin for (_, end, _), (begin, _, _) in itertools.pairwise(runs) if begin == end]
+    for start, end, modality in runs:
+        types[start:end] = TOKEN_TYPE_IDS[modality]
+    if by_ids:
+        inserts = [edge for start, end, _ in runs for edge in (start, end)]
+    else:
+        inserts = [begin for (_, end, _), (begin, _, _) in itertools.pairwise(runs) if begin == end]
     inserts.append(len(types))
+    inserted_at = np.array(inserts) + np.arange(len(inserts))
     ids = np.insert(np.asarray(sequence.ids, dtype=np.int64), inserts, architecture.neutral_id)
     types = np.insert(types, inserts, 0)
     inserted = np.zeros(len(ids), dtype=bool)
-    inserted[np.array(inserts) + np.arange(len(inserts))] = True
+    inserted[inserted_at] = True
+    if by_ids:
+        config = architecture.base.config
+        ids[types == 0] = architecture.neutral_id
+        ids[inserted_at[:-1:2]] = config.vision_start_token_id
+        types = np.ones_like(types)
+    given = {"attention_mask" if by_ids else "mm_token_type_ids": torch.from_numpy(types)[None]}
     # Device: the CPU, because the result is read there.
     positions, _ = architecture.base.get_rope_index(
-        torch.from_numpy(ids)[None], mm_token_type_ids=torch.from_numpy(types)[None], **_grids(architecture, sequence)
+        torch.from_numpy(ids)[None], **given, **_grids(architecture, sequence)
     )
     own = positions[:, 0].numpy() - (np.cumsum(inserted) - inserted)
-    return own[:, ~inserted], int(own[0, -1])
+    own = own.astype(np.int64) if (own == np.floor(own)).all() else own.astype(np.float32)
+    return own[:, ~inserted], own[0, -1].item()
 
 
 def _grids(architecture: Architecture, sequence: TokenSequence) -> Mapping[str, Any]:
     """The tensors of the media that `get_rope_index` takes: grids, and for some models seconds per frame."""
     takes = inspect.signature(architecture.base.get_rope_index).parameters
     items = [item for item, _ in sequence.media]
-    names = dict.fromkeys(name for item in items for name in item if name in takes)
-    return {name: torch.from_numpy(np.stack([item[name] for item in items if name in item])) for name in names}
+    names = {name: name for item in items for name in item if name in takes}
+    if "second_per_grids" in takes and any(_SECONDS in item for item in items):
+        names["second_per_grids"] = _SECONDS
+    return {
+        name: torch.from_numpy(np.stack([item[tensor] for item in items if tensor in item]))
+        for name, tensor in names.items()
+    }
+
+
+# What processors of Omni models call `second_per_grids`.
+_SECONDS = "video_second_per_grid"
 
 
 # Attention masks of packed rows: the masks that the model makes for each sequence, as blocks on the diagonal.

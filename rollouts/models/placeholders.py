@@ -12,10 +12,11 @@ import torch
 
 from renderers import MediaItem
 from renderers.errors import MediaError
+from renderers.rendered import TOKEN_TYPE_IDS
 from renderers.vision.batching import batch_tensors
 from renderers.vision.patches import normalised
 from rollouts.errors import ArgumentError, SampleError
-from rollouts.models.architecture import Architecture
+from rollouts.models.architecture import MERGE, SEARCHES, Architecture
 from rollouts.models.placed_rows import PlacedRows
 
 
@@ -34,8 +35,8 @@ def check_placeholders(architecture: Architecture, rows: PlacedRows) -> None:
     raise _first_error(
         rows,
         wrong,
-        f"in the range of an image or video; the placeholder ids of {architecture.model_type} are: {ids}. Render the "
-        "row with the files of this model",
+        f"in the range of an image, video or sound; the placeholder ids of {architecture.model_type} are: {ids}. "
+        "Render the row with the files of this model",
     )
 
 
@@ -62,7 +63,7 @@ def refuse_literals(architecture: Architecture, rows: PlacedRows, consequence: s
     literal = literal_positions(architecture, rows)
     if not literal.any():
         return
-    reason = f"a placeholder token outside every image and video (the policy sampled it); {consequence}"
+    reason = f"a placeholder token outside every image, video and sound (the policy sampled it); {consequence}"
     raise _first_error(rows, literal, reason)
 
 
@@ -76,14 +77,20 @@ def _first_error(rows: PlacedRows, wrong: np.ndarray, reason: str) -> SampleErro
 def base_for(architecture: Architecture, rows: PlacedRows) -> Any:
     """The base model, or a shallow copy of it whose search for placeholders finds them by range.
 
-    The copy is needed for literal placeholder tokens, and for rows with images and videos in a model that has one id
-    for both. It shares parameters, submodules and hooks with the base model and is used for one forward pass, so that
-    other threads are not affected. Raises `SampleError` for a literal token in a model without a known search.
+    The copy is needed for literal placeholder tokens, for rows with images and videos in a model that has one id for
+    both, and where Qwen2-Audio would take the tokens of short sounds for markers to expand. It shares parameters,
+    submodules and hooks with the base model and is used for one forward pass, so that other threads are not affected.
+    Raises `SampleError` for a literal token in a model without a known search.
     """
     items = [each.item for each in rows.items()]
     separate = {"pixel_values", "pixel_values_videos"} <= {name for item in items for name in item}
+    types = rows.token_types()
     # Padding counts: the padding id may be a placeholder's.
-    outside = (rows.token_types() == 0) & _has_placeholder_id(architecture, rows)
+    outside = (types == 0) & _has_placeholder_id(architecture, rows)
+    if architecture.search == MERGE:
+        if not items or (not outside.any() and (types[:, :-1] & types[:, 1:]).any()):
+            return architecture.base
+        return _merging(architecture, torch.from_numpy(rows.input_ids), torch.from_numpy(types > 0))
     if not outside.any() and not separate:
         return architecture.base
     if architecture.search is None:
@@ -91,53 +98,73 @@ def base_for(architecture: Architecture, rows: PlacedRows) -> Any:
             architecture,
             rows,
             f"{type(architecture.base).__name__} has no known method that searches for placeholders (tried: "
-            "get_placeholder_mask, inputs_merger), and would take it for an image. Leave this row out",
+            f"{', '.join(SEARCHES)}), and would take it for an image or sound. Leave this row out",
         )
         return architecture.base
-    placed = torch.zeros(rows.input_ids.shape, dtype=torch.bool)
-    videos = torch.zeros_like(placed)
+    kinds = torch.zeros(rows.input_ids.shape, dtype=torch.int64)
     for each in rows.items():
         for start, end in each.placeholder.runs:
-            placed[each.row, start:end] = True
-            videos[each.row, start:end] = "pixel_values_videos" in each.item
-    return _searching(architecture, architecture.search, torch.from_numpy(rows.input_ids), placed, videos)
+            kinds[each.row, start:end] = _kind(each.item)
+    return _searching(architecture, architecture.search, torch.from_numpy(rows.input_ids), kinds)
+
+
+def _kind(item: MediaItem) -> int:
+    """The token type of the features that an item becomes: some models take the frames of a video as images."""
+    kind = "image" if item.modality == "video" and "pixel_values_videos" not in item else item.modality
+    return TOKEN_TYPE_IDS[kind]
 
 
 def base_for_text(architecture: Architecture, token_ids: torch.Tensor) -> Any:
     """The base model for ids (B, T) that are all text; a copy, as of `base_for`, if one has a placeholder's id."""
-    if architecture.search is None or not architecture.placeholder_ids:
+    if architecture.search in (None, MERGE) or not architecture.placeholder_ids:
         return architecture.base
     literal = torch.isin(token_ids, torch.tensor(sorted(architecture.placeholder_ids), device=token_ids.device))
     if not bool(literal.any()):
         return architecture.base
-    nothing = torch.zeros_like(literal)
-    return _searching(architecture, architecture.search, token_ids, nothing, nothing)
+    return _searching(architecture, architecture.search, token_ids, torch.zeros_like(token_ids))
 
 
-def _searching(
-    architecture: Architecture, name: str, token_ids: torch.Tensor, placed: torch.Tensor, videos: torch.Tensor
-) -> Any:
-    """A copy of the base model that passes ids to its method `name` in which only `placed` tokens are placeholders.
+def _searching(architecture: Architecture, name: str | None, token_ids: torch.Tensor, kinds: torch.Tensor) -> Any:
+    """A copy of the base model that passes ids to its attribute `name` in which only tokens with a kind are found.
 
-    For the features of images, placeholders of `videos` are left out, and the reverse. All are (B, T).
+    For the features of one modality, only those of its kind are. Both are (B, T).
     """
     device = architecture.model.device
-    ids, placed, videos = token_ids.to(device), placed.to(device), videos.to(device)
-    original = getattr(architecture.base, name)
+    ids, kinds = token_ids.to(device), kinds.to(device)
+    original = getattr(architecture.base, str(name))
 
     def search(*args: Any, **kwargs: Any) -> Any:
-        found = placed
-        if kwargs.get("image_features") is not None:
-            found = placed & ~videos
-        elif kwargs.get("video_features") is not None:
-            found = placed & videos
+        found = kinds > 0
+        for modality, kind in TOKEN_TYPE_IDS.items():
+            if kwargs.get(f"{modality}_features") is not None:
+                found = kinds == kind
         searched = torch.where(found, ids, architecture.neutral_id)
         if args:
             return original(searched, *args[1:], **kwargs)
         return original(**{**kwargs, "input_ids": searched})
 
     base = copy.copy(architecture.base)
-    setattr(base, name, search)
+    vars(base)[str(name)] = search  # a module's own assignment refuses a function in the place of a submodule
+    return base
+
+
+def _merging(architecture: Architecture, token_ids: torch.Tensor, placed: torch.Tensor) -> Any:
+    """A copy of Qwen2-Audio's base model that finds no placeholder, and then merges the features at `placed` (B, T)."""
+    base, device = copy.copy(architecture.base), architecture.model.device
+    ids, placed = token_ids.to(device), placed.to(device)
+
+    def forward(input_ids: torch.Tensor, position_ids: torch.Tensor, **inputs: Any) -> Any:
+        def merge(features: torch.Tensor, counts: torch.Tensor, embeds: Any, _: Any, mask: Any, labels: Any) -> Any:
+            valid = torch.arange(features.shape[1], device=features.device) < counts.to(features.device)[:, None]
+            text = base.get_input_embeddings()(ids)
+            merged = text.masked_scatter(placed[..., None], features[valid].to(text.device, text.dtype))
+            return merged, mask, labels, position_ids, ids
+
+        vars(base)[MERGE] = merge
+        nothing = torch.full_like(ids, architecture.neutral_id)
+        return type(base).forward(base, input_ids=nothing, position_ids=position_ids, **inputs)
+
+    vars(base)["forward"] = forward
     return base
 
 
@@ -211,7 +238,7 @@ def _check(name: str, item: MediaItem, takes: Collection[str], model_class: str)
             f"{label} has the tensor {unknown[0]!r}, which {model_class}.forward does not take; it takes "
             f"{', '.join(sorted(takes))}. Render the row with the processor of this model",
         )
-    pixels = item.get(PIXELS[item.modality])
+    pixels = item.get(PIXELS.get(item.modality, ""))
     if pixels is None:
         return
     _check_patches(name, item, len(pixels))

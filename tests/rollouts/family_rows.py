@@ -1,4 +1,4 @@
-"""Conversations with images and videos as training samples, and their log-probabilities by a plain forward pass."""
+"""Conversations with media as training samples, and their log-probabilities by a plain forward pass."""
 
 from __future__ import annotations
 
@@ -12,24 +12,32 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from model_families import VIDEO_FAMILIES, save_family
+from audio_models import AUDIO_MODELS, SEEING, audio_family
+from model_families import VIDEO_FAMILIES, save, save_family
 from PIL import Image
 
 from renderers import load_renderer
 from rollouts.training import TrainingSample
 
+RATE = 16000
 COMPLETION = [65, 66, 67, 70]
 _TYPES = ("token_type_ids", "mm_token_type_ids")
 
 
 @dataclass(frozen=True)
 class Row:
-    """A conversation of one user message with `images` and `videos`, and the sample of it with a completion."""
+    """A conversation of one user message with media, and the sample of it with a completion."""
 
     text: str
     images: tuple[np.ndarray, ...]
     videos: tuple[np.ndarray, ...]
+    sounds: tuple[np.ndarray, ...]
     sample: TrainingSample
+
+    @property
+    def placeholder_id(self) -> int:
+        """The id of a token that stands for features of the last medium."""
+        return int(self.sample.token_ids[self.sample.media[-1][1].runs[0][0]])
 
 
 class LoadedFamily:
@@ -37,10 +45,12 @@ class LoadedFamily:
 
     def __init__(self, name: str, directory: Path) -> None:
         self.name = name
-        self.directory = save_family(name, directory)
+        hears = name in AUDIO_MODELS
+        model_class = getattr(transformers, AUDIO_MODELS[name][0] if hears else "AutoModelForImageTextToText")
+        self.directory = save(*audio_family(name), model_class, directory) if hears else save_family(name, directory)
         self.renderer = load_renderer(directory)
         self.processor = transformers.AutoProcessor.from_pretrained(directory)
-        self.model = transformers.AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32).eval()
+        self.model = model_class.from_pretrained(directory, dtype=torch.float32).eval()
         self._seeds = itertools.count()
 
     def keep(self, directory: tempfile.TemporaryDirectory[str]) -> None:
@@ -49,9 +59,17 @@ class LoadedFamily:
     def pixels(self, *shape: int) -> np.ndarray:
         return np.random.default_rng(next(self._seeds)).integers(0, 256, (*shape, 3), dtype=np.uint8)
 
-    def row(self, text: str, images: Any = (), videos: Any = (), completion: Any = COMPLETION) -> Row:
+    def sound(self, seconds: float) -> np.ndarray:
+        """A tone with noise at the processor's rate, float32."""
+        rng = np.random.default_rng(next(self._seeds))
+        times = np.arange(round(seconds * RATE)) / RATE
+        tone = np.sin(2 * np.pi * rng.uniform(200, 2000) * times)
+        return (0.3 * tone + rng.uniform(-0.05, 0.05, len(times))).astype(np.float32)
+
+    def row(self, text: str, images: Any = (), videos: Any = (), completion: Any = COMPLETION, sounds: Any = ()) -> Row:
         parts = [{"type": "image", "image": image} for image in images]
         parts += [{"type": "video", "video": video, "fps": 2.0} for video in videos]
+        parts += [{"type": "audio", "audio": sound, "sampling_rate": RATE} for sound in sounds]
         rendered = self.renderer.render(
             _conversation([*parts, {"type": "text", "text": text}]), add_generation_prompt=True
         )
@@ -59,7 +77,8 @@ class LoadedFamily:
         ids = np.array([*rendered.token_ids, *completion], np.int32)
         mask = np.arange(len(ids)) >= len(rendered)
         zeros = np.zeros(len(ids), np.float32)
-        return Row(text, tuple(images), tuple(videos), TrainingSample(ids, mask, zeros, zeros, tuple(media), name=text))
+        sample = TrainingSample(ids, mask, zeros, zeros, tuple(media), name=text)
+        return Row(text, tuple(images), tuple(videos), tuple(sounds), sample)
 
     def rows(self) -> list[Row]:
         """Text, one image, several images; where the processor takes videos, one video, and an image beside a video."""
@@ -73,9 +92,22 @@ class LoadedFamily:
             rows.append(self.row("both", [self.pixels(32, 32)], [self.pixels(6, 32, 48)]))
         return rows
 
+    def rows_with_sounds(self) -> list[Row]:
+        """Text, a short sound, two sounds; where the model sees, a picture, and a sound beside a picture."""
+        rows = [
+            self.row("only text"),
+            self.row("short", sounds=[self.sound(0.3)]),
+            self.row("two", sounds=[self.sound(2.5), self.sound(0.8)]),
+        ]
+        if self.name in SEEING:
+            picture = self.pixels(56, 84)
+            rows += [self.row("seen", [picture]), self.row("both", [picture], sounds=[self.sound(1.0)])]
+        return rows
+
     def plain_logprobs(self, row: Row) -> torch.Tensor:
         """float32 (completion,): by `model(**processor(...))` with the completion appended; checks the prompt's ids."""
         parts: list[dict[str, Any]] = [{"type": "image"} for _ in row.images] + [{"type": "video"} for _ in row.videos]
+        parts += [{"type": "audio"} for _ in row.sounds]
         messages = _conversation([*parts, {"type": "text", "text": row.text}])
         text = self.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         media: dict[str, Any] = {}
@@ -84,9 +116,13 @@ class LoadedFamily:
         if row.videos:
             known = [_metadata(video) for video in row.videos]
             media |= {"videos": list(row.videos), "videos_kwargs": {"video_metadata": known}}
+        if row.sounds:
+            media |= {"audio": list(row.sounds), "audio_kwargs": {"sampling_rate": RATE}}
         bos = self.processor.tokenizer.bos_token
         inputs = dict(
-            self.processor(text=[text], return_tensors="pt", add_special_tokens=not text.startswith(bos), **media)
+            self.processor(
+                text=[text], return_tensors="pt", add_special_tokens=bos is None or not text.startswith(bos), **media
+            )
         )
         completion = torch.from_numpy(row.sample.token_ids[row.sample.loss_mask].astype(np.int64))[None]
         assert inputs["input_ids"][0].tolist() == row.sample.token_ids[~row.sample.loss_mask].tolist()

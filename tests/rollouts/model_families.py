@@ -370,7 +370,11 @@ VIDEO_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5
 
 def save_family(name: str, directory: Path) -> Path:
     """Write processor and float32 model of a family."""
-    processor, config = MEDIA_FAMILIES[name]()
+    return save(*MEDIA_FAMILIES[name](), transformers.AutoModelForImageTextToText.from_config, directory)
+
+
+def save(processor: ProcessorMixin, config: PretrainedConfig, build: Callable[[Any], Any], directory: Path) -> Path:
+    """Write a processor, and the float32 model that `build` makes of `config`."""
     processor.save_pretrained(directory)
-    with_seed(lambda: transformers.AutoModelForImageTextToText.from_config(config)).save_pretrained(directory)
+    with_seed(lambda: build(config)).save_pretrained(directory)
     return directory

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from audio_models import AUDIO_MODELS
 from family_rows import loaded_family
 from model_families import text_config, with_seed
 from transformers import AutoModelForCausalLM
@@ -70,6 +71,29 @@ def test_sampled_log_probabilities_of_a_model_that_reads_images_are_those_of_the
     asyncio.run(engine.close())
 
 
+@pytest.mark.parametrize("family", AUDIO_MODELS, indirect=True)
+def test_sampled_log_probabilities_of_a_model_that_hears_are_those_of_the_trainer(family):
+    """Two turns: each of the second continues one of the first, with another sound."""
+    engine = LocalEngine(family.model)
+    requests = []
+    for seed, row in enumerate(family.rows_with_sounds()):
+        prompt = row.sample.token_ids[~row.sample.loss_mask].tolist()
+        requests.append(GenerateRequest(prompt, sampling(seed), MultiModalData.from_items(row.sample.media)))
+    results = generate(engine, requests)
+    assert largest_difference(family.model, requests, results) < 1e-5
+    turn = family.row("and now", sounds=[family.sound(0.4)]).sample
+    added = turn.token_ids[~turn.loss_mask].tolist()
+    following = []
+    for request, result in zip(requests, results, strict=True):
+        ids = [*request.prompt_ids, *result.completions[0].token_ids.tolist()]
+        media = [(item, placeholder.shifted(len(ids))) for item, placeholder in turn.media]
+        following.append(
+            GenerateRequest([*ids, *added], sampling(1), MultiModalData.from_items([*request.media, *media]))
+        )
+    assert largest_difference(family.model, following, generate(engine, following)) < 1e-5
+    asyncio.run(engine.close())
+
+
 @pytest.mark.parametrize("name", TEXT)
 def test_sampled_log_probabilities_of_a_text_model_are_those_of_the_trainer(name):
     """Completions longer than the sliding window of eight tokens; prompts shorter and longer than it."""
@@ -82,9 +106,10 @@ def test_sampled_log_probabilities_of_a_text_model_are_those_of_the_trainer(name
     asyncio.run(engine.close())
 
 
-@pytest.mark.parametrize("family", ["gemma4", "qwen2_5_vl"], indirect=True)
+@pytest.mark.parametrize("family", ["gemma4", "qwen2_5_vl", "qwen2_audio", "qwen2_5_omni"], indirect=True)
 def test_a_placeholder_token_that_the_engine_samples_is_text_for_engine_and_trainer(family):
-    row = family.row("x", [family.pixels(32, 32)])
+    hears = family.name in AUDIO_MODELS
+    row = family.row("x", sounds=[family.sound(0.3)]) if hears else family.row("x", [family.pixels(32, 32)])
     prompt = row.sample.token_ids[~row.sample.loss_mask].tolist()
     engine = LocalEngine(family.model)
     media = MultiModalData.from_items(row.sample.media)

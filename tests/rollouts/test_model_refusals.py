@@ -93,7 +93,7 @@ def test_a_range_over_tokens_that_are_no_placeholders_is_refused(each_qwen):
     moved = replace(sample, media=((item, PlaceholderRange(placeholder.offset - 1, placeholder.length)),))
     text = refusal(qwen.model, moved)
     assert f"the token at position {placeholder.offset - 1} has id" in text
-    assert "in the range of an image or video" in text
+    assert "in the range of an image, video or sound" in text
     assert f"the placeholder ids of {qwen.name} are: " in text
 
 

@@ -73,7 +73,10 @@ def test_a_model_without_a_known_search_has_the_row_refused_by_name(family, monk
     monkeypatch.delattr(type(family.model.model), "inputs_merger")
     literal_id = min(architecture(family.model).placeholder_ids)
     sample = family.row("x", completion=[65, literal_id]).sample
-    with pytest.raises(SampleError, match=r"sample x: .* no known method .*tried: get_placeholder_mask, inputs_merger"):
+    with pytest.raises(
+        SampleError,
+        match=r"sample x: .* no known method .*tried: get_placeholder_mask, inputs_merger, embed_tokens_extend",
+    ):
         token_logprobs(family.model, TrainingBatch.from_samples([sample], pad_id=0))
 
 

@@ -56,7 +56,7 @@ from rollouts.models.qwen3_vl import VisionFeatures
 
 
 class LocalEngine:
-    """`Engine` over a model of transformers in this process: a text model, or one that reads images.
+    """`Engine` over a model of transformers in this process: a text model, or one that sees or hears.
 
     Requests that arrive while the model is busy, or in the same round of the event loop, run as one batch. Identical
     prompts are prefilled once; for Qwen3-VL an image is encoded once per weight version. Where the model fails on a

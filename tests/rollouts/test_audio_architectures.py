@@ -1,0 +1,116 @@
+"""Log-probabilities and gradients of architectures that hear: by range, padded and packed, against a plain forward."""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from audio_models import AUDIO_MODELS
+from family_rows import loaded_family
+from safetensors.torch import load_file, save_file
+from test_model_architectures import LAYOUTS, assert_same_gradients, close, of_samples
+from test_sampled_placeholders import UNUSED, logprobs, with_copied_token
+
+from rollouts.errors import UnsupportedModelError
+from rollouts.models.architecture import architecture
+from rollouts.models.loading import load_model
+from rollouts.models.placed_rows import TokenSequence, media_positions
+
+pytestmark = pytest.mark.filterwarnings("error::FutureWarning")
+
+
+@pytest.fixture(scope="module")
+def family(request):
+    return loaded_family(request.param)
+
+
+def families(*names):
+    return pytest.mark.parametrize("family", names, indirect=True)
+
+
+@families(*AUDIO_MODELS)
+def test_rows_with_and_without_sounds_have_the_log_probabilities_of_a_plain_forward_in_every_layout(family):
+    rows = family.rows_with_sounds()
+    samples = [row.sample for row in rows]
+    plain = [family.plain_logprobs(row) for row in rows]
+    with torch.no_grad():
+        assert close([of_samples(family.model, [sample])[0] for sample in samples], plain)
+        for layout in LAYOUTS.values():
+            assert close(of_samples(family.model, samples, **layout), plain)
+
+
+@families(*AUDIO_MODELS)
+def test_another_sound_changes_the_log_probabilities(family):
+    """The planted fault of the comparison above."""
+    heard, other = (family.row("one", sounds=[family.sound(0.5)]).sample for _ in range(2))
+    with torch.no_grad():
+        assert not close(of_samples(family.model, [heard]), of_samples(family.model, [other]))
+
+
+@families(*AUDIO_MODELS)
+def test_a_sampled_placeholder_of_a_sound_is_the_text_token_that_its_embedding_says(family):
+    """The same text under an id that is no placeholder gives the same log-probabilities of what follows."""
+    literal_id = family.row("one", sounds=[family.sound(0.5)]).placeholder_id
+    model = with_copied_token(family.model, literal_id, UNUSED)
+    sound, beside = family.sound(0.5), family.row("beside", sounds=[family.sound(0.2)]).sample
+    for sounds in ([sound], []):
+        literal, usual = (
+            family.row("x", sounds=sounds, completion=[65, token, token, 66, 67]).sample
+            for token in (literal_id, UNUSED)
+        )
+        for layout in ("padded", "packed"):
+            ours, _ = logprobs(model, [literal, beside], layout=layout)
+            expected, _ = logprobs(model, [usual, beside], layout=layout)
+            assert torch.allclose(ours[[0, 3, 4]], expected[[0, 3, 4]], atol=1e-5, rtol=0)
+
+
+@families(*AUDIO_MODELS)
+def test_gradients_of_a_packed_batch_are_the_sum_of_single_rows_and_reach_the_audio_tower(family):
+    found = assert_same_gradients(family.model, [row.sample for row in family.rows_with_sounds()])
+    tower = [gradient for name, gradient in found.items() if "audio" in name or "encoder" in name]
+    assert any(gradient.abs().max() > 1e-6 for gradient in tower)
+
+
+@families("qwen2_audio")
+def test_sounds_of_one_token_are_no_markers_to_expand(family):
+    """Qwen2-Audio expands placeholders that stand alone, as the first processors left them."""
+    rows = [family.row(f"click {number}", sounds=[family.sound(0.05)]) for number in range(2)]
+    assert [len(row.sample.media[0][1].runs) for row in rows] == [1, 1]
+    assert [item.num_tokens for row in rows for item, _ in row.sample.media] == [1, 1]
+    plain = [family.plain_logprobs(row) for row in rows]
+    with torch.no_grad():
+        for layout in LAYOUTS.values():
+            assert close(of_samples(family.model, [row.sample for row in rows], **layout), plain)
+
+
+@families("qwen2_5_omni")
+def test_positions_beside_pictures_are_those_of_the_models_own_index(family):
+    """`get_rope_index` of an Omni model on the processor's ids, which have a start token before each medium."""
+    pictures, sounds = [family.pixels(56, 84), family.pixels(112, 56)], [family.sound(0.7), family.sound(0.4)]
+    row = family.row("both", pictures, sounds=sounds)
+    ids = torch.from_numpy(row.sample.token_ids.astype(np.int64))[None]
+    items = [item for item, _ in row.sample.media]
+    grids = torch.from_numpy(np.stack([item["image_grid_thw"] for item in items if "image_grid_thw" in item]))
+    frames = torch.tensor([int(item["feature_attention_mask"].sum()) for item in items if item.modality == "audio"])
+    expected, delta = family.model.model.get_rope_index(
+        ids, image_grid_thw=grids, attention_mask=torch.ones_like(ids), audio_seqlens=frames
+    )
+    ours, following = media_positions(architecture(family.model), TokenSequence(ids[0].numpy(), row.sample.media))
+    assert (ours == expected[:, 0].numpy()).all()
+    assert following == len(ids[0]) + delta
+    assert (ours.max(0) > ours.min(0)).any()
+
+
+def test_of_a_checkpoint_with_a_talker_the_thinker_is_loaded_and_the_whole_model_is_refused(tmp_path):
+    family = loaded_family("qwen2_5_omni")
+    config = transformers.Qwen2_5OmniConfig(thinker_config=family.model.config.to_dict())
+    config.save_pretrained(tmp_path)
+    stored = load_file(family.directory / "model.safetensors")
+    weights = {f"thinker.{name}": tensor for name, tensor in stored.items()}
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    loaded, expected = load_model(tmp_path).state_dict(), family.model.state_dict()
+    assert loaded.keys() == expected.keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in expected.items())
+    whole = torch.nn.Module()
+    whole.config, whole.base_model, whole.thinker = config, torch.nn.Module(), family.model
+    with pytest.raises(UnsupportedModelError, match=r"pass model\.thinker"):
+        architecture(whole)
