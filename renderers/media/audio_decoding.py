@@ -1,27 +1,41 @@
 """Source bytes -> mono float32 samples at the rate that a processor wants.
 
-WAV, FLAC, OGG, MP3 and AIFF are decoded by libsndfile (soundfile), the sound of MP4, M4A, WebM, MKV and AAC by FFmpeg
-(PyAV); both are in the extra `audio`. As in `load_audio` of transformers and in vLLM: channels are averaged in float32,
-then resampled by soxr in its quality HQ.
+WAV, FLAC, OGG, MP3 and AIFF are decoded by libsndfile (soundfile), the sound of MP4, M4A, WebM, MKV, MOV, AVI and AAC
+by FFmpeg (PyAV), resampling is by soxr in its quality HQ; all three are in the extra `audio`. The result equals that of
+`load_audio(backend="soundfile")` of transformers bit for bit: channels are averaged in float32, then resampled.
+
+A file is decoded block by block, and each block is mixed and resampled at once: only a block is ever held at the rate
+and with the channels of the file, and limits hold for files whose header is wrong.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import NamedTuple
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from renderers.errors import MediaDecodeError, MediaLimitError
+from renderers.errors import MediaDecodeError
+from renderers.media.containers import Container, container_of, corrupt, open_stream
+from renderers.media.declared_length import declared_bytes
+from renderers.media.decoding import decode_errors
 from renderers.media.item import MediaSource
 from renderers.media.policy import Deadline, MediaPolicy, TimedBytes
-from renderers.media.samples import is_raw_audio, raw_samples
+from renderers.media.samples import MAX_RATE, is_raw_audio, raw_samples
 from renderers.media.sniffing import sniff
 from renderers.media.video_decoding import package_version
 
-#: The format that libsndfile is asked for, by media type.
 _SNDFILE_TYPES = ("audio/wav", "audio/flac", "audio/ogg", "audio/mpeg", "audio/aiff")
+_PCM = ("u8", "s16le", "s16be", "s24le", "s24be", "s32le", "s32be", "f32le", "f64le", "mulaw", "alaw")
+_CODECS = {"aac", "mp2", "mp3", "opus", "vorbis", "flac", "alac", "ac3", "eac3", *(f"pcm_{name}" for name in _PCM)}
+_BLOCK = 1 << 16  # samples of a channel
+# Past this number of samples libsndfile does not know the length.
+_UNKNOWN_LENGTH = 1 << 62
+_MAX_UNREAD = 4096  # bytes of tags at the end of an MP3
+_MISSING = "{} is not installed, which sounds need; pip install 'mmrollouts[audio]', or pass an array of samples{}"
 
 
 class AudioInfo(NamedTuple):
@@ -33,23 +47,51 @@ class AudioInfo(NamedTuple):
     format: str
 
 
+class _Sound(NamedTuple):
+    """An open sound. `seconds` is what its header says, None if nothing; `blocks` are float32 (samples, channels)."""
+
+    seconds: float | None
+    sampling_rate: int
+    channels: int
+    format: str
+    blocks: Iterator[np.ndarray]
+
+
 def decode_audio(source: MediaSource, policy: MediaPolicy, sampling_rate: int) -> np.ndarray:
-    """float32 (samples,): the sound in mono at `sampling_rate` hertz.
+    """float32 (samples,): the sound in mono at `sampling_rate` hertz, decoded within `policy.timeout` seconds.
 
     Raises `MediaLimitError` for a sound past the limits of the policy, `MediaDecodeError` for other data, an
-    unsupported format, a corrupt file, samples that are no numbers, or a missing decoder.
+    unsupported format, an empty, truncated or corrupt file, samples that are no numbers, or a missing package.
     """
-    samples, rate, _ = _decoded(source, policy)
-    mono = samples[:, 0] if samples.shape[1] == 1 else samples.mean(axis=1, dtype=np.float32)
-    if not np.isfinite(mono).all():
-        raise _corrupt(source, "it has samples that are no finite numbers")
-    return np.ascontiguousarray(mono) if rate == sampling_rate else _resampled(mono, rate, sampling_rate)
+    pieces: list[np.ndarray] = []
+    with _opened(source, policy) as sound:
+        rate = sound.sampling_rate
+        resampler = None if rate == sampling_rate else _resampler(source, rate, sampling_rate)
+        count = 0
+        for block in sound.blocks:
+            mono = _mixed(block)
+            if not np.isfinite(mono).all():
+                raise corrupt(source, "sound", f"a sample after {count} is no finite number")
+            count += len(block)
+            pieces.append(mono if resampler is None else resampler.resample_chunk(mono))
+        if not count:
+            raise MediaDecodeError(
+                f"sound {source.digest[:12]} is empty: it holds no samples; leave the part out", digest=source.digest
+            )
+    if resampler is None:
+        return np.concatenate(pieces)
+    wanted = math.ceil(count * sampling_rate / rate)
+    samples = np.concatenate([*pieces, resampler.resample_chunk(np.empty(0, np.float32), last=True)])[:wanted]
+    return np.pad(samples, (0, wanted - len(samples)))
 
 
 def audio_info(source: MediaSource, policy: MediaPolicy) -> AudioInfo:
-    """Errors as `decode_audio`."""
-    samples, rate, media_type = _decoded(source, policy)
-    return AudioInfo(len(samples) / rate, rate, samples.shape[1], media_type)
+    """From the header; decoded only where it has no length. Errors as `decode_audio`."""
+    with _opened(source, policy) as sound:
+        seconds = sound.seconds
+        if seconds is None:
+            seconds = sum(len(block) for block in sound.blocks) / sound.sampling_rate
+        return AudioInfo(seconds, sound.sampling_rate, sound.channels, sound.format)
 
 
 def audio_decoder_versions() -> dict[str, str | None]:
@@ -57,50 +99,151 @@ def audio_decoder_versions() -> dict[str, str | None]:
     return {name: package_version(name) for name in ("soundfile", "av", "soxr")}
 
 
-def _decoded(source: MediaSource, policy: MediaPolicy) -> tuple[np.ndarray, int, str]:
-    """float32 (samples, channels), their rate, and the format."""
+@contextmanager
+def _opened(source: MediaSource, policy: MediaPolicy) -> Iterator[_Sound]:
+    """The sound of a source, within the limits of the policy; `blocks` are checked as they are read."""
+    deadline = Deadline(policy.timeout)
+    with decode_errors(source, policy, deadline, kind="sound"), _reader(source, policy, deadline) as sound:
+        rate, channels = sound.sampling_rate, sound.channels
+        if not 1 <= rate <= MAX_RATE or channels < 1:
+            raise corrupt(source, "sound", f"its header declares {channels} channels at {rate} Hz")
+        policy.check_audio(sound.seconds or 0, channels, digest=source.digest)
+
+        def checked() -> Iterator[np.ndarray]:
+            count = 0
+            for block in sound.blocks:
+                deadline.remaining()
+                count += len(block)
+                policy.check_audio(count / rate, digest=source.digest)
+                yield block
+
+        yield sound._replace(blocks=checked())
+
+
+def _reader(source: MediaSource, policy: MediaPolicy, deadline: Deadline) -> AbstractContextManager[_Sound]:
     if is_raw_audio(source.data):
-        samples, rate = raw_samples(source)
-        policy.check_audio(len(samples) / rate, samples.shape[1], digest=source.digest)
-        floats = samples if samples.dtype == np.float32 else samples.astype(np.float32) / np.float32(32768)
-        return floats, rate, "samples"
-    media_type = sniff(source.data) or "unknown data"
-    if media_type not in _SNDFILE_TYPES:
-        raise MediaDecodeError(f"{media_type} is not read as a sound", digest=source.digest)
-    with _decode_errors(source, policy) as deadline:
-        import soundfile
-
-        with soundfile.SoundFile(TimedBytes(source.data, deadline)) as file:
-            policy.check_audio(file.frames / file.samplerate, file.channels, digest=source.digest)
-            return file.read(dtype="float32", always_2d=True), file.samplerate, media_type
+        return nullcontext(_array(source))
+    container = container_of(source, "sound")
+    return _sndfile(source, deadline) if container is None else _ffmpeg(source, policy, container)
 
 
-def _resampled(mono: np.ndarray, rate: int, sampling_rate: int) -> np.ndarray:
-    import soxr
+def _mixed(block: np.ndarray) -> np.ndarray:
+    if block.shape[1] == 1:
+        return np.ascontiguousarray(block[:, 0])
+    if block.shape[1] == 2:  # equal to the mean, and several times faster
+        mono: np.ndarray = (block[:, 0] + block[:, 1]) / np.float32(2)
+        return mono
+    mean: np.ndarray = block.mean(axis=1, dtype=np.float32)
+    return mean
 
-    resampled: np.ndarray = soxr.resample(mono, rate, sampling_rate, quality="HQ")
-    return resampled
+
+def _resampler(source: MediaSource, rate: int, sampling_rate: int) -> Any:
+    try:
+        import soxr
+    except ImportError as error:
+        reason = _MISSING.format("soxr", f" at {sampling_rate} Hz")
+        raise MediaDecodeError(reason, digest=source.digest) from error
+    return soxr.ResampleStream(rate, sampling_rate, 1, dtype="float32", quality="HQ")
+
+
+def _array(source: MediaSource) -> _Sound:
+    samples, rate = raw_samples(source)
+
+    def blocks() -> Iterator[np.ndarray]:
+        for start in range(0, len(samples), _BLOCK):
+            block = samples[start : start + _BLOCK]
+            yield block if block.dtype == np.float32 else block.astype(np.float32) / np.float32(32768)
+
+    return _Sound(len(samples) / rate, rate, samples.shape[1], "samples", blocks())
 
 
 @contextmanager
-def _decode_errors(source: MediaSource, policy: MediaPolicy) -> Iterator[Deadline]:
-    deadline = Deadline(policy.timeout)
-    try:
-        yield deadline
-    except ImportError as error:
+def _sndfile(source: MediaSource, deadline: Deadline) -> Iterator[_Sound]:
+    data = _without_tags(bytes(source.data))
+    media_type = sniff(data) or "unknown data"
+    if media_type not in _SNDFILE_TYPES:
         raise MediaDecodeError(
-            "sounds are decoded by soundfile, which is not installed; pip install 'mmrollouts[audio]', or pass an "
-            "array",
+            f"{source.nbytes} bytes ({source.digest[:12]}, {media_type}) are not a sound in a WAV, FLAC, OGG, MP3, "
+            "AIFF, AAC, MP4, WebM or MKV file; convert it to one of them",
             digest=source.digest,
-        ) from error
-    except (RuntimeError, OSError, ValueError) as error:
-        if deadline.passed:
-            limit = f"timeout={policy.timeout} of the policy"
-            raise MediaLimitError(f"a sound takes longer to decode than {limit}", digest=source.digest) from error
-        raise _corrupt(source, str(error)) from error
+        )
+    declared = declared_bytes(data, media_type)
+    if declared > len(data):
+        raise corrupt(source, "sound", f"it ends early, after {source.nbytes} bytes")
+    try:
+        import soundfile
+    except (ImportError, OSError) as error:  # OSError: the package without its library
+        raise MediaDecodeError(_MISSING.format("soundfile", ""), digest=source.digest) from error
+    stream = TimedBytes(data, deadline)
+    try:
+        file = soundfile.SoundFile(stream)
+    except soundfile.LibsndfileError as error:  # its text has the address of the stream
+        raise OSError(error.error_string) from error
+    file.seekable = lambda: False  # or soundfile seeks to its place after each block, which is inexact for MP3
+    with file:
+        # Of an MP3 without a header for the whole, libsndfile guesses the length, and stops there.
+        is_guess = media_type == "audio/mpeg" and not declared
+        length = None if is_guess or file.frames >= _UNKNOWN_LENGTH else file.frames
+
+        def blocks() -> Iterator[np.ndarray]:
+            count, read = 0, _BLOCK
+            while read == _BLOCK:
+                block = np.empty((_BLOCK, file.channels), np.float32)
+                read = file.buffer_read_into(block, "float32")
+                count += read
+                yield block[:read]
+            deadline.remaining()  # after the deadline, TimedBytes ends early
+            if length is not None and count < length:
+                raise corrupt(source, "sound", f"it ends early, after {count} of {length} samples")
+            if is_guess and count == file.frames and stream.tell() < len(data) - _MAX_UNREAD:
+                raise MediaDecodeError(
+                    f"sound {source.digest[:12]} is an MP3 of variable bitrate without its length in a header, and "
+                    f"libsndfile reads only {count} samples of it; re-encode it",
+                    digest=source.digest,
+                )
+
+        seconds = None if length is None else length / file.samplerate
+        yield _Sound(seconds, file.samplerate, file.channels, media_type, blocks())
 
 
-def _corrupt(source: MediaSource, reason: str) -> MediaDecodeError:
-    return MediaDecodeError(
-        f"sound {source.digest[:12]} is corrupt: {reason}; re-encode it, or download it again", digest=source.digest
-    )
+def _without_tags(data: bytes) -> bytes:
+    """The file behind its tags of ID3v2, behind which libsndfile would read any format."""
+    while data.startswith(b"ID3"):
+        size = sum((byte & 0x7F) << shift for byte, shift in zip(data[6:10], (21, 14, 7, 0), strict=False))
+        data = data[10 + size :]
+    return data
+
+
+@contextmanager
+def _ffmpeg(source: MediaSource, policy: MediaPolicy, container: Container) -> Iterator[_Sound]:
+    with open_stream(source, policy, container, "sound", _CODECS) as (file, stream):
+        policy.check_audio(0, stream.codec_context.channels, digest=source.digest)
+        frames = file.decode(stream)
+        first = next(frames, None)
+        if first is None:
+            raise corrupt(source, "sound", "it holds no samples")
+        rate, channels = first.sample_rate, first.layout.nb_channels
+
+        def blocks() -> Iterator[np.ndarray]:
+            for frame in chain([first], frames):
+                if frame.is_corrupt or (frame.sample_rate, frame.layout.nb_channels) != (rate, channels):
+                    raise corrupt(source, "sound", "a part is broken or of another rate or number of channels")
+                yield _samples_of_frame(frame)
+
+        seconds = None
+        if container != "aac":  # which has no header for the whole
+            if stream.duration is not None:
+                seconds = float(stream.duration * stream.time_base)
+            elif file.duration is not None:
+                seconds = file.duration / 1e6
+        yield _Sound(seconds, rate, channels, sniff(source.data) or container, blocks())
+
+
+def _samples_of_frame(frame: Any) -> np.ndarray:
+    """float32 (samples, channels), integers scaled to -1 to 1."""
+    array: np.ndarray = frame.to_ndarray()
+    by_time = array.T if frame.format.is_planar else array.reshape(-1, frame.layout.nb_channels)
+    if by_time.dtype.kind == "f":
+        return by_time.astype(np.float32, copy=False)
+    zero, scale = (128, 128) if by_time.dtype == np.uint8 else (0, 1 << 8 * by_time.dtype.itemsize - 1)
+    return (by_time.astype(np.float32) - np.float32(zero)) / np.float32(scale)

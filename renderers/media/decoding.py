@@ -214,6 +214,7 @@ _MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")
 _MARKERS_WITHOUT_LENGTH = (0x01, 0xD8)
 _END_OF_IMAGE, _START_OF_SCAN = 0xD9, 0xDA
 
+_QUICK_FORMATS = {"image": "a baseline JPEG or PNG", "video": "H.264 in MP4", "sound": "WAV"}
 # Decoders of lossy formats, whose output may change with their version, by Pillow's names.
 _LOSSY_DECODERS = ("jpg", "libjpeg_turbo", "jpg_2000", "webp", "avif")
 
@@ -249,7 +250,7 @@ def decode_image(source: MediaSource, policy: MediaPolicy) -> Image.Image:
 
 @contextmanager
 def decode_errors(
-    source: MediaSource, policy: MediaPolicy, deadline: Deadline, *, kind: Literal["image", "video"] = "image"
+    source: MediaSource, policy: MediaPolicy, deadline: Deadline, *, kind: Literal["image", "video", "sound"] = "image"
 ) -> Iterator[None]:
     """Raise errors of the decoders as `MediaError`s. It wraps only calls of decoders: other errors pass unchanged."""
     name = f"{kind} {source.digest[:12]}"
@@ -261,8 +262,8 @@ def decode_errors(
         # A TimeoutError, or an error caused by one: Pillow treats any error as "another format".
         if deadline.passed:
             raise MediaLimitError(
-                f"{name} takes longer to decode than timeout={policy.timeout} of the policy; re-encode it "
-                + ("as a baseline JPEG or PNG" if kind == "image" else "as H.264 in MP4"),
+                f"{name} takes longer to decode than timeout={policy.timeout} of the policy; re-encode it as "
+                f"{_QUICK_FORMATS[kind]}",
                 digest=source.digest,
             ) from error
         if isinstance(error, UnidentifiedImageError):

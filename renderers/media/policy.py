@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address, ip_network
 from numbers import Real
 from pathlib import Path
+from typing import Any
 
 from renderers.errors import ConfigError, MediaLimitError
 
@@ -32,10 +33,11 @@ class Deadline:
 
 
 class TimedBytes(io.BytesIO):
-    """A file in memory whose `read` raises `TimeoutError` after a deadline.
+    """A file in memory whose `read` raises `TimeoutError` after a deadline, and whose `readinto` is at the end then.
 
-    Pillow reads a file in small pieces between the steps of its decoders, so this bounds the time for files of very
-    many parts (chunks of a PNG, frames of a GIF, comments, runs) as well as for slow decoders.
+    Decoders read a file in small pieces between their steps, so this bounds the time for files of very many parts
+    (chunks of a PNG, frames of a GIF, comments, runs) as well as for slow decoders. Pillow calls `read`, libsndfile
+    `readinto`, through which no error passes.
     """
 
     def __init__(self, data: bytes | memoryview, deadline: Deadline) -> None:
@@ -45,6 +47,9 @@ class TimedBytes(io.BytesIO):
     def read(self, size: int | None = -1, /) -> bytes:
         self._deadline.remaining()
         return super().read(size)
+
+    def readinto(self, buffer: Any, /) -> int:
+        return 0 if self._deadline.passed else super().readinto(buffer)
 
 
 _HOST = re.compile(r"(?=.{1,253}\Z)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")

@@ -24,7 +24,8 @@ AUDIO = (
 )
 _HEADER = struct.Struct("<4s4sIIQ")
 _DTYPES: Mapping[str, np.dtype[Any]] = {"i2": np.dtype("<i2"), "f4": np.dtype("<f4")}
-_MAX_RATE = 768_000
+#: The highest sampling rate, in hertz.
+MAX_RATE = 768_000
 
 
 class Samples(NamedTuple):
@@ -100,9 +101,9 @@ def check_rate(sampling_rate: Any) -> int:
             '{"type": "audio", "audio": array, "sampling_rate": 16000}'
         )
     is_number = isinstance(sampling_rate, (int, float, np.number)) and not isinstance(sampling_rate, bool)
-    if not is_number or not 1 <= sampling_rate <= _MAX_RATE or int(sampling_rate) != sampling_rate:
+    if not is_number or not 1 <= sampling_rate <= MAX_RATE or int(sampling_rate) != sampling_rate:
         raise MediaDecodeError(
-            f"sampling_rate is a whole number of hertz from 1 to {_MAX_RATE}, not {short_repr(sampling_rate)}"
+            f"sampling_rate is a whole number of hertz from 1 to {MAX_RATE}, not {short_repr(sampling_rate)}"
         )
     return int(sampling_rate)
 

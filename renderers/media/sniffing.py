@@ -41,7 +41,7 @@ _SIGNATURES = {
     b"ID3": "audio/mpeg",
     b"fLaC": "audio/flac",
     b"OggS": "audio/ogg",
-    b"FORM": "audio/aiff",
+    b"riff\x2e\x91\xcf\x11\xa5\xd6\x28\xdb\x04\xc1\0\0": "audio/wav",  # Sony Wave64
     b".snd": "audio/basic",
     b"caff": "audio/x-caf",
 }
@@ -67,6 +67,12 @@ def sniff(data: bytes | memoryview) -> str | None:
             return media_type
     if start[:4] == b"RIFF":
         return _RIFF.get(start[8:12])
+    if start[:4] in (b"RIFX", b"RF64") and start[8:12] == b"WAVE":
+        return "audio/wav"
+    if start[:4] == b"FORM" and start[8:12] in (b"AIFF", b"AIFC"):
+        return "audio/aiff"
+    if start[:1] == b"\xff":
+        return _mpeg_audio(start)
     if start[4:8] == b"ftyp":
         return _iso_media(start)
     if start[4:8] in (b"moov", b"mdat", b"wide", b"free", b"skip"):  # QuickTime from the time before brands
@@ -116,6 +122,16 @@ def check_type(
         )
         reason = f"is {media_type}{declared_note}, not {wanted}; check where it comes from"
     raise MediaDecodeError(f"{subject} {reason}", digest=digest)
+
+
+def _mpeg_audio(start: bytes) -> str | None:
+    """Frames of MPEG audio without a header: AAC in ADTS (ISO/IEC 13818-7), or layers II and III (ISO/IEC 11172-3)."""
+    sync, rates = int.from_bytes(start[:2], "big"), int.from_bytes(start[2:3], "big")
+    if sync & 0xFFF6 == 0xFFF0:
+        return "audio/aac" if rates >> 2 & 15 < 13 else None
+    version, layer = sync >> 3 & 3, sync >> 1 & 3
+    is_frame = sync & 0xFFE0 == 0xFFE0 and version != 1 and layer in (1, 2)
+    return "audio/mpeg" if is_frame and rates >> 4 not in (0, 15) and rates >> 2 & 3 != 3 else None
 
 
 def _iso_media(start: bytes) -> str:

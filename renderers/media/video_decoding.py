@@ -2,26 +2,22 @@
 
 A video is never held in memory as a whole: `sample_video` asks its `plan` which frames are wanted once their number is
 known, and converts each wanted frame when it is decoded.
-
-The reading of video files is limited on purpose, because FFmpeg reads far more than videos: the container format is
-found from the first bytes and no other is tried, the file is read from memory with every protocol forbidden, and only
-the first video stream is decoded, only by the codecs of `_CODECS` and `_STILL_CODECS`.
 """
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import metadata
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from renderers.errors import MediaDecodeError
+from renderers.media.containers import Container, container_of, corrupt, open_stream
 from renderers.media.decoding import (
     check_decoding_cost,
     count_frames,
@@ -34,29 +30,13 @@ from renderers.media.decoding import (
 )
 from renderers.media.item import MediaSource
 from renderers.media.policy import Deadline, MediaPolicy, TimedBytes
-from renderers.media.sniffing import sniff
 
 if TYPE_CHECKING:
-    from av.container import InputContainer
     from av.video.frame import VideoFrame
-    from av.video.stream import VideoStream
 
 _IMAGE_FORMATS = ("GIF", "WEBP", "PNG", "TIFF")
-# The most streams and parts of a container that are read.
-_MAX_STREAMS = 64
-_MAX_PARTS = 1 << 16
-# Frames up to this size may be decoded while the file is opened; the policy's limit is checked after opening.
-_MAX_PIXELS_AT_OPEN = 1 << 24
 _CODECS = {"h264", "hevc", "av1", "vp8", "vp9", "mpeg4", "mpeg2video", "mpeg1video", "h263", "msmpeg4v3", "theora"}
 _STILL_CODECS = {"mjpeg", "prores", "ffv1", "png", "rawvideo"}  # each frame is coded by itself
-_Container = Literal["mov", "matroska", "avi"]
-_CONTAINERS: dict[str, _Container] = {
-    "video/mp4": "mov",
-    "video/quicktime": "mov",
-    "video/webm": "matroska",
-    "video/x-matroska": "matroska",
-    "video/x-msvideo": "avi",
-}
 
 
 class VideoInfo(NamedTuple):
@@ -109,7 +89,7 @@ def sample_video(source: MediaSource, policy: MediaPolicy, plan: Callable[[Video
         info = video.info
         for _ in range(2):
             if info.frames < 1:
-                raise _corrupt(source, "it holds no frames")
+                raise corrupt(source, "video", "it holds no frames")
             frame_plan = plan(info)
             indices = [int(index) for index in frame_plan.indices]
             converted: dict[int, np.ndarray] = {}
@@ -123,7 +103,7 @@ def sample_video(source: MediaSource, policy: MediaPolicy, plan: Callable[[Video
                 return SampledVideo(np.stack([converted[index] for index in indices]), indices, info)
             # Some codecs need several packets for a frame. The number of decoded frames is the right one.
             info = info._replace(frames=count)
-    raise _corrupt(source, "each decoding gives another number of frames")
+    raise corrupt(source, "video", "each decoding gives another number of frames")
 
 
 def video_decoder_versions() -> dict[str, str | None]:
@@ -154,18 +134,13 @@ def _read_frames(
         yield from video.read(wanted)
 
 
-def _corrupt(source: MediaSource, reason: str) -> MediaDecodeError:
-    return MediaDecodeError(
-        f"video {source.digest[:12]} is corrupt: {reason}; re-encode it, or download it again", digest=source.digest
-    )
-
-
 def _open_video(source: MediaSource, policy: MediaPolicy, deadline: Deadline) -> AbstractContextManager[_Video]:
     if is_raw_video(source.data):
         return nullcontext(_raw_video(source, policy))
-    container = _CONTAINERS.get(sniff(source.data) or "")
+    container = container_of(source, "video")
     if container is not None:
-        return nullcontext(_video_file(source, policy, deadline, container))
+        file = _VideoFile(source, policy, deadline, container)
+        return nullcontext(_Video(file.read_info(), file.read))
     return _animation(source, policy, deadline)
 
 
@@ -213,7 +188,7 @@ def _animation(source: MediaSource, policy: MediaPolicy, deadline: Deadline) -> 
                 image.seek(index)
                 check_decoding_cost(image, source, policy)
                 if image.size != size:  # pages of a TIFF
-                    raise _corrupt(source, f"frame {index} is of another size than the first")
+                    raise corrupt(source, "video", f"frame {index} is of another size than the first")
                 yield image_planes(to_rgb(image)) if index in wanted else None
 
         yield _Video(VideoInfo(count, *size, _animation_fps(image, count, deadline)), read)
@@ -247,7 +222,7 @@ class _VideoFile:
     source: MediaSource
     policy: MediaPolicy
     deadline: Deadline
-    container: _Container
+    container: Container
 
     def read(self, wanted: frozenset[int]) -> Iterator[np.ndarray | None]:
         for index, frame in enumerate(self._decoded()):
@@ -269,12 +244,12 @@ class _VideoFile:
             for packet in container.demux(stream):
                 self.deadline.remaining()
                 if packet.is_corrupt:
-                    raise _corrupt(self.source, f"it ends early, after {frames} frames")
+                    raise corrupt(self.source, "video", f"it ends early, after {frames} frames")
                 frames += bool(packet.size) and not packet.is_discard
                 self.policy.check_frames(frames, digest=self.source.digest)
         first = next(self._decoded(), None)
         if first is None:
-            raise _corrupt(self.source, "it holds no frames")
+            raise corrupt(self.source, "video", "it holds no frames")
         width, height = (first.height, first.width) if _quarter_turns(first) % 2 else (first.width, first.height)
         return VideoInfo(frames, width, height, fps)
 
@@ -285,81 +260,14 @@ class _VideoFile:
                 self.deadline.remaining()
                 size = size or (frame.width, frame.height)
                 if frame.is_corrupt or (frame.width, frame.height) != size:
-                    raise _corrupt(self.source, "a frame is broken or of another size than the first")
+                    raise corrupt(self.source, "video", "a frame is broken or of another size than the first")
                 self.policy.check_size(*size, digest=self.source.digest)
                 yield frame
 
-    @contextmanager
-    def _stream(self) -> Iterator[tuple[InputContainer, VideoStream]]:
-        import av
-
-        options = {"protocol_whitelist": "none"}
-        try:
-            with av.open(
-                io.BytesIO(self.source.data),
-                format=self.container,
-                options=options,
-                # Opening the file already decodes frames, before their size can be checked.
-                stream_options=[{"max_pixels": str(max(self.policy.max_pixels, _MAX_PIXELS_AT_OPEN))}] * _MAX_STREAMS,
-            ) as container:
-                if not container.streams.video:
-                    raise _corrupt(self.source, "it has no video stream")
-                stream = container.streams.video[0]
-                codec = stream.codec_context.codec.canonical_name
-                if codec not in _CODECS | _STILL_CODECS:
-                    raise MediaDecodeError(
-                        f"video {self.source.digest[:12]} is coded as {codec}, which is not read; convert it to H.264",
-                        digest=self.source.digest,
-                    )
-                yield container, stream
-        except av.FFmpegError as error:
-            raise _corrupt(self.source, str(error)) from error
-
-
-def _video_file(source: MediaSource, policy: MediaPolicy, deadline: Deadline, container: _Container) -> _Video:
-    try:
-        import av  # noqa: F401
-    except ImportError as error:
-        raise MediaDecodeError(
-            f"video {source.digest[:12]} is a video file, which PyAV decodes; pip install 'mmrollouts[video]', or pass "
-            "its frames as an array",
-            digest=source.digest,
-        ) from error
-    if _declared_bytes(bytes(source.data), container) > source.nbytes:
-        raise _corrupt(source, f"it ends early, after {source.nbytes} bytes")
-    file = _VideoFile(source, policy, deadline, container)
-    return _Video(file.read_info(), file.read)
+    def _stream(self) -> AbstractContextManager[tuple[Any, Any]]:
+        return open_stream(self.source, self.policy, self.container, "video", _CODECS | _STILL_CODECS)
 
 
 def _quarter_turns(frame: VideoFrame) -> int:
     """Quarter turns counter-clockwise, from the display matrix that phones write."""
     return round(frame.rotation / 90) % 4
-
-
-def _declared_bytes(data: bytes, container: _Container) -> int:
-    """The length that the container declares, 0 if none: FFmpeg reads a truncated file as a shorter video."""
-    if container == "avi":
-        return 8 + int.from_bytes(data[4:8], "little")
-    if container == "matroska":
-        end = 0
-        for _ in range(_MAX_PARTS):  # EBML header, then segments: an identifier of 4 bytes, a size of 1 to 8, the body
-            if end >= len(data):
-                break
-            length = 9 - data[end + 4 : end + 5].ljust(1, b"\1")[0].bit_length()
-            field = data[end + 4 : end + 4 + length]
-            size = int.from_bytes(field, "big") & ((1 << 7 * length) - 1)
-            if len(field) < length or size == (1 << 7 * length) - 1:  # unknown: a live recording
-                break
-            end += 4 + length + size
-        return end
-    end = 0
-    for _ in range(_MAX_PARTS):  # ISO base media boxes (ISO/IEC 14496-12): a size of 4 bytes, a type of 4, the body
-        if end + 8 > len(data):
-            break
-        size = int.from_bytes(data[end : end + 4], "big")
-        if size == 1:
-            size = int.from_bytes(data[end + 8 : end + 16], "big")
-        if size < 8:  # 0: up to the end of the file
-            break
-        end += size
-    return end

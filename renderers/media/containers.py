@@ -1,0 +1,100 @@
+"""Files of video and sound that FFmpeg reads (PyAV, extras `video` and `audio`).
+
+The reading is limited on purpose, because FFmpeg reads far more than videos: the container format is found from the
+first bytes and no other is tried, the file is read from memory with every protocol forbidden, and only the first stream
+of the wanted kind is decoded, only by the codecs that the caller allows.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from renderers.errors import MediaDecodeError
+from renderers.media.declared_length import declared_bytes
+from renderers.media.item import MediaSource
+from renderers.media.policy import MediaPolicy
+from renderers.media.sniffing import sniff
+
+Kind = Literal["video", "sound"]
+Container = Literal["mov", "matroska", "avi", "aac"]
+
+# The most streams of a container that are read.
+_MAX_STREAMS = 64
+# Frames up to this size may be decoded while the file is opened; the policy's limit is checked after opening.
+_MAX_PIXELS_AT_OPEN = 1 << 24
+_CONTAINERS: dict[str, Container] = {
+    "video/mp4": "mov",
+    "video/quicktime": "mov",
+    "video/webm": "matroska",
+    "video/x-matroska": "matroska",
+    "video/x-msvideo": "avi",
+    "audio/mp4": "mov",
+    "audio/aac": "aac",
+}
+_INSTEAD: dict[Kind, str] = {
+    "video": "pip install 'mmrollouts[video]', or pass its frames as an array",
+    "sound": "pip install 'mmrollouts[audio]', or pass its samples as an array",
+}
+_CONVERT: dict[Kind, str] = {"video": "H.264", "sound": "FLAC or WAV"}
+
+
+def container_of(source: MediaSource, kind: Kind) -> Container | None:
+    """The format of a file that `open_stream` reads, None for other bytes.
+
+    Raises `MediaDecodeError` where PyAV is missing, and for a file that ends before the length that it declares.
+    """
+    media_type = sniff(source.data) or ""
+    container = _CONTAINERS.get(media_type)
+    if container is None:
+        return None
+    try:
+        import av  # noqa: F401
+    except ImportError as error:
+        name = f"{kind} {source.digest[:12]} is a file that PyAV decodes, which is not installed"
+        raise MediaDecodeError(f"{name}; {_INSTEAD[kind]}", digest=source.digest) from error
+    if declared_bytes(bytes(source.data), media_type) > source.nbytes:
+        raise corrupt(source, kind, f"it ends early, after {source.nbytes} bytes")
+    return container
+
+
+@contextmanager
+def open_stream(
+    source: MediaSource, policy: MediaPolicy, container: Container, kind: Kind, codecs: Collection[str]
+) -> Iterator[tuple[Any, Any]]:
+    """PyAV's container of a source and its first stream of a kind. Raises `MediaDecodeError`, also for FFmpeg's errors
+    in the block."""
+    import av
+
+    try:
+        with av.open(
+            io.BytesIO(source.data),
+            format=container,
+            options={"protocol_whitelist": "none"},
+            # Opening the file already decodes frames, before their size can be checked.
+            stream_options=[{"max_pixels": str(max(policy.max_pixels, _MAX_PIXELS_AT_OPEN))}] * _MAX_STREAMS,
+        ) as file:
+            streams = file.streams.video if kind == "video" else file.streams.audio
+            if not streams:
+                raise MediaDecodeError(
+                    f"{source.nbytes} bytes ({source.digest[:12]}, {sniff(source.data)}) hold no {kind} stream; "
+                    "check where they come from",
+                    digest=source.digest,
+                )
+            codec = streams[0].codec_context.codec.canonical_name
+            if codec not in codecs:
+                name = f"{kind} {source.digest[:12]} is coded as {codec}"
+                raise MediaDecodeError(
+                    f"{name}, which is not read; convert it to {_CONVERT[kind]}", digest=source.digest
+                )
+            yield file, streams[0]
+    except av.FFmpegError as error:
+        raise corrupt(source, kind, str(error)) from error
+
+
+def corrupt(source: MediaSource, kind: Kind, reason: str) -> MediaDecodeError:
+    return MediaDecodeError(
+        f"{kind} {source.digest[:12]} is corrupt: {reason}; re-encode it, or download it again", digest=source.digest
+    )
