@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
@@ -30,9 +30,6 @@ from renderers.media.decoding import (
 )
 from renderers.media.item import MediaSource
 from renderers.media.policy import Deadline, MediaPolicy, TimedBytes
-
-if TYPE_CHECKING:
-    from av.video.frame import VideoFrame
 
 _IMAGE_FORMATS = ("GIF", "WEBP", "PNG", "TIFF")
 _CODECS = {"h264", "hevc", "av1", "vp8", "vp9", "mpeg4", "mpeg2video", "mpeg1video", "h263", "msmpeg4v3", "theora"}
@@ -253,7 +250,7 @@ class _VideoFile:
         width, height = (first.height, first.width) if _quarter_turns(first) % 2 else (first.width, first.height)
         return VideoInfo(frames, width, height, fps)
 
-    def _decoded(self) -> Iterator[VideoFrame]:
+    def _decoded(self) -> Iterator[Any]:
         with self._stream() as (container, stream):
             size = None
             for frame in container.decode(stream):
@@ -268,6 +265,6 @@ class _VideoFile:
         return open_stream(self.source, self.policy, self.container, "video", _CODECS | _STILL_CODECS)
 
 
-def _quarter_turns(frame: VideoFrame) -> int:
+def _quarter_turns(frame: Any) -> int:
     """Quarter turns counter-clockwise, from the display matrix that phones write."""
     return round(frame.rotation / 90) % 4
