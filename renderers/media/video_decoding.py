@@ -267,4 +267,5 @@ class _VideoFile:
 
 def _quarter_turns(frame: Any) -> int:
     """Quarter turns counter-clockwise, from the display matrix that phones write."""
-    return round(frame.rotation / 90) % 4
+    turns: int = round(frame.rotation / 90) % 4
+    return turns
