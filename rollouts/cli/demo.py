@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from enum import StrEnum
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +13,7 @@ import typer
 from rich.console import Console
 
 from rollouts.cli.command_group import INTERRUPTED
-from rollouts.cli.serve import api_key_advice, api_key_from_environment
+from rollouts.cli.serve import EngineKind, api_key_advice, api_key_from_environment, check_engine
 from rollouts.demo.recipe import FULL, QUICK, Recipe
 from rollouts.episodes.errors import EpisodeError
 from rollouts.errors import ApiKeyError, CapabilityError, ServerUnreachableError
@@ -28,13 +27,6 @@ if TYPE_CHECKING:
 #: The time for the report at the end, and after Ctrl-C.
 REPORT_SECONDS = 30.0
 INTERRUPTED_REPORT_SECONDS = 5.0
-
-
-class EngineKind(StrEnum):
-    """The engine that samples in the demonstration."""
-
-    LOCAL = "local"
-    VLLM = "vllm"
 
 
 def demo(
@@ -63,7 +55,8 @@ def demo(
     if missing:
         console.print(f'the demo needs {", ".join(missing)}: pip install "mmrollouts\\[demo]"')
         raise typer.Exit(2)
-    _check_address(engine, base_url)
+    check_engine(engine, base_url)
+    _check_address(base_url)
     # Two processes use the same cores in turn; threads that spin while the other process works would slow it down.
     # The variable is read when torch is imported, in this process and in its child.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -93,9 +86,7 @@ def _write_report(out: Path, seconds: float) -> None:
     write_report_at_the_end(out, renderer=load_renderer(out / "model"), seconds=seconds)
 
 
-def _check_address(engine: EngineKind, base_url: str) -> None:
-    if (engine is EngineKind.VLLM) != bool(base_url):
-        raise typer.BadParameter("--engine vllm and --base-url URL go together")
+def _check_address(base_url: str) -> None:
     if base_url:
         from rollouts.engines.vllm.exchange import parse_address
 

@@ -54,6 +54,12 @@ class EngineKind(StrEnum):
     VLLM = "vllm"
 
 
+def check_engine(engine: EngineKind, base_url: str | None) -> None:
+    """Exit with an error where `--engine vllm` has no URL, and where another engine has one."""
+    if (engine is EngineKind.VLLM) != bool(base_url):
+        exit_with_error("--base-url URL and --engine vllm belong together: the engine is the vLLM server at that URL")
+
+
 def serve(
     model: Annotated[Path, typer.Option(metavar="DIR", help="The directory of the model.")],
     host: Annotated[str, typer.Option(metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
@@ -99,8 +105,7 @@ def serve(
     from rollouts.serve.server import bound_socket, check_protection, read_api_key, run_server
     from transport import RecordWriter
 
-    if (engine is EngineKind.VLLM) != (base_url is not None):
-        exit_with_error("--base-url URL and --engine vllm belong together: the engine is the vLLM server at that URL")
+    check_engine(engine, base_url)
     api_key = None if api_key_file is None else read_api_key(api_key_file)
     check_protection(host, api_key)
     with bound_socket(host, port) as listener:  # first: a port in use is an error before the model is loaded

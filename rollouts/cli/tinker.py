@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rollouts.cli.serve import EngineKind, api_key_from_environment
+from rollouts.cli.serve import EngineKind, api_key_from_environment, check_engine
 from rollouts.terminal.table import exit_with_error, print_line
 
 
@@ -88,8 +88,7 @@ def tinker(
     from rollouts.tinker.model_app import model_app
     from rollouts.tinker.service import Limits
 
-    if (engine is EngineKind.VLLM) != (base_url is not None):
-        exit_with_error("--base-url URL and --engine vllm belong together: the sampler is the vLLM server at that URL")
+    check_engine(engine, base_url)
     if sleep and base_url is None:
         exit_with_error("--sleep is of --engine vllm; the model itself needs no place of its own")
     keys = () if api_key_file is None else read_keys(api_key_file)

@@ -28,13 +28,17 @@ class _Bin(NamedTuple):
     last: int
 
 
-def episode_charts(episodes: Sequence[EpisodeFigures]) -> list[Chart]:
-    """Curves over the episodes in the order of the file; each point is the mean over a share of them."""
+def episode_charts(episodes: Sequence[EpisodeFigures], *, rewarded: bool = True) -> list[Chart]:
+    """Curves over the episodes in the order of the file; each point is the mean over a share of them.
+
+    `rewarded`: whether the episodes have rewards.
+    """
     if not episodes:
         return []
     bins = _bins(len(episodes))
+    rewards = _mean_chart("Environment reward", "mean without failed episodes", episodes, bins, _reward)
     charts = [
-        _mean_chart("Environment reward", "mean without failed episodes", episodes, bins, _reward),
+        *([rewards] if rewarded else []),
         _mean_chart("Length", "sampled tokens per episode", episodes, bins, lambda episode: episode.sampled),
         _mean_chart("Turns", "turns per episode", episodes, bins, lambda episode: episode.turns),
         _entropy_chart(episodes, bins),

@@ -232,6 +232,11 @@ class Collected:
     def succeeded(self) -> list[EpisodeFigures]:
         return [episode for episode in self.episodes if not episode.failed]
 
+    @property
+    def is_rewarded(self) -> bool:
+        """Whether there are rewards: `rollouts tinker` records samples whose rewards its clients alone know."""
+        return bool(self.groups) or any(episode.environment_reward for episode in self.episodes)
+
     def error_kinds(self) -> list[ErrorKind]:
         """The most frequent kinds first, at most 20."""
         counts: Counter[str] = Counter()

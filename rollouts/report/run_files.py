@@ -159,6 +159,6 @@ def open_run(path: Path) -> RunFiles:
         raise RolloutsError(f"{path}: it is a file; name the directory of the run: {path.parent}")
     if not any((path / name).exists() for name in _FILES):
         names = ", ".join(_FILES)
-        cure = "name the output directory of `rollouts run` or `rollouts demo`"
+        cure = "name the output directory of `rollouts run` or `rollouts demo`, or of `rollouts tinker` after a step"
         raise RolloutsError(f"{path}: it holds none of {names}; {cure}")
     return RunFiles(path)

@@ -145,7 +145,7 @@ def evaluation_section(results: EvaluationResults) -> str:
 
 def curves_section(collected: Collected, figures: Figures) -> str:
     """Rewards, lengths and entropy over the episodes."""
-    charts = [*episode_charts(collected.episodes), *group_charts(collected.groups)]
+    charts = [*episode_charts(collected.episodes, rewarded=collected.is_rewarded), *group_charts(collected.groups)]
     return _charts(map(figures.chart, charts)) or _absent(
         "No episode is written yet, so there are no curves of rewards and lengths."
     )
@@ -244,15 +244,18 @@ def examples_section(collected: Collected, viewer: ViewerPage) -> str:
         return _absent("No episode ended without an error.")
     best, worst = best_and_worst(succeeded)
     if len({episode.environment_reward for episode in succeeded}) == 1:
-        reward = number_text(succeeded[0].environment_reward)
-        equal = f"All episodes have the environment reward {reward}; these are some of them."
-        return _absent(equal) + _cards(best, viewer)
+        reward = f"the environment reward {number_text(succeeded[0].environment_reward)}"
+        if not collected.is_rewarded:
+            reward = "no reward that is recorded"
+        return _absent(f"All episodes have {reward}; these are some of them.") + _cards(best, viewer, with_reward=False)
     largest, smallest = (f"<h3>{name} environment rewards</h3>" for name in ("Largest", "Smallest"))
     return f"{largest}{_cards(best, viewer)}{smallest}{_cards(worst, viewer)}"
 
 
 def _reward_facts(collected: Collected) -> list[tuple[str, str]]:
     """The means of the rewards over all episodes, as in `summary.json`, and over those that did not fail."""
+    if not collected.is_rewarded:
+        return [("environment reward", "none is recorded")]
     reward = mean_and_spread(episode.environment_reward for episode in collected.episodes)
     means = {"mean environment reward": reward.mean}
     if len(collected.succeeded) < len(collected.episodes):
@@ -301,17 +304,15 @@ def _lag_label(lag: int) -> str:
     return f"lag {lag}" if lag < MAX_LAG else f"lag {MAX_LAG} or more"
 
 
-def _cards(episodes: Sequence[EpisodeFigures], viewer: ViewerPage) -> str:
-    return f'<ul class="cards">{"".join(_card(episode, viewer) for episode in episodes)}</ul>'
+def _cards(episodes: Sequence[EpisodeFigures], viewer: ViewerPage, *, with_reward: bool = True) -> str:
+    return f'<ul class="cards">{"".join(_card(episode, viewer, with_reward) for episode in episodes)}</ul>'
 
 
-def _card(episode: EpisodeFigures, viewer: ViewerPage) -> str:
+def _card(episode: EpisodeFigures, viewer: ViewerPage, with_reward: bool) -> str:
     picture = viewer.thumbnails.get(episode.number)
     image = f'<img src="{picture}" alt="first image of episode {episode.number}">' if picture else ""
-    facts = (
-        f"environment reward {number_text(episode.environment_reward)} · {counted(episode.turns, 'turn')} · "
-        f"{counted(episode.sampled, 'sampled token')} · {episode.ending}"
-    )
+    reward = f"environment reward {number_text(episode.environment_reward)} · " if with_reward else ""
+    facts = f"{reward}{counted(episode.turns, 'turn')} · {counted(episode.sampled, 'sampled token')} · {episode.ending}"
     return f"<li>{image}<div>{_link(episode, viewer)}<p>{escaped(facts)}</p></div></li>"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,21 +38,7 @@ class InputReader:
         self, directory: Path, *, media_policy: MediaPolicy | None = None, media_store: MediaStore | None = None
     ) -> None:
         """Raises a `LoadError` for a directory whose tokenizer or image settings cannot be read."""
-        self.directory = directory
         self.tokenizer, self._media = load_media_reader(directory, media_policy=media_policy, media_store=media_store)
-
-    @property
-    def takes_images(self) -> bool:
-        return "image" in self._media.processors
-
-    @cached_property
-    def max_context_length(self) -> int | None:
-        """The largest number of tokens of a row; None where the model's configuration does not say."""
-        from transformers import AutoConfig
-
-        config = AutoConfig.from_pretrained(str(self.directory), local_files_only=True, trust_remote_code=False)
-        length = getattr(config.get_text_config(), "max_position_embeddings", None)
-        return None if length is None else int(length)
 
     def read(self, place: str, chunks: Sequence[Chunk]) -> ModelInput:
         """The input of chunks; errors name them `place[0]`, `place[1]`... May wait for images, so call it on a thread.

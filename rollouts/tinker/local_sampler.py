@@ -14,9 +14,8 @@ from rollouts.engines.local import LocalEngine
 from rollouts.errors import EngineClosedError, RolloutsError
 from rollouts.models.loading import load_model
 from rollouts.tinker.bounded_pool import BoundedPool
-from rollouts.tinker.endings import Endings
 from rollouts.tinker.requests import SampleRequest, SampleResult
-from rollouts.tinker.sampler import SavedWeights, generated, with_likeliest
+from rollouts.tinker.sampler import Endings, SavedWeights, generated, with_likeliest
 from rollouts.training.trainer import Trainer
 from rollouts.values import check_integer
 

@@ -82,8 +82,8 @@ class Registry(Protocol):
 
     def sampling_session(self, sampling_session_id: str) -> SamplingSession | None: ...
 
-    def finish_session(self, session_id: str, reason: str, detail: str | None) -> None:
-        """End a session: `reason` is success, errored or interrupted. One that has ended stays as it is."""
+    def finish_session(self, session_id: str) -> None:
+        """End a session. One that has ended stays as it is."""
 
 
 def rest_routes(directory: RunDirectory, registry: Registry) -> list[Route]:
@@ -264,16 +264,9 @@ class _Sessions:
         return JSONResponse(fields)
 
     async def finish(self, request: Request) -> Response:
-        body = await read_object(request)
-        reason, detail = body.get("reason"), body.get("detail")
-        kind = reason.get("type") if isinstance(reason, dict) else None
-        if kind not in ("success", "errored", "interrupted"):
-            raise RequestError(
-                400, f"reason.type is {short_repr(kind)}; send success, errored or interrupted", "reason"
-            )
         session, _ = await self._find(request)
         if session is not None:
-            self._registry.finish_session(session.session_id, kind, detail if isinstance(detail, str) else None)
+            self._registry.finish_session(session.session_id)
         return Response(status_code=204)
 
     async def sampler(self, request: Request) -> Response:

@@ -221,11 +221,8 @@ class RunDirectory:
             raise ArgumentError("path", uri, f"pass {_SCHEME}MODEL_ID/KIND/NAME; KIND: {', '.join(get_args(Kind))}")
         return self.checkpoint(*parts)
 
-    def resolve(self, uri: str) -> Path:
-        """The directory of the checkpoint of a URI, never outside of this one."""
-        return self.path(self.find(uri))
-
     def path(self, checkpoint: Checkpoint) -> Path:
+        """The directory of a checkpoint, never outside of this one."""
         return self._path(checkpoint.model_id, checkpoint.kind, checkpoint.name)
 
     def files(self, checkpoint: Checkpoint) -> dict[str, Path]:

@@ -198,7 +198,7 @@ class Service:
             session.last_seen = time.monotonic()
         return session
 
-    def finish_session(self, session_id: str, reason: str, detail: str | None) -> None:
+    def finish_session(self, session_id: str) -> None:
         """The client is done with a session, whose models wait no longer."""
         ending = asyncio.create_task(self.end_session(session_id))
         self._ending.add(ending)

@@ -13,9 +13,8 @@ from rollouts.engines.fleet import EngineFleet
 from rollouts.engines.vllm import VLLMEngine
 from rollouts.errors import ArgumentError, EngineClosedError, EngineError, ServerTimeoutError, ServerUnreachableError
 from rollouts.tinker.bounded_pool import BoundedPool
-from rollouts.tinker.endings import Endings
 from rollouts.tinker.requests import SampleRequest, SampleResult
-from rollouts.tinker.sampler import SavedWeights, generated, with_likeliest
+from rollouts.tinker.sampler import Endings, SavedWeights, generated, with_likeliest
 from rollouts.values import check_integer
 
 T = TypeVar("T")

@@ -73,13 +73,13 @@ def check_data(data: Any, loss: NamedLoss, architecture: Architecture, vocabular
         name = row_name(index)
         if not isinstance(datum, Datum):
             raise SampleError(name, f"{short_repr(datum)} is not a Datum")
-        count = _checked_ids(name, "token_ids", datum.token_ids, None)
+        count = _checked_ids(name, "token ids", datum.token_ids, None)
         if longest is not None and count > longest:
             raise SampleError(name, f"it has {count} tokens, and the model reads {longest}; shorten it")
-        _checked_ids(name, "target_ids", datum.target_ids, count)
+        _checked_ids(name, "targets", datum.target_ids, count)
         wrong = np.flatnonzero((datum.target_ids < 0) | (datum.target_ids >= vocabulary))
         if len(wrong):
-            target = f"target_ids[{wrong[0]}] is {datum.target_ids[wrong[0]]}"
+            target = f"target {wrong[0]} is {datum.target_ids[wrong[0]]}"
             raise SampleError(name, f"{target}; the ids of the model are from 0 to {vocabulary - 1}")
         _check_inputs(name, datum.inputs, loss, count)
         if not are_placed_items(datum.media):
@@ -102,11 +102,11 @@ def sequence_of(index: int, datum: Datum) -> TokenSequence:
     return TokenSequence(datum.token_ids, datum.media, row_name(index))
 
 
-def _checked_ids(name: str, field_name: str, ids: Any, count: int | None) -> int:
+def _checked_ids(name: str, what: str, ids: Any, count: int | None) -> int:
     if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids):
-        raise SampleError(name, f"{field_name} is {_described(ids)}; pass one row of at least one integer")
+        raise SampleError(name, f"the {what} are {_described(ids)}; pass one row of at least one integer")
     if count is not None and len(ids) != count:
-        raise SampleError(name, f"{field_name} has {len(ids)} values for {count} tokens; pass one for each token")
+        raise SampleError(name, f"the {what} have {len(ids)} values for {count} tokens; pass one for each token")
     return len(ids)
 
 

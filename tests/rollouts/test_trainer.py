@@ -330,12 +330,12 @@ WRONG_ROWS = {
     "no tokens": (lambda datum: changed(datum, token_ids=datum.token_ids[:0]), "at least one integer"),
     "fewer targets": (
         lambda datum: changed(datum, target_ids=datum.target_ids[1:]),
-        "target_ids has 15 values for 16",
+        "the targets have 15 values for 16",
     ),
-    "a list of ids": (lambda datum: changed(datum, token_ids=[1, 2]), "token_ids is"),
+    "a list of ids": (lambda datum: changed(datum, token_ids=[1, 2]), "the token ids are"),
     "an id beyond the vocabulary": (
         lambda datum: changed(datum, target_ids=np.full(len(datum), 10**6)),
-        r"target_ids\[0\] is 1000000",
+        "target 0 is 1000000",
     ),
     "a token without embedding": (
         lambda datum: changed(datum, token_ids=np.full(len(datum), 10**6)),

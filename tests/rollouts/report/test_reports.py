@@ -153,7 +153,8 @@ def test_what_a_directory_does_not_have_is_said_in_a_sentence(tmp_path: Path) ->
         "No episode has the time at which it began",
         "The directory has no runner_metrics.jsonl",
         "No episode failed.",
-        "All episodes have the environment reward 0",
+        "environment rewardnone is recorded",
+        "All episodes have no reward that is recorded",
         "going on, or ended without a summary",
     ):
         assert sentence in page.text, sentence
@@ -200,7 +201,7 @@ def test_a_report_whose_time_is_over_covers_the_first_episodes_and_says_so(tmp_p
     [
         (lambda path: None, "there is no such directory"),
         (lambda path: path.write_text("x"), "it is a file; name the directory of the run"),
-        (lambda path: path.mkdir(), "it holds none of trajectories.mmr"),
+        (lambda path: path.mkdir(), "or of `rollouts tinker` after a step"),
     ],
 )
 def test_a_path_that_is_no_directory_of_a_run_is_one_line_with_the_cure(tmp_path: Path, make, reason: str) -> None:
@@ -273,7 +274,7 @@ def test_directories_in_place_of_files_are_listed_and_the_rest_is_reported(tmp_p
         (directory / name).mkdir()
     problems = write_report(directory).problems
     assert sorted(problem.partition(":")[0] for problem in problems) == sorted(names)
-    assert "values: Environment reward" in read(directory / "report.html").text
+    assert "values: Length" in read(directory / "report.html").text
 
 
 @pytest.mark.filterwarnings("error")

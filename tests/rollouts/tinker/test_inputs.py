@@ -264,18 +264,11 @@ def text_directory(tmp_path_factory):
 
 def test_a_text_model_reads_text_and_refuses_images(text_directory):
     reader = InputReader(text_directory)
-    assert not reader.takes_images
     found = reader.read("prompt", [text(7, 8), text(), text(9)])
     assert (found.token_ids.tolist(), list(found.media)) == ([7, 8, 9], [])
     message = refusal(reader, image(file_of(0, 32, 32)))
     assert "reads only text" in message
     assert message.endswith("; send text only")
-
-
-def test_the_context_length_is_that_of_the_text_model(text_directory):
-    assert InputReader(text_directory).max_context_length == 2048
-    assert reader_of("qwen3_vl").max_context_length == 2048
-    assert reader_of("qwen3_vl").takes_images
 
 
 # One processing for each file, and images by range.

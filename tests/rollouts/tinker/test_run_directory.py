@@ -18,6 +18,10 @@ RUN = TrainingRun("s:train:0", "tiny", "s", {"rank": 8, "train_mlp": True}, STAR
 ESCAPES = ["..", ".", "", "a/b", "../x", "a\\b", ".hidden", "a\0b", "a\n", "x" * 129, "ä", "-a", "a.json"]
 
 
+def path_of(directory, uri):
+    return directory.path(directory.find(uri))
+
+
 class Clock:
     """A time that tests set."""
 
@@ -61,7 +65,7 @@ def test_a_uri_is_the_directory_that_was_written(directory):
     for kind in ("weights", "sampler_weights", "external_weights"):
         saved = save(directory, "a", kind=kind, content=kind.encode())
         assert saved.uri == f"tinker://s:train:0/{kind}/a"
-        assert (directory.resolve(saved.uri) / "file").read_bytes() == kind.encode()
+        assert (path_of(directory, saved.uri) / "file").read_bytes() == kind.encode()
 
 
 @pytest.mark.parametrize("name", ESCAPES)
@@ -70,7 +74,7 @@ def test_a_name_that_is_no_plain_name_is_refused_before_anything_is_written(dire
     with pytest.raises(ArgumentError), directory.saving(RUN.model_id, "weights", name):
         pytest.fail("the block ran")
     with pytest.raises((ArgumentError, RequestError)):
-        directory.resolve(f"tinker://{RUN.model_id}/weights/{name}")
+        path_of(directory, f"tinker://{RUN.model_id}/weights/{name}")
     if not name.endswith(".json"):
         with pytest.raises(ArgumentError):
             directory.add_run(TrainingRun(name, "tiny", "s", None, START))
@@ -83,7 +87,7 @@ def test_a_name_that_is_no_plain_name_is_refused_before_anything_is_written(dire
 )
 def test_a_uri_of_another_form_is_refused_with_the_form(directory, uri):
     with pytest.raises((ArgumentError, RequestError)) as caught:
-        directory.resolve(uri)
+        path_of(directory, uri)
     assert "tinker://MODEL_ID/KIND/NAME" in str(caught.value) or "there is no checkpoint" in str(caught.value)
 
 
@@ -91,7 +95,7 @@ def test_a_uri_of_another_form_is_refused_with_the_form(directory, uri):
 def test_a_uri_without_a_checkpoint_names_it(directory, uri):
     save(directory, "a")
     with pytest.raises(RequestError, match="there is no checkpoint") as caught:
-        directory.resolve(uri)
+        path_of(directory, uri)
     assert caught.value.status == 404
     assert uri in str(caught.value)
 
@@ -105,7 +109,7 @@ def test_links_are_not_followed(directory, tmp_path, linked):
     os.rename(place, elsewhere)
     place.symlink_to(elsewhere)
     with pytest.raises(RequestError) as caught:
-        directory.resolve(saved.uri)
+        path_of(directory, saved.uri)
     assert caught.value.status == 404
     assert directory.all_checkpoints() == []
     with pytest.raises(RequestError):
@@ -120,7 +124,7 @@ def test_a_name_is_taken_until_its_checkpoint_is_deleted(directory):
     first = save(directory, "a", content=b"old")
     with pytest.raises(ArgumentError, match="overwrite=True"):
         save(directory, "a", content=b"new")
-    assert (directory.resolve(first.uri) / "file").read_bytes() == b"old"
+    assert (path_of(directory, first.uri) / "file").read_bytes() == b"old"
     directory.delete(first)
     assert not directory.path(first).exists()
     assert save(directory, "a", content=b"longer").size_bytes == 6
@@ -148,7 +152,7 @@ def test_a_failed_save_over_weights_leaves_the_old_ones(directory):
     with pytest.raises(OSError, match="full"), directory.saving(RUN.model_id, "weights", "a", overwrite=True):
         raise OSError("full")
     assert directory.find(saved.uri) == saved
-    assert (directory.resolve(saved.uri) / "file").read_bytes() == b"12345"
+    assert (path_of(directory, saved.uri) / "file").read_bytes() == b"12345"
 
 
 def test_two_savers_cannot_write_the_same_name_at_once(directory):
@@ -190,7 +194,7 @@ def test_what_a_killed_process_left_is_no_checkpoint_and_does_not_block_its_name
     again = RunDirectory(directory.directory)
     assert again.all_checkpoints() == []
     with pytest.raises(RequestError):
-        again.resolve("tinker://s:train:0/sampler_weights/a")
+        path_of(again, "tinker://s:train:0/sampler_weights/a")
     saved = save(again, "a", kind="sampler_weights")
     assert list(again.files(saved)) == ["file"]
     assert sorted(path.name for path in place.iterdir()) == ["a", "a.json"]
@@ -205,7 +209,7 @@ def test_expired_checkpoints_are_gone_when_they_are_met_and_when_a_server_starts
     assert changed.expires_at == START + timedelta(seconds=109)
     clock.time += timedelta(seconds=1)
     with pytest.raises(RequestError, match="has expired"):
-        directory.resolve(saved[0].uri)
+        path_of(directory, saved[0].uri)
     assert not directory.path(saved[0]).exists()
     assert directory.path(saved[1]).exists()  # nobody has met it
     RunDirectory(directory.directory, now=clock)
@@ -282,7 +286,7 @@ def test_unlisted_weights_are_no_checkpoints_and_go_with_their_session_or_server
     assert written("session-1") == written("session-1").parent / "session-1"  # what was there is removed
     assert directory.all_checkpoints() == []
     with pytest.raises(RequestError):
-        directory.resolve(f"tinker://{RUN.model_id}/unlisted/session-1")
+        path_of(directory, f"tinker://{RUN.model_id}/unlisted/session-1")
     path = written("session-1")
     directory.remove_unlisted("another")
     assert path.exists()

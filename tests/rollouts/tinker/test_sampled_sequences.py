@@ -14,9 +14,9 @@ from trainer_checks import random_weights, with_nonzero_adapter
 from rollouts.engines.local.batch import Batch
 from rollouts.errors import ArgumentError, OverlongPromptError
 from rollouts.models.lora_modules import LoraOptions
-from rollouts.tinker.endings import Endings
 from rollouts.tinker.local_sampler import LocalSampler
 from rollouts.tinker.requests import ModelInput, SampleRequest
+from rollouts.tinker.sampler import Endings
 from rollouts.training import TrainingBatch, TrainingSample, model_inputs
 from rollouts.training.trainer import Trainer
 
