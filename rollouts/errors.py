@@ -560,15 +560,16 @@ class MismatchError(RolloutsError):
 
 
 class PixelMismatchError(RolloutsError):
-    """Pixels derived again from a source are not those that the sampler saw.
+    """Pixels or features derived again from a source are not those that the sampler saw.
 
-    Cure: use the same preprocessor_config.json and the same version of Pillow on both sides.
+    Cure: use the same preprocessor_config.json and the same versions of the decoders on both sides.
     """
 
     def __init__(self, expected: str, actual: str) -> None:
         super().__init__(
-            f"the sampler saw pixels {expected}, this side derives {actual}: the processor fingerprints (the part "
-            "behind the dash) differ. Use the same preprocessor_config.json and Pillow version on both sides."
+            f"the sampler saw {expected}, this side derives {actual}: the processor fingerprints (the part behind the "
+            "dash) differ. Use the same preprocessor_config.json and versions of Pillow, PyAV, soundfile and soxr on "
+            "both sides."
         )
 
 

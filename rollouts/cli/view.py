@@ -47,7 +47,7 @@ class GrowingFile:
         self._reader = open_reader(path)
         self._places: list[_Place] = []
         self._rows: list[dict[str, Any]] = []
-        self._media: dict[str, int] = {}  # digest -> the first episode that has it
+        self._media: dict[tuple[Modality, str], int] = {}  # modality and digest -> the first episode that has it
         self._problems: list[str] = []
         self._lost = ""
         self._records = 0
@@ -99,12 +99,12 @@ class GrowingFile:
         except TransportError:
             return []
 
-    def medium(self, digest: str) -> tuple[MediaSource, Modality]:
-        number = self._media.get(digest)
+    def medium(self, modality: Modality, digest: str) -> MediaSource:
+        number = self._media.get((modality, digest))
         if number is not None:
             for reference in self.episode(number).all_media():
-                if reference.source.digest == digest:
-                    return reference.source, reference.modality
+                if (reference.modality, reference.source.digest) == (modality, digest):
+                    return reference.source
         raise EpisodeReadError(f"the source {digest}", f"no episode of {self._path} has it")
 
     def _follow(self) -> None:
@@ -139,7 +139,7 @@ class GrowingFile:
         number = len(self._places)
         row = summary(episode.trajectory, number)
         for reference in episode.trajectory.all_media():
-            self._media.setdefault(reference.source.digest, number)
+            self._media.setdefault((reference.modality, reference.source.digest), number)
         self._places.append(place)  # before the row: the page asks for the episodes of rows
         self._rows.append(row)
 

@@ -170,7 +170,7 @@ def mismatch_section(collected: Collected, figures: Figures) -> str:
     what = f"|log p(trainer) - log p(sampler)| in nats, of {found.tokens:,} sampled tokens"
     note = f"{what}; from {collected.mismatch_source}."
     parts = [f'<p class="note">{escaped(note)}</p>']
-    modalities = [(f"tokens after {name}" if name != "text" else "tokens before any image or video", one)
+    modalities = [(f"tokens after {name}" if name != "text" else "tokens before any medium", one)
                   for name, one in sorted(found.by_modality.items())]  # fmt: skip
     parts.append("<h3>By modality</h3>")
     parts.append(_histograms(modalities, figures))
@@ -238,7 +238,7 @@ def errors_section(collected: Collected, viewer: ViewerPage) -> str:
 
 
 def examples_section(collected: Collected, viewer: ViewerPage) -> str:
-    """The episodes with the largest and the smallest environment rewards, with their first images."""
+    """The episodes with the largest and the smallest environment rewards, with their first media."""
     succeeded = collected.succeeded
     if not succeeded:
         return _absent("No episode ended without an error.")
@@ -310,7 +310,7 @@ def _cards(episodes: Sequence[EpisodeFigures], viewer: ViewerPage, *, with_rewar
 
 def _card(episode: EpisodeFigures, viewer: ViewerPage, with_reward: bool) -> str:
     picture = viewer.thumbnails.get(episode.number)
-    image = f'<img src="{picture}" alt="first image of episode {episode.number}">' if picture else ""
+    image = f'<img src="{picture}" alt="first medium of episode {episode.number}">' if picture else ""
     reward = f"environment reward {number_text(episode.environment_reward)} · " if with_reward else ""
     facts = f"{reward}{counted(episode.turns, 'turn')} · {counted(episode.sampled, 'sampled token')} · {episode.ending}"
     return f"<li>{image}<div>{_link(episode, viewer)}<p>{escaped(facts)}</p></div></li>"

@@ -18,6 +18,7 @@ from rollouts.trajectory.tree import Trajectory
 from rollouts.view import write_html
 from rollouts.view.episode_data import TrainerTokens
 from rollouts.view.media_frames import display_medium
+from rollouts.view.sounds import waveform_picture
 
 #: Bounds of the page, about 25 MB.
 MAX_EPISODES: Final = 500
@@ -30,7 +31,7 @@ _THUMBNAIL_SIDE: Final = 96
 class ViewerPage:
     """The written page. `places` maps the number of an episode to its number on the page.
 
-    `thumbnails` maps an episode to the first image of it, a URL of its data, where it could be decoded.
+    `thumbnails` maps an episode to its first image or waveform, a URL of its data, where it could be decoded.
     """
 
     name: str = ""
@@ -127,10 +128,12 @@ def _by_record(chosen: Sequence[EpisodeFigures]) -> dict[int, set[int]]:
 
 
 def _thumbnail(trajectory: Trajectory) -> str:
-    """The first image or frame, decoded and encoded again, as a data URL; empty where there is none."""
+    """The first image, frame or waveform, made from the decoded medium, as a data URL; empty where there is none."""
     for reference in trajectory.all_media():
-        frames = display_medium(reference.source, reference.modality, _THUMBNAIL_SIDE)["frames"]
-        if frames:
-            return f"data:{frames[0]['type']};base64,{frames[0]['data']}"
+        medium = display_medium(reference.source, reference.modality, _THUMBNAIL_SIDE)
+        if sound := medium.get("sound"):
+            return waveform_picture(sound["peaks"])
+        for frame in medium["frames"]:
+            return f"data:{frame['type']};base64,{frame['data']}"
         return ""
     return ""

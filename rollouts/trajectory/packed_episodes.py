@@ -30,9 +30,10 @@ from rollouts.values import Bfloat16Array
 from transport import decode, encode, wire_type
 
 PixelForm = Literal["source", "uint8", "float32", "bfloat16", "none"]
-"""What is sent: the source; canonical uint8 pixels; the floats a vision tower takes; or neither source nor pixels.
+"""What is sent: the source; canonical uint8 pixels; the floats a tower takes; or neither source nor pixels.
 
-uint8 and float32 are the sampler's pixels bit for bit; bfloat16 are the floats rounded to nearest, ties to even.
+uint8 and float32 are the sampler's pixels bit for bit; bfloat16 are the floats rounded to nearest, ties to even. The
+features of a sound are floats in each form: float32 with `uint8`, too.
 """
 
 Processors = Mapping[Modality, MediaProcessor]
@@ -237,7 +238,7 @@ def _packed_tensor(item: MediaItem, name: str, form: PixelForm) -> np.ndarray | 
     tensor = item.tensors[name]
     is_pixels = isinstance(tensor, StillPatches) or (isinstance(tensor, np.ndarray) and tensor.dtype == np.uint8)
     if form == "uint8":
-        if item.scale is None and item[name].dtype.kind == "f":
+        if item.scale is None and item.modality != "audio" and item[name].dtype.kind == "f":
             raise PixelFormError(
                 f"{name} of {item.mm_hash} are floats: its processor gives no uint8 pixels",
                 'Pack with pixels="source" or "float32".',

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import numpy as np
 
@@ -90,13 +90,12 @@ def trajectory_from_steps(
 
 
 def step_processors(own: Processors | None = None) -> Processors:
-    """Processors for `samples_from_trajectory` that return the pixels which steps held as arrays.
+    """Processors for `samples_from_trajectory` that return the pixels and features which steps held as arrays.
 
-    The pixels are not checked: the file that they were made from is unknown. `own`, a renderer's processors, process
+    These are not checked: the file that they were made from is unknown. `own`, a renderer's processors, process
     the media of other sources.
     """
-    modalities: tuple[Modality, ...] = ("image", "video")
-    return {modality: cast("MediaProcessor", _StepProcessor(modality, own)) for modality in modalities}
+    return {modality: cast("MediaProcessor", _StepProcessor(modality, own)) for modality in get_args(Modality)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +119,7 @@ class _StepProcessor:
 
 
 def is_step_source(source: MediaSource) -> bool:
-    """Whether the source holds the arrays of a step, not an image or a video as a file."""
+    """Whether the source holds the arrays of a step, not a medium as a file."""
     return _packed_item(source) is not None
 
 
@@ -128,7 +127,7 @@ def _packed_item(source: MediaSource) -> PackedItem | None:
     """The item in a source made from a step's arrays; None for any other source."""
     try:
         packed = decode(source.data)
-    except DecodeError:  # the file of an image
+    except DecodeError:  # the file of a medium
         return None
     return packed if isinstance(packed, PackedItem) else None
 
@@ -324,8 +323,8 @@ def _placed(
     place = f"tokens.multi_modal_data.mm_items[{modality!r}][{row}]"
     if isinstance(item, ProcessorOutput):
         item = item.item
-    if modality not in ("image", "video"):
-        raise InvalidStepError(number, place, "of a modality that is neither image nor video")
+    if modality not in get_args(Modality):
+        raise InvalidStepError(number, place, f"of a modality that is none of {', '.join(get_args(Modality))}")
     if not isinstance(name, str) or not name:
         raise InvalidStepError(number, place, f"named {short_repr(name)} in mm_hashes; pass the digest of its pixels")
     if isinstance(item, MediaItem) and item.mm_hash != name:

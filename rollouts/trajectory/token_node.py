@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import NoneType
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -89,7 +89,7 @@ def _padded(masks: Sequence[np.ndarray]) -> np.ndarray:
 @wire_type("rollouts.MediaReference")
 @dataclass(frozen=True, slots=True)
 class MediaReference:
-    """An image or a video: the hash of its pixels, its source, and the range of its tokens.
+    """An image, a video or a sound: the hash of its pixels or features, its source, and the range of its tokens.
 
     `placeholder` counts tokens from the start of the node that holds the reference.
     """
@@ -105,10 +105,9 @@ class MediaReference:
         return MediaReference(self.modality, self.mm_hash, self.source, self.placeholder.shifted(by))
 
     def derive(self, processors: Mapping[Modality, MediaProcessor]) -> MediaItem:
-        """Compute the pixels again from the source, with a renderer's `processors`.
+        """Compute the pixels or features again from the source, with a renderer's `processors`.
 
-        Raises `PixelMismatchError` unless they have the `mm_hash` of the pixels that the sampler saw, and
-        `RolloutsError`.
+        Raises `PixelMismatchError` unless they have the `mm_hash` of those that the sampler saw, and `RolloutsError`.
         """
         item = processor_for(processors, self.modality).process(self.source)
         if item.mm_hash != self.mm_hash:
@@ -120,7 +119,7 @@ M = TypeVar("M", bound=MediaItem | MediaReference)
 
 
 class MediaOfParts(Generic[M]):
-    """The media of a prompt in its order, taken for one image or video part after the other.
+    """The media of a prompt in its order, taken for one media part after the other.
 
     A template may print the images of a message before its videos, so that a part has the next medium of its own type.
     """
@@ -139,12 +138,15 @@ class MediaOfParts(Generic[M]):
         return self._left.pop(index) if self._left else None
 
 
+_PLURALS: Final[Mapping[Modality, str]] = {"image": "images", "video": "videos", "audio": "sounds"}
+
+
 def processor_for(processors: Mapping[Modality, MediaProcessor] | None, modality: Modality) -> MediaProcessor:
     """Raises `RolloutsError`, and `ArgumentError` where a renderer was passed for its processors."""
     if not isinstance(processors, Mapping | NoneType):
         raise ArgumentError("processors", processors, "pass renderer.processors, a mapping from modality to processor")
     if processors is None or modality not in processors:
-        raise RolloutsError(f"there is no processor for {modality}s. Pass processors=renderer.processors.")
+        raise RolloutsError(f"there is no processor for {_PLURALS[modality]}. Pass processors=renderer.processors.")
     return processors[modality]
 
 
@@ -254,13 +256,16 @@ def _media_error(media: object, count: int) -> str | None:
     return f"{wrong.modality} {error.position} ({quoted(wrong.mm_hash)}) {error.reason}"
 
 
+_MODALITIES: Final = get_args(Modality)
+
+
 def _is_reference(reference: object) -> bool:
     if not isinstance(reference, MediaReference) or not isinstance(reference.source, MediaSource):
         return False
     placeholder = reference.placeholder
     return (
         isinstance(placeholder, PlaceholderRange)
-        and reference.modality in ("image", "video")
+        and reference.modality in _MODALITIES
         and type(reference.mm_hash) is str
         and type(reference.source.digest) is str
         and type(placeholder.offset) is type(placeholder.length) is int

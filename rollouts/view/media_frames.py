@@ -1,6 +1,6 @@
-"""Images and frames of videos, decoded and encoded again for display.
+"""Images, frames of videos and sounds, decoded and encoded again for display.
 
-The page never receives the bytes of a source: what a browser decodes are files that Pillow has written here.
+The page never receives the bytes of a source: what a browser decodes are files that were written here.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from renderers.media.policy import MediaPolicy
 from renderers.media.video_decoding import FramePlan, VideoInfo, sample_video
 from rollouts.trajectory.packed_episodes import AbsentSource
 from rollouts.trajectory.step_lists import is_step_source
+from rollouts.view.sounds import display_sound
 
 DEFAULT_IMAGE_SIDE: Final = 640
 _FRAME_SIDE: Final = 256
@@ -34,17 +35,23 @@ def display_medium(source: MediaSource, modality: Modality, image_side: int = DE
 
     `frames` are {"data": base64 of a PNG or WebP file, "type", "frame": its number}: one for an image, and at most 16
     of a video, evenly spaced. An image is reduced so that its longer side has at most `image_side` pixels. `width`,
-    `height` and, of a video, `total` frames and `fps` are those of the source; `bytes` is its size. A medium that
-    cannot be shown has no frames and an `error`.
+    `height` and, of a video, `total` frames and `fps` are those of the source; `bytes` is its size. A sound has no
+    frames, and `display_sound` under `sound`. A medium that cannot be shown has no frames and an `error`.
     """
     medium: dict[str, Any] = {"digest": source.digest, "modality": modality, "frames": []}
     if isinstance(source, AbsentSource):
         return {**medium, "error": "its bytes were not sent with this episode"}
     medium["bytes"] = source.nbytes
     if is_step_source(source):
-        return {**medium, "error": "its source holds the tensors of a step and no image"}
+        return {**medium, "error": f"its source holds the tensors of a step and no {modality}"}
     try:
-        return {**medium, **(_image(source, image_side) if modality == "image" else _video(source))}
+        match modality:
+            case "image":
+                return {**medium, **_image(source, image_side)}
+            case "video":
+                return {**medium, **_video(source)}
+            case "audio":
+                return {**medium, "sound": display_sound(source, _POLICY)}
     except (MediaError, MemoryError) as error:
         return {**medium, "error": f"it cannot be decoded: {error}"}
 

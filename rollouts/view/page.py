@@ -44,8 +44,8 @@ class EpisodeReadError(RolloutsError):
 def page_start(title: str, *, connects: bool) -> bytes:
     """The document up to its data. Blocks of data and `PAGE_END` follow. `connects`: it may fetch from its own origin.
 
-    The content security policy allows the script and the style of this page by their hashes, images from memory, and
-    nothing else; texts cannot become markup, because the policy forbids to assign markup.
+    The content security policy allows the script and the style of this page by their hashes, images and sounds from
+    memory, and nothing else; texts cannot become markup, because the policy forbids to assign markup.
     """
     script, style = static_file("rollouts.view", "viewer.js"), static_file("rollouts.view", "viewer.css")
     policy = "; ".join(
@@ -54,6 +54,7 @@ def page_start(title: str, *, connects: bool) -> bytes:
             f"script-src '{content_hash(script)}'",
             f"style-src '{content_hash(style)}'",
             "img-src blob: data:",
+            "media-src blob:",
             "connect-src 'self'" if connects else "connect-src 'none'",
             "base-uri 'none'",
             "form-action 'none'",
@@ -183,8 +184,7 @@ def _scratch_file(path: Path) -> Iterator[IO[bytes]]:
 def _write_media(trajectory: Trajectory, written: set[str], data: IO[bytes], image_side: int) -> None:
     """Write the media that no earlier episode has, before the payload of the first episode that needs them."""
     for reference in trajectory.all_media():
-        digest = reference.source.digest
-        if digest not in written:
-            written.add(digest)
-            medium = display_medium(reference.source, reference.modality, image_side)
-            data.write(json_block(f"media-{digest}", medium))
+        name = f"{reference.modality}-{reference.source.digest}"  # a file may be used as a video and as a sound
+        if name not in written:
+            written.add(name)
+            data.write(json_block(name, display_medium(reference.source, reference.modality, image_side)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -57,7 +57,7 @@ class EpisodeStore(Protocol):
         """The episodes from number `start` on whose messages have all texts, and the first one that was not read."""
         ...
 
-    def medium(self, digest: str) -> tuple[MediaSource, Modality]:
+    def medium(self, modality: Modality, digest: str) -> MediaSource:
         """Raises `EpisodeReadError`."""
         ...
 
@@ -104,19 +104,19 @@ def viewer_app(
         return web.Response(body=await _read(payload), content_type="application/octet-stream")
 
     async def medium(request: web.Request) -> web.Response:
-        digest = request.match_info["digest"]
+        modality, digest = cast(Modality, request.match_info["modality"]), request.match_info["digest"]
 
-        def picture() -> bytes:
-            return encoded_json(display_medium(*store.medium(digest), DEFAULT_IMAGE_SIDE))
+        def shown() -> bytes:
+            return encoded_json(display_medium(store.medium(modality, digest), modality, DEFAULT_IMAGE_SIDE))
 
-        return web.Response(body=await _read(picture), content_type="application/json")
+        return web.Response(body=await _read(shown), content_type="application/json")
 
     app = web.Application(middlewares=[_only_this_machine], client_max_size=1024)
     app.router.add_get(f"/{secret}/", page)
     app.router.add_get(f"/{secret}/index", index)
     app.router.add_get(f"/{secret}/search", search)
     app.router.add_get(f"/{secret}/episodes/{{number:\\d{{1,9}}}}", episode)
-    app.router.add_get(f"/{secret}/media/{{digest:[0-9a-f]{{64}}}}", medium)
+    app.router.add_get(f"/{secret}/media/{{modality:image|video|audio}}-{{digest:[0-9a-f]{{64}}}}", medium)
     app.on_response_prepare.append(_add_headers)
     return app
 

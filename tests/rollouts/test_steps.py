@@ -270,10 +270,10 @@ WRONG: dict[str, tuple[str, Any, str]] = {
         {**MEDIA, "mm_items": {"image": [{"pixel_values": {"__ndarray__": True}}]}},
         "walk_decode_tensors",
     ),
-    "sound": (
+    "unknown modality": (
         "tokens.multi_modal_data",
-        {name: {"audio": column["image"]} for name, column in MEDIA.items()},
-        "neither image nor video",
+        {name: {"smell": column["image"]} for name, column in MEDIA.items()},
+        "none of image, video, audio",
     ),
 }
 

@@ -19,7 +19,7 @@ from rollouts.cli.traj.printing import By, NodeDetails, Shown, legend
 sys.path += [str(Path(__file__).parent / name) for name in ("view", "report")]
 
 from report_runs import trained_run
-from viewer_episodes import called, media_episode, two_turns, video
+from viewer_episodes import called, media_episode, sound_source, two_turns, video
 
 TERMINAL = {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLORTERM": "truecolor", "COLUMNS": "80"}
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
@@ -129,10 +129,17 @@ def test_a_medium_that_cannot_be_decoded_is_one_line_and_a_video_has_frames(tmp_
     assert "[image not shown: it cannot be decoded" in lines[-1]
 
 
+def test_a_sound_is_a_waveform_with_its_duration_in_a_line(tmp_path: Path) -> None:
+    silence_then_noise = np.repeat(np.array([0, 0.1], np.float32), 12_000)
+    path = file_of(tmp_path / "t.mmr", media_episode(("audio", sound_source(silence_then_noise, 16_000))))
+    lines = ESCAPE.sub("", run("show", path, **TERMINAL).stdout).splitlines()
+    assert lines[-1].endswith(" " * 24 + "█" * 24 + " 1.5 s, 16,000 Hz")
+
+
 def test_more_than_eight_images_of_a_node_are_counted(tmp_path: Path) -> None:
     pictures = tuple(png(level) for level in range(11))
     path = file_of(tmp_path / "t.mmr", Trajectory("many", nodes=[prompt_node(-1, *range(11), images=pictures)]))
-    assert "[3 more images are not shown]" in run("show", path, **TERMINAL).stdout
+    assert "[3 more media are not shown]" in run("show", path, **TERMINAL).stdout
 
 
 def styles_of(by: By, logprobs: list[float], trainer: list[float]) -> list[str]:

@@ -107,7 +107,8 @@ def show(
         Path | None, typer.Option(metavar="FILE", help="A JSON list of the episode's tools, to parse its calls.")
     ] = None,
     images: Annotated[
-        bool, typer.Option("--images/--no-images", help="Draw images, as far as the output is a terminal.")
+        bool,
+        typer.Option("--images/--no-images", help="Draw images and waveforms, as far as the output is a terminal."),
     ] = True,
 ) -> None:
     """Show one episode as a tree of nodes: role, tokens, weights, images, reward, text, tool calls."""

@@ -38,6 +38,7 @@ from rollouts.values import mean_and_spread
 from rollouts.view.drift import ModelView, model_view
 from rollouts.view.episode_data import TRAINER_LOGPROBS, TokenKind, TrainerLogprobs, mismatch, token_texts
 from rollouts.view.media_frames import display_medium
+from rollouts.view.sounds import waveform_line
 
 _ROLES: Final = {
     "system": "#fbecb8",
@@ -176,7 +177,7 @@ def _instead(by: By, reason: str) -> Colouring:
     return Colouring(by, f"{reason}; the tokens are coloured by {by.value}")
 
 
-# Images as coloured half-blocks of a terminal: two pixels a character.
+# Images as coloured half-blocks of a terminal, two pixels a character, and the waveforms of sounds.
 
 
 MAX_COLUMNS: Final = 48
@@ -185,12 +186,16 @@ _FRAMES: Final = 4
 _GAP: Final = "  "
 
 
-def image_lines(reference: MediaReference, columns: int) -> list[Text]:
-    """An image, or the first 4 of the shown frames of a video, in at most `columns` columns and 16 rows.
+def medium_lines(reference: MediaReference, columns: int) -> list[Text]:
+    """An image, or the first 4 of the shown frames of a video, in at most `columns` columns and 16 rows; a waveform.
 
     One line with the reason where the medium cannot be decoded.
     """
     medium = display_medium(reference.source, reference.modality, 2 * MAX_COLUMNS)
+    if sound := medium.get("sound"):
+        parts = np.array_split(sound["peaks"], min(columns, MAX_COLUMNS))
+        waveform = waveform_line([max(part) for part in parts])
+        return [Text.assemble((waveform, "cyan"), f" {sound['seconds']:.4g} s, {sound['rate']:,} Hz")]
     frames = medium["frames"][:_FRAMES]
     if not frames:
         return [Text(f"[{reference.modality} not shown: {medium.get('error', 'it has no frames')}]", "dim")]
@@ -224,12 +229,12 @@ def _hex(pixel: object) -> str:
     return "#{:02x}{:02x}{:02x}".format(*pixel)
 
 
-# What is shown below the line of a node: its tokens with images at their place, and its tool calls.
+# What is shown below the line of a node: its tokens with media at their place, and its tool calls.
 
 
 _BOUNDARY: Final = "¦"
 _SAMPLED: Final = "●"
-_MAX_IMAGES: Final = 8
+_MAX_MEDIA: Final = 8
 _MAX_ARGUMENTS: Final = 400
 _MIN_WIDTH: Final = 20
 
@@ -239,7 +244,7 @@ class Shown:
     """What to show. `by` is None without tokens; `width` is that of the terminal, None elsewhere."""
 
     by: By | None = None
-    images: bool = False
+    media: bool = False
     colours: bool = False
     width: int | None = None
 
@@ -278,16 +283,16 @@ class NodeDetails:
         node = self.trajectory.nodes[index]
         width = None if self.shown.width is None else max(_MIN_WIDTH, self.shown.width - indent)
         pieces = self._pieces(index) if self.shown.by is not None else []
-        start = images = 0
-        for reference in node.media if self.shown.images else ():
+        start = media = 0
+        for reference in node.media if self.shown.media else ():
             end = reference.placeholder.offset + reference.placeholder.length
             yield from _folded([piece for piece in pieces if start <= piece.token < end], width)
             start = end
-            images += 1
-            if images <= _MAX_IMAGES:
-                yield from map(_printable, image_lines(reference, (width or 80)))
-        if images > _MAX_IMAGES:
-            yield Text(f"[{images - _MAX_IMAGES} more images are not shown]", "dim")
+            media += 1
+            if media <= _MAX_MEDIA:
+                yield from map(_printable, medium_lines(reference, (width or 80)))
+        if media > _MAX_MEDIA:
+            yield Text(f"[{media - _MAX_MEDIA} more media are not shown]", "dim")
         yield from _folded([piece for piece in pieces if piece.token >= start], width)
         yield from self._calls(index)
 

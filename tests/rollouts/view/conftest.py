@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from viewer_episodes import called, drifted, failed, long_episode, media_episode, two_turns, video
+from viewer_episodes import called, drifted, failed, long_episode, media_episode, sound_source, tone, two_turns, video
 
 from rollouts.view import write_html
 
@@ -50,7 +50,8 @@ def small_page(renderer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("viewer") / "small.html"
     sibling = two_turns(renderer, "sibling")
     episodes = [two_turns(renderer), sibling, drifted(renderer), called(renderer), failed()]
-    write_html([*episodes, media_episode(("video", video()), ("image", b"no image"))], path, renderer=renderer)
+    media = (("video", video()), ("image", b"no image"), ("audio", sound_source(tone(), 44_100)))
+    write_html([*episodes, media_episode(*media)], path, renderer=renderer)
     return path
 
 

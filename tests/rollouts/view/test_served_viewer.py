@@ -68,7 +68,7 @@ def test_episodes_and_media_are_served_as_a_page_has_them(url, renderer):
     assert header["id"] == "two-turns"
     ids = np.concatenate([node.token_ids for node in trajectory.nodes])
     assert np.array_equal(columns["uniqueIds"][columns["index"]], ids)
-    medium = json.loads(get(url, f"media/{header['nodes'][0]['media'][0]['digest']}")[2])
+    medium = json.loads(get(url, f"media/image-{header['nodes'][0]['media'][0]['digest']}")[2])
     assert (medium["width"], len(medium["frames"])) == (32, 1)
 
 
@@ -99,7 +99,7 @@ def test_a_search_reads_the_texts_of_messages_in_bounded_time(file, url):
         ("episodes/3", 404),
         ("episodes/-1", 404),
         ("episodes/0x1", 404),
-        ("media/" + "0" * 64, 404),
+        ("media/image-" + "0" * 64, 404),
         ("media/../../etc/passwd", 404),
         ("index?from=x", 400),
         ("index?from=99999999999", 400),

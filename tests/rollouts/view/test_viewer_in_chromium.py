@@ -126,7 +126,7 @@ def test_the_conversation_has_messages_images_and_ends_of_turns(small_page, open
         "[...document.querySelectorAll('figure img')].map(image => [image.naturalWidth, image.naturalHeight])"
     )
     assert sizes == [[32, 32], [32, 32]]
-    assert "pixels processed again: equal" in opened.texts("figcaption")[0]
+    assert "pixels computed again: equal" in opened.texts("figcaption")[0]
     assert "weights 1" in opened.texts(".message.head")[3]
     opened.screenshot("conversation")
     opened.check_quiet()
@@ -228,6 +228,26 @@ def test_frames_of_a_video_are_shown_and_an_image_that_cannot_be_shown_says_why(
     assert opened.texts(".frame")[-1] == "3.9 s"
     assert opened.texts(".broken")[0].startswith("image: it cannot be decoded")
     opened.screenshot("video")
+
+
+def test_a_sound_has_a_waveform_and_is_played_from_where_it_is_clicked(small_page, open_page):
+    opened = open_page(small_page)
+    opened.show("#e=5")
+    opened.page.wait_for_selector(".wave .whole path")
+    caption = opened.texts("figcaption")[2]
+    assert "audio · 2 s · 44,100 Hz · mono · samples · peak 0.8" in caption
+    assert "tokens 2\u20132 (1)" in caption
+    duration = "document.querySelector('audio').duration"
+    opened.until(f"Math.round(100 * {duration})", 200)
+    opened.page.locator(".wave").click(position={"x": 210, "y": 20})
+    opened.until("document.querySelector('audio').currentTime > 1")
+    opened.until("document.querySelector('.heard').style.clipPath !== ''")
+    opened.page.locator(".sound").scroll_into_view_if_needed()
+    opened.screenshot("sound")
+    opened.show("#e=5&v=tokens")
+    opened.page.wait_for_selector(".tokenmedia audio")
+    opened.screenshot("sound-tokens")
+    opened.check_quiet()
 
 
 def test_the_page_begins_with_the_first_episode_and_titles_it_by_its_task(small_page, open_page):

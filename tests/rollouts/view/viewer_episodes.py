@@ -14,6 +14,8 @@ import numpy as np
 
 from renderers import MediaSource, PlaceholderRange, TemplateRenderer
 from renderers.media.decoding import frames_to_raw
+from renderers.media.policy import MediaPolicy
+from renderers.media.samples import samples_source
 from rollouts import Completion, FinishReason, MediaReference, TokenNode, Trajectory, Turn, WeightSpan
 
 RED, BLUE = (np.full((32, 32, 3), colour, np.uint8) for colour in ((255, 0, 0), (0, 0, 255)))
@@ -117,6 +119,17 @@ def media_episode(*sources: tuple[str, bytes], episode_id: str = "media") -> Tra
 def video(frames: int = 40) -> bytes:
     shades = np.linspace(0, 255, frames).astype(np.uint8)
     return frames_to_raw(np.broadcast_to(shades[:, None, None, None], (frames, 24, 32, 3)).copy(), fps=10.0)
+
+
+def tone(seconds: float = 2.0, rate: int = 44_100, hertz: float = 440.0) -> np.ndarray:
+    """float32 (samples,): a tone that becomes quieter, from 0.8 to 0."""
+    time = np.arange(round(seconds * rate)) / rate
+    return (0.8 * (1 - time / seconds) * np.sin(2 * np.pi * hertz * time)).astype(np.float32)
+
+
+def sound_source(samples: np.ndarray, rate: int) -> bytes:
+    """The source of a sound that was given as an array."""
+    return bytes(samples_source(samples, rate, MediaPolicy(max_audio_seconds=1e9)).data)
 
 
 def long_episode(number: int, tokens: int = 30_000, turns: int = 10) -> Trajectory:

@@ -1,8 +1,8 @@
-// The messages of a branch, as blocks: texts, pictures, reasoning, tool calls, and how each turn ended.
+// The messages of a branch, as blocks: texts, media, reasoning, tool calls, and how each turn ended.
 
 import type { Block } from "./blocks.ts";
 import { roleClass } from "./colours.ts";
-import type { Json, MediaReference, Message, ToolCallAttempt, Turn } from "./data.ts";
+import type { Json, MediaReference, MediumName, Message, ToolCallAttempt, Turn } from "./data.ts";
 import { counted, h, number, short } from "./dom.ts";
 import { type Episode, type PathNode, roleOf } from "./episode.ts";
 import { type MediaLibrary, mediaFigure } from "./media.ts";
@@ -11,6 +11,8 @@ import { appendText, lineOf, textChunks } from "./visible_text.ts";
 /** What opens a token in the token view. */
 export type OpenToken = (token: number) => void;
 
+/** Each is a part of the types of parts with such a medium: `image_url`, `input_audio`. */
+const MODALITIES = ["image", "video", "audio"];
 const LINE_HEIGHT = 21;
 const CHARACTERS_PER_LINE = 90;
 
@@ -48,7 +50,7 @@ class Writer {
       if (message === null) this.missingMessages(at);
       else this.message(message, at, media);
     }
-    for (const { reference } of media.filter(({ used }) => !used)) this.figure(reference.digest, reference, at);
+    for (const { reference } of media.filter(({ used }) => !used)) this.figure(reference, reference, at);
     if (turn) this.turn(turn, at);
   }
 
@@ -69,10 +71,10 @@ class Writer {
   private message(message: Message, at: PathNode, media: { reference: MediaReference; used: boolean }[]): void {
     this.role = roleOf(message, "other");
     this.head(at, this.role, null, message);
-    this.content(message, (digest) => {
-      const found = media.find(({ reference, used }) => !used && reference.digest === digest);
+    this.content(message, (name) => {
+      const found = media.find(({ reference, used }) => !used && reference.digest === name.digest && reference.modality === name.modality);
       if (found) found.used = true;
-      this.figure(digest, found?.reference ?? null, at);
+      this.figure(name, found?.reference ?? null, at);
     });
     this.recordedCalls(message, null);
   }
@@ -80,7 +82,7 @@ class Writer {
   private turn(turn: Turn, at: PathNode): void {
     this.role = roleOf(turn.message, "assistant");
     this.head(at, this.role, turn);
-    this.content(turn.message, (digest) => this.figure(digest, null, at));
+    this.content(turn.message, (name) => this.figure(name, null, at));
     this.recordedCalls(turn.message, turn);
     const info = Object.keys(turn.info);
     if (info.length) this.push("info", 28, (parent) => parent.append(jsonDetails(`info: ${info.join(", ")}`, turn.info)));
@@ -100,7 +102,7 @@ class Writer {
     });
   }
 
-  private content(message: Message, figure: (digest: string) => void): void {
+  private content(message: Message, figure: (name: MediumName) => void): void {
     const reasoning = message.reasoning_content;
     if (typeof reasoning === "string" && reasoning) {
       this.push("label", 24, (parent) => parent.append("reasoning"));
@@ -115,9 +117,9 @@ class Writer {
     for (const part of Array.isArray(content) ? content : [content]) this.part(part, figure);
   }
 
-  private part(part: Json, figure: (digest: string) => void): void {
-    const digest = sourceDigest(part);
-    if (digest !== null) figure(digest);
+  private part(part: Json, figure: (name: MediumName) => void): void {
+    const name = mediumName(part);
+    if (name !== null) figure(name);
     else if (typeof part === "string") this.text(part, "text");
     else if (isMapping(part) && typeof part.text === "string") this.text(part.text, "text");
     else this.text(JSON.stringify(part, null, 1), "text json");
@@ -149,10 +151,10 @@ class Writer {
     this.text(attempt.arguments === null ? attempt.raw : text, "text json");
   }
 
-  private figure(digest: string, reference: MediaReference | null, at: PathNode): void {
+  private figure(name: MediumName, reference: MediaReference | null, at: PathNode): void {
     const start = reference ? at.start + reference.offset : 0;
     const tokens = reference?.length ? { start, end: start + reference.length } : null;
-    this.push("figure", 150, (parent) => parent.append(mediaFigure(this.library, digest, reference, tokens)));
+    this.push("figure", 150, (parent) => parent.append(mediaFigure(this.library, name, reference, tokens)));
   }
 
   private text(text: string, className: string): void {
@@ -201,11 +203,13 @@ export function jsonDetails(title: string, value: Json): HTMLElement {
   return details;
 }
 
-/** The digest of the source that a part of a message holds, under whichever key. */
-function sourceDigest(part: Json): string | null {
+/** The name of the source that a part of a message holds, under whichever key. */
+function mediumName(part: Json): MediumName | null {
   if (!isMapping(part)) return null;
-  for (const value of [part, ...Object.values(part)]) {
-    if (isMapping(value) && typeof value.$source === "string") return value.$source;
+  for (const [key, value] of [["image", part] as const, ...Object.entries(part)]) {
+    if (isMapping(value) && typeof value.$source === "string") {
+      return { modality: MODALITIES.find((modality) => `${part.type ?? key}`.includes(modality)) ?? "image", digest: value.$source };
+    }
   }
   return null;
 }

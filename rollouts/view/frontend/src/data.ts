@@ -41,7 +41,7 @@ export interface Processed {
   reason: string;
 }
 
-/** An image or a video of a node; `offset` counts tokens from the first one of the node. */
+/** An image, a video or a sound of a node; `offset` counts tokens from the first one of the node. */
 export interface MediaReference {
   modality: string;
   hash: string;
@@ -132,18 +132,38 @@ export interface Medium {
   digest: string;
   modality: string;
   bytes?: number;
+  error?: string;
+  /** Of an image or a video. */
   width?: number;
   height?: number;
   total?: number;
   fps?: number | null;
-  error?: string;
   frames: { data: string; type: string; frame: number }[];
+  sound?: Sound;
+}
+
+/** `wave` is base64 of a WAV file with the first `played` of `seconds`, `peaks` are magnitudes of 0 to 1 of `peak`. */
+export interface Sound {
+  seconds: number;
+  rate: number;
+  channels: number;
+  format: string;
+  peak: number;
+  peaks: number[];
+  played: number;
+  wave: string;
+}
+
+/** What a medium is found by: a file may be used as a video and as a sound. */
+export interface MediumName {
+  modality: string;
+  digest: string;
 }
 
 /** Where episodes and media come from: blocks of this document, or the server that sent it. */
 export interface Source {
   episode(number: number): Promise<Payload>;
-  medium(digest: string): Promise<Medium>;
+  medium(name: MediumName): Promise<Medium>;
   /** The episodes from number `from` on whose messages have all `texts`, as far as a fraction of a second allows. */
   search(texts: string[], from: number): Promise<SearchPart>;
 }
@@ -216,8 +236,8 @@ class DocumentSource implements Source {
     return parsePayload(new Blob([bytesOfBase64(await block(`episode-${number}`))]));
   }
 
-  async medium(digest: string): Promise<Medium> {
-    return JSON.parse(await block(`media-${digest}`)) as Medium;
+  async medium({ modality, digest }: MediumName): Promise<Medium> {
+    return JSON.parse(await block(`${modality}-${digest}`)) as Medium;
   }
 }
 
@@ -231,8 +251,8 @@ class ServerSource implements Source {
     return parsePayload(await (await request(`episodes/${number}`)).blob());
   }
 
-  async medium(digest: string): Promise<Medium> {
-    return (await (await request(`media/${digest}`)).json()) as Medium;
+  async medium({ modality, digest }: MediumName): Promise<Medium> {
+    return (await (await request(`media/${modality}-${digest}`)).json()) as Medium;
   }
 }
 

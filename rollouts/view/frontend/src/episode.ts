@@ -29,7 +29,7 @@ export interface Cell {
   added: boolean;
 }
 
-/** An image or video on a branch; `start` and `end` are tokens of the branch. */
+/** An image, a video or a sound on a branch; `start` and `end` are tokens of the branch. */
 export interface PlacedMedia {
   start: number;
   end: number;

@@ -1,4 +1,4 @@
-// The tokens of a branch, coloured; the placeholder of an image or video is one picture.
+// The tokens of a branch, coloured; the placeholder of a medium is one picture or player.
 
 import type { Block } from "./blocks.ts";
 import { type Colouring, roleClass } from "./colours.ts";
@@ -58,7 +58,7 @@ export class TokenView {
         start: medium.start,
         end: medium.end,
         fill: (parent) => {
-          const figure = mediaFigure(this.library, medium.reference.digest, medium.reference, medium);
+          const figure = mediaFigure(this.library, medium.reference, medium.reference, medium);
           figure.dataset.token = String(medium.start);
           parent.append(figure);
         },

@@ -1,0 +1,83 @@
+"""Sounds, decoded and encoded again for display, and their waveforms.
+
+The page never receives the bytes of a source: what a browser plays are WAV files that are written here.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import wave
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from renderers import MediaSource
+from renderers.media.audio_decoding import audio_info, decode_audio
+from renderers.media.policy import MediaPolicy
+
+#: Of a longer sound the page has the beginning.
+PLAYED_SECONDS: Final = 60
+COLUMNS: Final = 240
+# What models of speech hear; a second is 32 kB. Browsers play no sound of less than 3000 Hz.
+_PLAYED_RATES: Final = (8000, 16000)
+_BLOCKS: Final = " ▁▂▃▄▅▆▇█"
+_SVG: Final = (
+    '<svg xmlns="http://www.w3.org/2000/svg" width="96" height="48" viewBox="0 0 {width} 200" '
+    'preserveAspectRatio="none"><path d="{path}" fill="#1257a8"/></svg>'
+)
+
+
+def display_sound(source: MediaSource, policy: MediaPolicy) -> dict[str, Any]:
+    """A sound for the page, as JSON.
+
+    `seconds`, `rate`, `channels` and `format` are those of the source. `peaks` are the largest magnitudes in 240 equal
+    parts of the sound in mono, 0 to 1 of `peak`, the largest one. `wave` is base64 of a WAV file: its first 60 seconds,
+    16 bits, mono, at most 16 kHz. Raises `MediaError`.
+    """
+    info = audio_info(source, policy)
+    rate = int(np.clip(info.sampling_rate, *_PLAYED_RATES))
+    samples = decode_audio(source, policy, rate)
+    largest = peaks(samples, COLUMNS)
+    peak = float(largest.max())
+    return {
+        "seconds": info.seconds,
+        "rate": info.sampling_rate,
+        "channels": info.channels,
+        "format": info.format,
+        "peak": peak,
+        "peaks": (largest / (peak or 1)).round(3).tolist(),
+        "played": min(info.seconds, PLAYED_SECONDS),
+        "wave": base64.b64encode(_wave_file(samples[: PLAYED_SECONDS * rate], rate)).decode(),
+    }
+
+
+def peaks(samples: np.ndarray, columns: int) -> np.ndarray:
+    """float64 (columns,): the largest magnitude in each of `columns` parts of about equal length of a mono sound."""
+    starts = np.arange(columns) * len(samples) // columns  # a sound of fewer samples has some of them twice
+    return np.maximum.reduceat(np.abs(samples, dtype=np.float64), starts)
+
+
+def waveform_line(peaks: Sequence[float]) -> str:
+    """A waveform for a terminal, a block character for each value from 0 to 1."""
+    return "".join(_BLOCKS[math.ceil(peak * (len(_BLOCKS) - 1))] for peak in peaks)
+
+
+def waveform_picture(peaks: Sequence[float]) -> str:
+    """A waveform as an SVG image in a data URL, for values from 0 to 1."""
+    bars = "".join(f"M{x} {100 - 98 * peak:.0f}h.8V{101 + 98 * peak:.0f}h-.8z" for x, peak in enumerate(peaks))
+    picture = _SVG.format(width=len(peaks), path=bars)
+    return f"data:image/svg+xml;base64,{base64.b64encode(picture.encode()).decode()}"
+
+
+def _wave_file(samples: np.ndarray, rate: int) -> bytes:
+    """A WAV file of float samples from -1 to 1; those beyond are clipped."""
+    data = io.BytesIO()
+    with wave.open(data, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes((np.clip(samples, -1, 1) * 32767).round().astype("<i2").tobytes())
+    return data.getvalue()
