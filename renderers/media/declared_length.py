@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # The most parts of a container that are read.
 _MAX_PARTS = 1 << 16
-# Writers that do not know the length, because they write to a pipe, declare about this or more, or 0.
+# Writers that do not know the length, because they write to a pipe, declare about this or more.
 _UNKNOWN = 0x7FF00000
 _LARGEST_MP3_FRAME = 1441
 

@@ -26,7 +26,7 @@ from renderers.media.decoding import (
 from renderers.media.item import MediaSource
 from renderers.media.paths import open_allowed, path_of_url, read_path
 from renderers.media.policy import MediaPolicy
-from renderers.media.samples import AUDIO, array_and_rate, is_raw_audio, raw_samples, samples_source
+from renderers.media.samples import AUDIO, array_and_rate, check_holds_data, is_raw_audio, raw_samples, samples_source
 from renderers.media.sniffing import check_type
 from renderers.media.store import FileState, MediaStore
 from renderers.media.urls import allowed_target
@@ -63,11 +63,13 @@ def source_of_part(part: Mapping[str, Any], policy: MediaPolicy) -> MediaSource:
     `MediaLimitError` for what is too large, before it is copied, decoded or read where its size is known by then,
     `MediaDecodeError` for anything that is no such medium.
     """
-    value, modality = media_value(part), _modality(part)
+    (value, rate), modality = _value_and_rate(part), _modality(part)
     if value is None:
         raise MediaDecodeError(f"the part has no {modality}, url, path or base64; {_EXPECTED[modality]}")
     if modality == "audio":
-        return _audio(value, part.get("sampling_rate"), policy)
+        openai = part.get("input_audio")
+        declared = f"audio/{openai['format']}" if isinstance(openai, Mapping) and openai.get("format") else None
+        return _audio(value, rate, policy, declared)
     return _video(value, part.get("fps"), policy) if modality == "video" else _image(value, policy)
 
 
@@ -75,9 +77,15 @@ def _modality(part: Mapping[str, Any]) -> Modality:
     return MEDIA_PART_TYPES.get(part.get("type", ""), "image")
 
 
+def _value_and_rate(part: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The medium of a part, and for a sound its sampling rate."""
+    value = media_value(part)
+    return array_and_rate(value, part.get("sampling_rate")) if _modality(part) == "audio" else (value, None)
+
+
 def load_source(part: Mapping[str, Any], policy: MediaPolicy, store: MediaStore) -> MediaSource:
     """The source of a part, from the store if it was loaded before. Raises the errors of `source_of_part`."""
-    key = _reference_key(media_value(part), policy)  # for a file: its state before it is read
+    key = _reference_key(_value_and_rate(part)[0], policy)  # for a file: its state before it is read
     source = _stored_source(part, key, policy, store)
     if source is None:
         source = store.references.put(key, store.add_source(source_of_part(part, policy)))
@@ -90,7 +98,7 @@ def cached_source(part: Mapping[str, Any], policy: MediaPolicy, store: MediaStor
     Raises `MediaError` for a URL or path that the policy does not allow, a file that cannot be read, and for what was
     loaded as a medium of another type.
     """
-    return _stored_source(part, _reference_key(media_value(part), policy), policy, store)
+    return _stored_source(part, _reference_key(_value_and_rate(part)[0], policy), policy, store)
 
 
 def _stored_source(part: Mapping[str, Any], key: Any, policy: MediaPolicy, store: MediaStore) -> MediaSource | None:
@@ -102,7 +110,7 @@ def _stored_source(part: Mapping[str, Any], key: Any, policy: MediaPolicy, store
     # It may have been loaded from a part of another type.
     match _modality(part):
         case "audio":
-            _check_audio(cached, part.get("sampling_rate"), policy)
+            _check_audio(cached, _value_and_rate(part)[1], policy)
         case "video":
             _check_video(cached, part.get("fps"), policy)
         case _:
@@ -155,12 +163,16 @@ def _image(value: Any, policy: MediaPolicy) -> MediaSource:
 
 
 def _check_image(source: MediaSource) -> None:
-    for kind, is_of_kind in (("video", is_raw_video), ("audio", is_raw_audio)):
-        if is_of_kind(source.data):
-            raise MediaDecodeError(
-                f'raw {kind}, not an image; pass it in a part of type "{kind}"', digest=source.digest
-            )
+    _check_raw_kind(source, "image", "an image")
     check_type(source.data, expected="image", digest=source.digest)
+
+
+def _check_raw_kind(source: MediaSource, expected: Modality, name: str) -> None:
+    """Raise `MediaDecodeError` for pixels or samples, in their source form, of another modality."""
+    kinds: Mapping[Modality, Any] = {"image": is_raw, "video": is_raw_video, "audio": is_raw_audio}
+    for kind, is_of_kind in kinds.items():
+        if kind != expected and is_of_kind(source.data):
+            raise MediaDecodeError(f'raw {kind}, not {name}; pass it in a part of type "{kind}"', digest=source.digest)
 
 
 def _video(value: Any, fps: Any, policy: MediaPolicy) -> MediaSource:
@@ -191,16 +203,15 @@ def _check_video(source: MediaSource, fps: Any, policy: MediaPolicy) -> None:
         _check_is_moving(source)
 
 
-def _audio(value: Any, sampling_rate: Any, policy: MediaPolicy) -> MediaSource:
-    value, sampling_rate = array_and_rate(value, sampling_rate)
+def _audio(value: Any, sampling_rate: Any, policy: MediaPolicy, declared: str | None) -> MediaSource:
     if isinstance(value, np.ndarray) or _is_tensor(value):
         return samples_source(value, sampling_rate, policy)
     source = _source_of_file(value, policy, AUDIO)
-    _check_audio(source, sampling_rate, policy)
+    _check_audio(source, sampling_rate, policy, declared)
     return source
 
 
-def _check_audio(source: MediaSource, sampling_rate: Any, policy: MediaPolicy) -> None:
+def _check_audio(source: MediaSource, sampling_rate: Any, policy: MediaPolicy, declared: str | None = None) -> None:
     if is_raw_audio(source.data):
         samples, rate = raw_samples(source)
         policy.check_audio(len(samples) / rate, samples.shape[1], digest=source.digest)
@@ -210,7 +221,8 @@ def _check_audio(source: MediaSource, sampling_rate: Any, policy: MediaPolicy) -
             "sampling_rate is the rate of an array of samples; a file has its own. Leave sampling_rate out",
             digest=source.digest,
         )
-    check_type(source.data, expected="audio", digest=source.digest)
+    _check_raw_kind(source, "audio", "a sound")
+    check_type(source.data, expected="audio", declared=declared, digest=source.digest)
 
 
 def _is_tensor(value: Any) -> bool:
@@ -327,8 +339,7 @@ def _check_is_moving(source: MediaSource) -> None:
 
 def _channels_last(tensor: Any, of_frames: bool) -> tuple[int, ...]:
     """The shape of an image or frames, channels moved to the end. Raises `MediaDecodeError` for other tensors."""
-    if str(tensor.layout) != "torch.strided" or tensor.is_meta:
-        raise MediaDecodeError(f"a tensor is dense and holds data, not {tensor.layout} on {tensor.device}")
+    check_holds_data(tensor)
     if str(tensor.dtype) != "torch.uint8":
         raise MediaDecodeError(
             f"a tensor is uint8, not {tensor.dtype}: whether floats run from 0 to 1 or to 255 cannot be told. Scale it "

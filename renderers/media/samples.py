@@ -24,6 +24,7 @@ AUDIO = (
 )
 _HEADER = struct.Struct("<4s4sIIQ")
 _DTYPES: Mapping[str, np.dtype[Any]] = {"i2": np.dtype("<i2"), "f4": np.dtype("<f4")}
+_MAX_PEAK = 16  # mixing and filtering may exceed 1 by some; larger values are integers that were made floats
 #: The highest sampling rate, in hertz.
 MAX_RATE = 768_000
 
@@ -62,35 +63,50 @@ def samples_source(value: Any, sampling_rate: Any, policy: MediaPolicy) -> Media
     """The source of an array or a tensor of samples.
 
     int16 is kept; floats of 16, 32 and 64 bits, from -1 to 1, become float32. Raises `MediaDecodeError` for another
-    type, shape or rate, and for samples that are no numbers; `MediaLimitError` past the limits of the policy.
+    type, shape or rate, and for samples that are no numbers or far beyond 1; `MediaLimitError` past the limits of the
+    policy, before anything is copied.
     """
     rate = check_rate(sampling_rate)
     is_tensor = not isinstance(value, np.ndarray)
-    array: np.ndarray = (
-        value.detach().cpu().float().numpy()
-        if is_tensor and value.is_floating_point()
-        else (value.detach().cpu().numpy() if is_tensor else value)
-    )
-    if array.ndim not in (1, 2) or not array.size:
-        raise MediaDecodeError(f"{AUDIO}; not {array.dtype} {array.shape}")
-    by_time = array[:, None] if array.ndim == 1 else array.T if is_tensor else array
-    count, channels = by_time.shape
+    if is_tensor:
+        check_holds_data(value)
+    shape = tuple(value.shape)
+    if len(shape) not in (1, 2):
+        raise MediaDecodeError(f"{AUDIO}; not {value.dtype} {shape}")
+    if 0 in shape:
+        raise MediaDecodeError(f"an empty sound: an array of shape {shape} has no samples; leave the part out")
+    count, channels = (*shape, 1)[:2] if len(shape) == 1 or not is_tensor else shape[::-1]
     if channels > policy.max_audio_channels >= count:
-        raise MediaDecodeError(
-            f"an array {tuple(array.shape)} has its channels {'last' if is_tensor else 'first'}; transpose it: {AUDIO}"
-        )
+        order = "last" if is_tensor else "first"
+        raise MediaDecodeError(f"an array {shape} has its channels {order}; transpose it: {AUDIO}")
     policy.check_audio(count / rate, channels)
-    if by_time.dtype == np.int16:
+    array: np.ndarray = value
+    if is_tensor:
+        value = value.detach().cpu()
+        array = (value.float() if value.is_floating_point() else value).numpy().T  # numpy has no bfloat16
+    by_time = array.reshape(count, channels)
+    if by_time.dtype.newbyteorder("=") == np.int16:
         kind = "i2"
-    elif by_time.dtype in (np.float16, np.float32, np.float64):
-        kind, by_time = "f4", by_time.astype(np.float32)
-        if not np.isfinite(by_time).all():
-            at = tuple(map(int, np.argwhere(~np.isfinite(by_time))[0]))
-            raise MediaDecodeError(f"sample {at[0]} of channel {at[1]} is {by_time[at]}; a sample is a finite number")
+    elif by_time.dtype.kind == "f" and by_time.dtype.itemsize <= 8:
+        kind = "f4"
+        with np.errstate(over="ignore"):
+            by_time = by_time.astype(np.float32)
+        if not np.abs(by_time).max() <= _MAX_PEAK:  # nor for NaN
+            at = tuple(map(int, np.argwhere(~(np.abs(by_time) <= _MAX_PEAK))[0]))
+            raise MediaDecodeError(
+                f"sample {at[0]} of channel {at[1]} is {by_time[at]}; floats are finite and from -1 to 1: divide what "
+                "was int16 by 32768"
+            )
     else:
-        raise MediaDecodeError(f"samples are int16, or floats from -1 to 1, not {by_time.dtype}")
+        raise MediaDecodeError(f"samples are int16, or floats from -1 to 1, not {by_time.dtype}; convert them first")
     header = _HEADER.pack(AUDIO_MAGIC, kind.encode().ljust(4, b"\0"), channels, rate, count)
-    return MediaSource.of(header + np.ascontiguousarray(by_time, _DTYPES[kind]).tobytes())
+    return MediaSource.of(b"".join((header, np.ascontiguousarray(by_time, _DTYPES[kind]).data.cast("B"))))
+
+
+def check_holds_data(tensor: Any) -> None:
+    """Raise `MediaDecodeError` for a sparse tensor, and for one of the device `meta`."""
+    if str(tensor.layout) != "torch.strided" or tensor.is_meta:
+        raise MediaDecodeError(f"a tensor is dense and holds data, not {tensor.layout} on {tensor.device}")
 
 
 def check_rate(sampling_rate: Any) -> int:
@@ -111,11 +127,18 @@ def check_rate(sampling_rate: Any) -> int:
 def array_and_rate(value: Any, sampling_rate: Any) -> tuple[Any, Any]:
     """The value of an audio part and its sampling rate; both may be in a dict, as rows of `datasets` have them.
 
-    `{"array": ..., "sampling_rate": ...}` and `{"bytes": ..., "path": ...}` are read; other dicts are returned as they
-    are.
+    A dict is `{"array": ..., "sampling_rate": ...}`, or `{"bytes": ..., "path": ...}` with one of them.
     """
+    if hasattr(value, "get_all_samples"):
+        raise MediaDecodeError(
+            f"a sound is not the {type(value).__name__} of torchcodec; pass the file: of a column of `datasets`, "
+            'dataset.cast_column("audio", Audio(decode=False)) gives it'
+        )
     if not isinstance(value, Mapping):
         return value, sampling_rate
     if value.get("array") is not None:
         return value["array"], value.get("sampling_rate", sampling_rate)
-    return next((value[name] for name in ("bytes", "path") if value.get(name) is not None), value), sampling_rate
+    for name in ("bytes", "path"):
+        if value.get(name) is not None:
+            return value[name], sampling_rate
+    raise MediaDecodeError(f"a dict of a sound has array and sampling_rate, bytes, or path, not {sorted(value)!r:.200}")

@@ -1,0 +1,188 @@
+"""Files of sound -> mono samples at a rate, equal to what transformers decodes."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import soxr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from media_parts import POLICY, video_file
+from sounds import RATE, decoded, ffmpeg_file, int16, sound, sound_file, tone
+from transformers.audio_utils import load_audio
+
+from renderers import MediaSource
+from renderers.errors import MediaDecodeError
+from renderers.media.audio_decoding import AudioInfo, audio_decoder_versions, audio_info, decode_audio
+from renderers.media.sniffing import sniff
+
+SNDFILE = [
+    ("WAV", "PCM_U8", 8000, 1),
+    ("WAV", "PCM_16", 44100, 2),
+    ("WAV", "PCM_24", 48000, 3),
+    ("WAV", "PCM_32", 22050, 8),
+    ("WAV", "FLOAT", 16000, 1),
+    ("WAV", "DOUBLE", 16000, 2),
+    ("WAV", "ALAW", 8000, 1),
+    ("WAV", "ULAW", 8000, 2),
+    ("WAV", "IMA_ADPCM", 8000, 1),
+    ("WAVEX", "PCM_16", 48000, 2),
+    ("RF64", "PCM_16", 48000, 2),
+    ("W64", "PCM_16", 48000, 2),
+    ("FLAC", "PCM_16", 96000, 2),
+    ("FLAC", "PCM_24", 44100, 1),
+    ("OGG", "VORBIS", 44100, 2),
+    ("OGG", "OPUS", 48000, 2),
+    ("MP3", "MPEG_LAYER_III", 44100, 2),
+    ("MP3", "MPEG_LAYER_III", 16000, 1),
+    ("AIFF", "PCM_16", 44100, 2),
+]
+FFMPEG = [
+    ("adts", "aac", "audio/aac"),
+    ("ipod", "aac", "audio/mp4"),
+    ("mp4", "alac", "video/mp4"),
+    ("mov", "pcm_s24le", "video/quicktime"),
+    ("webm", "libopus", "video/webm"),
+    ("matroska", "flac", "video/x-matroska"),
+    ("matroska", "pcm_u8", "video/x-matroska"),
+    ("matroska", "pcm_f64le", "video/x-matroska"),
+    ("avi", "mp3", "video/x-msvideo"),
+]
+
+
+def by_transformers(data: bytes, rate: int, directory: Path) -> np.ndarray:
+    path = directory / "sound"
+    path.write_bytes(data)
+    samples: np.ndarray = load_audio(str(path), rate, backend="soundfile")
+    return samples
+
+
+@pytest.mark.parametrize(("format", "subtype", "rate", "channels"), SNDFILE)
+def test_a_file_is_decoded_mixed_and_resampled_as_by_transformers(
+    format: str, subtype: str, rate: int, channels: int, tmp_path: Path
+) -> None:
+    samples = tone(2.01, rate, channels)  # several blocks at most of the rates
+    data = sound_file(samples, rate, format, subtype)
+    for wanted in (RATE, 24000, rate):
+        assert np.array_equal(decoded(data, wanted), by_transformers(data, wanted, tmp_path))
+    info = audio_info(sound(data), POLICY)
+    assert info[1:] == (rate, channels, sniff(data))
+    assert info.seconds == pytest.approx(2.01, abs=0.07)  # ADPCM is written in blocks
+
+
+@settings(max_examples=30)
+@given(
+    st.sampled_from([8000, 11025, 16000, 22050, 44100, 47999, 48000]),
+    st.floats(0.05, 60).map(lambda seconds: round(seconds, 3)) | st.just(0.05),
+    st.integers(1, 6),
+    st.sampled_from(["PCM_16", "PCM_U8", "FLOAT"]),
+    st.sampled_from([RATE, 24000]),
+)
+def test_any_length_rate_and_number_of_channels_is_decoded_as_soundfile_and_soxr_do(
+    rate: int, seconds: float, channels: int, subtype: str, wanted: int
+) -> None:
+    seconds = seconds if channels * rate < 50_000 else seconds / 8
+    count = max(1, round(seconds * rate))
+    samples = np.random.default_rng(count).uniform(-1, 1, (count, channels)).astype("f4")
+    data = sound_file(samples, rate, "WAV", subtype)
+    exact, _ = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
+    mono = exact.mean(axis=1) if channels > 1 else exact[:, 0]
+    expected = mono if rate == wanted else soxr.resample(mono, rate, wanted, quality="HQ")
+    got = decoded(data, wanted)
+    assert len(got) == -(-count * wanted // rate)
+    assert np.array_equal(got[: len(expected)], expected[: len(got)])
+    assert not got[len(expected) :].any()
+
+
+def test_an_array_is_the_same_sound_as_a_file_of_it() -> None:
+    samples = tone(0.3, 44100, 2)
+    from_file = decoded(sound_file(samples, 44100, "WAV", "FLOAT"))
+    assert np.array_equal(decoded(samples, sampling_rate=44100), from_file)
+    whole = int16(samples)
+    assert np.array_equal(decoded(whole, sampling_rate=44100), decoded(sound_file(whole, 44100)))
+    assert not np.array_equal(decoded(samples, sampling_rate=22050)[: len(from_file)], from_file)
+
+
+@pytest.mark.parametrize(("format", "codec", "media_type"), FFMPEG)
+def test_what_ffmpeg_reads_is_the_sound_that_was_written(format: str, codec: str, media_type: str) -> None:
+    rate = 48000
+    written = int16(tone(0.5, rate, 2))
+    data = ffmpeg_file(written, rate, format, codec)
+    info = audio_info(sound(data), POLICY)
+    assert info[1:] == (rate, 2, media_type)
+    assert info.seconds == pytest.approx(0.5, abs=0.05)
+    mono = decoded(data, rate)
+    expected = (written / np.float32(32768)).mean(axis=1)
+    if codec in ("alac", "pcm_s24le", "flac", "pcm_f64le", "pcm_u8"):
+        assert len(mono) == len(expected)
+        assert np.abs(mono - expected).max() < (1 / 128 if codec == "pcm_u8" else 1e-6)
+    else:  # a lossy codec delays the sound, and lengthens it to whole frames
+        assert 0 <= len(mono) - len(expected) < 2 * 1152 + 1024
+        assert np.correlate(mono, expected, "valid").max() > 0.9 * (expected**2).sum()
+    assert len(decoded(data, RATE)) == -(-len(mono) * RATE // rate)
+
+
+@pytest.mark.parametrize("codec", ["pcm_s16le", "pcm_s32le", "pcm_f32le"])
+def test_samples_of_a_container_equal_those_of_a_wav(codec: str) -> None:
+    written = int16(tone(0.2))
+    assert np.array_equal(decoded(ffmpeg_file(written, RATE, "matroska", codec)), decoded(sound_file(written)))
+
+
+def test_an_mp3_behind_tags_is_the_same_sound() -> None:
+    data = sound_file(tone(0.5), format="MP3")
+    tag = b"ID3\4\0\0" + bytes([0, 0, 2, 0]) + bytes(256)
+    assert np.array_equal(decoded(tag + tag + data), decoded(data))
+    assert np.array_equal(decoded(tag + sound_file(tone(), format="FLAC")), decoded(sound_file(tone(), format="FLAC")))
+
+
+@pytest.mark.parametrize("rate", [22050, 44100])
+def test_an_mp3_without_a_header_for_the_whole_is_read_as_by_transformers(rate: int, tmp_path: Path) -> None:
+    samples = int16(tone(4, rate))
+    data = ffmpeg_file(samples, rate, "mp3", "libmp3lame", {"write_xing": "0"})
+    assert np.array_equal(decoded(data, rate), by_transformers(data, rate, tmp_path))
+    assert audio_info(sound(data), POLICY).seconds == len(decoded(data, rate)) / rate
+
+
+def test_an_mp3_whose_length_is_guessed_too_short_is_refused() -> None:
+    samples = int16(tone(4, 44100, 2) * np.repeat([1, 0], 88200)[:, None])
+    variable = {"global_quality": "600", "flags": "+qscale"}
+    data = ffmpeg_file(samples, 44100, "mp3", "libmp3lame", {"write_xing": "0", "id3v2_version": "0"}, **variable)
+    with pytest.raises(MediaDecodeError, match=r"variable bitrate without its length in a header.*re-encode it"):
+        decoded(data)
+    with_header = ffmpeg_file(samples, 44100, "mp3", "libmp3lame", **variable)
+    assert len(decoded(with_header, 44100)) == len(samples)
+
+
+def test_a_wav_whose_writer_did_not_know_its_length_is_read_to_its_end() -> None:
+    data = bytearray(sound_file(tone()))
+    for unknown in (b"\xff\xff\xff\xff", b"\0\xf0\xff\x7f"):
+        data[4:8] = data[40:44] = unknown
+        assert np.array_equal(decoded(bytes(data)), decoded(sound_file(tone())))
+
+
+def test_the_sound_of_a_video_is_taken_and_a_video_without_one_is_refused() -> None:
+    with pytest.raises(MediaDecodeError, match=r"video/mp4\) hold no sound stream; check where they come from"):
+        decoded(video_file("mp4", "mpeg4"))
+
+
+def test_the_header_suffices_for_the_properties(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = sound(sound_file(tone(2, 44100, 2), 44100, "FLAC"))
+    monkeypatch.setattr(soundfile.SoundFile, "buffer_read_into", None)
+    assert audio_info(source, POLICY) == AudioInfo(2.0, 44100, 2, "audio/flac")
+    with pytest.raises(MediaDecodeError):
+        decode_audio(source, POLICY, RATE)
+
+
+def test_versions_name_what_the_samples_depend_on() -> None:
+    assert audio_decoder_versions().keys() == {"soundfile", "av", "soxr"}
+    assert all(audio_decoder_versions().values())
+
+
+def test_a_memoryview_is_decoded_like_bytes() -> None:
+    for data in (sound_file(tone()), ffmpeg_file(int16(tone()), RATE, "matroska", "flac")):
+        view = MediaSource.of(memoryview(data))
+        assert np.array_equal(decode_audio(view, POLICY, 8000), decoded(data, 8000))

@@ -1,0 +1,218 @@
+"""The value of an audio part -> its source: forms, refusals with a cure, and what is cached."""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from media_parts import NOISE, PNG, POLICY, below, data_url, image, pixels, video, video_file
+from sounds import RATE, decoded, int16, sound, sound_file, tone
+
+from renderers import MediaPolicy, MediaSource, MediaStore
+from renderers.errors import MediaDecodeError, MediaError, MediaLimitError, MediaPolicyError
+from renderers.media.decoding import array_to_raw, frames_to_raw
+from renderers.media.reference import cached_source, load_source, source_of_part
+from renderers.media.samples import raw_samples
+from renderers.media.source_directory import SourceDirectory
+
+WAV = sound_file(tone())
+SAMPLES = tone(0.1, channels=2)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "input_audio", "input_audio": {"data": base64.b64encode(WAV).decode(), "format": "wav"}},
+        {"type": "input_audio", "input_audio": {"data": base64.b64encode(WAV).decode(), "format": "mp3"}},
+        {"type": "audio_url", "audio_url": {"url": data_url(WAV, "audio/wav")}},
+        {"type": "audio_url", "audio_url": data_url(WAV, "text/plain")},
+        {"type": "audio", "audio": WAV},
+        {"type": "audio", "audio": memoryview(WAV)},
+        {"type": "audio", "audio": MediaSource.of(WAV)},
+        {"type": "audio", "audio": {"bytes": WAV, "path": "of/the/dataset.wav"}},
+        {"type": "audio", "base64": base64.b64encode(WAV).decode()},
+    ],
+)
+def test_every_form_of_a_file_is_the_same_source(part: dict[str, Any]) -> None:
+    assert source_of_part(part, POLICY).data == WAV
+
+
+@pytest.mark.parametrize("form", ["path", "dict", "url"])
+def test_a_path_is_read_below_an_allowed_directory_only(form: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.wav"
+    path.write_bytes(WAV)
+    os.utime(path, (1, 1))  # the state of a file that was just written does not identify its contents
+    value: Any = {"path": path, "dict": {"bytes": None, "path": str(path)}, "url": path.as_uri()}[form]
+    assert sound(value, below(tmp_path)).data == WAV
+    with pytest.raises(MediaPolicyError):
+        sound(value)
+    store = MediaStore()
+    part = {"type": "audio", "audio": value}
+    first = load_source(part, below(tmp_path), store)
+    assert cached_source(part, below(tmp_path), store) is first
+    with pytest.raises(MediaPolicyError):
+        cached_source(part, POLICY, store)
+    path.write_bytes(sound_file(tone(0.1)))
+    assert load_source(part, below(tmp_path), store) != first
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (SAMPLES, SAMPLES),
+        (SAMPLES[:, 0], SAMPLES[:, :1]),
+        (SAMPLES.astype(np.float64), SAMPLES),
+        (SAMPLES.astype(np.float16), SAMPLES.astype(np.float16)),
+        (SAMPLES.astype(">f4"), SAMPLES),
+        (SAMPLES[::-2], SAMPLES[::-2]),
+        (np.asfortranarray(SAMPLES), SAMPLES),
+        (int16(SAMPLES), int16(SAMPLES)),
+        (int16(SAMPLES).astype(">i2"), int16(SAMPLES)),
+        (torch.from_numpy(SAMPLES.T), SAMPLES),
+        (torch.from_numpy(SAMPLES[:, 0]), SAMPLES[:, :1]),
+        (torch.from_numpy(int16(SAMPLES).T.copy()), int16(SAMPLES)),
+        (torch.from_numpy(SAMPLES.T).double().requires_grad_(), SAMPLES),
+        (torch.from_numpy(SAMPLES.T).bfloat16(), torch.from_numpy(SAMPLES).bfloat16().float().numpy()),
+    ],
+)
+def test_arrays_keep_their_samples_in_the_source(value: Any, expected: np.ndarray) -> None:
+    for source in (
+        sound(value, sampling_rate=8000),
+        sound({"array": value, "sampling_rate": 8000, "path": None}),
+        sound(value, sampling_rate=np.int64(8000)),
+    ):
+        assert source.is_raw
+        samples, rate = raw_samples(source)
+        assert rate == 8000
+        assert samples.dtype == (np.int16 if expected.dtype == np.int16 else np.float32)
+        assert np.array_equal(samples, expected)
+    assert sound(value, sampling_rate=8000) != sound(value, sampling_rate=8001)
+
+
+@pytest.mark.parametrize(
+    ("value", "rate", "reason"),
+    [
+        (SAMPLES, None, r"without a sampling rate.*\"sampling_rate\": 16000"),
+        (SAMPLES, 0, "whole number of hertz from 1 to 768000, not 0"),
+        (SAMPLES, 16000.5, "not 16000.5"),
+        (SAMPLES, float("nan"), "not nan"),
+        (SAMPLES, True, "not True"),
+        (SAMPLES, "16000", "not '16000'"),
+        (SAMPLES, 10**9, "not 1000000000"),
+        (SAMPLES[:0], RATE, r"empty sound: an array of shape \(0, 2\) has no samples; leave the part out"),
+        (np.float32(0), RATE, "a sound is the bytes of a file"),
+        (np.array(0.0), RATE, r"not float64 \(\)"),
+        (SAMPLES[None], RATE, r"\(1, 1600, 2\)"),
+        (SAMPLES.T[:, :50], RATE, None),
+        (np.zeros((2, 9), "f4"), RATE, r"an array \(2, 9\) has its channels first; transpose it"),
+        (torch.zeros(4000, 2), RATE, r"an array \(4000, 2\) has its channels last; transpose it"),
+        (np.zeros((16, 2), np.int32), RATE, "not int32; convert them first"),
+        (np.zeros(16, np.uint8), RATE, "not uint8"),
+        (np.zeros(16, np.complex64), RATE, "not complex64"),
+        (np.zeros(16, np.longdouble), RATE, "not float128"),
+        (torch.zeros(2, 16, dtype=torch.complex64), RATE, "not complex64"),
+        (torch.zeros(2, 16, device="meta"), RATE, "holds data, not torch.strided on meta"),
+        (torch.zeros(2, 16).to_sparse(), RATE, "dense and holds data"),
+        (np.array([0, np.nan, np.inf]), RATE, "sample 1 of channel 0 is nan; floats are finite"),
+        (np.array([0, 1e300]), RATE, "sample 1 of channel 0 is inf"),
+        (int16(SAMPLES).astype("f4"), RATE, "floats are finite and from -1 to 1: divide what was int16 by 32768"),
+        ([0.0, 0.1], RATE, "a sound is the bytes of a file.*, not list"),
+        (object(), None, "not object"),
+        ({"sampling_rate": 8000}, None, r"array and sampling_rate, bytes, or path, not \['sampling_rate'\]"),
+        (WAV, RATE, "a file has its own. Leave sampling_rate out"),
+        (b"", None, "zero bytes of media"),
+        (None, None, "the part has no audio, url, path or base64"),
+    ],
+)
+def test_what_is_no_sound_is_refused_with_what_to_pass(value: Any, rate: Any, reason: str | None) -> None:
+    if reason is None:  # so few samples that channels come first cannot be told apart; kept as they are
+        policy = MediaPolicy(max_audio_channels=64)
+        assert raw_samples(sound(value, policy, sampling_rate=rate)).data.shape == (2, 50)
+        return
+    with pytest.raises(MediaError, match=reason):
+        sound(value, sampling_rate=rate)
+
+
+def test_a_decoder_of_torchcodec_is_refused_with_the_column_to_load() -> None:
+    class AudioDecoder:
+        def get_all_samples(self) -> None: ...
+
+    with pytest.raises(MediaDecodeError, match=r"not the AudioDecoder of torchcodec.*Audio\(decode=False\)"):
+        sound(AudioDecoder())
+
+
+def test_media_in_a_part_of_another_type_are_refused_with_the_right_type() -> None:
+    samples = sound(SAMPLES, sampling_rate=RATE)
+    for data, told in ((WAV, "audio/wav"), (samples.data, 'part of type "audio"')):
+        for load in (image, video):
+            with pytest.raises(MediaDecodeError, match=told):
+                load(data)
+    raw_image, raw_video = array_to_raw(NOISE), frames_to_raw(NOISE[None])
+    for data, told in (
+        (PNG, "image/png, not a sound"),
+        (b"<html><body>", "text/html, not a sound"),
+        (raw_image, 'raw image, not a sound; pass it in a part of type "image"'),
+        (raw_video, 'raw video, not a sound; pass it in a part of type "video"'),
+        (b"%PDF-1.7", "application/pdf, not a sound"),
+    ):
+        with pytest.raises(MediaDecodeError, match=told):
+            sound(data)
+    with pytest.raises(MediaDecodeError, match=r"image/png \(declared as audio/wav\), not a sound"):
+        source_of_part(
+            {"input_audio": {"data": base64.b64encode(PNG).decode(), "format": "wav"}, "type": "input_audio"}, POLICY
+        )
+    with pytest.raises(MediaDecodeError, match="a sound is the bytes of a file"):
+        sound(torch.zeros(3).numpy().tolist(), sampling_rate=RATE)
+
+
+def test_what_was_loaded_as_another_medium_is_no_sound() -> None:
+    store = MediaStore()
+    for part in ({"type": "image", "image": PNG}, {"type": "video", "video": frames_to_raw(NOISE[None])}):
+        load_source(part, POLICY, store)
+        with pytest.raises(MediaDecodeError, match="not a sound"):
+            load_source({"type": "audio", "audio": next(v for k, v in part.items() if k != "type")}, POLICY, store)
+    movie = video_file("mp4", "mpeg4")
+    load_source({"type": "video", "video": movie}, POLICY, store)
+    assert load_source({"type": "audio", "audio": movie}, POLICY, store).data is movie  # its sound is taken
+
+
+def test_limits_hold_before_an_array_is_copied_and_for_cached_sounds() -> None:
+    hours = np.broadcast_to(np.float32(0), (10**12,))  # 4 TB, if it were copied
+    with pytest.raises(MediaLimitError, match=r"6.25e\+07 seconds of sound, more than max_audio_seconds=1800"):
+        sound(hours, sampling_rate=RATE)
+    with pytest.raises(MediaLimitError, match="9 channels, more than max_audio_channels=8"):
+        sound(np.zeros((100, 9), "f4"), sampling_rate=RATE)
+    store, short = MediaStore(), MediaPolicy(max_audio_seconds=0.05)
+    source = load_source({"type": "audio", "audio": SAMPLES, "sampling_rate": RATE}, POLICY, store)
+    part = {"type": "audio", "audio": bytes(source.data)}
+    load_source(part, POLICY, store)
+    with pytest.raises(MediaLimitError, match=r"0\.1 seconds of sound, more than max_audio_seconds=0\.05"):
+        load_source(part, short, store)
+
+
+def test_samples_pass_a_store_its_directory_and_pickling_unchanged(tmp_path: Path) -> None:
+    source = sound(SAMPLES, sampling_rate=44100)
+    directory = SourceDirectory(tmp_path)
+    directory.write(source)
+    again = directory.read(source.digest)
+    assert again is not None
+    for copy in (again, pickle.loads(pickle.dumps(source)), MediaSource.of(memoryview(bytes(source.data)))):
+        assert copy == source
+        assert np.array_equal(decoded(copy), decoded(SAMPLES, sampling_rate=44100))
+
+
+@pytest.mark.parametrize("at", [0, 4, 12, 27, -1])
+def test_source_bytes_that_contradict_their_header_are_refused(at: int) -> None:
+    data = bytes(sound(SAMPLES, sampling_rate=RATE).data)
+    broken = data[:at] if at else data[:4]
+    with pytest.raises(MediaError, match=r"raw samples|zero bytes"):
+        sound(broken)
+    with pytest.raises(MediaDecodeError, match=r"type b'q9.*hold 12800 bytes, not 0"):
+        sound(data[:4] + b"q9\0\0" + data[8:])
+    assert pixels(PNG).shape == NOISE.shape
