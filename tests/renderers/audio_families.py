@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import corpus
 import transformers
-from family_tokenizers import tokenizer
+from family_tokenizers import GEMMA3_TOKENS, family_tokenizer, tokenizer
 from transformers import ProcessorMixin
 
 _CHATML = """\
@@ -25,60 +26,212 @@ def chatml(*, audio: str, image: str = "", video: str = "") -> str:
 
 
 def _qwen2_audio() -> ProcessorMixin:
-    template = chatml(audio="<|audio_bos|><|AUDIO|><|audio_eos|>\\n")
-    text = tokenizer([*_CHATML_TOKENS, "<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>"], template)
-    extractor = transformers.WhisperFeatureExtractor(feature_size=128)
-    return transformers.Qwen2AudioProcessor(extractor, text, chat_template=template)
+    text = tokenizer([*_CHATML_TOKENS, "<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>"], "")
+    # Its own template, which counts the sounds: "Audio 1: ".
+    processor = transformers.Qwen2AudioProcessor(transformers.WhisperFeatureExtractor(feature_size=128), text)
+    text.chat_template = processor.chat_template = processor.default_chat_template
+    return processor
+
+
+_OMNI_TOKENS = {
+    "image_token": "<|IMAGE|>",
+    "video_token": "<|VIDEO|>",
+    "audio_token": "<|AUDIO|>",
+    "vision_bos_token": "<|vision_bos|>",
+    "vision_eos_token": "<|vision_eos|>",
+    "audio_bos_token": "<|audio_bos|>",
+    "audio_eos_token": "<|audio_eos|>",
+}
 
 
 def _qwen2_5_omni() -> ProcessorMixin:
-    named = {
-        "image_token": "<|IMAGE|>",
-        "video_token": "<|VIDEO|>",
-        "audio_token": "<|AUDIO|>",
-        "vision_bos_token": "<|vision_bos|>",
-        "vision_eos_token": "<|vision_eos|>",
-        "audio_bos_token": "<|audio_bos|>",
-        "audio_eos_token": "<|audio_eos|>",
-    }
-    template = chatml(
-        audio="<|audio_bos|><|AUDIO|><|audio_eos|>",
-        image="<|vision_bos|><|IMAGE|><|vision_eos|>",
-        video="<|vision_bos|><|VIDEO|><|vision_eos|>",
-    )
-    text = tokenizer(_CHATML_TOKENS, template, **named)
+    template = corpus.templates()["own/qwen2.5-omni-3b"]
     return transformers.Qwen2_5OmniProcessor(
         transformers.Qwen2VLImageProcessor(),
         transformers.Qwen2VLVideoProcessor(),
         transformers.WhisperFeatureExtractor(feature_size=128),
-        text,
+        tokenizer(_CHATML_TOKENS, template, **_OMNI_TOKENS),
+        chat_template=template,
+    )
+
+
+def _qwen3_omni() -> ProcessorMixin:
+    named = {
+        **{f"{kind}_token": f"<|{kind}_pad|>" for kind in ("image", "video", "audio")},
+        **{f"{kind}_bos_token": f"<|{kind}_start|>" for kind in ("vision", "audio")},
+        **{f"{kind}_eos_token": f"<|{kind}_end|>" for kind in ("vision", "audio")},
+    }
+    template = chatml(
+        audio="<|audio_start|><|audio_pad|><|audio_end|>",
+        image="<|vision_start|><|image_pad|><|vision_end|>",
+        video="<|vision_start|><|video_pad|><|vision_end|>",
+    )
+    return transformers.Qwen3OmniMoeProcessor(
+        transformers.Qwen2VLImageProcessor(patch_size=16),
+        transformers.Qwen2VLVideoProcessor(patch_size=16),
+        transformers.WhisperFeatureExtractor(feature_size=128),
+        tokenizer(_CHATML_TOKENS, template, **named),
         chat_template=template,
     )
 
 
 def _gemma3n() -> ProcessorMixin:
     named = {
+        **GEMMA3_TOKENS,
         "audio_token": "<audio_soft_token>",
         "boa_token": "<start_of_audio>",
         "eoa_token": "<end_of_audio>",
-        "image_token": "<image_soft_token>",
-        "boi_token": "<start_of_image>",
-        "eoi_token": "<end_of_image>",
     }
     template = chatml(audio="<audio_soft_token>", image="<image_soft_token>")
-    text = tokenizer(_CHATML_TOKENS, template, **named)
     return transformers.Gemma3nProcessor(
         transformers.Gemma3nAudioFeatureExtractor(),
         transformers.SiglipImageProcessor(size={"height": 256, "width": 256}),
+        tokenizer(_CHATML_TOKENS, template, **named),
+        chat_template=template,
+    )
+
+
+def _gemma4() -> ProcessorMixin:
+    text = family_tokenizer("gemma4")
+    return transformers.Gemma4Processor(
+        transformers.Gemma4AudioFeatureExtractor(),
+        transformers.Gemma4ImageProcessor(),
+        text,
+        transformers.Gemma4VideoProcessor(),
+        chat_template=text.chat_template,
+    )
+
+
+def _gemma4_unified() -> ProcessorMixin:
+    text = family_tokenizer("gemma4")
+    return transformers.Gemma4UnifiedProcessor(
+        transformers.Gemma4UnifiedAudioFeatureExtractor(),
+        transformers.Gemma4UnifiedImageProcessor(),
+        text,
+        transformers.Gemma4UnifiedVideoProcessor(),
+        chat_template=text.chat_template,
+    )
+
+
+def _phi4_multimodal() -> ProcessorMixin:
+    template = chatml(audio="<|audio|>", image="<|image|>")
+    text = tokenizer(_CHATML_TOKENS, template, audio_token="<|audio|>", image_token="<|image|>")
+    return transformers.Phi4MultimodalProcessor(
+        transformers.Phi4MultimodalImageProcessor(),
+        transformers.Phi4MultimodalFeatureExtractor(),
         text,
         chat_template=template,
     )
 
 
+def _qwen3_asr() -> ProcessorMixin:
+    named = {
+        "audio_token": "<|audio_pad|>",
+        "audio_bos_token": "<|audio_start|>",
+        "audio_eos_token": "<|audio_end|>",
+    }
+    template = chatml(audio="<|audio_start|><|audio_pad|><|audio_end|>")
+    text = tokenizer(_CHATML_TOKENS, template, **named)
+    return transformers.Qwen3ASRProcessor(transformers.Qwen3ASRFeatureExtractor(), text, chat_template=template)
+
+
+def _audio_flamingo3() -> ProcessorMixin:
+    template = chatml(audio="<sound>")
+    extractor = transformers.WhisperFeatureExtractor(feature_size=128)
+    text = tokenizer([*_CHATML_TOKENS, "<sound>"], template)
+    return transformers.AudioFlamingo3Processor(extractor, text, chat_template=template)
+
+
+def _music_flamingo() -> ProcessorMixin:
+    template = chatml(audio="<sound>")
+    extractor = transformers.WhisperFeatureExtractor(feature_size=128)
+    text = tokenizer([*_CHATML_TOKENS, "<sound>", "<|sound_bos|>", "<|sound_eos|>"], template)
+    return transformers.MusicFlamingoProcessor(extractor, text, chat_template=template)
+
+
+def _glm_asr() -> ProcessorMixin:
+    template = chatml(audio="<|begin_of_audio|><|pad|><|end_of_audio|>")
+    text = tokenizer([*_CHATML_TOKENS, "<|begin_of_audio|>", "<|pad|>", "<|end_of_audio|>"], template)
+    extractor = transformers.WhisperFeatureExtractor(feature_size=128)
+    return transformers.GlmAsrProcessor(extractor, text, chat_template=template)
+
+
+def _granite_speech() -> ProcessorMixin:
+    template = chatml(audio="<|audio|>")
+    text = tokenizer([*_CHATML_TOKENS, "<|audio|>"], template)
+    return transformers.GraniteSpeechProcessor(
+        transformers.GraniteSpeechFeatureExtractor(), text, chat_template=template
+    )
+
+
+def _nemotron_h_omni() -> ProcessorMixin:
+    controls = ["<image>", "<video>", "<so_embedding>", "<so_start>", "<so_end>", "<img>", "</img>"]
+    template = chatml(audio="<so_embedding>", image="<image>", video="<video>")
+    return transformers.NemotronH_Omni_Reasoning_V3Processor(
+        transformers.NemotronH_Omni_Reasoning_V3ImageProcessor(),
+        transformers.NemotronH_Omni_Reasoning_V3VideoProcessor(),
+        tokenizer([*_CHATML_TOKENS, *controls], template),
+        transformers.ParakeetFeatureExtractor(feature_size=128),
+        chat_template=template,
+    )
+
+
+def _voxtral() -> ProcessorMixin:
+    template = chatml(audio="[AUDIO]")
+    text = tokenizer([*_CHATML_TOKENS, "[AUDIO]"], template)
+    return transformers.VoxtralProcessor(transformers.WhisperFeatureExtractor(feature_size=128), text)
+
+
+def _inkling() -> ProcessorMixin:
+    controls = ["<|unused_200054|>", "<|unused_200053|>", "<|content_image|>", "<|content_audio_input|>"]
+    template = chatml(audio="<|content_audio_input|><|unused_200053|>", image="<|content_image|><|unused_200054|>")
+    return transformers.InklingProcessor(
+        transformers.InklingFeatureExtractor(),
+        transformers.InklingImageProcessor(),
+        tokenizer([*_CHATML_TOKENS, *controls], template),
+        chat_template=template,
+    )
+
+
+def _fun_asr_nano() -> ProcessorMixin:
+    template = chatml(audio="<|object_ref_start|>")
+    text = tokenizer([*_CHATML_TOKENS, "<|object_ref_start|>"], template)
+    return transformers.FunAsrNanoProcessor(transformers.FunAsrNanoFeatureExtractor(), text, chat_template=template)
+
+
+def _moss() -> ProcessorMixin:
+    template = chatml(audio="<|audio_start|><|audio_pad|><|audio_end|>")
+    text = tokenizer([*_CHATML_TOKENS, "<|audio_start|>", "<|audio_pad|>", "<|audio_end|>"], template)
+    extractor = transformers.MossTranscribeDiarizeFeatureExtractor()
+    return transformers.MossTranscribeDiarizeProcessor(extractor, text, chat_template=template)
+
+
+def _vibevoice_asr() -> ProcessorMixin:
+    template = chatml(audio="<|object_ref_start|><|box_start|><|object_ref_end|>")
+    text = tokenizer([*_CHATML_TOKENS, "<|object_ref_start|>", "<|box_start|>", "<|object_ref_end|>"], template)
+    extractor = transformers.VibeVoiceAcousticTokenizerFeatureExtractor()
+    return transformers.VibeVoiceAsrProcessor(extractor, text, chat_template=template)
+
+
 FAMILIES: Mapping[str, Callable[[], ProcessorMixin]] = {
     "qwen2_audio": _qwen2_audio,
     "qwen2_5_omni": _qwen2_5_omni,
+    "qwen3_omni": _qwen3_omni,
     "gemma3n": _gemma3n,
+    "gemma4": _gemma4,
+    "gemma4_unified": _gemma4_unified,
+    "phi4_multimodal": _phi4_multimodal,
+    "qwen3_asr": _qwen3_asr,
+    "audio_flamingo3": _audio_flamingo3,
+    "music_flamingo": _music_flamingo,
+    "glm_asr": _glm_asr,
+    "granite_speech": _granite_speech,
+    "nemotron_h_omni": _nemotron_h_omni,
+    "voxtral": _voxtral,
+    "inkling": _inkling,
+    "fun_asr_nano": _fun_asr_nano,
+    "moss": _moss,
+    "vibevoice_asr": _vibevoice_asr,
 }
 
 

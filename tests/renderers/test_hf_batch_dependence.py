@@ -16,7 +16,8 @@ from renderers.errors import (
     MediaError,
 )
 from renderers.media.item import TensorField
-from renderers.vision.hf_processor import ProcessorRunner, probe
+from renderers.vision.hf_probing import probe
+from renderers.vision.hf_runner import ProcessorRunner
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -89,12 +90,15 @@ def test_a_value_that_is_no_tensor_is_refused_by_name(reference_processor: Any) 
         probe_with(reference_processor, fault)
 
 
-def test_a_processor_that_does_not_report_its_replacement_is_refused(reference_processor: Any) -> None:
-    def fault(output: dict[str, Any], texts: list[str]) -> None:
-        del output["text_replacement_offsets"]
+def test_a_processor_that_replaces_by_means_of_its_own_is_refused(reference_processor: Any) -> None:
+    class Own(transformers.PixtralProcessor):
+        def __call__(self, images: Any = None, text: Any = None, **options: Any) -> Any:
+            return transformers.BatchFeature({"pixel_values": torch.zeros(len(text), 3, 4, 4)})
 
-    with pytest.raises(LoadError, match="does not report the replacement of"):
-        probe_with(reference_processor, fault)
+    real = reference_processor("pixtral")
+    own = Own(real.image_processor, real.tokenizer, patch_size=16)
+    with pytest.raises(LoadError, match=r"Own does not replace '\[IMG\]' by get_text_with_replacements"):
+        probe(ProcessorRunner(own, "image", "[IMG]", threading.Lock()), min_frames=1, embed_tokens=())
 
 
 def test_a_tensor_that_is_equal_for_all_images_is_a_shared_field(reference_processor: Any) -> None:

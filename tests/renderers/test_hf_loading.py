@@ -93,7 +93,7 @@ def test_loading_makes_no_network_connection(processor_directory: Any, monkeypat
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    assert set(load_processors(directory)) == {"image", "video"}
+    assert set(load_processors(directory)) == {"image", "video", "audio"}
 
 
 def test_an_audio_tokenizer_of_another_repository_is_refused(processor_directory: Any, tmp_path: Path) -> None:

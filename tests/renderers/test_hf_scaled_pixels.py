@@ -15,7 +15,8 @@ from renderers.errors import (
 )
 from renderers.media.item import MediaItem
 from renderers.vision.batching import batch_tensors
-from renderers.vision.hf_processor import ProcessorRunner, probe
+from renderers.vision.hf_probing import probe
+from renderers.vision.hf_runner import ProcessorRunner
 from renderers.vision.patches import ScaledPixels
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

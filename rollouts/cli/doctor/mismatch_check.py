@@ -15,7 +15,7 @@ import numpy as np
 
 from renderers import MediaItem, PlaceholderRange, RenderedTokens
 from renderers.vision.batching import combine
-from renderers.vision.hf_processor import PROCESSOR_ERRORS
+from renderers.vision.hf_runner import PROCESSOR_ERRORS
 from renderers.vision.patches import normalised
 from rollouts.cli.doctor.image_rendering_checks import (
     NORMALISATION,

@@ -1,0 +1,147 @@
+"""Items that HFProcessor makes of one sound at a time are what the processors of transformers make of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import audio_families
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from processor_outputs import TEXT_KEYS, check_equal, with_expansions
+from transformers import ProcessorMixin
+
+from renderers import MediaPolicy, MediaStore
+from renderers.errors import LoadError, MediaError
+from renderers.media.item import MediaItem
+from renderers.media.samples import samples_source
+from renderers.process.fork_reset import ProcessLock
+from renderers.vision.batching import batch_tensors
+from renderers.vision.hf_probing import probe
+from renderers.vision.hf_processor import HFProcessor
+from renderers.vision.hf_runner import ProcessorRunner
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
+#: Those whose batches hold exactly the tensors of single sounds, padded.
+STACKED = ("qwen2_audio", "qwen2_5_omni", "gemma4_unified", "inkling", "vibevoice_asr")
+#: Those that cut a sound into windows: an item has a row for each.
+WINDOWS = ("audio_flamingo3", "music_flamingo", "glm_asr", "moss")
+#: Those whose frames of padding, or last frames of a sound, depend on what is behind it in a batch.
+PADDED_FIRST = ("qwen3_omni", "gemma3n", "gemma4", "phi4_multimodal", "qwen3_asr", "nemotron_h_omni")
+
+
+@pytest.fixture(scope="module")
+def families() -> Callable[[str], tuple[ProcessorMixin, HFProcessor]]:
+    """By the name of a family: the processor of transformers, and the `HFProcessor` of its sounds."""
+
+    @functools.cache
+    def load(name: str) -> tuple[ProcessorMixin, HFProcessor]:
+        reference = audio_families.FAMILIES[name]()
+        runner = ProcessorRunner(reference, "audio", reference.audio_token, ProcessLock())
+        layout = probe(runner, min_frames=1, embed_tokens=())
+        return reference, HFProcessor(runner, layout, fingerprint=name, policy=MediaPolicy(), store=MediaStore())
+
+    return load
+
+
+def sound(seconds: float, rate: int) -> np.ndarray:
+    count = round(seconds * rate)
+    return np.random.default_rng(count).uniform(-1, 1, count).astype(np.float32)
+
+
+def items_of(processor: HFProcessor, sounds: Sequence[np.ndarray], rate: int) -> list[MediaItem]:
+    return [processor.process(samples_source(each, rate, MediaPolicy())) for each in sounds]
+
+
+def output_of(reference: Any, texts: Sequence[str], sounds: Sequence[np.ndarray], rate: int) -> dict[str, Any]:
+    """What the processor of transformers makes of these texts with these sounds together."""
+    audio = {"sampling_rate": rate, "return_tensors": "pt"}
+    text = {"padding": True, "padding_side": "right", "return_tensors": "pt"}
+    return dict(reference(text=list(texts), audio=list(sounds), audio_kwargs=audio, text_kwargs=text))
+
+
+def features(output: dict[str, Any]) -> dict[str, Any]:
+    return {name: tensor for name, tensor in output.items() if name not in TEXT_KEYS}
+
+
+@pytest.mark.parametrize("name", [*STACKED, *WINDOWS])
+def test_sounds_of_any_lengths_have_the_ids_and_features_of_the_models_own_processor(name: str, families: Any) -> None:
+    reference, processor = families(name)
+    rate, marker = reference._audio_processor.sampling_rate, processor.marker
+
+    @given(st.lists(st.floats(0.1, 4), min_size=1, max_size=3))
+    @settings(max_examples=4, deadline=None)
+    def check(lengths: list[float]) -> None:
+        sounds = [sound(length, rate) for length in lengths]
+        items = items_of(processor, sounds, rate)
+        texts = [f"Hear\n{marker}\n ?"] * len(sounds)
+        theirs = output_of(reference, texts, sounds, rate)
+        check_equal(batch_tensors(items), features(theirs))
+        for text, item, ids in zip(texts, items, theirs["input_ids"].tolist(), strict=True):
+            ours = reference.tokenizer(with_expansions(text, [item], marker))["input_ids"]
+            assert ours == ids[: len(ours)]
+            assert set(ids[len(ours) :]) <= {reference.tokenizer.pad_token_id}
+
+    check()
+
+
+@pytest.mark.parametrize("name", PADDED_FIRST)
+def test_items_are_those_of_a_sound_alone_where_its_frames_depend_on_the_batch(name: str, families: Any) -> None:
+    reference, processor = families(name)
+    rate, marker = reference._audio_processor.sampling_rate, processor.marker
+    sounds = [sound(length, rate) for length in (0.05, 1.234, 2.5)]
+    items = items_of(processor, sounds, rate)
+    for item, each in zip(items, sounds, strict=True):
+        theirs = output_of(reference, [marker], [each], rate)
+        check_equal({name: t for name, t in batch_tensors([item]).items() if name in theirs}, features(theirs))
+        assert (
+            reference.tokenizer(with_expansions(marker, [item], marker))["input_ids"] == theirs["input_ids"][0].tolist()
+        )
+
+    # In a batch, what follows a sound is zero and marked as padding; the processor's own batch is another one.
+    ours, theirs = batch_tensors(items), features(output_of(reference, [marker] * 3, sounds, rate))
+    assert {n: t.shape for n, t in ours.items()} == {n: tuple(t.shape) for n, t in theirs.items()}
+    assert any(ours[n].tobytes() != theirs[n].numpy().tobytes() for n in ours)
+    mask = next(n for n in ours if n.endswith("mask"))
+    rows = next(n for n in ours if ours[n].ndim > 2)
+    frames = np.moveaxis(ours[rows], ours[rows].shape[1:].index(ours[mask].shape[1]) + 1, 1)
+    alone = items[0][mask].shape[0]
+    assert not ours[mask][0, alone:].any()
+    assert not frames[0, alone:].any()
+
+
+@pytest.mark.parametrize("name", ["audio_flamingo3", "glm_asr", "moss"])
+def test_a_sound_longer_than_the_window_of_a_model_has_a_row_for_each_window(name: str, families: Any) -> None:
+    reference, processor = families(name)
+    sounds = [sound(length, 16000) for length in (61.0, 0.5, 30.0)]
+    items = items_of(processor, sounds, 16000)
+    assert [len(item["input_features"]) for item in items] == [3, 1, 1]
+    theirs = output_of(reference, [processor.marker] * 3, sounds, 16000)
+    check_equal(batch_tensors(items), features(theirs))
+
+
+def test_a_mask_that_batches_alone_have_marks_every_frame_of_a_sound(families: Any) -> None:
+    """Phi-4-multimodal returns no mask for one sound; the batch of two has that of both."""
+    _, processor = families("phi4_multimodal")
+    item = items_of(processor, [sound(0.5, 16000)], 16000)[0]
+    assert item["audio_attention_mask"].all()
+    assert item["audio_attention_mask"].shape == item["audio_input_features"].shape[:1]
+
+
+def test_a_sound_too_short_for_a_token_is_refused(families: Any) -> None:
+    _, processor = families("qwen2_audio")
+    with pytest.raises(
+        MediaError, match=r"puts no <\|AUDIO\|> in place of audio .*too short: append silence"
+    ) as caught:
+        items_of(processor, [sound(0.01, 16000)], 16000)
+    assert caught.value.digest is not None
+
+
+def test_a_processor_that_takes_no_text_with_sounds_is_refused(families: Any) -> None:
+    """Voxtral's makes prompts by mistral_common, from messages."""
+    with pytest.raises(LoadError, match="VoxtralProcessor does not process audios one at a time"):
+        families("voxtral")
