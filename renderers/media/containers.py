@@ -73,6 +73,7 @@ def open_stream(
             io.BytesIO(source.data),
             format=container,
             options={"protocol_whitelist": "none"},
+            metadata_errors="replace",  # titles and names, which may be in any encoding
             # Opening the file already decodes frames, before their size can be checked.
             stream_options=[{"max_pixels": str(max(policy.max_pixels, _MAX_PIXELS_AT_OPEN))}] * _MAX_STREAMS,
         ) as file:

@@ -186,3 +186,10 @@ def test_a_memoryview_is_decoded_like_bytes() -> None:
     for data in (sound_file(tone()), ffmpeg_file(int16(tone()), RATE, "matroska", "flac")):
         view = MediaSource.of(memoryview(data))
         assert np.array_equal(decode_audio(view, POLICY, 8000), decoded(data, 8000))
+
+
+def test_a_title_in_another_encoding_than_utf_8_is_no_error() -> None:
+    data = ffmpeg_file(int16(tone()), RATE, "ipod", "aac")
+    encoder = data.rindex(b"Lavf")
+    renamed = data[:encoder] + b"\xe9" + data[encoder + 1 :]
+    assert np.array_equal(decoded(renamed), decoded(data))
