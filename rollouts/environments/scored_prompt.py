@@ -6,26 +6,30 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from renderers import Message
+from renderers.messages import MEDIA_PART_TYPES, Modality
 from rollouts.episodes.environment import StepResult, resolve
 from rollouts.errors import ArgumentError
 from rollouts.rewards import Reward, rewards_of, score_episode
 from rollouts.task import Task
 
 _PROMPT_KEYS: Final = ("messages", "prompt", "question")
-#: A part with one of these has its image.
-_IMAGE_KEYS: Final = frozenset({"image", "image_url", "url", "path", "base64"})
+#: Of a row, and of parts.
+_MODALITIES: Final[Mapping[Modality, str]] = {"image": "images", "audio": "sounds"}
+#: A part with one of these has its medium.
+_MEDIA_KEYS: Final = frozenset({*MEDIA_PART_TYPES, "url", "path", "base64"})
 
 
 def messages_of_row(task: Task | Mapping[str, Any]) -> list[Message]:
-    """The prompt that the row of a task has, with the images of the row; `task` may be the row itself.
+    """The prompt that the row of a task has, with the images and sounds of the row; `task` may be the row itself.
 
         messages_of_row({"prompt": [{"role": "user", "content": "Which digit?"}], "image": image})
 
     `messages` or `prompt` is a list of messages, or the text of one of the user; so is `question`. The images are those
     of `images`, a list, or of `image`: files as bytes, PIL images, arrays, or files of `datasets`, `{"bytes": ...,
     "path": ...}`. As in TRL, they take the places of the parts `{"type": "image"}` in their order; without such parts
-    they precede the text of the first message of the user. Raises `ArgumentError` for a row without a prompt, and where
-    it has another number of images than of parts.
+    they precede the text of the first message of the user. Sounds likewise: those of `audios` or `audio`, also as
+    `{"array": ..., "sampling_rate": ...}`, at the parts `{"type": "audio"}`. Raises `ArgumentError` for a row without a
+    prompt, and where it has another number of images or sounds than of parts.
     """
     row = task.data if isinstance(task, Task) else task
     name = f"the row of task {task.task_id!r:.80}" if isinstance(task, Task) else "the row"
@@ -33,44 +37,46 @@ def messages_of_row(task: Task | Mapping[str, Any]) -> list[Message]:
     for key in _PROMPT_KEYS:
         prompt = row.get(key)
         if isinstance(prompt, str):
-            return _with_images([{"role": "user", "content": prompt}], row, name)
+            return _with_media([{"role": "user", "content": prompt}], row, name)
         if isinstance(prompt, Sequence) and prompt:
-            return _with_images(prompt, row, name)
+            return _with_media(prompt, row, name)
     rule = f"{name} has no prompt; add one of {', '.join(_PROMPT_KEYS)}, or pass a function"
     raise ArgumentError("messages", sorted(map(str, row)), rule)
 
 
-def _with_images(prompt: Sequence[Any], row: Mapping[str, Any], name: str) -> list[Message]:
-    """The messages of a row with its images. Other values than messages are left to the checks of a renderer."""
-    images = [_image(one) for one in _images(row)]
+def _with_media(prompt: Sequence[Any], row: Mapping[str, Any], name: str) -> list[Message]:
+    """The messages of a row with its media. Other values than messages are left to the checks of a renderer."""
     messages: list[Any] = [_without_absent(one) for one in prompt]
+    media = {modality: [_file(one) for one in _media(row, modality)] for modality in _MODALITIES}
     places = [
         part
         for message in messages
         if isinstance(message, dict) and message.get("role") != "tool" and isinstance(message.get("content"), list)
         for part in message["content"]
-        if isinstance(part, dict) and part.get("type") == "image" and not part.keys() & _IMAGE_KEYS
+        if isinstance(part, dict) and part.get("type") in _MODALITIES and not part.keys() & _MEDIA_KEYS
     ]
     of_user = next((one for one in messages if isinstance(one, dict) and one.get("role") == "user"), None)
-    if images and not places and of_user is not None and isinstance(of_user.get("content"), str):
-        places = [{"type": "image"} for _ in images]
+    if any(media.values()) and not places and of_user is not None and isinstance(of_user.get("content"), str):
+        places = [{"type": modality} for modality in _MODALITIES for _ in media[modality]]
         of_user["content"] = [*places, {"type": "text", "text": of_user["content"]}]
-    if len(places) != len(images):
-        rule = f'{name} has {len(places)} parts {{"type": "image"}} for them; write one for each image'
-        raise ArgumentError("images", f"{len(images)} images", rule)
-    for part, image in zip(places, images, strict=True):
-        part["image"] = image
+    for modality, values in media.items():
+        own = [part for part in places if part["type"] == modality]
+        if len(own) != len(values):
+            rule = f'{name} has {len(own)} parts {{"type": "{modality}"}} for them; write one for each'
+            raise ArgumentError(f"{modality}s", f"{len(values)} {_MODALITIES[modality]}", rule)
+        for part, value in zip(own, values, strict=True):
+            part[modality] = value
     return messages
 
 
-def _images(row: Mapping[str, Any]) -> list[Any]:
-    """The images of a row, as TRL reads them: `images`, or else the one of `image`."""
-    if row.get("images") is not None:
-        return list(row["images"])
-    return [] if row.get("image") is None else [row["image"]]
+def _media(row: Mapping[str, Any], modality: Modality) -> list[Any]:
+    """The media of a row, as TRL reads its images: `images`, or else the one of `image`."""
+    if row.get(f"{modality}s") is not None:
+        return list(row[f"{modality}s"])
+    return [] if row.get(modality) is None else [row[modality]]
 
 
-def _image(value: Any) -> Any:
+def _file(value: Any) -> Any:
     """The bytes, or else the path, of a file of `datasets`; another value as it is."""
     if isinstance(value, Mapping) and value.keys() == {"bytes", "path"}:
         return value["path"] if value["bytes"] is None else value["bytes"]

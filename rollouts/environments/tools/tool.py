@@ -56,7 +56,8 @@ class ToolUnavailableError(RolloutsError):
 class ToolResultError(RolloutsError):
     """A tool returned a value that cannot be part of a message. The episode fails: the tool has a defect.
 
-    Cure: let the tool return texts, JSON values, images (uint8 arrays, PIL images), or lists of them.
+    Cure: let the tool return texts, JSON values, images (uint8 arrays, PIL images), sounds (`{"array": samples,
+    "sampling_rate": 16000}`), or lists of them.
     """
 
     def __init__(self, tool: str, reason: str) -> None:
@@ -298,8 +299,8 @@ class Tool:
     """A tool of a `ToolEnvironment`. `from_function` makes one of a typed function.
 
     `parameters` is the JSON schema of an object. `call(arguments)`, `async` or not, runs on the event loop. It gets
-    what the model wrote, checks it and returns the result: text, an image, a list of both, or anything that JSON
-    can hold (`tool_content`). It raises `ToolArgumentsError` for arguments that do not fit, and `ToolFailedError`,
+    what the model wrote, checks it and returns the result: text, an image, a sound, a list of these, or anything that
+    JSON can hold (`tool_content`). It raises `ToolArgumentsError` for arguments that do not fit, and `ToolFailedError`,
     or anything else, where it fails; the model gets the text of the error. A call that has not ended after
     `timeout_seconds` is cancelled and the model is told; None: the limit of the environment.
 

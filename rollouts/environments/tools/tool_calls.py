@@ -6,7 +6,7 @@ import asyncio
 import functools
 import json
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,8 @@ import numpy as np
 from PIL import Image
 
 from renderers import Message, ParsedResponse, ParsedToolCall, ToolCallParseStatus
-from renderers.messages import AUDIO_PART_TYPES, PART_TYPES, Content, unknown_part_reason
+from renderers.media.sniffing import sniff
+from renderers.messages import MEDIA_PART_TYPES, PART_TYPES, Content
 from rollouts.calls import call_on_thread, gathered
 from rollouts.environments.tools.tool import (
     FunctionCall,
@@ -30,21 +31,27 @@ from rollouts.episodes.errors import EpisodeLimitError
 from rollouts.errors import EngineError, as_unicode, describe_exception, short_repr
 
 _PLAIN_TYPES = frozenset({str, int, float, bool, type(None)})
+_NOUNS = {
+    kind: {"audio": "a sound", "video": "a video"}.get(modality, "an image")
+    for kind, modality in MEDIA_PART_TYPES.items()
+}
 
 
 def tool_content(tool: str, result: Any, *, max_characters: int, max_images: int) -> Content:
     """The content of the message that holds a tool's result.
 
     - Text is passed on.
-    - Bytes, a PIL image and a numpy array of uint8 (height, width) or (height, width, 1, 3 or 4) are an image part.
-    - A list or tuple with an image or a content part in it is a list of parts, one for each item.
+    - A PIL image and a numpy array of uint8 (height, width) or (height, width, 1, 3 or 4) are an image part.
+    - `{"array": samples, "sampling_rate": hertz}` is an audio part. A numpy array of samples alone is numbers.
+    - Bytes are the file of an image, of a sound or of a video.
+    - A list or tuple with one of these or a content part in it is a list of parts, one for each item.
     - Anything else is JSON: numbers, dicts, lists, dataclasses, pydantic models, dates, enums, arrays of numbers.
 
-    Text of more than `max_characters` characters in all is cut off, and images beyond `max_images` are left out; a text
-    in the message says so. Raises `ToolResultError` for a value that cannot be written as JSON, for a text part whose
-    `text` is no str, for a part with audio, and for an array that has the shape of an image and not its dtype. Raises
+    Text of more than `max_characters` characters in all is cut off, and images, sounds and videos beyond `max_images`
+    are left out; a text in the message says so. Raises `ToolResultError` for a value that cannot be written as JSON,
+    for a text part whose `text` is no str, and for an array that has the shape of an image and not its dtype. Raises
     `ToolFailedError` for what the arguments of a call may lead to: an image without pixels, such as the part of a photo
-    that lies beside it, and an integer of so many digits that Python does not write it.
+    that lies beside it, a sound without samples, and an integer of so many digits that Python does not write it.
     """
     if not isinstance(result, (list, tuple)) or not any(map(_is_content, result)):
         if isinstance(result, str):
@@ -59,7 +66,7 @@ def tool_content(tool: str, result: Any, *, max_characters: int, max_images: int
 async def tool_content_of(tool: str, result: Any, *, max_characters: int, max_images: int) -> Content:
     """`tool_content`, on a thread unless it is done at once: a list of a million numbers takes a while."""
     limits = {"max_characters": max_characters, "max_images": max_images}
-    if isinstance(result, str | int | float | None) or _is_image(result):
+    if isinstance(result, str | int | float | None) or _medium(result):
         return tool_content(tool, result, **limits)
     content: Content = await call_on_thread(functools.partial(tool_content, tool, result, **limits))
     return content
@@ -69,45 +76,55 @@ def _part(tool: str, item: Any) -> dict[str, Any]:
     if _is_part(item):
         if item["type"] == "text" and not isinstance(item["text"], str):
             raise ToolResultError(tool, f'returned a text part whose "text" is {short_repr(item["text"])}; pass a str')
-        if item["type"] == "image" and _is_image(item["image"]):
-            _check_has_pixels(tool, item["image"])
+        _check_not_empty(tool, item)
         return dict(item)
-    if _is_image(item):
-        _check_has_pixels(tool, item)
-        return {"type": "image", "image": item}
-    if _is_part(item, AUDIO_PART_TYPES):
-        raise ToolResultError(tool, f"returned {unknown_part_reason(item, PART_TYPES)}")
+    if part := _medium(item):
+        _check_not_empty(tool, part)
+        return part
     text = item if isinstance(item, str) else _json(tool, item)
     return {"type": "text", "text": text}
 
 
 def _is_content(item: Any) -> bool:
     """Whether an item makes its list a list of content parts."""
-    return type(item) not in _PLAIN_TYPES and (_is_part(item, (*PART_TYPES, *AUDIO_PART_TYPES)) or _is_image(item))
+    return type(item) not in _PLAIN_TYPES and (_is_part(item) or _medium(item) is not None)
 
 
-def _is_part(item: Any, types: Collection[str] = PART_TYPES) -> bool:
+def _is_part(item: Any) -> bool:
     kind = item.get("type") if isinstance(item, Mapping) else None
-    return isinstance(kind, str) and kind in types and kind in item
+    return isinstance(kind, str) and kind in PART_TYPES and kind in item
+
+
+def _medium(item: Any) -> dict[str, Any] | None:
+    """The part for a medium that is none; None for another value."""
+    if isinstance(item, (bytes, bytearray)):
+        kind = (sniff(item) or "").partition("/")[0]
+        kind = kind if kind in ("audio", "video") else "image"
+        return {"type": kind, kind: item}
+    if isinstance(item, Mapping):
+        is_sound = isinstance(item.get("array"), np.ndarray) and "sampling_rate" in item
+        return {"type": "audio", "audio": dict(item)} if is_sound else None
+    return {"type": "image", "image": item} if _is_image(item) else None
 
 
 def _is_image(item: Any) -> bool:
-    if isinstance(item, (bytes, bytearray)):
-        return True
     if isinstance(item, np.ndarray):
         return item.dtype == np.uint8 and (item.ndim == 2 or (item.ndim == 3 and item.shape[2] in (1, 3, 4)))
     return isinstance(item, Image.Image)
 
 
-def _check_has_pixels(tool: str, image: Any) -> None:
-    """Raise `ToolFailedError` for an empty file, and for an image or an array that is 0 pixels wide or high."""
-    if isinstance(image, (bytes, bytearray)):
-        if not image:
-            raise ToolFailedError(f"{tool} returned an image of 0 bytes")
-        return
-    height, width = image.shape[:2] if isinstance(image, np.ndarray) else (image.height, image.width)
-    if not width or not height:
-        raise ToolFailedError(f"{tool} returned an image of {width}x{height} pixels, which has nothing to see")
+def _check_not_empty(tool: str, part: Mapping[str, Any]) -> None:
+    """Raise `ToolFailedError` for an empty file, an image that is 0 pixels wide or high, and a sound of no samples."""
+    kind, value = part["type"], part[part["type"]]
+    if isinstance(value, (bytes, bytearray)) and not value:
+        raise ToolFailedError(f"{tool} returned {_NOUNS[kind]} of 0 bytes")
+    if kind == "image" and _is_image(value):
+        height, width = value.shape[:2] if isinstance(value, np.ndarray) else (value.height, value.width)
+        if not width or not height:
+            raise ToolFailedError(f"{tool} returned an image of {width}x{height} pixels, which has nothing to see")
+    samples = value.get("array") if isinstance(value, Mapping) else value
+    if kind == "audio" and isinstance(samples, np.ndarray) and not samples.size:
+        raise ToolFailedError(f"{tool} returned a sound of 0 samples, which has nothing to hear")
 
 
 def _json(tool: str, value: Any) -> str:
@@ -129,7 +146,7 @@ def _json(tool: str, value: Any) -> str:
         raise ToolResultError(
             tool,
             f"returned a {type(value).__name__} that cannot be written as JSON ({describe_exception(error)}); return "
-            "text, an image, or plain data",
+            "text, an image, a sound with its sampling rate, or plain data",
         ) from error
 
 
@@ -156,12 +173,15 @@ def _cut(text: str, limit: int) -> str:
 def _bounded(parts: Sequence[dict[str, Any]], max_characters: int, max_images: int) -> list[dict[str, Any]]:
     """The parts within the limits, and a last part that says what was left out."""
     kept: list[dict[str, Any]] = []
-    characters = images = left_out = 0
+    characters = media = left_out = 0
+    kinds_left_out: set[str] = set()
     for part in parts:
         if part["type"] != "text":
-            images += 1
-            if images <= max_images:
+            media += 1
+            if media <= max_images:
                 kept.append(part)
+            else:
+                kinds_left_out.add(MEDIA_PART_TYPES[part["type"]])
             continue
         text = as_unicode(part["text"])
         room = max(max_characters - characters, 0)
@@ -172,8 +192,9 @@ def _bounded(parts: Sequence[dict[str, Any]], max_characters: int, max_images: i
     notes = []
     if left_out:
         notes.append(f"{left_out} more characters were left out")
-    if images > max_images:
-        notes.append(f"{images - max_images} more images were left out")
+    if media > max_images:
+        noun = "images" if kinds_left_out == {"image"} else "media"
+        notes.append(f"{media - max_images} more {noun} were left out")
     return [*kept, {"type": "text", "text": f"\n[{'; '.join(notes)}]"}] if notes else kept
 
 

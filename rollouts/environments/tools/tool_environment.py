@@ -31,10 +31,10 @@ class ToolEnvironment:
 
     The calls of a turn run at the same time; their tool messages are in the order of the calls. What goes wrong is
     answered in a tool message that begins with "error: ": an unknown tool, arguments that do not fit, an exception, an
-    image without pixels, a call that takes longer than `call_seconds`, and a malformed call. Of a result,
-    `max_result_characters` characters and `max_result_images` images reach the model. The info of a turn has the id,
-    name and outcome of each call under `tool_calls`. A tool that returns what no message can hold fails the episode
-    (`ToolResultError`).
+    image without pixels, a sound without samples, a call that takes longer than `call_seconds`, and a malformed call.
+    Of a result, `max_result_characters` characters and `max_result_images` images, sounds and videos reach the model.
+    The info of a turn has the id, name and outcome of each call under `tool_calls`. A tool that returns what no message
+    can hold fails the episode (`ToolResultError`).
 
     Raises `ArgumentError`, and `RolloutsError` for functions that cannot be tools and for two tools of one name.
     """

@@ -5,10 +5,12 @@ import io
 import json
 import os
 import sys
+import wave
 
 from mcp import MCPError
 from mcp.server.mcpserver import Audio, Image, MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.types import BlobResourceContents, EmbeddedResource
 from PIL import Image as PillowImage
 
 server = MCPServer("test tools")
@@ -59,8 +61,18 @@ def variables() -> str:
 
 
 @server.tool()
-def sound() -> Audio:
-    return Audio(data=b"RIFF", format="wav")
+def sound(samples: int) -> Audio:
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setparams((1, 2, 16_000, 0, "NONE", ""))
+        file.writeframes(bytes(2 * samples))
+    return Audio(data=buffer.getvalue(), format="wav")
+
+
+@server.tool()
+def blob(mime_type: str) -> EmbeddedResource:
+    contents = BlobResourceContents(uri="file:///blob", mime_type=mime_type, blob="YmxvYg==")
+    return EmbeddedResource(type="resource", resource=contents)
 
 
 @server.tool()

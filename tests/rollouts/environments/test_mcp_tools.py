@@ -8,6 +8,7 @@ import logging
 import re
 import subprocess
 import sys
+import wave
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -139,9 +140,16 @@ async def test_use_on_another_event_loop_is_an_error(mcp):
         await asyncio.to_thread(asyncio.run, call)
 
 
+async def test_a_sound_is_an_audio_part(mcp):
+    (part,) = await by_name(mcp)["sound"].call({"samples": 800})
+    with wave.open(io.BytesIO(part["audio"])) as file:
+        assert (part["type"], file.getnframes(), file.getframerate()) == ("audio", 800, 16_000)
+    assert await by_name(mcp)["blob"].call({"mime_type": "audio/mpeg"}) == [{"type": "audio", "audio": b"blob"}]
+
+
 async def test_content_that_no_message_can_hold_fails_the_episode(mcp):
-    with pytest.raises(ToolUnavailableError, match=r"'test': the tool 'sound' returned audio \(audio/wav\)"):
-        await by_name(mcp)["sound"].call({})
+    with pytest.raises(ToolUnavailableError, match=r"'test': the tool 'blob' returned resource \(application/pdf\)"):
+        await by_name(mcp)["blob"].call({"mime_type": "application/pdf"})
 
 
 async def test_the_process_gets_the_given_variables_and_no_other(mcp, monkeypatch):

@@ -1,4 +1,4 @@
-"""Prompts of rows of a data set, with their images: those that TRL makes of its vision rows."""
+"""Prompts of rows of a data set, with their images and sounds: those that TRL makes of its vision rows."""
 
 import io
 
@@ -74,12 +74,23 @@ def test_a_row_is_not_changed_and_text_is_a_message_of_the_user():
     ]
 
 
+def test_the_sounds_of_a_row_are_at_their_parts_or_behind_its_images():
+    sound, other = ({"array": np.full(8, level, np.float32), "sampling_rate": 16_000} for level in (0, 1))
+    audio = {"type": "audio"}
+    row = {"prompt": [{"role": "user", "content": [audio, PART, audio]}], "audios": [sound, other], "image": RED}
+    (message,) = messages_of_row(row)
+    assert message["content"] == [{**audio, "audio": sound}, {**PART, "image": RED}, {**audio, "audio": other}]
+    (message,) = messages_of_row({"question": "Who?", "audio": {"bytes": b"RIFF", "path": "a.wav"}, "image": RED})
+    assert message["content"] == [{**PART, "image": RED}, {**audio, "audio": b"RIFF"}, text("Who?")]
+
+
 @pytest.mark.parametrize(
     ("row", "found"),
     [
         ({"prompt": [{"role": "user", "content": [PART, PART]}], "images": [RED]}, "1 images.*2 parts"),
         ({"prompt": [{"role": "user", "content": [PART]}]}, "0 images.*1 parts"),
         ({"prompt": [{"role": "user", "content": [text("Which?")]}], "image": RED}, "1 images.*0 parts"),
+        ({"prompt": [{"role": "user", "content": [PART]}], "image": RED, "audio": b"RIFF"}, "1 sounds.*0 parts"),
         ({"prompt": [{"role": "tool", "content": [PART]}], "image": RED}, "1 images.*0 parts"),
     ],
 )

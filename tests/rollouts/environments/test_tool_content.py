@@ -98,7 +98,41 @@ def test_content_parts_are_passed_on():
     assert content(parts[:1]) == "a"
 
 
-AUDIO = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+SAMPLES = np.zeros(160, np.float32)
+SOUND = {"array": SAMPLES, "sampling_rate": 16_000}
+AUDIO_PARTS = (
+    {"type": "audio", "audio": SAMPLES, "sampling_rate": 8_000},
+    {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
+)
+WAV = b"RIFF\x24\0\0\0WAVEfmt "
+
+
+@pytest.mark.parametrize(
+    ("sound", "part"),
+    [
+        (SOUND, {"type": "audio", "audio": SOUND}),
+        (WAV, {"type": "audio", "audio": WAV}),
+        *((part, part) for part in AUDIO_PARTS),
+    ],
+    ids=["array with its rate", "file", "part", "part of OpenAI"],
+)
+def test_a_sound_is_an_audio_part(sound, part):
+    assert content(sound) == [part]
+    assert content(["heard:", sound]) == [{"type": "text", "text": "heard:"}, part]
+
+
+def test_the_file_of_a_video_is_a_video_part_and_samples_without_a_rate_are_numbers():
+    film = b"\0\0\0\x14ftypisom" + bytes(8)
+    assert content(film) == [{"type": "video", "video": film}]
+    assert content(SAMPLES[:2]) == "[0.0, 0.0]"
+
+
+@pytest.mark.parametrize("sound", [{"array": SAMPLES[:0], "sampling_rate": 1}, {"type": "audio", "audio": SAMPLES[:0]}])
+def test_a_sound_without_samples_is_a_failure_that_names_the_tool(sound):
+    with pytest.raises(ToolFailedError, match=r"^look returned a sound of 0 samples"):
+        content(sound)
+    with pytest.raises(ToolFailedError, match=r"^look returned a sound of 0 bytes"):
+        content({"type": "audio", "audio": b""})
 
 
 @pytest.mark.parametrize(
@@ -108,11 +142,8 @@ AUDIO = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}
         ({"a": {1, object()}}, "cannot be written as JSON"),
         (PIXELS / 255, r"returned an array \(4, 4, 3\) of float64; an image is uint8"),
         (PIXELS.astype(np.int32), r"of int32; an image is uint8"),
-        (AUDIO, "returned a part of type 'input_audio': audio is not supported"),
-        ([AUDIO], "returned a part of type 'input_audio'"),
-        ([{"type": "text", "text": "a"}, {"type": "audio_url", "audio_url": {"url": "x"}}], "of type 'audio_url'"),
     ],
-    ids=["object", "nested object", "floats", "integers", "audio", "list of audio", "audio among parts"],
+    ids=["object", "nested object", "floats", "integers"],
 )
 def test_a_value_that_no_message_can_hold_is_an_error_that_names_the_tool(value, reason):
     with pytest.raises(ToolResultError, match=f"tool 'look' {reason}" if reason.startswith("returned") else reason):
@@ -152,6 +183,11 @@ def test_long_text_is_cut_off_and_says_by_how_much():
     assert content("abcdef", max_characters=4) == "abcd\n[2 more characters were left out]"
     assert content("abcd", max_characters=4) == "abcd"
     assert content(list(range(100)), max_characters=4) == "[0, \n[386 more characters were left out]"
+
+
+def test_sounds_beyond_the_limit_are_left_out_and_counted():
+    result = content([PIXELS, WAV, PIXELS], max_images=1)
+    assert result[1:] == [{"type": "text", "text": "\n[2 more media were left out]"}]
 
 
 def test_images_and_texts_beyond_the_limits_are_left_out_and_counted():
