@@ -27,6 +27,9 @@ _DTYPES: Mapping[str, np.dtype[Any]] = {"i2": np.dtype("<i2"), "f4": np.dtype("<
 _MAX_PEAK = 16  # mixing and filtering may exceed 1 by some; larger values are integers that were made floats
 #: The highest sampling rate, in hertz.
 MAX_RATE = 768_000
+# The header of a WAV file with nothing but a format and samples, and the numbers of formats.
+_WAV_HEADER = struct.Struct("<4sI8sIHHIIHH4sI")
+_WAV_PCM, _WAV_FLOAT = 1, 3
 
 
 class Samples(NamedTuple):
@@ -107,6 +110,16 @@ def check_holds_data(tensor: Any) -> None:
     """Raise `MediaDecodeError` for a sparse tensor, and for one of the device `meta`."""
     if str(tensor.layout) != "torch.strided" or tensor.is_meta:
         raise MediaDecodeError(f"a tensor is dense and holds data, not {tensor.layout} on {tensor.device}")
+
+
+def wav_bytes(samples: np.ndarray, sampling_rate: int) -> bytes:
+    """A WAV file of int16 or float32 samples, (samples,) or (samples, channels)."""
+    size, channels = samples.itemsize, 1 if samples.ndim == 1 else samples.shape[1]
+    kind = _WAV_PCM if samples.dtype == np.int16 else _WAV_FLOAT
+    data = np.ascontiguousarray(samples, samples.dtype.newbyteorder("<")).tobytes()
+    layout = (kind, channels, sampling_rate, sampling_rate * channels * size, channels * size, 8 * size)
+    length = _WAV_HEADER.size - 8 + len(data)
+    return _WAV_HEADER.pack(b"RIFF", length, b"WAVEfmt ", 16, *layout, b"data", len(data)) + data
 
 
 def check_rate(sampling_rate: Any) -> int:

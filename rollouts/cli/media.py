@@ -31,6 +31,7 @@ from renderers.media.decoding import (
     raw_video_size,
     to_rgb,
 )
+from renderers.media.samples import is_raw_audio, raw_samples, wav_bytes
 from renderers.media.sniffing import sniff
 from renderers.media.source_directory import source_files, stray_files
 from renderers.media.video_decoding import FramePlan, VideoInfo, sample_video
@@ -313,8 +314,8 @@ def export_medium(medium: Medium, directory: Path) -> Path:
     """Write a medium as `<first 16 digits of its digest>.<suffix>`; the file's path.
 
     Files are written unchanged. Pixels that were never in a file become a PNG of the same pixels, raw video an animated
-    PNG. An existing file is never changed. Raises `ExportError` if it has other contents or the medium is damaged,
-    `CommandFileError` and `OSError` if the directory cannot be written to.
+    PNG, samples a WAV of the same samples. An existing file is never changed. Raises `ExportError` if it has other
+    contents or the medium is damaged, `CommandFileError` and `OSError` if the directory cannot be written to.
     """
     try:
         source = medium.read()
@@ -333,7 +334,9 @@ def export_medium(medium: Medium, directory: Path) -> Path:
 
 
 def file_contents(source: MediaSource, medium: Medium) -> tuple[str, bytes | memoryview]:
-    """The suffix and the bytes of a file: the source itself, or a PNG of raw pixels. Raises `MediaError`."""
+    """The suffix and the bytes of a file: the source, or a PNG or WAV of raw pixels or samples. Raises `MediaError`."""
+    if is_raw_audio(source.data):
+        return "wav", wav_bytes(*raw_samples(source))
     if is_raw(source.data):
         return "png", _png([raw_to_image(source.data)], None)
     if is_raw_video(source.data):

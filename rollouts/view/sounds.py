@@ -6,9 +6,7 @@ The page never receives the bytes of a source: what a browser plays are WAV file
 from __future__ import annotations
 
 import base64
-import io
 import math
-import wave
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -17,6 +15,7 @@ import numpy as np
 from renderers import MediaSource
 from renderers.media.audio_decoding import audio_info, decode_audio
 from renderers.media.policy import MediaPolicy
+from renderers.media.samples import wav_bytes
 
 #: Of a longer sound the page has the beginning.
 PLAYED_SECONDS: Final = 60
@@ -50,7 +49,7 @@ def display_sound(source: MediaSource, policy: MediaPolicy) -> dict[str, Any]:
         "peak": peak,
         "peaks": (largest / (peak or 1)).round(3).tolist(),
         "played": min(info.seconds, PLAYED_SECONDS),
-        "wave": base64.b64encode(_wave_file(samples[: PLAYED_SECONDS * rate], rate)).decode(),
+        "wave": base64.b64encode(wav_bytes(_int16(samples[: PLAYED_SECONDS * rate]), rate)).decode(),
     }
 
 
@@ -72,12 +71,6 @@ def waveform_picture(peaks: Sequence[float]) -> str:
     return f"data:image/svg+xml;base64,{base64.b64encode(picture.encode()).decode()}"
 
 
-def _wave_file(samples: np.ndarray, rate: int) -> bytes:
-    """A WAV file of float samples from -1 to 1; those beyond are clipped."""
-    data = io.BytesIO()
-    with wave.open(data, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(rate)
-        file.writeframes((np.clip(samples, -1, 1) * 32767).round().astype("<i2").tobytes())
-    return data.getvalue()
+def _int16(samples: np.ndarray) -> np.ndarray:
+    """Float samples from -1 to 1 as integers; those beyond are clipped."""
+    return (np.clip(samples, -1, 1) * 32767).round().astype(np.int16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,10 +25,15 @@ from trajectory_files import (
     short,
 )
 
+from renderers.media.samples import wav_bytes
 from rollouts import Provenance, Trajectory
 from rollouts.cli.traj.levels import GroupLines
 from rollouts.engines.protocol import FinishReason
 from rollouts.trajectory.packed_episodes import pack_episodes
+
+sys.path.append(str(Path(__file__).parent / "view"))
+
+from viewer_episodes import media_episode, sound_source
 
 parquet = pytest.importorskip("pyarrow.parquet")
 pyarrow = pytest.importorskip("pyarrow")
@@ -261,6 +267,24 @@ def test_datasets_loads_the_images_of_each_level_as_images(tmp_path: Path) -> No
             assert (rows[0]["image_files"][1].size, rows[0]["image_files"][1].getpixel((0, 0))) == ((9, 7), (2, 0, 0))
 
 
+def test_datasets_loads_the_sounds_of_each_level_as_sounds(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    samples = np.linspace(-1, 1, 1600, dtype=np.float32)
+    wav = wav_bytes(samples, 8_000)
+    heard = media_episode(("audio", sound_source(samples, 16_000)), ("audio", wav), ("image", png(1)), episode_id="a")
+    path = file_of(tmp_path / "t.mmr", heard, short("second"))
+    lines(run("export", path, "--level", "node", "--images", "--sounds", "--parquet", tmp_path / "o.parquet"))
+    loaded = datasets.load_dataset(
+        "parquet", data_files=str(tmp_path / "o.parquet"), split="train", cache_dir=str(tmp_path / "cache")
+    )
+    assert loaded.features["audio_files"].feature == datasets.Audio()
+    (first, *others) = loaded.cast_column("audio_files", datasets.List(datasets.Audio(decode=False)))
+    assert [each["bytes"] for each in first["audio_files"]] == [wav_bytes(samples[:, None], 16_000), wav]
+    assert [each["path"].partition(".")[2] for each in first["audio_files"]] == ["wav", "wav"]
+    assert len(first["image_files"]) == 1
+    assert not any(row["audio_files"] for row in others)
+
+
 def test_an_image_that_is_not_in_the_file_is_named_and_left_out(tmp_path: Path) -> None:
     path = file_of(tmp_path / "t.mmr", pack_episodes([short("a"), short("b")], pixels="none"))
     result = run("export", path, "--images", "--parquet", tmp_path / "o.parquet")
@@ -273,7 +297,8 @@ def test_an_image_that_is_not_in_the_file_is_named_and_left_out(tmp_path: Path) 
 def test_images_are_for_parquet_alone(tmp_path: Path) -> None:
     path = file_of(tmp_path / "t.mmr", short("a"))
     for options in (["--jsonl", tmp_path / "o.jsonl"], ["--level", "full", "--parquet", tmp_path / "o.parquet"]):
-        assert "--images is for --parquet alone" in one_error(run("export", path, "--images", *options))
+        for option in ("--images", "--sounds"):
+            assert f"{option} is for --parquet alone" in one_error(run("export", path, option, *options))
     assert [each.name for each in tmp_path.iterdir()] == ["t.mmr"]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.text import Text
 
 from renderers import load_renderer
+from renderers.messages import Modality
 from rollouts.cli.command_group import APP_SETTINGS, Command, CommandGroup
 from rollouts.cli.render import read_tools
-from rollouts.cli.traj.levels import IMAGES, Level, write_jsonl, write_parquet
+from rollouts.cli.traj.levels import FILE_COLUMNS, Level, write_jsonl, write_parquet
 from rollouts.cli.traj.printing import (
     By,
     NodeDetails,
@@ -169,22 +170,29 @@ def export(
     level: Annotated[
         Level,
         typer.Option(
-            help="What a row is; full: whole episodes as JSON, nodes with their messages as Parquet, images as files."
+            help="What a row is; full: whole episodes as JSON, nodes with their messages as Parquet, media as files."
         ),
     ] = Level.EPISODE,
     images: Annotated[
-        bool, typer.Option("--images", help=f"Add the images to the Parquet file, as the column {IMAGES}.")
+        bool,
+        typer.Option("--images", help=f"Add the images to the Parquet file, as the column {FILE_COLUMNS['image']}."),
+    ] = False,
+    sounds: Annotated[
+        bool,
+        typer.Option("--sounds", help=f"Add the sounds to the Parquet file, as the column {FILE_COLUMNS['audio']}."),
     ] = False,
 ) -> None:
     """Write a row for each episode, turn or node as JSON lines or Parquet; of a run's directory with its metrics.jsonl.
 
-    With --level full the images of episodes.jsonl or episodes.parquet are written into the directory episodes-media
+    With --level full the media of episodes.jsonl or episodes.parquet are written into the directory episodes-media
     beside it, each once, named by its digest. Exits with 1 if a record could not be read or exported and was left out.
     """
     if jsonl is None and parquet is None:
         exit_with_error("no output file given: pass --jsonl NEW_FILE, --parquet NEW_FILE, or both")
-    if images and (jsonl is not None or level is Level.FULL):
-        exit_with_error("--images is for --parquet alone; --level full writes the images as files")
+    modalities: list[Modality] = [*(["image"] if images else []), *(["audio"] if sounds else [])]
+    if modalities and (jsonl is not None or level is Level.FULL):
+        option = "--images" if images else "--sounds"
+        exit_with_error(f"{option} is for --parquet alone; --level full writes all media as files")
     all_problems: list[str] = []
     for out in filter(None, (jsonl, parquet)):
         problems: list[str] = []
@@ -192,7 +200,7 @@ def export(
             if level is Level.FULL:
                 written = _export_whole(file, out, path, problems, is_json=out is jsonl)
             else:
-                written = _export_rows(file, level, path, problems, is_json=out is jsonl, with_images=images)
+                written = _export_rows(file, level, path, problems, is_json=out is jsonl, modalities=modalities)
         print_line(f"{written} in {out}")
         for problem in problems:
             print_error(f"not exported: {problem}")
@@ -201,12 +209,14 @@ def export(
         raise typer.Exit(1)
 
 
-def _export_rows(file: Path, level: Level, path: Path, problems: list[str], *, is_json: bool, with_images: bool) -> str:
+def _export_rows(
+    file: Path, level: Level, path: Path, problems: list[str], *, is_json: bool, modalities: Sequence[Modality]
+) -> str:
     """Write the rows of a level to the new file `path`; returns what was written, in words."""
     if is_json:
         return counted(write_jsonl(file, level, path, problems), level.value)
     notes: list[str] = []
-    written = write_parquet(file, level, path, problems, notes, with_images=with_images)
+    written = write_parquet(file, level, path, problems, notes, modalities=modalities)
     for note in notes:
         print_note(f"values of several types, written as JSON text: {note}")
     return counted(written, level.value)
@@ -251,7 +261,7 @@ def merge(
     ],
     out: Annotated[Path, typer.Option(metavar="NEW_FILE", help="The new file.")],
 ) -> None:
-    """Write the records of several files into one, each image once.
+    """Write the records of several files into one, each medium once.
 
     Exits with 1 if a file ends with an incomplete record, which is left out.
     """

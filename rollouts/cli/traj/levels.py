@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from renderers.errors import MediaError
+from renderers.messages import Modality
 from rollouts.cli.media import Medium, file_contents
 from rollouts.cli.traj.value_types import ValueType
 from rollouts.episodes.chat_turns import COMPLETION_TOKENS, PROMPT_TOKENS
@@ -30,9 +31,9 @@ from rollouts.trajectory_files import Episode, open_reader, read_episodes
 
 _ROWS_AT_ONCE: Final = 1024
 _BYTES_AT_ONCE: Final = 32 << 20
-#: The column of images; what `datasets` reads of a Parquet file to know that they are some.
-IMAGES: Final = "image_files"
-_FEATURES: Final = {"info": {"features": {IMAGES: {"feature": {"_type": "Image"}, "_type": "List"}}}}
+#: The columns of files, and what `datasets` reads of a Parquet file to know what they hold.
+FILE_COLUMNS: Final[Mapping[Modality, str]] = {"image": "image_files", "audio": "audio_files"}
+_FEATURES: Final[Mapping[Modality, str]] = {"image": "Image", "audio": "Audio"}
 
 
 class Level(StrEnum):
@@ -100,7 +101,7 @@ class Found(NamedTuple):
 def find_episodes(file: Path, problems: list[str], *, media: bool) -> Iterator[Found]:
     """The episodes of a file, or of a run's directory, whose `metrics.jsonl` is read beside them.
 
-    `problems` gets a line for each record, episode and line that cannot be read. Without `media` no image is read.
+    `problems` gets a line for each record, episode and line that cannot be read. Without `media` none is read.
     """
     lines_path = file / GROUPS_FILE
     with ExitStack() as opened:
@@ -119,17 +120,21 @@ def find_episodes(file: Path, problems: list[str], *, media: bool) -> Iterator[F
                 yield Found(episode, group if group and place < len(group.total_rewards) else None, place)
 
 
-class ImageFiles:
-    """Images as `{"bytes", "path"}`, which `datasets` reads as images. `problems` has each that is left out, once."""
+class FileColumns:
+    """Media as `{"bytes", "path"}`, which `datasets` reads. `problems` has each that is left out, once."""
 
-    def __init__(self, problems: list[str]) -> None:
+    def __init__(self, modalities: Collection[Modality], problems: list[str]) -> None:
+        self._modalities = modalities
         self._problems = problems
         self._left_out: set[str] = set()
 
-    def of(self, nodes: Sequence[TokenNode]) -> list[dict[str, Any]]:
-        """The images that nodes introduce, in prompt order. Videos are left out."""
+    def of(self, nodes: Sequence[TokenNode]) -> dict[str, list[dict[str, Any]]]:
+        """The media that nodes introduce, in prompt order, a column for each modality."""
+        return {FILE_COLUMNS[modality]: self._files(nodes, modality) for modality in self._modalities}
+
+    def _files(self, nodes: Sequence[TokenNode], modality: Modality) -> list[dict[str, Any]]:
         files = []
-        for reference in (each for node in nodes for each in node.media if each.modality == "image"):
+        for reference in (each for node in nodes for each in node.media if each.modality == modality):
             source = reference.source
             try:
                 if isinstance(source, AbsentSource):
@@ -140,7 +145,7 @@ class ImageFiles:
             except (MediaError, ExportError) as error:
                 if source.digest not in self._left_out:
                     self._left_out.add(source.digest)
-                    self._problems.append(f"image {source.digest[:16]}: {error}")
+                    self._problems.append(f"{modality} {source.digest[:16]}: {error}")
         return files
 
 
@@ -152,7 +157,7 @@ def _names(episode: Episode) -> dict[str, Any]:
     return {"number": episode.number, "episode_id": trajectory.episode_id, "group_id": trajectory.group_id}
 
 
-def _episode_rows(found: Found, images: ImageFiles | None) -> Iterator[dict[str, Any]]:
+def _episode_rows(found: Found, files: FileColumns) -> Iterator[dict[str, Any]]:
     trajectory, group, place = found.episode.trajectory, found.group, found.place
     nodes, turns = trajectory.nodes, trajectory.turns
     if group is None:
@@ -187,7 +192,7 @@ def _episode_rows(found: Found, images: ImageFiles | None) -> Iterator[dict[str,
         "attempts": None if group is None else group.attempts[place],
         "model": None if provenance is None else provenance.model,
         "engine": None if provenance is None else provenance.engine,
-        **({} if images is None else {IMAGES: images.of(nodes)}),
+        **files.of(nodes),
     }
 
 
@@ -201,7 +206,7 @@ def _token_counts(trajectory: Trajectory) -> tuple[int | None, int | None]:
     return int(prompt + completion), int(completion)
 
 
-def _turn_rows(found: Found, images: ImageFiles | None) -> Iterator[dict[str, Any]]:
+def _turn_rows(found: Found, files: FileColumns) -> Iterator[dict[str, Any]]:
     trajectory = found.episode.trajectory
     nodes, ends = trajectory.nodes, _ends(trajectory)
     completions = {turn.node for turn in trajectory.turns}
@@ -225,11 +230,11 @@ def _turn_rows(found: Found, images: ImageFiles | None) -> Iterator[dict[str, An
             "seconds": turn.seconds,
             "prompt_tokens": ends[turn.node] - completion_tokens if trajectory.has_tokens else None,
             "completion_tokens": completion_tokens if trajectory.has_tokens else None,
-            **({} if images is None else {IMAGES: images.of(prompt)}),
+            **files.of(prompt),
         }
 
 
-def _node_rows(found: Found, images: ImageFiles | None) -> Iterator[dict[str, Any]]:
+def _node_rows(found: Found, files: FileColumns) -> Iterator[dict[str, Any]]:
     trajectory = found.episode.trajectory
     turns = {turn.node: (number, turn.agent) for number, turn in enumerate(trajectory.turns)}
     for index, node in enumerate(trajectory.nodes):
@@ -260,10 +265,11 @@ def _node_rows(found: Found, images: ImageFiles | None) -> Iterator[dict[str, An
                 }
                 for reference in node.media
             ],
-            **({} if images is None else {IMAGES: images.of([node])}),
+            **files.of([node]),
         }
 
 
+_NO_FILES: Final = FileColumns((), [])
 _ROWS: Final = {Level.EPISODE: _episode_rows, Level.TURN: _turn_rows, Level.NODE: _node_rows}
 
 
@@ -325,7 +331,7 @@ def write_jsonl(file: Path, level: Level, out: Path, problems: list[str]) -> int
     written = 0
     with out.open("w", encoding="ascii") as lines:
         for found in find_episodes(file, problems, media=False):
-            for row in _rows(found, level, None, problems):
+            for row in _rows(found, level, _NO_FILES, problems):
                 values = {name: one.tolist() if isinstance(one, np.ndarray) else one for name, one in row.items()}
                 lines.write(json.dumps(plain(values), allow_nan=False, separators=(",", ":")) + "\n")
                 written += 1
@@ -333,11 +339,12 @@ def write_jsonl(file: Path, level: Level, out: Path, problems: list[str]) -> int
 
 
 def write_parquet(
-    file: Path, level: Level, out: Path, problems: list[str], notes: list[str], *, with_images: bool
+    file: Path, level: Level, out: Path, problems: list[str], notes: list[str], *, modalities: Collection[Modality]
 ) -> int:
     """Write the rows of a level to the new file `out`; returns the number of rows.
 
-    The file is read twice where the level has columns without a fixed form: for their types, and for their values.
+    The media of `modalities` are in columns of their own. The file is read twice where the level has columns without a
+    fixed form: for their types, and for their values.
     `notes` gets a line for each place whose values are text of JSON. Raises `MissingExtraError`, `OSError`.
     """
     try:
@@ -347,17 +354,17 @@ def write_parquet(
         raise MissingExtraError("export to Parquet", "parquet", "pyarrow") from error
     types = {name: ValueType() for name in _FREE[level]}
     for found in find_episodes(file, [], media=False) if types else ():
-        for row in _rows(found, level, None, []):
+        for row in _rows(found, level, _NO_FILES, []):
             for name, value_type in types.items():
                 value_type.add(row[name])
     notes += [line for name, value_type in types.items() for line in value_type.conflicts(name)]
-    schema = _schema(pyarrow, level, types, with_images=with_images)
-    images = ImageFiles(problems) if with_images else None
+    schema = _schema(pyarrow, level, types, modalities)
+    files = FileColumns(modalities, problems)
     written, size = 0, 0
     rows: list[dict[str, Any]] = []
     with pyarrow.parquet.ParquetWriter(out, schema) as writer:
-        for found in find_episodes(file, problems, media=with_images):
-            for row in _rows(found, level, images, problems):
+        for found in find_episodes(file, problems, media=bool(modalities)):
+            for row in _rows(found, level, files, problems):
                 rows.append({**row, **{name: each.fitted(row[name]) for name, each in types.items()}})
                 size += _size(row)
                 if len(rows) == _ROWS_AT_ONCE or size > _BYTES_AT_ONCE:
@@ -367,23 +374,24 @@ def write_parquet(
     return written + len(rows)
 
 
-def _rows(found: Found, level: Level, images: ImageFiles | None, problems: list[str]) -> list[dict[str, Any]]:
+def _rows(found: Found, level: Level, files: FileColumns, problems: list[str]) -> list[dict[str, Any]]:
     """The rows of an episode; none, and a line in `problems`, for one that has a value without a JSON form."""
     try:
-        return list(_ROWS[level](found, images))
+        return list(_ROWS[level](found, files))
     except NoJsonFormError as error:
         problems.append(f"{found.episode.name}: {error}")
         return []
 
 
 def _size(row: Mapping[str, Any]) -> int:
-    """About the bytes of a row: those of its images and messages, and 8 for each token, in several columns."""
+    """About the bytes of a row: those of its media and messages, and 8 for each token, in several columns."""
     messages = [*row.get("prompt", ()), *([row["message"]] if "message" in row else ())]
     texts = sum(len(message["content"] or "") for message in messages)
-    return sum(len(image["bytes"]) for image in row.get(IMAGES, ())) + 8 * len(row.get("token_ids", ())) + texts
+    media = sum(len(each["bytes"]) for column in FILE_COLUMNS.values() for each in row.get(column, ()))
+    return media + 8 * len(row.get("token_ids", ())) + texts
 
 
-def _schema(pyarrow: Any, level: Level, types: Mapping[str, ValueType], *, with_images: bool) -> Any:
+def _schema(pyarrow: Any, level: Level, types: Mapping[str, ValueType], modalities: Collection[Modality]) -> Any:
     text, int32, int64, double = pyarrow.string(), pyarrow.int32(), pyarrow.int64(), pyarrow.float64()
     columns = {"number": int64, "episode_id": text, "group_id": text}
     free = {name: value_type.arrow(pyarrow) for name, value_type in types.items()}
@@ -438,7 +446,9 @@ def _schema(pyarrow: Any, level: Level, types: Mapping[str, ValueType], *, with_
                 )
             ),
         }
-    if not with_images:
+    if not modalities:
         return pyarrow.schema(columns)
-    columns[IMAGES] = pyarrow.list_(pyarrow.struct({"bytes": pyarrow.binary(), "path": text}))
-    return pyarrow.schema(columns, metadata={"huggingface": json.dumps(_FEATURES)})
+    medium = pyarrow.struct({"bytes": pyarrow.binary(), "path": text})
+    columns |= {FILE_COLUMNS[each]: pyarrow.list_(medium) for each in modalities}
+    features = {FILE_COLUMNS[each]: {"feature": {"_type": _FEATURES[each]}, "_type": "List"} for each in modalities}
+    return pyarrow.schema(columns, metadata={"huggingface": json.dumps({"info": {"features": features}})})
