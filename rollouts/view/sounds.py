@@ -73,4 +73,5 @@ def waveform_picture(peaks: Sequence[float]) -> str:
 
 def _int16(samples: np.ndarray) -> np.ndarray:
     """Float samples from -1 to 1 as integers; those beyond are clipped."""
-    return (np.clip(samples, -1, 1) * 32767).round().astype(np.int16)
+    rounded: np.ndarray = (np.clip(samples, -1, 1) * 32767).round().astype(np.int16)
+    return rounded

@@ -189,7 +189,8 @@ def export(
     """
     if jsonl is None and parquet is None:
         exit_with_error("no output file given: pass --jsonl NEW_FILE, --parquet NEW_FILE, or both")
-    modalities: list[Modality] = [*(["image"] if images else []), *(["audio"] if sounds else [])]
+    chosen: dict[Modality, bool] = {"image": images, "audio": sounds}
+    modalities = [modality for modality, is_chosen in chosen.items() if is_chosen]
     if modalities and (jsonl is not None or level is Level.FULL):
         option = "--images" if images else "--sounds"
         exit_with_error(f"{option} is for --parquet alone; --level full writes all media as files")

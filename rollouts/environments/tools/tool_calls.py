@@ -98,7 +98,7 @@ def _is_part(item: Any) -> bool:
 def _medium(item: Any) -> dict[str, Any] | None:
     """The part for a medium that is none; None for another value."""
     if isinstance(item, (bytes, bytearray)):
-        kind = (sniff(item) or "").partition("/")[0]
+        kind = (sniff(memoryview(item)) or "").partition("/")[0]
         kind = kind if kind in ("audio", "video") else "image"
         return {"type": kind, kind: item}
     if isinstance(item, Mapping):
