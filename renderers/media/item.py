@@ -125,6 +125,9 @@ class MediaItem(Mapping[str, np.ndarray]):
     `scale` turns uint8 pixels into floats (`renderers.vision.patches`); None where the model takes the tensors
     unchanged.
 
+    `sampling_rate` is the rate in hertz of the samples of which a sound's tensors were made; None for other media, and
+    where a server made them.
+
     `num_tokens` is the number of tokens that stand for the item's features. `expansion` replaces the media marker; None
     where the marker itself is repeated `num_tokens` times.
     """
@@ -137,6 +140,7 @@ class MediaItem(Mapping[str, np.ndarray]):
     scale: PixelScale | None
     fields: Mapping[str, TensorField] = field(default_factory=dict, repr=False)
     expansion: tuple[ExpansionPiece, ...] | None = field(default=None, repr=False)
+    sampling_rate: int | None = None
 
     def __getitem__(self, name: str) -> np.ndarray:
         tensor = self.tensors[name]

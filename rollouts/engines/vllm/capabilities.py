@@ -23,6 +23,7 @@ from rollouts.engines.vllm.connection import ServerConnection
 from rollouts.engines.vllm.exchange import HttpResponse, redacted, response_error
 from rollouts.engines.vllm.features import DecodedTensor, PixelDtype, decode_item, tensor_type
 from rollouts.engines.vllm.generate import parse_render_response, single_token
+from rollouts.engines.vllm.sounds import SoundFormat, probe_sound_url, sound_format
 from rollouts.errors import ApiKeyError, CapabilityError, MalformedResultError, ServerError
 
 __all__ = ["ExpectedCapabilities", "PixelDtype", "ServerCapabilities", "probe", "release_of"]
@@ -164,6 +165,8 @@ class ServerCapabilities:
     where a proxy hides it); None without it.
     `reads_features`: features that are sent over HTTP reach the model. The Rust frontend drops them (False); None: not
     known, because the server does not report its version or its pixels, until two images are compared.
+    `sounds`: the tensors that it makes of a sound; None if not known. `sound_refusal`: why it takes no sound; None if
+    it takes them, or if that is not known.
     """
 
     version: str
@@ -180,6 +183,8 @@ class ServerCapabilities:
     image_fields: Mapping[str, str] | None = None
     rust_frontend: str | None = None
     reads_features: bool | None = True
+    sounds: SoundFormat | None = None
+    sound_refusal: str | None = None
 
     @property
     def is_rollouts_serve(self) -> bool:
@@ -220,7 +225,8 @@ class ExpectedCapabilities:
 async def probe(
     connection: ServerConnection, *, model: str | None = None, expected: ExpectedCapabilities | None = None
 ) -> ServerCapabilities:
-    """Find out the capabilities of a server with five small requests, one of which renders a small image.
+    """Find out the capabilities of a server with six small requests, two of which render a small image and a
+    short sound.
 
     `model` selects one of several served models. Raises `CapabilityError` if the server cannot be used with its start
     options or contradicts `expected`, and all errors of `ServerConnection.request`.
@@ -235,8 +241,9 @@ async def probe(
         rust_frontend = "unknown"
     if rust_frontend is None:
         images = await _probe_images(connection, served.name, version.vllm or expected.version)
+        sounds = await _probe_sounds(connection, served.name)
     else:
-        images = _ImageCapabilities()
+        images, sounds = _ImageCapabilities(), _SoundCapabilities()
         _refuse_expected_pixels(connection, rust_frontend, expected)
     reads_features: bool | None = rust_frontend is None
     if reads_features and (version.vllm is None or (images.pixel_dtype is None and expected.pixel_dtype is not None)):
@@ -247,7 +254,7 @@ async def probe(
         "max_model_len": served.max_model_len,
         "scale_out": generate is not None,
         "pixel_dtype": images.pixel_dtype,
-        "placeholder_ids": images.placeholder_ids,
+        "placeholder_ids": {**images.placeholder_ids, **sounds.placeholder_ids},
         "merge_area": images.merge_area,
         "patch_values": images.patch_values,
         "image_fields": images.image_fields,
@@ -256,7 +263,13 @@ async def probe(
         "control": control,
     }
     merged = _merge_expected(connection, probed, expected)
-    return ServerCapabilities(**merged, rust_frontend=rust_frontend, reads_features=reads_features)
+    return ServerCapabilities(
+        **merged,
+        rust_frontend=rust_frontend,
+        reads_features=reads_features,
+        sounds=sounds.format,
+        sound_refusal=sounds.refusal,
+    )
 
 
 def _refuse_expected_pixels(connection: ServerConnection, version: str, expected: ExpectedCapabilities) -> None:
@@ -450,6 +463,41 @@ def _refuses_images(multimodal: Mapping[str, Any]) -> bool:
     limits = multimodal.get("limit_per_prompt")
     limit = limits.get("image") if isinstance(limits, dict) else None
     return (limit.get("count") if isinstance(limit, dict) else limit) == 0
+
+
+# Sounds.
+
+
+class _SoundCapabilities(NamedTuple):
+    format: SoundFormat | None = None
+    refusal: str | None = None
+    placeholder_ids: Mapping[str, int] = {}
+
+
+async def render_probe_sound(connection: ServerConnection, model: str) -> HttpResponse:
+    """Let the server render a message with the probe sound, under a cache name that is new at every call."""
+    part = {"type": "audio_url", "audio_url": {"url": probe_sound_url()}, "uuid": f"render-probe-{uuid.uuid4().hex}"}
+    return await render_message(connection, model, [part])
+
+
+async def _probe_sounds(connection: ServerConnection, model: str) -> _SoundCapabilities:
+    response = await render_probe_sound(connection, model)
+    if response.status == 400:
+        return _SoundCapabilities(refusal=response_error(PROBE_NAME, response, "rendering a sound").reason)
+    if response.status != 200:  # no such route, or a rate that the server cannot resample to that of its model
+        return _SoundCapabilities()
+    rendered = parse_render_response(response.body, PROBE_NAME)
+    sound = next((media for media in rendered.media if media.modality == "audio"), None)
+    if sound is None or sound.encoded is None:
+        return _SoundCapabilities()
+    token = single_token(rendered.token_ids, sound.placeholder)
+    ids = {} if token is None else {"audio": token}
+    try:
+        tensors = decode_item(sound.encoded, name=PROBE_NAME)
+    except MalformedResultError as error:  # such as lists of tensors; source files still work
+        log.warning("the tensors that the server makes of a sound cannot be sent as features: %s", error.reason)
+        return _SoundCapabilities(placeholder_ids=ids)
+    return _SoundCapabilities(sound_format(tensors, sound.placeholder.length), None, ids)
 
 
 def _dtypes() -> str:

@@ -18,7 +18,7 @@ from renderers.media.item import PackedArray
 from renderers.placement import PlacedItem
 from renderers.vision.patches import ScaledPixels
 from rollouts.engines.protocol import GenerateRequest, SamplingParams
-from rollouts.engines.vllm.features import ITEM_BYTES, ServerTensor
+from rollouts.engines.vllm.features import FLOATS, ITEM_BYTES, ServerTensor, tensor_type
 
 #: Sends a request and returns the log-probabilities of its prompt and of the token that was sampled.
 Score = Callable[[GenerateRequest], Awaitable[np.ndarray]]
@@ -56,7 +56,7 @@ def _with_other_pixels(item: MediaItem) -> MediaItem:
     """An item of the same shapes under another name; all of its pixels differ from those of `item`."""
     tensors = dict(item.tensors)
     for name in tensors:
-        if name.startswith("pixel_values"):
+        if name.startswith("pixel_values") or (item.modality == "audio" and tensor_type(tensors[name]).dtype in FLOATS):
             tensors[name] = _changed(item, name)
     return replace(item, mm_hash=f"{item.mm_hash}-changed", tensors=tensors)
 

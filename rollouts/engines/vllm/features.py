@@ -1,4 +1,4 @@
-"""Features of images as vLLM's wire has them: tensors, encoded and decoded."""
+"""Features of images and sounds as vLLM's wire has them: tensors, encoded and decoded."""
 
 from __future__ import annotations
 

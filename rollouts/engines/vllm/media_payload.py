@@ -28,6 +28,7 @@ from rollouts.engines.vllm.features import (
     tensor_type,
 )
 from rollouts.engines.vllm.generate import Generation
+from rollouts.engines.vllm.sounds import in_server_layout
 from rollouts.engines.vllm.source_files import MIN_VIDEO_FRAMES, source_file
 from rollouts.errors import CapabilityError, EngineError, InvalidRequestError, MalformedResultError
 
@@ -63,7 +64,11 @@ def dense_items(item: MediaItem, placeholder: PlaceholderRange, capabilities: Se
     if len(runs) > 1:
         return []
     start, end = runs[0]
-    return [(_in_server_layout(item, capabilities), PlaceholderRange(start, end - start))]
+    if item.modality == "audio":
+        sent = None if capabilities.sounds is None else in_server_layout(item, capabilities.sounds)
+    else:
+        sent = _in_server_layout(item, capabilities)
+    return [(sent or item, PlaceholderRange(start, end - start))]
 
 
 def _in_server_layout(item: MediaItem, capabilities: ServerCapabilities) -> MediaItem:
@@ -130,6 +135,7 @@ def _video_steps(item: MediaItem, runs: list[tuple[int, int]], capabilities: Ser
 MediaMode = Literal["features", "content_parts", "auto"]
 SelectedMode = Literal["features", "content_parts"]
 
+_PLURALS = {"video": "videos", "audio": "sounds"}
 _UPGRADE = "upgrade vLLM to 0.29 or later, which takes content_parts"
 _RENDERER_OF_MODEL = "load the renderer from the directory of the model that is served"
 
@@ -214,7 +220,10 @@ def _against_features(
         if capabilities.rust_frontend is not None:
             server = f"vLLM's Rust frontend ({capabilities.rust_frontend})"
         return Objection(item, f"{server} drops features: the model would not see the {item.modality}", None)
-    if capabilities.pixel_dtype is None:
+    if item.modality == "audio":
+        if (refusal := _against_sounds(item, capabilities)) is not None:
+            return refusal
+    elif capabilities.pixel_dtype is None:
         return Objection(
             item,
             f"{capabilities.model} takes no media as features",
@@ -237,6 +246,10 @@ def _against_features(
             "`placeholder_token_ids`",
         )
     for sent, _ in items:
+        if sent.modality == "audio" or capabilities.pixel_dtype is None:
+            if capabilities.sounds is None or sent.fields.keys() != capabilities.sounds.fields.keys():
+                return _unknown_sound(item, capabilities)
+            continue
         wanted_fields = capabilities.image_fields if sent.modality == "image" and capabilities.image_fields else {}
         # A missing tensor would crash the server.
         if any(name not in sent.fields or sent.fields[name].kind != kind for name, kind in wanted_fields.items()):
@@ -260,6 +273,29 @@ def _against_features(
                 f"{_RENDERER_OF_MODEL}, or start the server {flag} --no-mm-device-do-normalize",
             )
     return None
+
+
+def _against_sounds(item: MediaItem, capabilities: ServerCapabilities) -> Objection | None:
+    """The objection to sending any sound, in whatever form."""
+    if capabilities.sound_refusal is None:
+        return None
+    return Objection(
+        item,
+        f"{capabilities.model} takes no sounds: {capabilities.sound_refusal}",
+        "serve a model that hears, with audio in --limit-mm-per-prompt and with the packages of vllm[audio]",
+    )
+
+
+def _unknown_sound(item: MediaItem, capabilities: ServerCapabilities) -> Objection:
+    held = ", ".join(sorted(item.tensors)) or "no tensors"
+    if capabilities.sounds is None:
+        reason = f"which tensors {capabilities.model} takes of a sound is not known"
+    else:
+        reason = (
+            f"it holds the tensors {held}, of which those of {capabilities.model} "
+            f"({', '.join(sorted(capabilities.sounds.fields))}) cannot be made"
+        )
+    return Objection(item, reason, _RENDERER_OF_MODEL)
 
 
 def _unfit_pixels(item: MediaItem, wanted: PixelDtype) -> tuple[str, str] | None:
@@ -299,6 +335,8 @@ def _against_content(
     """The objection to sending a source file. `sampled_marker`: position of the modality's first marker in text."""
     if not capabilities.content_parts:
         return Objection(item, f"vLLM {capabilities.version} takes no `content_parts`", _UPGRADE)
+    if item.modality == "audio" and (refusal := _against_sounds(item, capabilities)) is not None:
+        return refusal
     if item.modality not in request.placeholder_token_ids:
         return Objection(
             item,
@@ -322,11 +360,16 @@ def _against_content(
             None,
             InvalidRequestError,
         )
-    if item.modality != "video":
+    if item.modality == "image":
         return None
     if capabilities.rust_frontend is not None:
-        reason = f"vLLM's Rust frontend ({capabilities.rust_frontend}) does not decode videos as the renderer does"
+        reason = (
+            f"vLLM's Rust frontend ({capabilities.rust_frontend}) does not decode {_PLURALS[item.modality]} as the "
+            "renderer does"
+        )
         return Objection(item, reason, "start the server with VLLM_USE_RUST_FRONTEND=0")
+    if item.modality == "audio":
+        return None
     if is_raw_video(item.source.data):
         if (frames := raw_video_size(item.source.data)[0]) < MIN_VIDEO_FRAMES:
             reason, cure = (
@@ -395,9 +438,9 @@ def media_payload(
             jpeg_as_file=jpeg_as_file and capabilities.rust_frontend is None,  # which decodes JPEG in another way
             sends_all=capabilities.rust_frontend is not None,
         )
-    assert capabilities.pixel_dtype is not None  # otherwise select_mode raises
     items = [dense for item, placeholder in placed for dense in dense_items(item, placeholder, capabilities)]
-    return FeaturesPayload(request, items, capabilities.pixel_dtype)
+    # A model that only hears has no dtype of pixels; the tensors of sounds have the server's dtype already.
+    return FeaturesPayload(request, items, capabilities.pixel_dtype or "float32")
 
 
 class FeaturesPayload(MediaPayload):
@@ -464,7 +507,13 @@ class ContentPartsPayload(MediaPayload):
             separator = b"," if len(segments) > 1 else b""
             if name in included:
                 if name not in urls:
-                    urls[name] = source_file(item.source, item.modality, jpeg_as_file=self._jpeg_as_file).data_url()
+                    file = source_file(
+                        item.source,
+                        item.modality,
+                        sampling_rate=item.sampling_rate,
+                        jpeg_as_file=self._jpeg_as_file and item.modality == "image",
+                    )
+                    urls[name] = file.data_url()
                 del part["url"]
                 opening = json.dumps(part)[:-1].encode()
                 segments += [separator, opening, b',"url":"', *urls[name], b'"}']

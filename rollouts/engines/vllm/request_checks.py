@@ -19,6 +19,7 @@ from rollouts.engines.vllm.capabilities import ServerCapabilities
 from rollouts.engines.vllm.features import ITEM_BYTES, ServerNumbers, tensor_type
 from rollouts.engines.vllm.media_payload import MediaMode, dense_items, feature_token, item_name, select_mode
 from rollouts.engines.vllm.sampling_checks import sampling_violations
+from rollouts.engines.vllm.sounds import sound_error
 from rollouts.errors import InvalidRequestError
 
 # Checks that the media of a request match its prompt and the tensors that the server expects.
@@ -108,6 +109,11 @@ def _tensor_violations(item: MediaItem, capabilities: ServerCapabilities) -> Ite
             yield f"{name} of {item_label} is {dtype}"
         if item.fields[name].kind == "flat" and not shape:
             yield f"{name} of {item_label} is flat and has no rows"
+    if item.modality == "audio":
+        error = None if capabilities.sounds is None else sound_error(item, capabilities.sounds)
+        if error is not None:
+            yield f"{item_label}: {error}"
+        return
     pixels, grid = _PIXELS[item.modality], f"{item.modality}_grid_thw"
     if grid not in item.tensors:
         return

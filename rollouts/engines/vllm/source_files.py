@@ -1,10 +1,12 @@
-"""Encodes images and videos as files that a server decodes to the same pixels.
+"""Encodes images, videos and sounds as files that a server decodes to the same pixels and samples.
 
 Decoders disagree about images that EXIF rotates and about transparent, paletted and 16-bit ones, and each JPEG decoder
 rounds in its own way (libjpeg of another version, the decoder of vLLM's Rust frontend): those become PNG. Raw frames
 become an AVI of PNG images (codec `MPNG`), which OpenCV, vLLM's decoder of videos, reads without loss. Uncompressed AVI
 is not safe: frames with rows that are no multiple of its alignment corrupt the memory of the server (OpenCV of vLLM
-0.32).
+0.32). Decoders of MP3 and AAC and resamplers differ too: a sound becomes a WAV of the samples that the model's
+processor was given here, in mono and at its rate, so that the server neither mixes nor resamples (vLLM's own resampler
+is torchaudio's, the renderer's soxr).
 """
 
 from __future__ import annotations
@@ -15,25 +17,32 @@ import struct
 from fractions import Fraction
 from typing import NamedTuple
 
+import numpy as np
 from PIL import Image
 
 from renderers import MediaSource
+from renderers.media.audio_decoding import audio_info, decode_audio
 from renderers.media.decoding import decode_image, is_raw_video, raw_video_frames
 from renderers.media.policy import MediaPolicy
+from renderers.media.samples import is_raw_audio, raw_samples
 from renderers.media.sniffing import sniff
 from renderers.process.caches import ByteLRU
 
 #: OpenCV reads no frame from a file with one frame: it seeks to the end of the file first and does not seek back.
 MIN_VIDEO_FRAMES = 2
 
-#: Bytes of PNG files that are kept for the next server, in all.
-_KEPT_PNG_BYTES = 256 * 2**20
+#: Bytes of the PNG and WAV files that are kept for the next server, in all.
+_KEPT_BYTES = 256 * 2**20
 
 # Where the first chunk of a PNG has the bits of a sample.
 _PNG_BIT_DEPTH = 24
 
 # EXIF tag of the camera's orientation.
 _ORIENTATION = 0x0112
+
+# Of Microsoft's WAVE: codes of formats, and the head of a file with nothing before its samples.
+_WAVE_PCM, _WAVE_FLOAT = 1, 3
+_WAVE_HEAD = struct.Struct("<4sI4s4sIHHIIHH4s")
 
 #: The frame rate that transformers assumes for frames without one.
 _DEFAULT_FPS = 24.0
@@ -52,26 +61,74 @@ class SourceFile(NamedTuple):
         return [f"data:{self.media_type};base64,".encode(), base64.b64encode(self.data)]
 
 
-# By digest of the source.
-_pngs: ByteLRU[str, SourceFile] = ByteLRU(_KEPT_PNG_BYTES)
+# By digest of the source, and the rate of a sound.
+_made: ByteLRU[tuple[str, int | None], SourceFile] = ByteLRU(_KEPT_BYTES)
+# A source passed a policy before, whose limits may be wider than those of the default policy.
+_WIDE = MediaPolicy(
+    max_pixels=2**40, max_aspect_ratio=2**40, max_audio_seconds=2**40, max_audio_channels=2**20, max_bytes=2**40
+)
 
 
-def source_file(source: MediaSource, modality: str, *, jpeg_as_file: bool = False) -> SourceFile:
-    """The file of an image or a video whose source has passed `media_payload.select_mode`.
+def source_file(
+    source: MediaSource, modality: str, *, sampling_rate: int | None = None, jpeg_as_file: bool = False
+) -> SourceFile:
+    """The file of an item whose source has passed `media_payload.select_mode`. `sampling_rate`: see `sound_file`.
 
-    PNG images that are made here are kept in memory, so that an image is encoded once for all servers.
+    Files that are made here of images and sounds are kept in memory, so that each is encoded once for all servers.
     """
-    if modality == "image":
-        file = _pngs.get(source.digest)
-        if file is None or jpeg_as_file:
-            # The source passed a policy before, whose limits may be wider than those of the default policy.
-            file = image_file(source, MediaPolicy(max_pixels=2**40, max_aspect_ratio=2**40), jpeg_as_file=jpeg_as_file)
-            if file.data is not source.data and not jpeg_as_file:
-                _pngs.put(source.digest, file, memoryview(file.data).nbytes)
-        return file
-    if is_raw_video(source.data):
-        return SourceFile(encode_avi(source), "video/x-msvideo")
-    return SourceFile(source.data, str(sniff(source.data)))
+    if modality == "video":
+        if is_raw_video(source.data):
+            return SourceFile(encode_avi(source), "video/x-msvideo")
+        return SourceFile(source.data, str(sniff(source.data)))
+    key = (source.digest, sampling_rate)
+    file = None if jpeg_as_file else _made.get(key)
+    if file is None:
+        if modality == "audio":
+            file = sound_file(source, _WIDE, sampling_rate)
+        else:
+            file = image_file(source, _WIDE, jpeg_as_file=jpeg_as_file)
+        if file.data is not source.data and not jpeg_as_file:
+            _made.put(key, file, memoryview(file.data).nbytes)
+    return file
+
+
+def sound_file(source: MediaSource, policy: MediaPolicy, sampling_rate: int | None) -> SourceFile:
+    """A WAV in mono at `sampling_rate` of the samples as decoded here, or the file itself if it is such a WAV.
+
+    None: a server decides about rate and channels (`ServerRenderer`), and gets the file itself, or a WAV of an array at
+    the rate that it has. Raises `MediaLimitError` or `MediaDecodeError`.
+    """
+    if sampling_rate is None:
+        audio_info(source, policy)  # decodes it
+    if is_raw_audio(source.data):
+        samples, rate = raw_samples(source)
+        if sampling_rate is None or (samples.dtype == np.int16 and (samples.shape[1], rate) == (1, sampling_rate)):
+            return SourceFile(wav_bytes(samples, rate), "audio/wav")
+    elif sampling_rate is None:
+        return SourceFile(source.data, str(sniff(source.data)))
+    elif _is_wav_of(source, sampling_rate):
+        return SourceFile(source.data, "audio/wav")
+    assert sampling_rate is not None
+    return SourceFile(wav_bytes(decode_audio(source, policy, sampling_rate), sampling_rate), "audio/wav")
+
+
+def wav_bytes(samples: np.ndarray, sampling_rate: int) -> bytes:
+    """A WAV of int16 or float32 samples, (samples,) or (samples, channels)."""
+    size, channels = samples.itemsize, 1 if samples.ndim == 1 else samples.shape[1]
+    kind = _WAVE_PCM if samples.dtype == np.int16 else _WAVE_FLOAT
+    layout = (kind, channels, sampling_rate, sampling_rate * channels * size, channels * size, 8 * size)
+    data = np.ascontiguousarray(samples, samples.dtype.newbyteorder("<")).tobytes()
+    return _chunk(b"RIFF", b"WAVE" + _chunk(b"fmt ", struct.pack("<HHIIHH", *layout)) + _chunk(b"data", data))
+
+
+def _is_wav_of(source: MediaSource, sampling_rate: int) -> bool:
+    """Whether a file is a WAV in mono at this rate, of 16-bit integers or 32-bit floats: all decoders agree on it."""
+    head = bytes(source.data[: _WAVE_HEAD.size])
+    if len(head) < _WAVE_HEAD.size:
+        return False
+    riff, _, wave, fmt, _, kind, channels, rate, _, _, bits, data = _WAVE_HEAD.unpack(head)
+    is_wav = (riff, wave, fmt, data) == (b"RIFF", b"WAVE", b"fmt ", b"data")
+    return is_wav and (channels, rate) == (1, sampling_rate) and (kind, bits) in ((_WAVE_PCM, 16), (_WAVE_FLOAT, 32))
 
 
 def image_file(source: MediaSource, policy: MediaPolicy, *, jpeg_as_file: bool = False) -> SourceFile:

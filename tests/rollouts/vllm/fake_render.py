@@ -7,7 +7,7 @@ import hashlib
 import io
 from typing import ClassVar
 
-from fake_http import Json, Response, Seen, json_response
+from fake_http import Json, Response, Seen, error_response, json_response
 from fake_model import encoded_image, image_grid
 from PIL import Image
 
@@ -29,6 +29,9 @@ class Rendering:
         for message in seen.json["messages"]:
             content = message["content"]
             for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+                if part["type"] == "audio_url":
+                    message = "At most 0 audio(s) may be provided in one prompt. (parameter=audio)"
+                    return error_response(400, message, "BadRequestError", "audio")
                 if part["type"] != "image_url":
                     ids += [ord(character) % 256 for character in part["text"]]
                     continue

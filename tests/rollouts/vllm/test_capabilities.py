@@ -57,23 +57,28 @@ async def test_a_default_server_of_0_32_is_known_after_one_probe():
             content_parts=True,
             control=True,
             image_fields={"pixel_values": "flat", "image_grid_thw": "batched"},
+            sound_refusal="rendering a sound: HTTP 400 BadRequestError: At most 0 audio(s) may be provided in one "
+            "prompt. (parameter=audio)",
         )
 
 
-async def test_the_probe_generates_nothing_and_takes_five_requests():
+async def test_the_probe_generates_nothing_and_takes_six_requests():
     async with FakeVLLM() as server:
         await probed(server)
-        assert [seen.path for seen in server.requests] == ["/version", "/v1/models", GENERATE, "/is_paused", RENDER]
+        assert [seen.path for seen in server.requests] == [
+            *("/version", "/v1/models", GENERATE, "/is_paused"),
+            *(RENDER, RENDER),
+        ]
         assert "sampling_params" not in server.generations[0].json
 
 
-async def test_every_probe_names_its_image_anew_because_a_known_name_may_be_answered_without_tensors():
+async def test_every_probe_names_its_media_anew_because_a_known_name_may_be_answered_without_tensors():
     async with FakeVLLM() as server:
         for _ in range(3):
             await probed(server)
         parts = [seen.json["messages"][0]["content"][0] for seen in server.requests if seen.path == RENDER]
-        assert len({part["uuid"] for part in parts}) == 3
-        (url,) = {part["image_url"]["url"] for part in parts}
+        assert len({part["uuid"] for part in parts}) == len(parts) == 6
+        (url,) = {part["image_url"]["url"] for part in parts if part["type"] == "image_url"}
         assert base64.b64decode(url.partition(",")[2]).startswith(b"\x89PNG")
 
 
