@@ -16,15 +16,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 import numpy as np
-from PIL import Image
 
-from renderers import MediaSource, Message
+from renderers import Message
 from renderers.errors import MediaError
 from renderers.errors import OverlongPromptError as OverlongRenderError
 from renderers.media.policy import MediaPolicy
-from renderers.media.reference import load_source
+from renderers.media.reference import load_source, part_of_value
 from renderers.media.store import MediaStore
-from renderers.messages import IMAGE_PART_TYPES, VIDEO_PART_TYPES, check_messages, with_medium
+from renderers.messages import MEDIA_PART_TYPES, check_messages, with_medium
 from renderers.process.caches import ByteLRU
 from rollouts.calls import call_on_thread
 from rollouts.engines.event_loop import EngineLoop, SingleFlight
@@ -51,7 +50,7 @@ _ENTRY_BYTES: Final = 512
 #: An answer that cannot be read is quoted in the error from its end, where the number should be.
 _QUOTED_CHARACTERS: Final = 200
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
-#: The name of the variable of a template that collects its images.
+#: The name of the variable of a template that collects its media.
 _MEDIA: Final = "_media"
 
 
@@ -102,9 +101,11 @@ class Judge:
     - `engine`: a chat endpoint, or any engine with the `renderer` of its model.
     - `prompt`: a Jinja template, or the `Path` of one, whose text is one message of the user. Its variables are the
       `messages` of the conversation, the last message as `completion`, and the `task`; a name that does not exist is an
-      error. `content` of a message prints its texts and its images, in order. An image that is printed (a PIL image,
+      error. `content` of a message prints its texts and its media, in order. An image that is printed (a PIL image,
       a uint8 array, bytes, a `MediaSource` or a part of a message) becomes an image of the judge's message; the filter
-      `image` does so for URLs and paths: `{{ task.data.path | image }}`.
+      `image` does so for URLs and paths: `{{ task.data.path | image }}`. A sound that is printed (a part of a message,
+      `{"array": ..., "sampling_rate": ...}` as rows of `datasets` have it, a file as bytes or `MediaSource`) becomes a
+      sound; the filter `audio` does so for URLs and paths.
     - `parse`: what the answer must be. A dict of labels to numbers: its last line is a label. A regular expression: it
       matches the whole last line, and its group `score` is the number, `r"Score: (?P<score>\\d+)"`. A pydantic model
       with a field `score`: the answer is its JSON, alone or in a fenced block. Any other function gets the answer, and
@@ -116,8 +117,8 @@ class Judge:
       conversation gets the same verdict in every run on an engine that honours seeds.
     - `attempts`: an answer that has no number, or was cut off, is sampled again, with another seed.
     - `concurrency`: the number of conversations that are judged at a time.
-    - `media_policy`: which URLs and paths of images are read; by default none.
-    - `cache_bytes`: of verdicts that are kept. Prompts with equal text and images are judged once, and requests for
+    - `media_policy`: which URLs and paths of media are read; by default none.
+    - `cache_bytes`: of verdicts that are kept. Prompts with equal text and media are judged once, and requests for
       them are made once while one is running.
     - `name`: the name of the judge in errors.
 
@@ -192,7 +193,7 @@ class Judge:
             raise ArgumentError("conversation", conversation, f"pass {self.name} at least one message")
         parts = self._parts(check_messages(conversation), task)
         if any(part["type"] != "text" for part in parts):
-            parts = await call_on_thread(self._with_sources, parts)  # images are fetched, read and hashed
+            parts = await call_on_thread(self._with_sources, parts)  # media are fetched, read and hashed
         key = self._key(parts)
         verdict = self._cache.get(key)
         if verdict is None:
@@ -201,7 +202,7 @@ class Judge:
         return verdict
 
     def _parts(self, messages: Sequence[Mapping[str, Any]], task: Any) -> list[dict[str, Any]]:
-        """The texts and images of the judge's message."""
+        """The texts and media of the judge's message."""
         media = _PrintedMedia()
         shown = [{**message, "content": media.text_of(message.get("content", ""))} for message in messages]
         try:
@@ -298,11 +299,11 @@ class Judge:
         )
 
 
-# The prompt. Images are printed as marks, which are no text that a conversation can contain, and then become parts.
+# The prompt. Media are printed as marks, which are no text that a conversation can contain, and then become parts.
 
 
 class _PrintedMedia:
-    """The images of one rendering of a template, and the marks that stand for them in its text."""
+    """The media of one rendering of a template, and the marks that stand for them in its text."""
 
     def __init__(self) -> None:
         # Digits, which filters such as `upper` leave as they are; random, so that no content can contain them.
@@ -315,13 +316,13 @@ class _PrintedMedia:
             return content
         return "".join(part["text"] if part["type"] == "text" else self.mark_of(part) for part in content)
 
-    def mark_of(self, value: Any) -> str:
-        """The mark for a part with an image or video, or for an image."""
-        self._printed.append(dict(value) if _is_part(value) else {"type": "image", "image": value})
+    def mark_of(self, part: Mapping[str, Any]) -> str:
+        """The mark for a part with a medium."""
+        self._printed.append(dict(part))
         return f"[{self._mark}:{len(self._printed) - 1}]"
 
     def parts(self, text: str) -> list[dict[str, Any]]:
-        """The text as parts of a message, with the images at the places of their marks."""
+        """The text as parts of a message, with the media at the places of their marks."""
         parts: list[dict[str, Any]] = []
         for index, piece in enumerate(re.split(rf"\[{self._mark}:(\d+)\]", text)):
             if index % 2:
@@ -331,8 +332,11 @@ class _PrintedMedia:
         return parts
 
 
-def _is_part(value: object) -> bool:
-    return isinstance(value, Mapping) and value.get("type") in (*IMAGE_PART_TYPES, *VIDEO_PART_TYPES)
+def _part_of(value: object) -> Mapping[str, Any] | None:
+    """The part for what a template prints; None for what is no medium."""
+    if isinstance(value, Mapping) and value.get("type") in MEDIA_PART_TYPES:
+        return value
+    return {"type": "image", "image": value} if isinstance(value, np.ndarray) else part_of_value(value)
 
 
 def _compiled(prompt: object) -> jinja2.Template:
@@ -341,14 +345,18 @@ def _compiled(prompt: object) -> jinja2.Template:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     @jinja2.pass_context
-    def image(context: jinja2.runtime.Context, value: Any) -> str:
-        mark: str = context.resolve(_MEDIA).mark_of(value)
-        return mark
-
-    @jinja2.pass_context
     def finalize(context: jinja2.runtime.Context, value: Any) -> Any:
-        is_image = isinstance(value, bytes | np.ndarray | Image.Image | MediaSource)
-        return image(context, value) if is_image or _is_part(value) else value
+        part = _part_of(value)
+        return value if part is None else context.resolve(_MEDIA).mark_of(part)
+
+    def filter_of(modality: str) -> Callable[[jinja2.runtime.Context, Any], str]:
+        @jinja2.pass_context
+        def printed(context: jinja2.runtime.Context, value: Any) -> str:
+            is_part = isinstance(value, Mapping) and value.get("type") in MEDIA_PART_TYPES
+            mark: str = context.resolve(_MEDIA).mark_of(value if is_part else {"type": modality, modality: value})
+            return mark
+
+        return printed
 
     if isinstance(prompt, Path):
         try:
@@ -360,7 +368,7 @@ def _compiled(prompt: object) -> jinja2.Template:
     environment = ImmutableSandboxedEnvironment(
         undefined=jinja2.StrictUndefined, finalize=finalize, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["image"] = image
+    environment.filters |= {modality: filter_of(modality) for modality in ("image", "audio")}
     try:
         return environment.from_string(prompt)
     except jinja2.TemplateSyntaxError as error:

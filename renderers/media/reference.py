@@ -27,7 +27,7 @@ from renderers.media.item import MediaSource
 from renderers.media.paths import open_allowed, path_of_url, read_path
 from renderers.media.policy import MediaPolicy
 from renderers.media.samples import AUDIO, array_and_rate, check_holds_data, is_raw_audio, raw_samples, samples_source
-from renderers.media.sniffing import check_type
+from renderers.media.sniffing import check_type, sniff
 from renderers.media.store import FileState, MediaStore
 from renderers.media.urls import allowed_target
 from renderers.messages import MEDIA_PART_TYPES, Modality, media_value
@@ -71,6 +71,33 @@ def source_of_part(part: Mapping[str, Any], policy: MediaPolicy) -> MediaSource:
         declared = f"audio/{openai['format']}" if isinstance(openai, Mapping) and openai.get("format") else None
         return _audio(value, rate, policy, declared)
     return _video(value, part.get("fps"), policy) if modality == "video" else _image(value, policy)
+
+
+def part_of_value(value: Any) -> dict[str, Any] | None:
+    """A part for a medium that says by itself what it is; None for any other value.
+
+    An image: a PIL image, a uint8 array (height, width) or (height, width, 1, 3 or 4). A sound: `{"array": ...,
+    "sampling_rate": ...}`. Bytes and a `MediaSource` are what their first bytes say, an image where these are unknown.
+    """
+    if isinstance(value, (bytes, bytearray, MediaSource)):
+        data = value.data if isinstance(value, MediaSource) else memoryview(value)
+        kind = (sniff(data) or "").partition("/")[0]
+        if is_raw_audio(data) or kind == "audio":
+            return {"type": "audio", "audio": value}
+        return (
+            {"type": "video", "video": value}
+            if is_raw_video(data) or kind == "video"
+            else {"type": "image", "image": value}
+        )
+    if isinstance(value, Mapping):
+        is_sound = isinstance(value.get("array"), np.ndarray) and "sampling_rate" in value
+        return {"type": "audio", "audio": dict(value)} if is_sound else None
+    is_image = isinstance(value, Image.Image) or (
+        isinstance(value, np.ndarray)
+        and value.dtype == np.uint8
+        and (value.ndim == 2 or (value.ndim == 3 and value.shape[2] in (1, 3, 4)))
+    )
+    return {"type": "image", "image": value} if is_image else None
 
 
 def _modality(part: Mapping[str, Any]) -> Modality:

@@ -10,13 +10,17 @@ from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from renderers import ParsedResponse, ParsedToolCall
+from renderers import MediaSource, ParsedResponse, ParsedToolCall
 from renderers.errors import MediaError, MessageError
-from renderers.messages import VIDEO_PART_TYPES
+from renderers.media.audio_decoding import audio_info, decode_audio
+from renderers.media.policy import MediaPolicy
+from renderers.media.samples import is_raw_audio, raw_samples, wav_bytes
+from renderers.messages import AUDIO_PART_TYPES, VIDEO_PART_TYPES
 from renderers.parsing.literals import MAX_DEPTH, InvalidJsonError, is_deeper_than, parse_json
 from renderers.parsing.response import ToolCallParseStatus as Status
 from rollouts.engines.protocol import ChatAnswer, FinishReason
 from rollouts.engines.vllm.exchange import excerpt
+from rollouts.engines.vllm.source_files import SourceFile
 from rollouts.errors import (
     EngineError,
     GenerationInterruptedError,
@@ -27,27 +31,29 @@ from rollouts.errors import (
 
 # Requests.
 
-#: In a result whose images are sent in a message of the user.
-_IMAGES_FOLLOW: Final = "(The images of this result are in a message of the user below.)"
+#: In a result whose images or other media are sent in a message of the user.
+_MEDIA_FOLLOW: Final = "(The {media} of this result are in a message of the user below.)"
 
-#: The data URL of a part with an image. Raises `MediaError`.
-ImageURL = Callable[[Mapping[str, Any]], str]
+#: The data URL of a part with an image or a sound. Raises `MediaError`.
+DataURL = Callable[[Mapping[str, Any]], str]
+# Media types of sounds -> their `format` in the API.
+_SOUND_FORMATS: Final[Mapping[str, str]] = {"audio/wav": "wav", "audio/mpeg": "mp3"}
 
 
 def sent_messages(
-    messages: Sequence[Mapping[str, Any]], image_url: ImageURL, tool_images: Literal["tool", "user"]
+    messages: Sequence[Mapping[str, Any]], data_url: DataURL, tool_images: Literal["tool", "user"]
 ) -> list[dict[str, Any]]:
     """Checked messages as OpenAI's API takes them. Raises `MessageError` and `MediaError`.
 
     A result of a call that is no call of the message before it, because it was malformed, becomes a message of the
-    user, after the results of the other calls: servers refuse it otherwise. With `tool_images` "user", so do the images
+    user, after the results of the other calls: servers refuse it otherwise. With `tool_images` "user", so do the media
     of results.
     """
     sent: list[dict[str, Any]] = []
     call_ids: set[str] = set()
     following: list[dict[str, Any]] = []  # what follows the results of a turn
     for index, message in enumerate(messages):
-        one = _sent_message(message, index, image_url)
+        one = _sent_message(message, index, data_url)
         if message["role"] != "tool":
             sent += following
             following = []
@@ -56,22 +62,23 @@ def sent_messages(
             following.append({"role": "user", "content": one["content"]})
             continue
         elif tool_images == "user" and isinstance(one["content"], list):
-            images = [part for part in one["content"] if part["type"] != "text"]
-            if images:
+            media = [part for part in one["content"] if part["type"] != "text"]
+            if media:
+                noun = "images" if all(part["type"] == "image_url" for part in media) else "media"
                 texts = [part for part in one["content"] if part["type"] == "text"]
-                one["content"] = [*texts, {"type": "text", "text": _IMAGES_FOLLOW}]
-                call = {"type": "text", "text": f"Images of the result of call {one['tool_call_id']}:"}
-                following.append({"role": "user", "content": [call, *images]})
+                one["content"] = [*texts, {"type": "text", "text": _MEDIA_FOLLOW.format(media=noun)}]
+                call = {"type": "text", "text": f"{noun.capitalize()} of the result of call {one['tool_call_id']}:"}
+                following.append({"role": "user", "content": [call, *media]})
         sent.append(one)
     return sent + following
 
 
-def _sent_message(message: Mapping[str, Any], index: int, image_url: ImageURL) -> dict[str, Any]:
+def _sent_message(message: Mapping[str, Any], index: int, data_url: DataURL) -> dict[str, Any]:
     content = message.get("content", "")
     if isinstance(content, str):
         sent_content: Any = _text(content, index)
     else:
-        sent_content = [_sent_part(part, index, number, image_url) for number, part in enumerate(content)]
+        sent_content = [_sent_part(part, index, number, data_url) for number, part in enumerate(content)]
     sent = {"role": message["role"], "content": sent_content}
     for key in ("name", "tool_call_id", "reasoning_content"):
         if message.get(key):
@@ -80,7 +87,7 @@ def _sent_message(message: Mapping[str, Any], index: int, image_url: ImageURL) -
     return {**sent, "tool_calls": calls} if calls else sent
 
 
-def _sent_part(part: Mapping[str, Any], message_index: int, part_index: int, image_url: ImageURL) -> dict[str, Any]:
+def _sent_part(part: Mapping[str, Any], message_index: int, part_index: int, data_url: DataURL) -> dict[str, Any]:
     if part["type"] == "text":
         return {"type": "text", "text": _text(part["text"], message_index, part_index)}
     if part["type"] in VIDEO_PART_TYPES:
@@ -90,12 +97,29 @@ def _sent_part(part: Mapping[str, Any], message_index: int, part_index: int, ima
             part_index=part_index,
         )
     try:
-        url = image_url(part)
+        url = data_url(part)
     except MediaError as error:
         raise error.at(message_index, part_index) from error.__cause__
+    if part["type"] in AUDIO_PART_TYPES:
+        media_type, _, data = url.removeprefix("data:").partition(";base64,")
+        return {"type": "input_audio", "input_audio": {"data": data, "format": _SOUND_FORMATS[media_type]}}
     given = part.get("image_url")
     detail = given.get("detail") if isinstance(given, Mapping) else part.get("detail")
     return {"type": "image_url", "image_url": {"url": url, **({"detail": detail} if detail else {})}}
+
+
+def wav_or_mp3(source: MediaSource, policy: MediaPolicy) -> SourceFile:
+    """A WAV or MP3 file as it is; an array as a WAV of its samples; another file as a WAV in mono at its own rate.
+
+    Every sound is decoded first. Raises `MediaError`.
+    """
+    if is_raw_audio(source.data):
+        return SourceFile(wav_bytes(*raw_samples(source)), "audio/wav")
+    info = audio_info(source, policy)
+    samples = decode_audio(source, policy, info.sampling_rate)
+    if info.format in _SOUND_FORMATS:
+        return SourceFile(source.data, info.format)
+    return SourceFile(wav_bytes(samples, info.sampling_rate), "audio/wav")
 
 
 def is_json(value: Any) -> bool:

@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 from renderers.media.policy import MediaPolicy
 from renderers.media.reference import load_source
 from renderers.media.store import MediaStore
-from renderers.messages import check_messages, check_tools, media_parts
+from renderers.messages import AUDIO_PART_TYPES, check_messages, check_tools, media_parts
 from renderers.process.caches import ByteLRU
 from rollouts.calls import call_on_thread
-from rollouts.engines.chat_completions import is_json, overflow_in, read_answer, sent_messages, sent_tools
+from rollouts.engines.chat_completions import is_json, overflow_in, read_answer, sent_messages, sent_tools, wav_or_mp3
 from rollouts.engines.event_loop import EngineLoop
 from rollouts.engines.protocol import ChatAnswer, SamplingParams
 from rollouts.engines.vllm.exchange import HttpResponse, redacted, response_error
@@ -86,11 +86,12 @@ class ChatEndpoint:
     - `max_tokens_field`: the name of the field for `SamplingParams.max_tokens`. vLLM and OpenAI take
       "max_completion_tokens"; some servers know only the older "max_tokens".
     - `omit`: fields among "temperature", "top_p" and "seed" that the model refuses whatever their value.
-    - `tool_images`: where images of the results of calls are sent: in the results ("tool", as vLLM takes them), or in a
-      message of the user after them ("user", for servers that take no images elsewhere). None: "user" for
+    - `tool_images`: where images and sounds of the results of calls are sent: in the results ("tool", as vLLM takes
+      them), or in a message of the user after them ("user", for servers that take no media elsewhere). None: "user" for
       https://api.openai.com, and "tool" for others.
-    - `policy` and `store`: which URLs and paths of images are read, and where they are kept. The server opens none:
-      every image is sent as a data URL, JPEG files and usual PNG files unchanged, others as PNG.
+    - `policy` and `store`: which URLs and paths of media are read, and where they are kept. The server opens none:
+      every image is sent as a data URL, JPEG files and usual PNG files unchanged, others as PNG; every sound in
+      base64, WAV and MP3 files unchanged, others as WAV.
 
     Proxies and certificates are those of the environment variables that httpx reads. An endpoint belongs to the event
     loop on which it is used first; after that is closed, another one may follow. Raises `ArgumentError`, and
@@ -177,10 +178,10 @@ class ChatEndpoint:
                 body["tools"] = sent_tools(tools)
             self._check_open(request_id)
             if any(True for message in checked for _ in media_parts(message)):
-                # Reading, decoding and encoding images takes longer than an event loop may stand still.
-                body["messages"] = await call_on_thread(sent_messages, checked, self._image_url, self._tool_images)
+                # Reading, decoding and encoding media takes longer than an event loop may stand still.
+                body["messages"] = await call_on_thread(sent_messages, checked, self._data_url, self._tool_images)
             else:
-                body["messages"] = sent_messages(checked, self._image_url, self._tool_images)
+                body["messages"] = sent_messages(checked, self._data_url, self._tool_images)
             content = await self._request(request_id, body)
             answer = read_answer(request_id, content, tools, self._without_key)
             if (answer.completion_tokens or 0) > sampling.max_tokens:
@@ -269,12 +270,16 @@ class ChatEndpoint:
         sent = {name: value for name, value in values.items() if value is not None}
         return {"model": self.model, self._max_tokens_field: sampling.max_tokens, **sent, **sampling.extra}
 
-    def _image_url(self, part: Mapping[str, Any]) -> str:
-        """The data URL of a part with an image. Raises `MediaError`."""
+    def _data_url(self, part: Mapping[str, Any]) -> str:
+        """The data URL of a part with an image or a sound. Raises `MediaError`."""
         source = load_source(part, self.media_policy, self._store)
         url = self._data_urls.get(source.digest)
         if url is None:
-            url = b"".join(image_file(source, self.media_policy, jpeg_as_file=True).data_url()).decode()
+            if part["type"] in AUDIO_PART_TYPES:
+                file = wav_or_mp3(source, self.media_policy)
+            else:
+                file = image_file(source, self.media_policy, jpeg_as_file=True)
+            url = b"".join(file.data_url()).decode()
             self._data_urls.put(source.digest, url, len(url))
         return url
 

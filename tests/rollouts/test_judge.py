@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from renderers import MediaPolicy, MediaSource, ParsedResponse
 from renderers.errors import MediaPolicyError
+from renderers.media.samples import raw_samples, wav_bytes
 from rollouts import EpisodeError, FinishReason, Runner, SamplingParams, Task, run_episode
 from rollouts.engines.protocol import ChatAnswer
 from rollouts.environments import ScoredPrompt, ToolEnvironment, UserSimulation
@@ -132,6 +133,23 @@ async def test_images_of_a_task_are_shown_as_images():
     judge, model = judge_of("yes", prompt="{% for one in task %}{{ one }}{% endfor %}")
     await judge(assistant("a"), forms)
     assert shown(model.asked[0]) == [("red",)] * len(forms)
+
+
+async def test_sounds_of_messages_and_of_a_task_are_shown_as_sounds(tmp_path):
+    wav = wav_bytes(np.zeros(160, np.int16), 16_000)
+    (tmp_path / "a.wav").write_bytes(wav)
+    row = {"array": np.zeros(160, np.int16), "sampling_rate": 16_000}
+    judge, model = judge_of(
+        "yes",
+        prompt="{{ completion.content }}{{ task.row }}{{ task.wav }}{{ task.path | audio }}",
+        media_policy=MediaPolicy(allowed_directories=(tmp_path,)),
+    )
+    asked = [user([{"type": "audio", "audio": wav}])]
+    assert await judge(asked, {"row": row, "wav": wav, "path": str(tmp_path / "a.wav")}) == 1.0
+    assert [part["type"] for part in model.asked[0]] == ["audio"] * 4
+    file, array, *files = (part["audio"] for part in model.asked[0])
+    assert (bytes(file.data), files) == (wav, [file, file])
+    assert raw_samples(array).data.shape == (160, 1)
 
 
 async def test_a_path_is_an_image_with_a_filter_and_a_policy(tmp_path):

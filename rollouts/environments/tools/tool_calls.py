@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from renderers import Message, ParsedResponse, ParsedToolCall, ToolCallParseStatus
-from renderers.media.sniffing import sniff
+from renderers.media.reference import part_of_value
 from renderers.messages import MEDIA_PART_TYPES, PART_TYPES, Content
 from rollouts.calls import call_on_thread, gathered
 from rollouts.environments.tools.tool import (
@@ -66,7 +66,7 @@ def tool_content(tool: str, result: Any, *, max_characters: int, max_images: int
 async def tool_content_of(tool: str, result: Any, *, max_characters: int, max_images: int) -> Content:
     """`tool_content`, on a thread unless it is done at once: a list of a million numbers takes a while."""
     limits = {"max_characters": max_characters, "max_images": max_images}
-    if isinstance(result, str | int | float | None) or _medium(result):
+    if isinstance(result, str | int | float | None) or part_of_value(result):
         return tool_content(tool, result, **limits)
     content: Content = await call_on_thread(functools.partial(tool_content, tool, result, **limits))
     return content
@@ -78,7 +78,7 @@ def _part(tool: str, item: Any) -> dict[str, Any]:
             raise ToolResultError(tool, f'returned a text part whose "text" is {short_repr(item["text"])}; pass a str')
         _check_not_empty(tool, item)
         return dict(item)
-    if part := _medium(item):
+    if part := part_of_value(item):
         _check_not_empty(tool, part)
         return part
     text = item if isinstance(item, str) else _json(tool, item)
@@ -87,7 +87,7 @@ def _part(tool: str, item: Any) -> dict[str, Any]:
 
 def _is_content(item: Any) -> bool:
     """Whether an item makes its list a list of content parts."""
-    return type(item) not in _PLAIN_TYPES and (_is_part(item) or _medium(item) is not None)
+    return type(item) not in _PLAIN_TYPES and (_is_part(item) or part_of_value(item) is not None)
 
 
 def _is_part(item: Any) -> bool:
@@ -95,33 +95,14 @@ def _is_part(item: Any) -> bool:
     return isinstance(kind, str) and kind in PART_TYPES and kind in item
 
 
-def _medium(item: Any) -> dict[str, Any] | None:
-    """The part for a medium that is none; None for another value."""
-    if isinstance(item, (bytes, bytearray)):
-        kind = (sniff(memoryview(item)) or "").partition("/")[0]
-        kind = kind if kind in ("audio", "video") else "image"
-        return {"type": kind, kind: item}
-    if isinstance(item, Mapping):
-        is_sound = isinstance(item.get("array"), np.ndarray) and "sampling_rate" in item
-        return {"type": "audio", "audio": dict(item)} if is_sound else None
-    return {"type": "image", "image": item} if _is_image(item) else None
-
-
-def _is_image(item: Any) -> bool:
-    if isinstance(item, np.ndarray):
-        return item.dtype == np.uint8 and (item.ndim == 2 or (item.ndim == 3 and item.shape[2] in (1, 3, 4)))
-    return isinstance(item, Image.Image)
-
-
 def _check_not_empty(tool: str, part: Mapping[str, Any]) -> None:
     """Raise `ToolFailedError` for an empty file, an image that is 0 pixels wide or high, and a sound of no samples."""
     kind, value = part["type"], part[part["type"]]
     if isinstance(value, (bytes, bytearray)) and not value:
         raise ToolFailedError(f"{tool} returned {_NOUNS[kind]} of 0 bytes")
-    if kind == "image" and _is_image(value):
-        height, width = value.shape[:2] if isinstance(value, np.ndarray) else (value.height, value.width)
-        if not width or not height:
-            raise ToolFailedError(f"{tool} returned an image of {width}x{height} pixels, which has nothing to see")
+    size: tuple[int, ...] = value.size[::-1] if isinstance(value, Image.Image) else getattr(value, "shape", ())[:2]
+    if kind == "image" and len(size) == 2 and not all(size):
+        raise ToolFailedError(f"{tool} returned an image of {size[1]}x{size[0]} pixels, which has nothing to see")
     samples = value.get("array") if isinstance(value, Mapping) else value
     if kind == "audio" and isinstance(samples, np.ndarray) and not samples.size:
         raise ToolFailedError(f"{tool} returned a sound of 0 samples, which has nothing to hear")
