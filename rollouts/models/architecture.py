@@ -23,10 +23,10 @@ _PLACEHOLDER_IDS = (
     "audio_token_index",
     "media_placeholder_token_id",
 )
-#: What searches the ids for placeholders when features are written into the embeddings: methods, and Phi-4's module.
-SEARCHES = ("get_placeholder_mask", "inputs_merger", "embed_tokens_extend")
-#: Qwen2-Audio searches in its forward, and calls this method where no placeholder has a neighbour.
-MERGE = "_merge_input_ids_with_audio_features"
+#: Methods that search the ids for placeholders when features are written into the embeddings.
+SEARCHES = ("get_placeholder_mask", "inputs_merger")
+# Those of one model each, which `sounds_by_range` replaces: Phi-4's module and Qwen2-Audio's method.
+_OWN_SEARCHES = ("embed_tokens_extend", "_merge_input_ids_with_audio_features")
 
 # Model types whose `token_type_ids` are `mm_token_type_ids`. Elsewhere the name means something else: the prefix that
 # PaliGemma attends in both directions, or an embedding that is added, as in BERT and GPT-2.
@@ -100,7 +100,7 @@ def architecture(model: Any) -> Architecture:
         base=base,
         placeholder_ids=placeholder_ids(config),
         mrope=mrope,
-        search=next((name for name in (*SEARCHES, MERGE) if hasattr(base, name)), None),
+        search=next((name for name in (*SEARCHES, *_OWN_SEARCHES) if hasattr(base, name)), None),
     )
 
 

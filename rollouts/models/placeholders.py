@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,8 +17,9 @@ from renderers.rendered import TOKEN_TYPE_IDS
 from renderers.vision.batching import batch_tensors
 from renderers.vision.patches import normalised
 from rollouts.errors import ArgumentError, SampleError
-from rollouts.models.architecture import MERGE, SEARCHES, Architecture
+from rollouts.models.architecture import SEARCHES, Architecture
 from rollouts.models.placed_rows import PlacedRows
+from rollouts.models.sounds_by_range import EXTEND, MERGE, encoding_alone, extending, merging
 
 
 def literal_positions(architecture: Architecture, rows: PlacedRows) -> np.ndarray:
@@ -75,24 +77,35 @@ def _first_error(rows: PlacedRows, wrong: np.ndarray, reason: str) -> SampleErro
 
 
 def base_for(architecture: Architecture, rows: PlacedRows) -> Any:
-    """The base model, or a shallow copy of it whose search for placeholders finds them by range.
+    """The base model, or a shallow copy of it that finds placeholders by range and encodes each sound by itself.
 
     The copy is needed for literal placeholder tokens, for rows with images and videos in a model that has one id for
-    both, and where Qwen2-Audio would take the tokens of short sounds for markers to expand. It shares parameters,
-    submodules and hooks with the base model and is used for one forward pass, so that other threads are not affected.
-    Raises `SampleError` for a literal token in a model without a known search.
+    both, and for sounds of different lengths. It shares parameters, submodules and hooks with the base model and is
+    used for one forward pass, so that other threads are not affected. Raises `SampleError` for a literal token in a
+    model without a known search.
     """
+    base = copy.copy(architecture.base)
+    replaced = {**_search_by_range(architecture, base, rows), **encoding_alone(base, rows)}
+    vars(base).update(replaced)  # a module's own assignment refuses a function in the place of a submodule
+    return base if replaced else architecture.base
+
+
+def _search_by_range(architecture: Architecture, base: Any, rows: PlacedRows) -> Mapping[str, Any]:
+    """What replaces attributes of `base`; empty where its own search finds the ranges of `rows`."""
     items = [each.item for each in rows.items()]
     separate = {"pixel_values", "pixel_values_videos"} <= {name for item in items for name in item}
     types = rows.token_types()
     # Padding counts: the padding id may be a placeholder's.
-    outside = (types == 0) & _has_placeholder_id(architecture, rows)
+    outside = bool(((types == 0) & _has_placeholder_id(architecture, rows)).any())
+    ids = torch.from_numpy(rows.input_ids).to(architecture.model.device)
+    if architecture.search == EXTEND:
+        return extending(base, architecture.neutral_id, rows, ids)
     if architecture.search == MERGE:
-        if not items or (not outside.any() and (types[:, :-1] & types[:, 1:]).any()):
-            return architecture.base
-        return _merging(architecture, torch.from_numpy(rows.input_ids), torch.from_numpy(types > 0))
-    if not outside.any() and not separate:
-        return architecture.base
+        if not items or (not outside and (types[:, :-1] & types[:, 1:]).any()):
+            return {}
+        return merging(base, architecture.neutral_id, ids, torch.from_numpy(types > 0).to(ids.device))
+    if not outside and not separate:
+        return {}
     if architecture.search is None:
         refuse_literals(
             architecture,
@@ -100,72 +113,59 @@ def base_for(architecture: Architecture, rows: PlacedRows) -> Any:
             f"{type(architecture.base).__name__} has no known method that searches for placeholders (tried: "
             f"{', '.join(SEARCHES)}), and would take it for an image or sound. Leave this row out",
         )
-        return architecture.base
+        return {}
     kinds = torch.zeros(rows.input_ids.shape, dtype=torch.int64)
     for each in rows.items():
         for start, end in each.placeholder.runs:
             kinds[each.row, start:end] = _kind(each.item)
-    return _searching(architecture, architecture.search, torch.from_numpy(rows.input_ids), kinds)
+    return _searching(architecture, architecture.search, ids, kinds.to(ids.device))
 
 
 def _kind(item: MediaItem) -> int:
     """The token type of the features that an item becomes: some models take the frames of a video as images."""
-    kind = "image" if item.modality == "video" and "pixel_values_videos" not in item else item.modality
-    return TOKEN_TYPE_IDS[kind]
+    is_image = item.modality == "video" and "pixel_values_videos" not in item
+    return TOKEN_TYPE_IDS["image" if is_image else item.modality]
 
 
 def base_for_text(architecture: Architecture, token_ids: torch.Tensor) -> Any:
     """The base model for ids (B, T) that are all text; a copy, as of `base_for`, if one has a placeholder's id."""
-    if architecture.search in (None, MERGE) or not architecture.placeholder_ids:
-        return architecture.base
+    if architecture.search in (None, MERGE, EXTEND) or not architecture.placeholder_ids:
+        return architecture.base  # the last two merge nothing without features
     literal = torch.isin(token_ids, torch.tensor(sorted(architecture.placeholder_ids), device=token_ids.device))
     if not bool(literal.any()):
         return architecture.base
-    return _searching(architecture, architecture.search, token_ids, torch.zeros_like(token_ids))
+    base = copy.copy(architecture.base)
+    vars(base).update(_searching(architecture, str(architecture.search), token_ids, torch.zeros_like(token_ids)))
+    return base
 
 
-def _searching(architecture: Architecture, name: str | None, token_ids: torch.Tensor, kinds: torch.Tensor) -> Any:
-    """A copy of the base model that passes ids to its attribute `name` in which only tokens with a kind are found.
+def _searching(
+    architecture: Architecture, name: str, token_ids: torch.Tensor, kinds: torch.Tensor
+) -> Mapping[str, Any]:
+    """The method `name` of the base model, which finds only tokens with a kind. Both are (B, T).
 
-    For the features of one modality, only those of its kind are. Both are (B, T).
+    For the features of one modality, only those of its kind are found.
     """
-    device = architecture.model.device
-    ids, kinds = token_ids.to(device), kinds.to(device)
-    original = getattr(architecture.base, str(name))
+    original = getattr(architecture.base, name)
 
     def search(*args: Any, **kwargs: Any) -> Any:
         found = kinds > 0
         for modality, kind in TOKEN_TYPE_IDS.items():
             if kwargs.get(f"{modality}_features") is not None:
                 found = kinds == kind
-        searched = torch.where(found, ids, architecture.neutral_id)
+        searched = torch.where(found, token_ids, architecture.neutral_id)
         if args:
             return original(searched, *args[1:], **kwargs)
         return original(**{**kwargs, "input_ids": searched})
 
-    base = copy.copy(architecture.base)
-    vars(base)[str(name)] = search  # a module's own assignment refuses a function in the place of a submodule
-    return base
-
-
-def _merging(architecture: Architecture, token_ids: torch.Tensor, placed: torch.Tensor) -> Any:
-    """A copy of Qwen2-Audio's base model that finds no placeholder, and then merges the features at `placed` (B, T)."""
-    base, device = copy.copy(architecture.base), architecture.model.device
-    ids, placed = token_ids.to(device), placed.to(device)
-
-    def forward(input_ids: torch.Tensor, position_ids: torch.Tensor, **inputs: Any) -> Any:
-        def merge(features: torch.Tensor, counts: torch.Tensor, embeds: Any, _: Any, mask: Any, labels: Any) -> Any:
-            valid = torch.arange(features.shape[1], device=features.device) < counts.to(features.device)[:, None]
-            text = base.get_input_embeddings()(ids)
-            merged = text.masked_scatter(placed[..., None], features[valid].to(text.device, text.dtype))
-            return merged, mask, labels, position_ids, ids
-
-        vars(base)[MERGE] = merge
-        nothing = torch.full_like(ids, architecture.neutral_id)
-        return type(base).forward(base, input_ids=nothing, position_ids=position_ids, **inputs)
-
-    vars(base)["forward"] = forward
-    return base
+    replaced = {name: search}
+    features = getattr(architecture.base, "get_audio_features", None)
+    if (
+        features is not None and "input_ids" in inspect.signature(features).parameters
+    ):  # times of MusicFlamingo's frames
+        ids = torch.where(kinds == TOKEN_TYPE_IDS["audio"], token_ids, architecture.neutral_id)
+        replaced["get_audio_features"] = lambda *args, **kwargs: features(*args, **{**kwargs, "input_ids": ids})
+    return replaced
 
 
 def _has_placeholder_id(architecture: Architecture, rows: PlacedRows) -> np.ndarray:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from audio_models import AUDIO_MODELS, SEEING, audio_family
+from audio_models import AUDIO_MODELS, ONE_SOUND, PADDING_CHANGES, SEEING, audio_family
 from model_families import VIDEO_FAMILIES, save, save_family
 from PIL import Image
 
@@ -46,7 +46,7 @@ class LoadedFamily:
     def __init__(self, name: str, directory: Path) -> None:
         self.name = name
         hears = name in AUDIO_MODELS
-        model_class = getattr(transformers, AUDIO_MODELS[name][0] if hears else "AutoModelForImageTextToText")
+        model_class = AUDIO_MODELS[name][0] if hears else transformers.AutoModelForImageTextToText
         self.directory = save(*audio_family(name), model_class, directory) if hears else save_family(name, directory)
         self.renderer = load_renderer(directory)
         self.processor = transformers.AutoProcessor.from_pretrained(directory)
@@ -97,7 +97,7 @@ class LoadedFamily:
         rows = [
             self.row("only text"),
             self.row("short", sounds=[self.sound(0.3)]),
-            self.row("two", sounds=[self.sound(2.5), self.sound(0.8)]),
+            self.row("two", sounds=[self.sound(2.5), self.sound(2.5 if self.name in PADDING_CHANGES else 0.8)]),
         ]
         if self.name in SEEING:
             picture = self.pixels(56, 84)
@@ -109,7 +109,9 @@ class LoadedFamily:
         parts: list[dict[str, Any]] = [{"type": "image"} for _ in row.images] + [{"type": "video"} for _ in row.videos]
         parts += [{"type": "audio"} for _ in row.sounds]
         messages = _conversation([*parts, {"type": "text", "text": row.text}])
-        text = self.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        # A processor may have lost the template that its tokenizer has.
+        template = self.processor if self.processor.chat_template else self.processor.tokenizer
+        text = template.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         media: dict[str, Any] = {}
         if row.images:
             media["images"] = [[Image.fromarray(image) for image in row.images]]
@@ -119,13 +121,18 @@ class LoadedFamily:
         if row.sounds:
             media |= {"audio": list(row.sounds), "audio_kwargs": {"sampling_rate": RATE}}
         bos = self.processor.tokenizer.bos_token
-        inputs = dict(
-            self.processor(
-                text=[text], return_tensors="pt", add_special_tokens=bos is None or not text.startswith(bos), **media
-            )
-        )
+        own = {"return_tensors": "pt", "add_special_tokens": bos is None or not text.startswith(bos)}
+        prompt = row.sample.token_ids[~row.sample.loss_mask]
+        if self.name in ONE_SOUND and len(row.sounds) > 1:  # the processor takes one sound a text
+            single = messages[0]["content"][-2:]
+            text = template.apply_chat_template(_conversation(single), add_generation_prompt=True, tokenize=False)
+            inputs = dict(self.processor(text=[text] * len(row.sounds), text_kwargs={"padding": True}, **own, **media))
+            inputs["input_ids"] = torch.from_numpy(prompt.astype(np.int64))[None]
+            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        else:
+            inputs = dict((self.processor if media else self.processor.tokenizer)(text=[text], **own, **media))
         completion = torch.from_numpy(row.sample.token_ids[row.sample.loss_mask].astype(np.int64))[None]
-        assert inputs["input_ids"][0].tolist() == row.sample.token_ids[~row.sample.loss_mask].tolist()
+        assert inputs["input_ids"][0].tolist() == prompt.tolist()
         fill = {"input_ids": completion, "attention_mask": torch.ones_like(completion)}
         fill |= dict.fromkeys(_TYPES, torch.zeros_like(completion))
         inputs |= {name: torch.cat([inputs[name], fill[name]], dim=1) for name in fill.keys() & inputs.keys()}

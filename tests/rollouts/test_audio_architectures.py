@@ -1,19 +1,26 @@
 """Log-probabilities and gradients of architectures that hear: by range, padded and packed, against a plain forward."""
 
+from types import SimpleNamespace
+
+import audio_models
 import numpy as np
 import pytest
 import torch
 import transformers
-from audio_models import AUDIO_MODELS
-from family_rows import loaded_family
+from audio_models import EACH
+from family_rows import COMPLETION, loaded_family
 from safetensors.torch import load_file, save_file
 from test_model_architectures import LAYOUTS, assert_same_gradients, close, of_samples
 from test_sampled_placeholders import UNUSED, logprobs, with_copied_token
 
+from renderers import MediaItem, PlaceholderRange
+from renderers.media.item import MediaSource, TensorField
+from renderers.vision.batching import batch_tensors
 from rollouts.errors import UnsupportedModelError
 from rollouts.models.architecture import architecture
 from rollouts.models.loading import load_model
 from rollouts.models.placed_rows import TokenSequence, media_positions
+from rollouts.training import TrainingSample
 
 pytestmark = pytest.mark.filterwarnings("error::FutureWarning")
 
@@ -27,7 +34,7 @@ def families(*names):
     return pytest.mark.parametrize("family", names, indirect=True)
 
 
-@families(*AUDIO_MODELS)
+@families(*EACH)
 def test_rows_with_and_without_sounds_have_the_log_probabilities_of_a_plain_forward_in_every_layout(family):
     rows = family.rows_with_sounds()
     samples = [row.sample for row in rows]
@@ -38,7 +45,7 @@ def test_rows_with_and_without_sounds_have_the_log_probabilities_of_a_plain_forw
             assert close(of_samples(family.model, samples, **layout), plain)
 
 
-@families(*AUDIO_MODELS)
+@families(*EACH)
 def test_another_sound_changes_the_log_probabilities(family):
     """The planted fault of the comparison above."""
     heard, other = (family.row("one", sounds=[family.sound(0.5)]).sample for _ in range(2))
@@ -46,16 +53,17 @@ def test_another_sound_changes_the_log_probabilities(family):
         assert not close(of_samples(family.model, [heard]), of_samples(family.model, [other]))
 
 
-@families(*AUDIO_MODELS)
+@families(*EACH)
 def test_a_sampled_placeholder_of_a_sound_is_the_text_token_that_its_embedding_says(family):
     """The same text under an id that is no placeholder gives the same log-probabilities of what follows."""
     literal_id = family.row("one", sounds=[family.sound(0.5)]).placeholder_id
-    model = with_copied_token(family.model, literal_id, UNUSED)
+    unused = 383 if family.name == "gemma3n" else UNUSED  # above it is the vocabulary of pictures
+    model = with_copied_token(family.model, literal_id, unused)
     sound, beside = family.sound(0.5), family.row("beside", sounds=[family.sound(0.2)]).sample
     for sounds in ([sound], []):
         literal, usual = (
             family.row("x", sounds=sounds, completion=[65, token, token, 66, 67]).sample
-            for token in (literal_id, UNUSED)
+            for token in (literal_id, unused)
         )
         for layout in ("padded", "packed"):
             ours, _ = logprobs(model, [literal, beside], layout=layout)
@@ -63,7 +71,7 @@ def test_a_sampled_placeholder_of_a_sound_is_the_text_token_that_its_embedding_s
             assert torch.allclose(ours[[0, 3, 4]], expected[[0, 3, 4]], atol=1e-5, rtol=0)
 
 
-@families(*AUDIO_MODELS)
+@families(*EACH)
 def test_gradients_of_a_packed_batch_are_the_sum_of_single_rows_and_reach_the_audio_tower(family):
     found = assert_same_gradients(family.model, [row.sample for row in family.rows_with_sounds()])
     tower = [gradient for name, gradient in found.items() if "audio" in name or "encoder" in name]
@@ -114,3 +122,55 @@ def test_of_a_checkpoint_with_a_talker_the_thinker_is_loaded_and_the_whole_model
     whole.config, whole.base_model, whole.thinker = config, torch.nn.Module(), family.model
     with pytest.raises(UnsupportedModelError, match=r"pass model\.thinker"):
         architecture(whole)
+
+
+def voxtral_items():
+    """Windows of 30 s with 375 tokens each, from the processor's own feature extraction."""
+    extractor = transformers.WhisperFeatureExtractor(feature_size=128)
+    for seconds in (1, 31):
+        sound = np.random.default_rng(seconds).uniform(-0.5, 0.5, seconds * 16000).astype(np.float32)
+        options = {"pad_to_multiple_of": 480_000, "truncation": False, "sampling_rate": 16000, "return_tensors": "pt"}
+        features = transformers.VoxtralProcessor._retrieve_input_features(
+            SimpleNamespace(feature_extractor=extractor), [sound], 3000, padding=True, **options
+        )
+        yield made_item(
+            {"input_features": features.numpy()}, {"input_features": TensorField("flat")}, 375 * len(features)
+        )
+
+
+def granite_items():
+    """Frames, and one token for each of three queries a window of 15 frames."""
+    for frames in (20, 47):
+        features = np.random.default_rng(frames).normal(size=(frames, 160)).astype(np.float32)
+        count = -(-frames // 15) * 3
+        tensors = {"input_features": features, "input_features_mask": np.ones(count, bool)}
+        fields = {name: TensorField("batched", 0.0) for name in tensors}
+        yield made_item(tensors, fields, count)
+
+
+def made_item(tensors, fields, num_tokens):
+    source = MediaSource.of(tensors["input_features"].tobytes())
+    return MediaItem("audio", source.digest, source, tensors, num_tokens, None, fields)
+
+
+@pytest.mark.parametrize(
+    ("build", "items"),
+    [(audio_models.voxtral, voxtral_items), (audio_models.granite_speech, granite_items)],
+    ids=["voxtral", "granite_speech"],
+)
+def test_items_that_no_renderer_makes_have_the_log_probabilities_of_a_plain_forward_in_every_layout(build, items):
+    model, samples, plain = build(), [], []
+    for item in items():
+        ids = np.array([5, 6, *[24] * item.num_tokens, 7, *COMPLETION], np.int32)
+        mask, zeros = np.arange(len(ids)) >= len(ids) - len(COMPLETION), np.zeros(len(ids), np.float32)
+        placed = ((item, PlaceholderRange(2, item.num_tokens)),)
+        samples.append(TrainingSample(ids, mask, zeros, zeros, placed, name=str(len(ids))))
+        tensors = {name: torch.from_numpy(array) for name, array in batch_tensors([item]).items()}
+        given = torch.from_numpy(ids.astype(np.int64))[None]
+        with torch.no_grad():
+            logits = model(input_ids=given, **tensors).logits[0, -len(COMPLETION) - 1 : -1]
+        plain.append(torch.log_softmax(logits, -1).gather(1, given[0, -len(COMPLETION) :, None])[:, 0])
+    with torch.no_grad():
+        for layout in LAYOUTS.values():
+            assert close(of_samples(model, samples, **layout), plain)
+    assert_same_gradients(model, samples)

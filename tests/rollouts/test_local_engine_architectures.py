@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from audio_models import AUDIO_MODELS
+from audio_models import AUDIO_MODELS, EACH
 from family_rows import loaded_family
 from model_families import text_config, with_seed
 from transformers import AutoModelForCausalLM
@@ -71,7 +71,7 @@ def test_sampled_log_probabilities_of_a_model_that_reads_images_are_those_of_the
     asyncio.run(engine.close())
 
 
-@pytest.mark.parametrize("family", AUDIO_MODELS, indirect=True)
+@pytest.mark.parametrize("family", EACH, indirect=True)
 def test_sampled_log_probabilities_of_a_model_that_hears_are_those_of_the_trainer(family):
     """Two turns: each of the second continues one of the first, with another sound."""
     engine = LocalEngine(family.model)

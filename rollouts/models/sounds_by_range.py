@@ -1,0 +1,118 @@
+"""Sounds by range, and each by itself, in models whose own code merges them by token id or in padded batches."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from renderers import MediaItem
+from rollouts.models.placed_rows import PlacedRows
+
+#: Qwen2-Audio searches for placeholders in its forward, and calls this method where none has a neighbour.
+MERGE = "_merge_input_ids_with_audio_features"
+#: The module with which Phi-4-multimodal writes the features of images and sounds into the embeddings.
+EXTEND = "embed_tokens_extend"
+
+
+def merging(base: Any, neutral_id: int, token_ids: torch.Tensor, placed: torch.Tensor) -> Mapping[str, Any]:
+    """Attributes for Qwen2-Audio's `base`: it finds no placeholder, and then merges the features at `placed` (B, T)."""
+
+    def forward(input_ids: torch.Tensor, position_ids: torch.Tensor, **inputs: Any) -> Any:
+        def merge(features: torch.Tensor, counts: torch.Tensor, embeds: Any, _: Any, mask: Any, labels: Any) -> Any:
+            valid = torch.arange(features.shape[1], device=features.device) < counts.to(features.device)[:, None]
+            text = base.get_input_embeddings()(token_ids)
+            merged = text.masked_scatter(placed[..., None], features[valid].to(text.device, text.dtype))
+            return merged, mask, labels, position_ids, token_ids
+
+        vars(base)[MERGE] = merge
+        nothing = torch.full_like(token_ids, neutral_id)
+        return type(base).forward(base, input_ids=nothing, position_ids=position_ids, **inputs)
+
+    return {"forward": forward}
+
+
+def extending(base: Any, neutral_id: int, rows: PlacedRows, tokens: torch.Tensor) -> Mapping[str, Any]:
+    """Attributes for Phi-4's `base`: sounds are encoded one by one, each with the projection of its own row.
+
+    The model has one for sounds, and one for sounds beside images; its code takes the second for all sounds of a batch
+    with an image. `tokens` are the ids (B, T).
+    """
+    placed = rows.items()
+    seeing = {each.sequence for each in placed if each.item.modality == "image"}
+    inner = getattr(base, EXTEND)
+
+    def only(*modalities: str, number: int | None = None) -> torch.Tensor:
+        found = torch.full_like(tokens, neutral_id)
+        for index, each in enumerate(placed):
+            if each.item.modality in modalities and number in (None, index):
+                for run in each.placeholder.runs:
+                    found[each.row, slice(*run)] = tokens[each.row, slice(*run)]
+        return found
+
+    def extend(input_ids: torch.Tensor, inputs_embeds: torch.Tensor, **tensors: Any) -> torch.Tensor:
+        if tensors["image_pixel_values"] is not None:
+            images = {name: value for name, value in tensors.items() if name.startswith("image_")}
+            inputs_embeds = inner.image_embed(only("image"), inputs_embeds, **images)
+        numbers = [number for number, each in enumerate(placed) if each.item.modality == "audio"]
+        for index, number in enumerate(numbers):
+            each = placed[number]
+            frames = each.item["audio_input_features"].shape[0]
+            inputs_embeds = inner.audio_embed(
+                only("audio", number=number),
+                inputs_embeds,
+                audio_input_features=tensors["audio_input_features"][index : index + 1, :frames],
+                audio_embed_sizes=tensors["audio_embed_sizes"][index : index + 1],
+                audio_projection_mode="vision" if each.sequence in seeing else "speech",
+            )
+        return inputs_embeds
+
+    return {EXTEND: extend} if placed else {}
+
+
+def encoding_alone(base: Any, rows: PlacedRows) -> Mapping[str, Any]:
+    """Attributes for `base`: each sound is encoded without the padding of a batch, where that would pad one.
+
+    Some towers let padding change the features of a shorter sound. Empty where all sounds have one shape.
+    """
+    sounds = [each.item for each in rows.items() if each.item.modality == "audio"]
+    original = getattr(base, "get_audio_features", None)
+    if original is None or not any(_is_padded(sounds, name) for name in {name for item in sounds for name in item}):
+        return {}
+    return {"get_audio_features": _one_by_one(original, sounds)}
+
+
+def _is_padded(items: Sequence[MediaItem], name: str) -> bool:
+    return len({item[name].shape for item in items if item.fields[name].kind == "batched"}) > 1
+
+
+def _one_by_one(original: Callable[..., Any], sounds: Sequence[MediaItem]) -> Callable[..., Any]:
+    parameters = inspect.signature(original)
+
+    def features(*args: Any, **kwargs: Any) -> Any:
+        bound = parameters.bind(*args, **kwargs)
+        outputs = []
+        for index, item in enumerate(sounds):
+            own = parameters.bind(*args, **kwargs)
+            for name, value in bound.arguments.items():
+                if name in item and isinstance(value, torch.Tensor):
+                    own.arguments[name] = value[index][tuple(map(slice, item[name].shape))][None]
+            outputs.append(original(*own.args, **own.kwargs))
+        return type(outputs[0])(**{name: _joined(name, [each[name] for each in outputs]) for name in outputs[0]})
+
+    return features
+
+
+def _joined(name: str, parts: Sequence[Any]) -> Any:
+    """Outputs of single sounds as those of a batch: rows one after another, or (1, T, ...) each and padded to one T."""
+    if not isinstance(parts[0], torch.Tensor):
+        return parts[0]
+    if len({part.shape[1:] for part in parts}) > 1:
+        longest, padding = max(part.shape[1] for part in parts), name == "audio_mel_mask"  # True on padding
+        parts = [
+            torch.cat([part, part.new_full((1, longest - part.shape[1], *part.shape[2:]), padding)], dim=1)
+            for part in parts
+        ]
+    return torch.cat(list(parts))
