@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from renderers import MediaItem, RendererError, TemplateRenderer
-from renderers.media.item import TensorField
+from renderers.media.item import Modality, TensorField
 from renderers.model_files import ModelFiles
 from renderers.process.files import read_json
 from rollouts.engines.lora import base_labels
@@ -47,7 +47,7 @@ class ServedAdapters:
         return base_labels(completions, name, self._base_versions.get(name, "default"))
 
 
-# What a server tells of its model: names, limits, stop tokens, and the tensors that it takes for an image.
+# What a server tells of its model: names, limits, stop tokens, and the tensors that it takes for an image and a sound.
 
 
 #: The vLLM whose routes, bodies and errors this server has; clients choose their wire format by it.
@@ -55,11 +55,11 @@ WIRE_VERSION = "0.32.0"
 
 
 @dataclass(frozen=True, slots=True)
-class ImageFormat:
-    """The tensors that the server takes for an image, read off an image that the renderer has processed.
+class MediaFormat:
+    """The tensors that the server takes for an image or a sound, read off one that the renderer has processed.
 
     `pixel_dtype` is torch's name of the dtype of pixels in requests; `token_id` stands for one row of features.
-    `fields` has the names of the tensors and how they are batched. `example` is the processed image, for which
+    `fields` has the names of the tensors and how they are batched. `example` is the processed medium, for which
     `example_features` tokens stand.
     """
 
@@ -76,8 +76,9 @@ class ServedModel:
 
     `name` is what requests call it; `directory` holds its files. `max_model_len` bounds a prompt and its completion
     together, `vocab_size` the token ids (None: not known). `eos_id` ends a completion without being named as its
-    stop, `more_stop_ids` end it as stop tokens of the request do; both unless the request ignores them. `images` is
-    None for a model that takes none. `dtype` is torch's name of the dtype of the weights, None if not known.
+    stop, `more_stop_ids` end it as stop tokens of the request do; both unless the request ignores them. `media` has
+    the modalities that the model takes, of images and sounds. `dtype` is torch's name of the dtype of the weights, None
+    if not known.
     """
 
     name: str
@@ -86,7 +87,7 @@ class ServedModel:
     vocab_size: int | None
     eos_id: int | None
     more_stop_ids: tuple[int, ...]
-    images: ImageFormat | None
+    media: Mapping[Modality, MediaFormat]
     dtype: str | None
 
 
@@ -115,25 +116,39 @@ def served_model(
         vocab_size=vocab_size,
         eos_id=eos_id,
         more_stop_ids=tuple(each for each in stop_ids if isinstance(each, int) and each != eos_id),
-        images=image_format(renderer),
+        media=media_formats(renderer),
         dtype=dtype,
     )
 
 
-def image_format(renderer: TemplateRenderer) -> ImageFormat | None:
-    """The tensors of an image as the renderer's processor makes them; None where it takes no images."""
-    if "image" not in renderer.processors:
-        return None
-    # The sides are multiples of the patches of all known models, and small.
-    image = np.zeros((64, 64, 3), dtype=np.uint8)
+def media_formats(renderer: TemplateRenderer) -> dict[Modality, MediaFormat]:
+    """The tensors of an image and of a sound as the renderer's processors make them; empty where it takes neither.
+
+    A model whose sounds cannot be processed still takes images; requests with sounds then say why.
+    """
+    # The sides are multiples of the patches of all known models, and small; no model hears less than a second.
+    parts: dict[Modality, dict[str, Any]] = {
+        "image": {"type": "image", "image": np.zeros((64, 64, 3), dtype=np.uint8)},
+        "audio": {"type": "audio", "audio": np.zeros(16_000, dtype=np.int16), "sampling_rate": 16_000},
+    }
+    formats = {}
+    for modality in parts.keys() & renderer.processors.keys():
+        try:
+            formats[modality] = _format(renderer, parts[modality])
+        except RendererError:
+            if modality == "image":
+                raise
+    return formats
+
+
+def _format(renderer: TemplateRenderer, part: Mapping[str, Any]) -> MediaFormat:
     try:
-        rendered = renderer.render([{"role": "user", "content": [{"type": "image", "image": image}]}])
+        rendered = renderer.render([{"role": "user", "content": [part]}])
     except RendererError:  # a template that refuses a message without text
-        content = [{"type": "image", "image": image}, {"type": "text", "text": "a"}]
-        rendered = renderer.render([{"role": "user", "content": content}])
-    assert rendered.multi_modal_data is not None  # of an image
+        rendered = renderer.render([{"role": "user", "content": [part, {"type": "text", "text": "a"}]}])
+    assert rendered.multi_modal_data is not None  # of a medium
     ((item, placeholder),) = rendered.multi_modal_data.items_with_ranges()
-    return ImageFormat(
+    return MediaFormat(
         pixel_dtype="uint8" if _is_uint8(item) else "float32",
         token_id=rendered.token_ids[placeholder.runs[0][0]],
         fields=item.fields,

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from renderers import TemplateRenderer
 from renderers.model_files import ModelTokenizer
-from rollouts.serve.images import ImageCache, SourceCache
+from rollouts.serve.media import MediaCache, SourceCache
 from rollouts.serve.pausable_engine import PausableEngine
 from rollouts.serve.served_model import ServedAdapters, ServedModel, unknown_model
 
@@ -22,7 +22,7 @@ class ServerState:
     engine: PausableEngine
     renderer: TemplateRenderer
     model: ServedModel
-    images: ImageCache = field(default_factory=lambda: ImageCache(_CACHE_BYTES))
+    media: MediaCache = field(default_factory=lambda: MediaCache(_CACHE_BYTES))
     sources: SourceCache = field(default_factory=lambda: SourceCache(_CACHE_BYTES))
     started: float = field(default_factory=time.time)
     sleep_level: int = 0
@@ -50,6 +50,6 @@ class ServerState:
         return name
 
     def clear_media(self) -> None:
-        """Forget the images of earlier requests."""
-        self.images.clear()
+        """Forget the images and sounds of earlier requests."""
+        self.media.clear()
         self.sources.clear()

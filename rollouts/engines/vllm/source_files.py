@@ -24,7 +24,7 @@ from renderers import MediaSource
 from renderers.media.audio_decoding import audio_info, decode_audio
 from renderers.media.decoding import decode_image, is_raw_video, raw_video_frames
 from renderers.media.policy import MediaPolicy
-from renderers.media.samples import is_raw_audio, raw_samples
+from renderers.media.samples import is_raw_audio, raw_samples, wav_bytes
 from renderers.media.sniffing import sniff
 from renderers.process.caches import ByteLRU
 
@@ -110,15 +110,6 @@ def sound_file(source: MediaSource, policy: MediaPolicy, sampling_rate: int | No
         return SourceFile(source.data, "audio/wav")
     assert sampling_rate is not None
     return SourceFile(wav_bytes(decode_audio(source, policy, sampling_rate), sampling_rate), "audio/wav")
-
-
-def wav_bytes(samples: np.ndarray, sampling_rate: int) -> bytes:
-    """A WAV of int16 or float32 samples, (samples,) or (samples, channels)."""
-    size, channels = samples.itemsize, 1 if samples.ndim == 1 else samples.shape[1]
-    kind = _WAVE_PCM if samples.dtype == np.int16 else _WAVE_FLOAT
-    layout = (kind, channels, sampling_rate, sampling_rate * channels * size, channels * size, 8 * size)
-    data = np.ascontiguousarray(samples, samples.dtype.newbyteorder("<")).tobytes()
-    return _chunk(b"RIFF", b"WAVE" + _chunk(b"fmt ", struct.pack("<HHIIHH", *layout)) + _chunk(b"data", data))
 
 
 def _is_wav_of(source: MediaSource, sampling_rate: int) -> bool:

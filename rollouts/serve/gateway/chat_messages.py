@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from renderers.messages import ROLES, media_value, unknown_part_reason
+from renderers.messages import MEDIA_PART_TYPES, ROLES, media_value, unknown_part_reason
 from renderers.parsing.format import Format
 from renderers.parsing.literals import InvalidJsonError, parse_json
 from renderers.rendered import UnprintedField
@@ -30,8 +30,13 @@ _PART_KEYS: Final[Mapping[str, frozenset[str]]] = {
     "image": frozenset({"image", "base64"}),
     "video_url": frozenset({"video_url"}),
     "video": frozenset({"video", "base64"}),
+    "input_audio": frozenset({"input_audio"}),
+    "audio_url": frozenset({"audio_url"}),
+    "audio": frozenset({"audio", "base64"}),
 }
 _URL_KEYS: Final = frozenset({"url", "detail"})
+#: The bytes of a sound tell their format.
+_INPUT_AUDIO_KEYS: Final = frozenset({"data", "format"})
 
 
 def developer_role(renderer: Any) -> str:
@@ -60,8 +65,8 @@ def check_is_printed(messages: Sequence[Mapping[str, Any]], unprinted: Iterable[
 def read_message(raw: Any, index: int, *, allow_urls: bool, developer_role: str = "developer") -> dict[str, Any]:
     """Message `index` of a request as a new dict: role, and content, name, tool calls, tool call id, reasoning.
 
-    Images and videos stay data URLs; http(s) URLs need `allow_urls`. The role developer becomes `developer_role`.
-    Raises `RequestError`.
+    Images, videos and sounds stay data URLs; http(s) URLs need `allow_urls`. The role developer becomes
+    `developer_role`. Raises `RequestError`.
     """
     place = f"messages[{index}]"
     if not isinstance(raw, dict):
@@ -190,12 +195,13 @@ def _part(part: Any, place: str, allow_urls: bool) -> dict[str, Any]:
             raise unsupported_field(f"{place} has an unknown key {short_repr(key)}; leave it out", place)
     if kind == "text":
         return {"type": "text", "text": _text(part.get("text"), f"{place}.text")}
-    return _media_part(part, kind.removesuffix("_url"), place, allow_urls)
+    return _media_part(part, MEDIA_PART_TYPES[kind], place, allow_urls)
 
 
 def _media_part(part: Mapping[str, Any], modality: str, place: str, allow_urls: bool) -> dict[str, Any]:
-    for value in part.values():
-        if isinstance(value, dict) and (unknown := value.keys() - _URL_KEYS):
+    for key, value in part.items():
+        known = _INPUT_AUDIO_KEYS if key == "input_audio" else _URL_KEYS
+        if isinstance(value, dict) and (unknown := value.keys() - known):
             raise unsupported_field(f"{place} has an unknown key {short_repr(min(unknown, key=str))}", place)
     url = media_value(part)
     if not isinstance(url, str):

@@ -118,8 +118,8 @@ class ControlRoutes:
             text = f"model='{model.directory}', dtype=torch.{model.dtype}, max_seq_len={model.max_model_len}"
             return JSONResponse({"vllm_config": text if model.dtype else text.replace("dtype=torch.None, ", "")})
         multimodal = None
-        if model.images is not None:
-            multimodal = {"mm_device_do_normalize": model.images.pixel_dtype == "uint8", "language_model_only": False}
+        if (images := model.media.get("image")) is not None:
+            multimodal = {"mm_device_do_normalize": images.pixel_dtype == "uint8", "language_model_only": False}
         config = {
             "model": str(model.directory),
             "max_model_len": model.max_model_len,

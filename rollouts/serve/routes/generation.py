@@ -34,7 +34,7 @@ from rollouts.serve.generate_body import (
     usage,
     whole_response,
 )
-from rollouts.serve.images import expand_sources, media_of_features
+from rollouts.serve.media import expand_sources, media_of_features
 from rollouts.serve.served_model import check_length, check_tokens
 from rollouts.serve.server_state import ServerState
 
@@ -109,7 +109,7 @@ class GenerationRoutes:
             expanded = expand_sources(prompt_ids, body.content_parts, self._state.renderer, self._state.sources)
             prompt_ids, media = expanded
         elif body.features is not None:
-            media = media_of_features(body.features, prompt_ids, model, self._state.images)
+            media = media_of_features(body.features, prompt_ids, model, self._state.media)
         check_length(prompt_ids, model.max_model_len)
         sampling = body.sampling_params
         request = GenerateRequest(

@@ -103,8 +103,8 @@ class _ServerCollector(Collector):
             "num_preemptions": ("Requests that lost their cache.", 0),
             "prefix_cache_queries": ("Prompt tokens looked up in the cache of prompts.", 0),
             "prefix_cache_hits": ("Prompt tokens found in the cache of prompts.", 0),
-            "mm_cache_queries": ("Images of requests.", state.images.queries),
-            "mm_cache_hits": ("Images of requests that were found by their name.", state.images.hits),
+            "mm_cache_queries": ("Images and sounds of requests.", state.media.queries),
+            "mm_cache_hits": ("Images and sounds of requests that were found by their name.", state.media.hits),
         }
         labels = {"engine": "0", "model_name": state.model.name}
         for family, values in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, NonNegativeInt
@@ -14,11 +14,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from renderers import MultiModalData, RenderedTokens
+from renderers.messages import MEDIA_PART_TYPES
 from rollouts.engines.vllm.features import encode_features
 from rollouts.serve.bodies import read_model, read_object
 from rollouts.serve.errors import RequestError
 from rollouts.serve.generate_body import places
-from rollouts.serve.images import named_sources
+from rollouts.serve.media import named_sources
 from rollouts.serve.served_model import check_length
 from rollouts.serve.server_state import ServerState
 
@@ -89,15 +90,17 @@ class RenderingRoutes:
         return b"".join([opening, b',"features":', *self._features(body, media), b"}"])
 
     def _features(self, body: RenderBody, media: MultiModalData) -> list[bytes | memoryview]:
-        images = self._state.model.images
-        if images is None or media.mm_hashes.keys() - {"image"}:
-            raise RequestError(400, f"{self._state.model.name} takes no {', '.join(media.mm_hashes)} as features")
+        model = self._state.model
+        if refused := media.mm_hashes.keys() - model.media.keys():
+            raise RequestError(400, f"{model.name} takes no {', '.join(sorted(refused))} as features")
         names = _names(body.messages, media)
         if body.mm_payload == "none":
             content = {"mm_hashes": names, "mm_placeholders": places(media), "kwargs_data": None}
             return [json.dumps(content).encode()]
         named = MultiModalData(names, media.mm_placeholders, media.mm_items)
-        return list(encode_features(named, pixel_dtype=images.pixel_dtype))
+        # Only pixels may be of another dtype than their tensors, and a model has one dtype of pixels.
+        pixel_dtype = model.media["image"].pixel_dtype if "image" in model.media else "float32"
+        return list(encode_features(named, pixel_dtype=pixel_dtype))
 
     async def _tokenize(self, request: Request) -> Response:
         body: TokenizeChatBody | TokenizeTextBody
@@ -143,17 +146,24 @@ class RenderingRoutes:
 
 
 def _names(messages: list[dict[str, Any]], media: MultiModalData) -> dict[str, list[str]]:
-    """The names of the images: those that their parts give them, else the hash of their pixels."""
-    parts = [part for message in messages for part in _image_parts(message)]
+    """The names of the media by modality: those that their parts give them, else the hash of their tensors."""
+    return {
+        modality: _names_of([part for message in messages for part in _parts(message, modality)], hashes)
+        for modality, hashes in media.mm_hashes.items()
+    }
+
+
+def _names_of(parts: list[Mapping[str, Any]], hashes: Sequence[str]) -> list[str]:
     given = [part.get("uuid") for part in parts]
-    hashes = media.mm_hashes["image"]
     if len(given) != len(hashes):  # the template moves or drops messages
-        return {"image": list(hashes)}
-    return {"image": [name if isinstance(name, str) else mm_hash for name, mm_hash in zip(given, hashes, strict=True)]}
+        return list(hashes)
+    return [name if isinstance(name, str) else mm_hash for name, mm_hash in zip(given, hashes, strict=True)]
 
 
-def _image_parts(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _parts(message: Mapping[str, Any], modality: str) -> list[Mapping[str, Any]]:
     content = message.get("content")
     if not isinstance(content, list):
         return []
-    return [part for part in content if isinstance(part, dict) and part.get("type") in ("image_url", "image")]
+    return [
+        part for part in content if isinstance(part, dict) and MEDIA_PART_TYPES.get(part.get("type", "")) == modality
+    ]

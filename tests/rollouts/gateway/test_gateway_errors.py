@@ -115,7 +115,13 @@ WRONG = [
     ({"messages": [{"role": "user", "content": "a", "tool_calls": [{}]}]}, "messages[0].tool_calls", "assistant"),
     ({"messages": [{"role": "assistant", "content": "a", "function_call": {"name": "f"}}]}, None, "not supported"),
     (message_with("a"), "messages[0].content[0]", "not an object"),
-    (message_with({"type": "input_audio"}), "messages[0].content[0].type", "'input_audio': audio is not supported"),
+    (message_with({"type": "input_audio"}), "messages[0].content[0]", "has no audio"),
+    (message_with({"type": "input_audio", "input_audio": {"data": "AA==", "rate": 8}}), None, "unknown key 'rate'"),
+    (
+        message_with({"type": "input_audio", "input_audio": {"data": "AA=="}}),
+        "messages[0].content[0]",
+        "reads only images",
+    ),
     (
         message_with({"type": "file", "file": {"file_id": "f"}}),
         "messages[0].content[0].type",
@@ -123,7 +129,7 @@ WRONG = [
     ),
     (message_with({"type": "input_text", "text": "a"}), "messages[0].content[0].type", "send {'type': 'text'"),
     (message_with({"type": "refusal", "refusal": "no"}), "messages[0].content[0].type", "a refusal is text"),
-    (message_with({"input_audio": {"data": "AA=="}}), "messages[0].content[0].type", "audio is not supported"),
+    (message_with({"input_audio": {"data": "AA=="}}), "messages[0].content[0].type", "unknown part type None"),
     (message_with({"type": "mood"}), "messages[0].content[0].type", "unknown part type 'mood'"),
     (message_with({"type": ["text"]}), "messages[0].content[0].type", "['text']"),
     (message_with({"type": "text"}), "messages[0].content[0].text", "not text"),

@@ -301,7 +301,7 @@ def test_a_name_cannot_stand_for_two_images(tiny_server, renderer):
     assert tiny_server.post(GENERATE, first).status == 200
     answer = tiny_server.post(GENERATE, second)
     assert answer.status == 400
-    assert "other pixels" in answer.json["error"]["message"]
+    assert "other tensors" in answer.json["error"]["message"]
 
 
 def test_the_server_opens_no_address_that_a_request_names(tiny_server, renderer, tmp_path):

@@ -15,13 +15,13 @@ import soxr
 from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange
 from renderers.media.item import TensorField
 from renderers.media.policy import MediaPolicy
-from renderers.media.samples import samples_source
+from renderers.media.samples import samples_source, wav_bytes
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.vllm.features import DecodedTensor, ServerTensor, decode_item
 from rollouts.engines.vllm.media_payload import ContentPartsPayload, FeaturesPayload, media_payload
 from rollouts.engines.vllm.request_checks import check_request
 from rollouts.engines.vllm.sounds import in_server_layout, sound_format
-from rollouts.engines.vllm.source_files import source_file, wav_bytes
+from rollouts.engines.vllm.source_files import source_file
 from rollouts.errors import CapabilityError, InvalidRequestError
 
 HEAR = 269

@@ -1,0 +1,87 @@
+"""Sounds in chat messages, as OpenAI's clients send them: matched to the conversation, rendered and recorded."""
+
+from __future__ import annotations
+
+import base64
+import io
+
+import numpy as np
+import openai
+import pytest
+import soundfile
+from gateway_server import served
+
+from renderers import load_renderer
+from rollouts.testing import ScriptedEngine, tiny_qwen2_audio
+
+
+@pytest.fixture(scope="module")
+def hearing(tmp_path_factory):
+    return load_renderer(tiny_qwen2_audio(tmp_path_factory.mktemp("tiny-qwen2-audio")))
+
+
+def wav(hertz, seconds=0.5):
+    tone = (np.sin(2 * np.pi * hertz * np.arange(int(16_000 * seconds)) / 16_000) * 0.4).astype(np.float32)
+    file = io.BytesIO()
+    soundfile.write(file, tone, 16_000, format="WAV")
+    return file.getvalue()
+
+
+def input_audio(data):
+    return {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"}}
+
+
+def user(*parts):
+    return {"role": "user", "content": [*parts, {"type": "text", "text": "?"}]}
+
+
+def test_a_conversation_with_sounds_is_one_branch_with_the_tokens_of_the_renderer(hearing):
+    sounds = [wav(220), wav(330), wav(220)]
+    prompts = []
+
+    def answer(request):
+        prompts.append(request)
+        return f"answer {len(prompts)}"
+
+    with served(ScriptedEngine(answer, renderer=hearing), hearing) as server:
+        client, messages = server.client("one"), []
+        for sound in sounds:
+            messages.append(user(input_audio(sound)))
+            reply = client.chat.completions.create(model="m", messages=messages).choices[0].message
+            messages.append({"role": "assistant", "content": reply.content})
+        trajectory = server.trajectory("one")
+    assert len(trajectory.branches()) == 1
+    assert [bytes(one.source.data) for one in trajectory.all_media()] == sounds
+    assert [len(request.media) for request in prompts] == [1, 2, 3]
+    # The last turn has the tokens and the features of all three sounds, where the renderer puts them.
+    given = [
+        {**message, "content": [{"type": "audio", "audio": sounds[number // 2]}, {"type": "text", "text": "?"}]}
+        if message["role"] == "user"
+        else message
+        for number, message in enumerate(messages[:-1])
+    ]
+    expected = hearing.render(given, add_generation_prompt=True)
+    assert list(prompts[-1].prompt_ids) == expected.token_ids
+    assert prompts[-1].multi_modal_data.mm_hashes == expected.multi_modal_data.mm_hashes
+
+
+def test_another_sound_in_an_earlier_message_is_another_conversation(hearing):
+    with served(ScriptedEngine(lambda request: "a", renderer=hearing), hearing) as server:
+        client = server.client("one")
+        for hertz in (220, 330):
+            history = [
+                user(input_audio(wav(hertz))),
+                {"role": "assistant", "content": "a"},
+                {"role": "user", "content": "b"},
+            ]
+            client.chat.completions.create(model="m", messages=history[:1])
+            client.chat.completions.create(model="m", messages=history)
+        assert len(server.trajectory("one").branches()) == 2
+
+
+def test_a_model_that_does_not_hear_refuses_a_sound_by_its_place(renderer):
+    with (
+        served(ScriptedEngine(lambda request: "a", renderer=renderer), renderer) as server,
+        pytest.raises(openai.BadRequestError, match=r"messages\[0\].content\[0\]: a part of type 'audio'.*only images"),
+    ):
+        server.client("one").chat.completions.create(model="m", messages=[user(input_audio(wav(220)))])

@@ -1,0 +1,147 @@
+"""Sounds at a server over the tiny Qwen2-Audio: by content part, by features, by name; and what is refused."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import io
+import re
+
+import numpy as np
+import pytest
+import soundfile
+from served_in_thread import serve_directory
+
+from renderers import load_renderer
+from rollouts import GenerateRequest, SamplingParams
+from rollouts.engines.local import LocalEngine
+from rollouts.engines.vllm import VLLMEngine
+from rollouts.errors import EngineError
+from rollouts.testing import tiny_qwen2_audio
+
+GENERATE, RENDER = "/inference/v1/generate", "/v1/chat/completions/render"
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return tiny_qwen2_audio(tmp_path_factory.mktemp("tiny-qwen2-audio"))
+
+
+@pytest.fixture(scope="module")
+def server(directory):
+    with serve_directory(directory, name="tiny") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def renderer(directory):
+    return load_renderer(directory)
+
+
+def tone(hertz, seconds=0.5, rate=16_000):
+    return (np.sin(2 * np.pi * hertz * np.arange(int(rate * seconds)) / rate) * 0.4).astype(np.float32)
+
+
+def messages(*hertz, rate=16_000):
+    sounds = [{"type": "audio", "audio": tone(each, rate=rate), "sampling_rate": rate} for each in hertz]
+    return [{"role": "user", "content": [*sounds, {"type": "text", "text": "?"}]}]
+
+
+def request_of(renderer, messages, **sampling):
+    rendered = renderer.render(messages, add_generation_prompt=True)
+    return GenerateRequest(
+        rendered.token_ids,
+        SamplingParams(**{"max_tokens": 8, "seed": 7, **sampling}),
+        rendered.multi_modal_data,
+        placeholder_token_ids=rendered.placeholder_token_ids,
+    )
+
+
+def wav(samples, rate=16_000):
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate, format="WAV", subtype="FLOAT")
+    return file.getvalue()
+
+
+def part(samples, **more):
+    url = f"data:audio/wav;base64,{base64.b64encode(wav(samples)).decode()}"
+    return {"type": "audio_url", "audio_url": {"url": url}, **more}
+
+
+def rendered(server, *parts):
+    return server.post(RENDER, {"messages": [{"role": "user", "content": list(parts)}]})
+
+
+@pytest.mark.parametrize("media", ["features", "content_parts"])
+@pytest.mark.parametrize("rate", [16_000, 44_100])
+async def test_a_served_engine_samples_what_the_engine_itself_samples_of_sounds(
+    server, directory, renderer, media, rate
+):
+    request = request_of(renderer, messages(220, 330, rate=rate))
+    (own,) = (await LocalEngine.from_pretrained(directory).generate(request)).completions
+    async with VLLMEngine(server.base_url, media=media) as engine:
+        for _ in range(2):  # the second time, sounds are named only
+            (served,) = (await engine.generate(dataclasses.replace(request, request_id="again"))).completions
+            np.testing.assert_array_equal(served.token_ids, own.token_ids)
+            np.testing.assert_allclose(served.logprobs, own.logprobs, atol=1e-5)
+        assert engine.media_cache_counts.included_items == engine.media_cache_counts.omitted_items == 2
+
+
+async def test_other_sounds_give_other_log_probabilities(server, renderer):
+    async with VLLMEngine(server.base_url) as engine:
+        first, other, again = [
+            (await engine.generate(request_of(renderer, messages(hertz), temperature=0.0))).completions[0]
+            for hertz in (220, 3000, 220)
+        ]
+    assert not np.array_equal(first.logprobs, other.logprobs)
+    np.testing.assert_array_equal(first.logprobs, again.logprobs)
+
+
+def test_a_rendered_sound_has_the_tensors_and_tokens_of_the_renderer(server, renderer):
+    sound = {"type": "audio", "audio": tone(440), "sampling_rate": 16_000}
+    expected = renderer.render([{"role": "user", "content": [sound]}], add_generation_prompt=True)
+    answer = rendered(server, part(tone(440), uuid="mine")).json
+    assert answer["token_ids"] == expected.token_ids
+    assert answer["features"]["mm_hashes"] == {"audio": ["mine"]}
+    again = rendered(server, {"type": "audio_url", "audio_url": None, "uuid": "mine"}).json
+    assert again["features"] == answer["features"]
+
+
+def test_input_audio_is_rendered_as_audio_url(server):
+    given = {"data": base64.b64encode(wav(tone(440))).decode(), "format": "wav"}
+    by_data = rendered(server, {"type": "input_audio", "input_audio": given}).json
+    assert by_data["token_ids"] == rendered(server, part(tone(440))).json["token_ids"]
+    assert by_data["features"]["mm_placeholders"]["audio"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda features: features["mm_placeholders"]["audio"][0].update(length=11), "11 tokens for 50 frames"),
+        (
+            lambda features: features["mm_placeholders"]["audio"][0].update(offset=0),
+            "not .*, which stands for features",
+        ),
+        (lambda features: features.update(kwargs_data={"audio": ["gA=="]}), "it has the tensors"),
+        (lambda features: features.update(kwargs_data={"audio": ["?"]}), "not base64"),
+    ],
+)
+def test_sounds_that_do_not_fit_are_refused(server, change, reason):
+    answer = rendered(server, part(tone(550))).json
+    change(answer["features"])
+    body = {"token_ids": answer["token_ids"], "features": answer["features"], "sampling_params": {"max_tokens": 1}}
+    refused = server.post(GENERATE, body)
+    assert refused.status == 400
+    assert re.search(reason, refused.json["error"]["message"])
+
+
+def test_a_content_part_of_an_image_is_refused_by_a_model_that_only_hears(server):
+    part = {"type": "image_url", "url": "data:image/png;base64,AA=="}
+    refused = server.post(GENERATE, {"token_ids": [5], "content_parts": [part], "sampling_params": {"max_tokens": 1}})
+    assert (refused.status, "no content part of type 'image_url'" in refused.json["error"]["message"]) == (400, True)
+
+
+async def test_a_server_that_only_sees_is_named_with_its_reason(tiny_server, renderer):
+    async with VLLMEngine(tiny_server.base_url) as engine:
+        with pytest.raises(EngineError, match=r"takes no sounds.*--limit-mm-per-prompt"):
+            await engine.generate(request_of(renderer, messages(220)))
