@@ -60,7 +60,7 @@ def probe(runner: ProcessorRunner, *, min_frames: int, embed_tokens: Sequence[st
     if runner.modality == "image":
         media = [Image.fromarray(_noise(width, height)) for width, height in _IMAGES]
     elif runner.modality == "audio":
-        media = [_sound(round(seconds * runner.part.sampling_rate)) for seconds in _SOUNDS]
+        media = [sound(round(seconds * runner.part.sampling_rate)) for seconds in _SOUNDS]
     else:
         frames = max(min_frames, _CLIP_FRAMES)
         media = [_clip(width, height, frames + more) for more, (width, height) in enumerate(_CLIPS)]
@@ -187,7 +187,7 @@ def _padded_fields(
     without any batch, and towers read them so from a batch if what follows is zero and masked. Sounds of one length
     need no padding: only a tensor that a batch of them leaves as it is has a field.
     """
-    alike = [_sound(round(_SOUNDS[0] * runner.part.sampling_rate), seed) for seed in range(2)]
+    alike = [sound(round(_SOUNDS[0] * runner.part.sampling_rate), seed) for seed in range(2)]
     alone = [_with_masks(runner.run([sound]).tensors, masks) for sound in alike]
     together = runner.run(alike).tensors
     fields: dict[str, TensorField] = {}
@@ -277,7 +277,8 @@ def _clip(width: int, height: int, frames: int) -> Clip:
     return Clip(np.stack([_noise(width, height + index)[:height] for index in range(frames)]), _CLIP_FPS)
 
 
-def _sound(count: int, seed: int = 0) -> Sound:
+def sound(count: int, seed: int = 0) -> Sound:
+    """Noise of so many samples."""
     return Sound(np.random.default_rng(seed).uniform(-0.5, 0.5, count).astype(np.float32))
 
 

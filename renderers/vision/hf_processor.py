@@ -38,6 +38,7 @@ from renderers.vision.hf_runner import (
 )
 from renderers.vision.patches import ScaledPixels
 from renderers.vision.processor import StoringProcessor
+from renderers.vision.sound_lengths import SoundLengths
 
 # Files that may name code of the repository, and the classes for which that code would be run.
 _FILES = (
@@ -94,6 +95,7 @@ class HFProcessor(StoringProcessor):
         self.embed_token = runner.marker if isinstance(layout, LoadError) else layout.embed_token
         self._runner = runner
         self._layout = layout
+        self._lengths = SoundLengths(runner)
 
     def make_item(self, source: MediaSource) -> MediaItem:
         layout = self._layout
@@ -112,6 +114,8 @@ class HFProcessor(StoringProcessor):
         else:
             medium = Clip(*decode_video(source, self.policy))
         try:
+            if isinstance(medium, Sound):
+                self._lengths.check(len(medium.samples), source.digest)
             output = self._runner.run([medium], raw=bool(layout.scales))
         except PROCESSOR_ERRORS as error:
             raise MediaError(

@@ -9,6 +9,7 @@ from typing import Any
 import audio_families
 import numpy as np
 import pytest
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processor_outputs import TEXT_KEYS, check_equal, with_expansions
@@ -23,13 +24,14 @@ from renderers.vision.batching import batch_tensors
 from renderers.vision.hf_probing import probe
 from renderers.vision.hf_processor import HFProcessor
 from renderers.vision.hf_runner import ProcessorRunner
+from renderers.vision.sound_lengths import SoundLengths
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 #: Those whose batches hold exactly the tensors of single sounds, padded.
 STACKED = ("qwen2_audio", "qwen2_5_omni", "gemma4_unified", "inkling", "vibevoice_asr")
 #: Those that cut a sound into windows: an item has a row for each.
-WINDOWS = ("audio_flamingo3", "music_flamingo", "glm_asr", "moss")
+WINDOWS = ("audio_flamingo3", "glm_asr", "moss")
 #: Those whose frames of padding, or last frames of a sound, depend on what is behind it in a batch.
 PADDED_FIRST = ("qwen3_omni", "gemma3n", "gemma4", "phi4_multimodal", "qwen3_asr", "nemotron_h_omni")
 
@@ -74,7 +76,7 @@ def test_sounds_of_any_lengths_have_the_ids_and_features_of_the_models_own_proce
     rate, marker = reference._audio_processor.sampling_rate, processor.marker
 
     @given(st.lists(st.floats(0.1, 4), min_size=1, max_size=3))
-    @settings(max_examples=4, deadline=None)
+    @settings(max_examples=3, deadline=None)
     def check(lengths: list[float]) -> None:
         sounds = [sound(length, rate) for length in lengths]
         items = items_of(processor, sounds, rate)
@@ -139,6 +141,27 @@ def test_a_sound_too_short_for_a_token_is_refused(families: Any) -> None:
     ) as caught:
         items_of(processor, [sound(0.01, 16000)], 16000)
     assert caught.value.digest is not None
+
+
+def test_a_sound_whose_end_the_processor_would_leave_out_is_refused_with_its_length(families: Any) -> None:
+    reference, processor = families("qwen2_audio")
+    whole, longer = sound(30, 16000), sound(30.0001, 16000)
+    assert output_of(reference, ["<|AUDIO|>"], [longer], 16000)["input_features"].shape == (1, 128, 3000)  # no error
+    assert items_of(processor, [whole], 16000)[0].num_tokens == 750
+    with pytest.raises(
+        MediaError, match=r"Qwen2AudioProcessor reads the first 30 s .*; this one has 30\.00\d* s. Split"
+    ):
+        items_of(processor, [longer], 16000)
+
+
+def test_the_length_that_a_processor_reads_is_found_to_the_sample() -> None:
+    extractor = transformers.WhisperFeatureExtractor(feature_size=80, chunk_length=3)
+    reference = audio_families.FAMILIES["qwen2_audio"]()
+    reference.feature_extractor = extractor
+    lengths = SoundLengths(ProcessorRunner(reference, "audio", "<|AUDIO|>", ProcessLock()))
+    lengths.check(48_000, "digest")
+    with pytest.raises(MediaError, match="reads the first 3 s"):
+        lengths.check(48_001, "digest")
 
 
 def test_a_processor_that_takes_no_text_with_sounds_is_refused(families: Any) -> None:
