@@ -1,42 +1,43 @@
-"""`rollouts media ls|show|verify|export`: the media of a store's directory or of a trajectory file, each once."""
+"""`rollouts media ls|verify|export`: the media of a store's directory or of a trajectory file."""
 
 from __future__ import annotations
 
 import io
-import math
 import os
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
-from PIL import Image, ImageDraw, ImageOps
+from PIL import Image
 
-from renderers import MediaPolicy, MediaSource
+from renderers import MediaSource
 from renderers.errors import MediaDigestError, MediaError
+from renderers.media.audio_decoding import decode_audio
 from renderers.media.decoding import (
-    FORMATS,
     PILLOW_ERRORS,
     decode_image,
     is_raw,
     is_raw_video,
-    raw_size,
     raw_to_image,
     raw_video_frames,
-    raw_video_size,
-    to_rgb,
 )
 from renderers.media.samples import is_raw_audio, raw_samples, wav_bytes
-from renderers.media.sniffing import sniff
-from renderers.media.source_directory import source_files, stray_files
 from renderers.media.video_decoding import FramePlan, VideoInfo, sample_video
-from renderers.process.files import open_readable, read_bytes
+from renderers.process.files import read_bytes
 from rollouts.cli.command_group import APP_SETTINGS, Command, CommandGroup
+from rollouts.cli.contact_sheet import contact_sheet as drawn_contact_sheet
+from rollouts.cli.media_inventory import (
+    DRAWN_RATE,
+    PERMISSIVE,
+    Description,
+    Inventory,
+    Medium,
+    describe,
+    open_inventory,
+    waveform,
+)
 from rollouts.errors import CommandFileError, ExportError
 from rollouts.files import new_file, replaced_file
 from rollouts.terminal.table import (
@@ -48,261 +49,7 @@ from rollouts.terminal.table import (
     print_table,
     printable_line,
 )
-from rollouts.trajectory.packed_episodes import AbsentSource
-from rollouts.trajectory_files import is_run_directory, open_reader, read_episodes
-from transport import RecordReader, TransportError
-
-
-@dataclass(slots=True)
-class Medium:
-    """A source under its digest: in a file of its own (`path`), in a record file (`reader`), or in memory (`data`).
-
-    Data in a record file is read on demand and not kept: it may be compressed, and all of it together may be larger
-    than memory. `uses` counts the references of trajectories, `episodes` has their ids in order; both are empty for a
-    store.
-    """
-
-    digest: str
-    nbytes: int
-    path: Path | None = None
-    data: bytes | memoryview = b""
-    reader: RecordReader | None = None
-    uses: int = 0
-    episodes: dict[str, None] = field(default_factory=dict)
-
-    def open(self) -> BinaryIO:
-        """A file object at the first byte. Raises `OSError`."""
-        return io.BytesIO(self.read().data) if self.path is None else open_readable(self.path)
-
-    def read(self) -> MediaSource:
-        """The source, not verified. Raises `OSError`."""
-        if self.path is not None:
-            return MediaSource(self.digest, read_bytes(self.path))
-        if self.reader is None:
-            return MediaSource(self.digest, self.data)
-        try:
-            return self.reader.media(self.digest)
-        except TransportError as error:  # the record was readable before: the file was truncated since
-            raise OSError(str(error)) from error
-
-
-@dataclass(frozen=True, slots=True)
-class Inventory:
-    """`media` in the order of digests for a store, of first use for trajectories.
-
-    `problems` names what cannot be read: records with a wrong checksum, files that are not named by a digest.
-    `references` is None for a store.
-    """
-
-    media: list[Medium]
-    problems: list[str]
-    references: int | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return sum(medium.nbytes for medium in self.media)
-
-
-@contextmanager
-def open_inventory(target: Path) -> Iterator[Inventory]:
-    """List what a store directory, a record file or a run's directory holds; the media are readable in the block.
-
-    Raises `CommandFileError` if it is none of them, and `OSError`.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        if target.is_dir() and not is_run_directory(target):
-            yield _of_store(target)
-        else:
-            with open_reader(target, "neither a media store nor a trajectory file") as reader:
-                yield _of_episodes(reader)
-
-
-def _of_store(directory: Path) -> Inventory:
-    media = [Medium(file.digest, file.nbytes, file.path) for file in source_files(directory)]
-    stray = stray_files(directory)
-    first = next(stray, None)
-    if first is not None and not media:
-        raise CommandFileError(
-            directory,
-            f"not a media store: it holds files such as {first.relative_to(directory)}, and none that is named by its "
-            "digest. Pass the directory that a MediaStore was given, or a trajectory file",
-        )
-    problems = [
-        f"{path.relative_to(directory)}: not named by a digest, so a store never serves it"
-        for path in (first, *stray)
-        # A hidden file is being written, or its writer has ended; a store removes such files by itself.
-        if path is not None and not path.name.startswith(".")
-    ]
-    return Inventory(media, problems)
-
-
-def _of_episodes(reader: RecordReader) -> Inventory:
-    media: dict[str, Medium] = {}
-    references = 0
-    problems: list[str] = []
-    for episode in read_episodes(reader, problems):
-        for reference in episode.trajectory.all_media():
-            source = reference.source
-            if isinstance(source, AbsentSource):
-                problems.append(f"{source.digest}: its bytes are not in this file")
-                continue
-            medium = media.setdefault(source.digest, Medium(source.digest, source.nbytes, reader=reader))
-            medium.uses += 1
-            medium.episodes[episode.trajectory.episode_id] = None
-            references += 1
-    return Inventory(list(media.values()), list(dict.fromkeys(problems)), references)
-
-
-_HEAD = 1024
-_VIDEO_NAMES = {"quicktime": "mov", "x-matroska": "mkv", "x-msvideo": "avi", "mp2t": "ts", "x-ms-asf": "asf"}
-_SUFFIXES = {"jpeg": "jpg", "mpo": "jpg", "tiff": "tif", "jpeg2000": "jp2", "unknown": "bin"}
-
-
-class Description(NamedTuple):
-    """`format` is short and lower-case (png, jpeg, raw, mp4...). width and height are None where no header has them."""
-
-    format: str
-    width: int | None
-    height: int | None
-    is_video: bool
-
-    @property
-    def suffix(self) -> str:
-        """The suffix of a file that holds the bytes unchanged."""
-        return _SUFFIXES.get(self.format, self.format if self.format.isalnum() else "bin")
-
-
-def describe(medium: Medium) -> Description:
-    """Format and size from the header; nothing is decoded. Raises `OSError`."""
-    with medium.open() as file:
-        head = file.read(_HEAD)
-        file.seek(0)
-        if is_raw(head) or is_raw_video(head):
-            return _describe_raw(file.read())
-        media_type = sniff(head) or "unknown"
-        kind, _, name = media_type.partition("/")
-        if kind == "video":
-            return Description(_VIDEO_NAMES.get(name, name.removeprefix("x-")), None, None, is_video=True)
-        try:
-            with Image.open(file, formats=FORMATS) as image:
-                name = (image.format or name or "unknown").lower()
-                # An MPO is a photo followed by a preview, not an animation.
-                animated = name != "mpo" and bool(getattr(image, "is_animated", False))
-                return Description(name, image.width, image.height, is_video=animated)
-        except (Image.DecompressionBombError, *PILLOW_ERRORS):
-            return Description(name or "unknown", None, None, is_video=False)
-
-
-def _describe_raw(data: bytes) -> Description:
-    try:
-        if is_raw(data):
-            _, width, height = raw_size(data)
-            return Description("raw", width, height, is_video=False)
-        _, width, height, _ = raw_video_size(data)
-        return Description("raw video", width, height, is_video=True)
-    except MediaError:
-        return Description("raw", None, None, is_video=is_raw_video(data))
-
-
-# A contact sheet: one image with a grid of thumbnails, their numbers, digests and sizes.
-
-
-MAX_THUMBNAILS = 400
-_SIDE = 144
-_MARGIN = 10
-_CAPTION = 28
-_LINE = 13
-_TITLE = 24
-_MAX_COLUMNS = 20
-
-_BACKGROUND, _TEXT, _SECONDARY_TEXT, _FRAME, _PLACEHOLDER = "#f4f4f2", "#202020", "#707070", "#c8c8c4", "#dcdcd8"
-
-
-def contact_sheet(inventory: Inventory, title: str, max_thumbnails: int = MAX_THUMBNAILS) -> Image.Image:
-    """An RGB image of at most `max_thumbnails` media in the order of the inventory, numbered from 1.
-
-    The title has the number of media without a thumbnail. A medium that cannot be shown (a video file, damaged data)
-    is a tile with the reason.
-    """
-    media = inventory.media[:max_thumbnails]
-    columns = max(4, min(_MAX_COLUMNS, math.ceil(math.sqrt(1.5 * len(media)))))
-    rows = math.ceil(len(media) / columns)
-    across, down = _SIDE + _MARGIN, _SIDE + _CAPTION + _MARGIN
-    sheet = Image.new("RGB", (_MARGIN + columns * across, _TITLE + _MARGIN + rows * down), _BACKGROUND)
-    draw = ImageDraw.Draw(sheet)
-    count = len(inventory.media)
-    more = f"; the first {len(media)} are shown, {count - len(media)} more are not" if len(media) < count else ""
-    heading = f"{count} media, {inventory.nbytes:,} bytes{more}: {title}"
-    draw.text((_MARGIN, 8), _shortened(draw, heading, sheet.width - 2 * _MARGIN), _TEXT)
-    for place, medium in enumerate(media):
-        row, column = divmod(place, columns)
-        _draw_tile(sheet, draw, _MARGIN + column * across, _TITLE + _MARGIN + row * down, place + 1, medium)
-    return sheet
-
-
-def _draw_tile(sheet: Image.Image, draw: ImageDraw.ImageDraw, left: int, top: int, number: int, medium: Medium) -> None:
-    described, image, reason = _described_thumbnail(medium)
-    if image is None:
-        draw.rectangle((left, top, left + _SIDE - 1, top + _SIDE - 1), _PLACEHOLDER, _FRAME)
-        draw.multiline_text((left + _SIDE / 2, top + _SIDE / 2), reason, _SECONDARY_TEXT, anchor="mm", align="center")
-    else:
-        at = (left + (_SIDE - image.width) // 2, top + (_SIDE - image.height) // 2)
-        draw.rectangle((at[0] - 1, at[1] - 1, at[0] + image.width, at[1] + image.height), None, _FRAME)
-        sheet.paste(image, at)
-    if described is not None and described.is_video:
-        draw.rectangle((left + 6, top + 6, left + 25, top + 21), _TEXT)
-        draw.polygon(((left + 13, top + 9), (left + 13, top + 18), (left + 20, top + 13.5)), _BACKGROUND)
-    kind = "" if described is None else described.format
-    if described is not None and described.width is not None:
-        kind += f" {described.width}x{described.height}"
-    below = top + _SIDE + 3
-    draw.text((left, below), _shortened(draw, f"#{number}  {medium.digest[:16]}", _SIDE), _TEXT)
-    draw.text((left, below + _LINE), _shortened(draw, kind, _SIDE), _SECONDARY_TEXT)
-
-
-def _described_thumbnail(medium: Medium) -> tuple[Description | None, Image.Image | None, str]:
-    """Its description, its thumbnail, and the reason to show where there is no thumbnail."""
-    try:
-        source = medium.read()
-        source.verify()
-        described = describe(medium)
-    except OSError:
-        return None, None, "unreadable"
-    except MediaDigestError:
-        return None, None, "damaged"
-    image = thumbnail(source)
-    if image is not None and (factor := _SIDE // max(image.size)) > 1:  # each pixel of a small image becomes a square
-        image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
-    return described, image, f"{described.format}\n{'video' if described.is_video else 'not decodable'}"
-
-
-def thumbnail(source: MediaSource) -> Image.Image | None:
-    """RGB, rotated as EXIF data say; of a video the first frame. None if Pillow cannot read the medium."""
-    try:
-        if is_raw_video(source.data):
-            image = Image.fromarray(raw_video_frames(source.data)[0][0])
-        elif is_raw(source.data):
-            image = to_rgb(raw_to_image(source.data))
-        else:
-            with Image.open(io.BytesIO(source.data), formats=FORMATS) as file:
-                file.draft("RGB", (2 * _SIDE, 2 * _SIDE))  # a JPEG is decoded at a fraction of its size
-                image = to_rgb(ImageOps.exif_transpose(file))
-        image.thumbnail((_SIDE, _SIDE))
-    except (MediaError, Image.DecompressionBombError, *PILLOW_ERRORS):
-        return None
-    return image
-
-
-def _shortened(draw: ImageDraw.ImageDraw, text: str, width: int) -> str:
-    """`text` cut to `width` pixels; characters that the built-in font may lack are question marks."""
-    text = text.encode("ascii", "replace").decode()
-    if draw.textlength(text) <= width:
-        return text
-    while text and draw.textlength(f"{text}...") > width:
-        text = text[:-1]
-    return f"{text}..."
-
+from rollouts.view.sounds import waveform_line
 
 _DIGITS = 16
 # For raw video without a known frame rate: the rate at which vision-language models usually sample, slow enough to see
@@ -388,22 +135,30 @@ def _pixels(data: bytes) -> list[tuple[str, tuple[int, int], bytes]]:
 
 
 _EPISODES = 3
+_WAVEFORM_COLUMNS = 24
+
+
+def _described(inventory: Inventory) -> Iterator[tuple[Medium, Description]]:
+    for medium in inventory.media:
+        try:
+            yield medium, describe(medium)
+        except OSError:
+            yield medium, Description("unreadable", medium.modality or "image")
 
 
 def media_as_json(inventory: Inventory) -> list[dict[str, Any]]:
     """Plain data, one object a medium; `uses` and `episodes` only for trajectories."""
     listed = []
-    for medium in inventory.media:
-        try:
-            described = describe(medium)
-        except OSError:
-            described = Description("unreadable", None, None, is_video=False)
-        entry = {
+    for medium, described in _described(inventory):
+        entry: dict[str, Any] = {
             "digest": medium.digest,
             "type": described.format,
-            "video": described.is_video,
+            "modality": described.modality,
             "width": described.width,
             "height": described.height,
+            "seconds": described.sound and described.sound.seconds,
+            "rate": described.sound and described.sound.sampling_rate,
+            "channels": described.sound and described.sound.channels,
             "bytes": medium.nbytes,
         }
         if inventory.references is not None:
@@ -412,7 +167,7 @@ def media_as_json(inventory: Inventory) -> list[dict[str, Any]]:
     return listed
 
 
-def print_media(inventory: Inventory) -> None:
+def print_media(inventory: Inventory, *, waveforms: bool) -> None:
     """Print a table of media, for trajectories with the number of uses and the episodes that use each."""
     columns = [
         Column("digest", f"{len(inventory.media):,} media"),
@@ -425,30 +180,20 @@ def print_media(inventory: Inventory) -> None:
             Column("uses", f"{inventory.references:,}", align_right=True, drop_order=3),
             Column("episodes", wraps=True, drop_order=1),
         ]
+    if waveforms:
+        columns.append(Column("waveform"))
     rows = []
-    for entry in media_as_json(inventory):
-        kind = f"{entry['type']} video" if entry["video"] and not entry["type"].endswith("video") else entry["type"]
-        size = "-" if entry["width"] is None else f"{entry['width']}x{entry['height']}"
-        row = [entry["digest"][:_DIGITS], kind, size, f"{entry['bytes']:,}"]
+    for medium, described in _described(inventory):
+        row = [medium.digest[:_DIGITS], described.kind, described.size or "-", f"{medium.nbytes:,}"]
         if inventory.references is not None:
-            names = ", ".join(map(printable_line, entry["episodes"][:_EPISODES]))
-            more = len(entry["episodes"]) - _EPISODES
-            row += [f"{entry['uses']:,}", f"{names} and {more} more" if more > 0 else names]
+            names = ", ".join(map(printable_line, [*medium.episodes][:_EPISODES]))
+            more = len(medium.episodes) - _EPISODES
+            row += [f"{medium.uses:,}", f"{names} and {more} more" if more > 0 else names]
+        if waveforms:
+            heights = waveform(medium.read(), _WAVEFORM_COLUMNS) if described.sound else None
+            row.append("-" if heights is None else waveform_line(heights))
         rows.append(row)
     print_table(columns, rows)
-
-
-# The program that stored the media has applied its own policy; these limits only protect this machine.
-_PERMISSIVE = MediaPolicy(
-    max_bytes=2**40,
-    max_pixels=2**28,
-    max_frames=2**20,
-    max_aspect_ratio=float("inf"),
-    max_video_pixels=2**40,
-    timeout=600,
-)
-# Videos that are read without PyAV.
-_WITHOUT_PYAV = ("raw video", "gif", "webp", "png", "tiff")
 
 
 class Problem(NamedTuple):
@@ -463,18 +208,20 @@ def find_problem(medium: Medium) -> Problem | None:
     try:
         source = medium.read()
         source.verify()
-        described = describe(medium)
-        if not described.is_video:
-            decode_image(source, _PERMISSIVE)
-        elif described.format in _WITHOUT_PYAV or find_spec("av") is not None:
-            sample_video(source, _PERMISSIVE, _every_frame)
-        else:
-            return Problem(f"{described.format} video, not decoded: PyAV is not installed", fatal=False)
+        match describe(medium).modality:
+            case "image":
+                decode_image(source, PERMISSIVE)
+            case "video":
+                sample_video(source, PERMISSIVE, _every_frame)
+            case "audio":
+                decode_audio(source, PERMISSIVE, DRAWN_RATE)
     except OSError as error:
         return Problem(f"cannot be read: {error.strerror or error}")
     except MediaDigestError as error:
         return Problem(f"damaged: its {medium.nbytes} bytes hash to {error.actual}")
     except MediaError as error:
+        if isinstance(error.__cause__, ImportError):
+            return Problem(f"not decoded: {error.reason}", fatal=False)
         return Problem(f"undecodable: {error.reason}")
     return None
 
@@ -504,8 +251,10 @@ def commands() -> None:
 def ls(
     target: Target,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with whole digests.")] = False,
+    waveforms: Annotated[bool, typer.Option("--waveforms", help="Decode sounds, and draw each as a line.")] = False,
 ) -> None:
-    """List each distinct medium: digest, type, size, bytes, and for trajectories its uses and its episodes.
+    """List each distinct medium: digest, type, size (of a sound seconds, rate and channels), bytes, and for
+    trajectories its uses and its episodes.
 
     Exits with 1 if something could not be read and was left out.
     """
@@ -514,7 +263,7 @@ def ls(
         if as_json:
             print_json(media_as_json(inventory))
         elif inventory.media:
-            print_media(inventory)
+            print_media(inventory, waveforms=waveforms)
         else:
             print_line(f"{target} holds no media")
     for problem in inventory.problems:
@@ -584,7 +333,7 @@ def export(
 def _draw_contact_sheet(inventory: Inventory, path: Path, title: str) -> None:
 
     png = io.BytesIO()
-    contact_sheet(inventory, title).save(png, "PNG")
+    drawn_contact_sheet(inventory, title).save(png, "PNG")
     try:
         if path.exists() and not path.is_file():
             exit_with_error(f"{path} cannot be written: it exists and is not a file")

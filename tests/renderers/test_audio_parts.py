@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import io
 import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 from media_parts import NOISE, PNG, POLICY, below, data_url, image, pixels, video, video_file
 from sounds import RATE, decoded, int16, sound, sound_file, tone
@@ -17,7 +19,7 @@ from renderers import MediaPolicy, MediaSource, MediaStore
 from renderers.errors import MediaDecodeError, MediaError, MediaLimitError, MediaPolicyError
 from renderers.media.decoding import array_to_raw, frames_to_raw
 from renderers.media.reference import cached_source, load_source, source_of_part
-from renderers.media.samples import raw_samples
+from renderers.media.samples import raw_samples, wav_bytes
 from renderers.media.source_directory import SourceDirectory
 
 WAV = sound_file(tone())
@@ -217,3 +219,12 @@ def test_source_bytes_that_contradict_their_header_are_refused(at: int) -> None:
     with pytest.raises(MediaDecodeError, match=r"type b'q9.*hold 12800 bytes, not 0"):
         sound(data[:4] + b"q9\0\0" + data[8:])
     assert pixels(PNG).shape == NOISE.shape
+
+
+@pytest.mark.parametrize("samples", [SAMPLES, int16(SAMPLES), SAMPLES[:1, :1]])
+def test_samples_become_a_wav_file_of_the_same_samples(samples: np.ndarray) -> None:
+    data = wav_bytes(samples, 11025)
+    with soundfile.SoundFile(io.BytesIO(data)) as file:
+        assert (file.samplerate, file.subtype) == (11025, "PCM_16" if samples.dtype == np.int16 else "FLOAT")
+        assert np.array_equal(file.read(dtype=samples.dtype.name, always_2d=True), samples)
+    assert np.array_equal(decoded(data), decoded(samples, sampling_rate=11025))

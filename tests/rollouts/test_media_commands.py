@@ -37,8 +37,9 @@ from typer.testing import CliRunner
 from renderers import MediaSource, MediaStore, PlaceholderRange
 from renderers.media.decoding import array_to_raw, frames_to_raw
 from rollouts import MediaReference, TokenNode, Trajectory
+from rollouts.cli.contact_sheet import contact_sheet, thumbnail
 from rollouts.cli.main import app
-from rollouts.cli.media import contact_sheet, open_inventory, thumbnail
+from rollouts.cli.media_inventory import open_inventory
 from transport import RecordWriter
 
 
@@ -82,14 +83,17 @@ def test_json_has_whole_digests_and_everything_else(tmp_path: Path) -> None:
     assert first == {
         "digest": MediaSource.of(RAW).digest,
         "type": "raw",
-        "video": False,
+        "modality": "image",
         "width": 30,
         "height": 20,
+        "seconds": None,
+        "rate": None,
+        "channels": None,
         "bytes": len(RAW),
         "uses": 2,
         "episodes": ["e1", "e2"],
     }
-    assert (second["type"], second["video"]) == ("gif", True)
+    assert (second["type"], second["modality"]) == ("gif", "video")
     store_of(tmp_path / "store", RAW)
     (only,) = json.loads(run("ls", tmp_path / "store", "--json").stdout)
     assert only == {key: value for key, value in first.items() if key not in ("uses", "episodes")}
@@ -207,10 +211,12 @@ def test_a_video_file_without_an_installed_decoder_is_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (digest,) = store_of(tmp_path, encoded_video())
-    monkeypatch.setattr("rollouts.cli.media.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "av", None)
     result = run("verify", tmp_path)
     assert result.exit_code == 0
-    assert lines(result)[0] == f"{digest}: mp4 video, not decoded: PyAV is not installed"
+    first = lines(result)[0]
+    assert first.startswith(f"{digest}: not decoded: video {digest[:12]} is a file that PyAV decodes, which is not")
+    assert "pip install 'mmrollouts[video]'" in first
 
 
 def test_files_that_do_not_belong_to_a_store_are_reported(tmp_path: Path) -> None:

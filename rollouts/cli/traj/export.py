@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from rollouts.cli.media import Medium, export_medium
+from rollouts.cli.media import export_medium
+from rollouts.cli.media_inventory import Medium
 from rollouts.errors import ExportError, MissingExtraError
 from rollouts.files import made_directory
 from rollouts.trajectory.packed_episodes import AbsentSource

@@ -15,7 +15,8 @@ from pydantic import ValidationError
 
 from renderers.errors import MediaError
 from renderers.messages import Modality
-from rollouts.cli.media import Medium, file_contents
+from rollouts.cli.media import file_contents
+from rollouts.cli.media_inventory import Medium
 from rollouts.cli.traj.value_types import ValueType
 from rollouts.episodes.chat_turns import COMPLETION_TOKENS, PROMPT_TOKENS
 from rollouts.errors import ExportError, MissingExtraError, NoJsonFormError
