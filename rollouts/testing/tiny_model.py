@@ -106,14 +106,14 @@ def tiny_qwen3_vl(directory: str | Path, seed: int = 0, *, weights: bool = True)
 
 
 #: Of `tiny_qwen2_audio`: the longest sound, in seconds.
-MAX_SOUND_SECONDS = 4
+MAX_SOUND_SECONDS = 2
 
 
 def tiny_qwen2_audio(directory: str | Path, seed: int = 0) -> Path:
     """Write a `Qwen2AudioForConditionalGeneration` checkpoint; return its directory.
 
     About 0.3 M float32 parameters, random from `seed`; the tokenizer and the template of `tiny_qwen3_vl`, with sounds
-    in place of images; log-mel features of at most 4 seconds at 16 kHz, 25 tokens a second. Needs the `torch` extra;
+    in place of images; log-mel features of at most 2 seconds at 16 kHz, 25 tokens a second. Needs the `torch` extra;
     raises `MissingExtraError` before anything is written.
     """
     if not (find_spec("torch") and find_spec("transformers")):

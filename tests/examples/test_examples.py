@@ -59,6 +59,13 @@ def test_grpo_trains_on_the_log_probabilities_that_the_sampler_reported():
     assert max(mismatches) < 1e-4
 
 
+def test_a_model_that_hears_trains_on_the_log_probabilities_that_its_sampler_reported():
+    rewards, mismatches = load("tell_tones").main(["--quick"])
+    assert len(rewards) == len(mismatches) == 3
+    assert max(rewards) > 0
+    assert max(mismatches) < 1e-4
+
+
 def test_every_agent_of_an_episode_has_samples_of_its_own_with_a_mismatch_near_zero(tiny_model_dir):
     trajectory, mismatches = asyncio.run(load("sub_agents").main(tiny_model_dir))
     assert set(mismatches) == {"", "critic", *(f"reader-{number}" for number in range(4))}
