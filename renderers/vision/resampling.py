@@ -7,7 +7,8 @@ the largest one leaves room for (Pillow keeps 22 bits), sums in integers, rounde
 (On x86 processors without AVX2, torch resizes bilinearly in floats; everywhere else in fixed point.)
 
 Here each direction is a product with a banded matrix, computed block by block in BLAS. Floats are exact: all terms and
-sums are integers below 2**24 for float32, below 2**53 for float64, and the type is selected by that bound.
+sums are multiples of the last fractional bit, fewer than 2**24 of it for float32, than 2**53 for float64, and the type
+is selected by that bound.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from itertools import product
 
 import numpy as np
 
@@ -26,13 +27,13 @@ VERSION = 1
 FILTERS = {2: "bilinear", 3: "bicubic"}
 
 _MAX_FRACTION_BITS = 22
-# Products of 32 rows with a block of at most 32 outputs and about 150 inputs: large enough for BLAS to be fast, small
-# enough for it to stay on this thread. BLAS threads wait for each other at every product, which takes many times
-# longer on busy processors, and images are processed in parallel on threads already.
-_ROWS_PER_PRODUCT = 32
-_OUTPUTS_PER_BLOCK = 32
-_INPUTS_PER_BLOCK = 128
-_STRIP_FLOATS = 1 << 20
+# An image is resized in tiles of about so many pixels a side, whose floats stay in the CPU cache, and a tile in blocks
+# of outputs. OpenBLAS keeps a product of fewer than 2**18 terms on this thread, which a block's is up to a scale of
+# about 32. BLAS threads wait for each other at every product, which takes many times longer on busy processors, and
+# images are processed in parallel on threads already.
+_TILE = 384
+_OUTPUTS_PER_BLOCK = 16
+_INPUTS_PER_BLOCK = 32
 
 
 def resize(pixels: np.ndarray, height: int, width: int, resample: int) -> np.ndarray:
@@ -40,35 +41,49 @@ def resize(pixels: np.ndarray, height: int, width: int, resample: int) -> np.nda
 
     `resample` is a key of `FILTERS`.
     """
-    planes = np.ascontiguousarray(pixels).reshape(-1, *pixels.shape[-2:])
-    if width != pixels.shape[-1]:
-        resized = np.empty((*planes.shape[:2], width), dtype=np.uint8)
-        weights = _weights(pixels.shape[-1], width, resample)
-        _resize_rows(planes.reshape(1, -1, planes.shape[2]), weights, resized.reshape(1, -1, width))
-        planes = resized
-    if height != pixels.shape[-2]:
-        resized = np.empty((len(planes), height, width), dtype=np.uint8)
-        weights = _weights(pixels.shape[-2], height, resample)
-        _resize_rows(planes.transpose(0, 2, 1), weights, resized.transpose(0, 2, 1))
-        planes = resized
-    return planes.reshape(*pixels.shape[:-2], height, width)
+    *leading, old_height, old_width = pixels.shape
+    if (old_height, old_width) == (height, width):
+        return pixels
+    rows, columns = _direction(old_height, height, resample), _direction(old_width, width, resample)
+    padded = np.zeros((rows.padded, columns.padded), dtype=np.int8)
+    inside = padded[rows.before : rows.before + old_height, columns.before : columns.before + old_width]
+    resized = np.empty((*leading, height, width), dtype=np.uint8)
+    planes = zip(pixels.reshape(-1, old_height, old_width), resized.reshape(-1, height, width), strict=True)
+    for plane, out in planes:
+        # Flipping the top bit subtracts 128 modulo 256.
+        np.bitwise_xor(plane, 0x80, out=inside.view(np.uint8))
+        for down, across in product(rows.runs, columns.runs):
+            tile = padded[down.inputs, across.inputs]
+            if across.weights is not None:
+                tile = _resize_lines(tile, across, -128 if down.weights is not None else 0)
+            if down.weights is not None:
+                tile = _resize_lines(tile.T, down, 0).T
+            out[down.outputs, across.outputs] = tile
+    return resized
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Block:
-    """Neighbouring outputs: `weights` (inputs, outputs) of the inputs that they depend on, `offset` of the sums."""
+class _Run:
+    """Neighbouring outputs, in blocks whose windows of inputs follow each other at the distance `stride`.
+
+    `weights` (blocks, inputs of a window, outputs of a block) and `offset` (outputs) make pixels of pixels - 128.
+    Without weights, the outputs are the inputs. `inputs` counts from the start of the padded inputs.
+    """
 
     outputs: slice
     inputs: slice
-    weights: np.ndarray
-    offset: np.ndarray
+    stride: int = 1
+    weights: np.ndarray | None = None
+    offset: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Weights:
-    outputs: int
-    fraction_bits: int
-    blocks: tuple[_Block, ...]
+class _Direction:
+    """The runs of all outputs, and the number of inputs with padding, `before` of which are in front."""
+
+    runs: list[_Run]
+    padded: int
+    before: int = 0
 
 
 def _bilinear(x: np.ndarray) -> np.ndarray:
@@ -87,7 +102,10 @@ _KERNELS: dict[int, tuple[Callable[[np.ndarray], np.ndarray], float]] = {2: (_bi
 
 
 @lru_cache(maxsize=64)
-def _weights(inputs: int, outputs: int, resample: int) -> _Weights:
+def _direction(inputs: int, outputs: int, resample: int) -> _Direction:
+    if inputs == outputs:
+        parts = [slice(start, min(start + _TILE, inputs)) for start in range(0, inputs, _TILE)]
+        return _Direction([_Run(part, part) for part in parts], inputs)
     kernel, radius = _KERNELS[resample]
     scale = inputs / outputs
     stretch = max(scale, 1.0)
@@ -105,59 +123,77 @@ def _weights(inputs: int, outputs: int, resample: int) -> _Weights:
     while bits < _MAX_FRACTION_BITS and int(0.5 + largest * (1 << (bits + 1))) < 1 << 15:
         bits += 1
     fixed = weights * (1 << bits)
-    fixed = np.trunc(fixed + np.where(fixed < 0, -0.5, 0.5)).astype(np.int64)
-    # float32 if no sum of weight * (pixel - 128) can reach 2**24, whatever order BLAS adds in.
-    dtype = np.float32 if 128 * int(np.abs(fixed).sum(axis=1).max()) < 1 << 24 else np.float64
-    blocks = []
-    step = max(4, min(_OUTPUTS_PER_BLOCK, int(_INPUTS_PER_BLOCK / scale)))
-    for start in range(0, outputs, step):
-        block = slice(start, min(start + step, outputs))
-        low, high = int(first[block].min()), int((first[block] + count[block]).max())
-        band = np.zeros((high - low, block.stop - start), dtype=dtype)
-        for column, output in enumerate(range(start, block.stop)):
-            at = int(first[output]) - low
-            band[at : at + count[output], column] = fixed[output, : count[output]]
-        # Pixels enter the product as pixel - 128, which halves the sums; half a unit makes the shift round.
-        offset = 128 * fixed[block].sum(axis=1) + (1 << bits >> 1)
-        blocks.append(_Block(block, slice(low, high), band, offset.astype(np.int32)))
-    return _Weights(outputs, bits, tuple(blocks))
+    fixed = np.trunc(fixed + np.where(fixed < 0, -0.5, 0.5)) / (1 << bits)
+    # float32 if no sum of weight * (pixel - 128) can reach 2**24 units, whatever order BLAS adds in.
+    dtype = np.float32 if 128 * np.abs(fixed).sum(axis=1).max() < 1 << 24 - bits else np.float64
+    # Whole blocks; the outputs added for that are dropped after the product.
+    size = max(2, min(_OUTPUTS_PER_BLOCK, int(_INPUTS_PER_BLOCK / scale)))
+    missing = -outputs % size
+    blocks = np.pad(fixed, ((0, missing), (0, 0))).astype(dtype).reshape(-1, size, len(taps)).transpose(0, 2, 1)
+    firsts = np.pad(first, (0, missing), mode="edge").reshape(-1, size)
+    # Pixels enter the product as pixel - 128, which halves the sums; with half a unit, rounding down rounds to nearest.
+    offset = 128 * blocks.sum(axis=1) + dtype(0.5)
+    stride = round(size * scale)
+    bounds = _run_bounds(firsts[:, 0], firsts[:, -1] + len(taps), stride, size)
+    before = max(0, -min(low for _, low, _ in bounds))
+    runs = []
+    for part, low, span in bounds:
+        steps = stride * np.arange(part.stop - part.start)[:, None]
+        band = np.zeros((len(steps), span, size), dtype)
+        at = firsts[part] - low - steps
+        np.put_along_axis(band, at[:, None] + taps[:, None], blocks[part], axis=1)
+        runs.append(
+            _Run(
+                slice(part.start * size, min(part.stop * size, outputs)),
+                slice(before + low, before + low + int(steps[-1, 0]) + span),
+                stride,
+                band,
+                offset[part].reshape(-1),
+            )
+        )
+    return _Direction(runs, max(before + inputs, *(run.inputs.stop for run in runs)), before)
 
 
-def _resize_rows(planes: np.ndarray, weights: _Weights, out: np.ndarray) -> None:
-    """uint8 rows (planes, n, inputs) -> uint8 `out` (planes, n, outputs), which may both be views of columns."""
-    offset = np.concatenate([block.offset for block in weights.blocks])
-    dtype = weights.blocks[0].weights.dtype
-    _, rows, inputs = planes.shape
-    strip = max(16, _STRIP_FLOATS // inputs)
-    order: Literal["C", "F"] = "C" if planes.flags.c_contiguous else "F"
-    all_sums = np.empty((min(strip, rows), weights.outputs), dtype, order)
-    for plane, resized in zip(planes, out, strict=True):
-        for start in range(0, rows, strip):
-            # pixel - 128, as floats: flipping the top bit subtracts 128 modulo 256.
-            part = (plane[start : start + strip] ^ np.uint8(0x80)).view(np.int8).astype(dtype)
-            sums = all_sums[: len(part)]
-            for block in weights.blocks:
-                _multiply(part[:, block.inputs], block.weights, sums[:, block.outputs])
-            _finish(sums, offset, weights.fraction_bits, resized[start : start + strip])
+def _run_bounds(lows: np.ndarray, highs: np.ndarray, stride: int, size: int) -> list[tuple[slice, int, int]]:
+    """Divide blocks into runs: the blocks, the first input of the first window, and the inputs of each window.
+
+    `lows` and `highs` are the inputs that the blocks depend on. Where these are not `stride` apart, windows are wider
+    than needed, by 2 inputs at most.
+    """
+    widest = int((highs - lows).max()) + 2
+    bounds = []
+    start = 0
+    while start < len(lows):
+        most = min(len(lows) - start, 1 + (_TILE - 1) // max(stride, size))
+        steps = stride * np.arange(most)
+        low = np.minimum.accumulate(lows[start : start + most] - steps)
+        span = np.maximum.accumulate(highs[start : start + most] - steps) - low
+        count = int(np.searchsorted(span, widest, side="right"))
+        bounds.append((slice(start, start + count), int(low[count - 1]), int(span[count - 1])))
+        start += count
+    return bounds
 
 
-def _finish(sums: np.ndarray, offset: np.ndarray, fraction_bits: int, out: np.ndarray) -> None:
-    whole = sums.astype(np.int32)
-    whole += offset
-    whole >>= fraction_bits
-    np.clip(whole, 0, 255, out=whole)
-    out[...] = whole
+def _resize_lines(lines: np.ndarray, run: _Run, black: int) -> np.ndarray:
+    """Lines of pixel - 128 (n, inputs) -> floats (n, outputs) from `black` to `black` + 255, to be rounded down.
+
+    The same axis is contiguous in memory. Lines of floats are rounded down first.
+    """
+    weights = run.weights
+    assert weights is not None
+    blocks, span, size = weights.shape
+    floats = (lines if lines.dtype == np.int8 else np.floor(lines)).astype(weights.dtype, copy=False)
+    sums = np.empty_like(floats, shape=(len(lines), blocks * size))
+    np.matmul(_windows(floats, blocks, span, run.stride), weights, out=_windows(sums, blocks, size, size))
+    sums += run.offset + weights.dtype.type(black)
+    np.clip(sums, black, black + 255, out=sums)
+    return sums[:, : run.outputs.stop - run.outputs.start]
 
 
-def _multiply(rows: np.ndarray, weights: np.ndarray, out: np.ndarray) -> None:
-    """out = rows @ weights, a few rows at a time."""
-    whole = len(rows) // _ROWS_PER_PRODUCT * _ROWS_PER_PRODUCT
-    np.matmul(_grouped(rows[:whole]), weights, out=_grouped(out[:whole]))
-    np.matmul(rows[whole:], weights, out=out[whole:])
-
-
-def _grouped(rows: np.ndarray) -> np.ndarray:
-    """A view of (rows, n) as (groups, rows per product, n), whatever the order in memory."""
-    (row, item), count = rows.strides, len(rows) // _ROWS_PER_PRODUCT
-    shape = (count, _ROWS_PER_PRODUCT, rows.shape[1])
-    return np.lib.stride_tricks.as_strided(rows, shape, (row * _ROWS_PER_PRODUCT, row, item))
+def _windows(lines: np.ndarray, count: int, width: int, stride: int) -> np.ndarray:
+    """A view of contiguous (n, items) as (count, n, width), `stride` items between the windows."""
+    line, item = lines.strides
+    buffer = lines if lines.flags.c_contiguous else lines.T
+    shape, strides = (count, len(lines), width), (stride * item, line, item)
+    windows: np.ndarray = np.ndarray(shape, lines.dtype, buffer, 0, strides)
+    return windows

@@ -64,14 +64,13 @@ def test_large_images_give_the_pixels_of_torch(before: tuple[int, int], after: t
 
 def test_floats_of_32_bits_are_taken_only_where_their_sums_are_exact() -> None:
     """Strong shrinking leaves more fractional bits than 24-bit sums hold; both products are covered above."""
-    kinds = {scale: resampling._weights(100 * scale, 100, 3).blocks[0].weights.dtype for scale in (1, 2, 4, 16)}
-    assert kinds == {1: np.float32, 2: np.float32, 4: np.float32, 16: np.float64}
-    for scale in (1, 2, 4, 16):
-        weights = resampling._weights(100 * scale, 100, 3)
-        for block in weights.blocks:
-            assert (block.weights == np.rint(block.weights)).all()
-            largest = 128 * int(np.abs(block.weights).sum(axis=0).max())
-            assert largest < (1 << 24 if block.weights.dtype == np.float32 else 1 << 53)
+    runs = {scale: resampling._direction(100 * scale, 100, 3).runs for scale in (2, 4, 16)}
+    weights = {scale: [run.weights for run in of_scale if run.weights is not None] for scale, of_scale in runs.items()}
+    assert {scale: bands[0].dtype for scale, bands in weights.items()} == {2: np.float32, 4: np.float32, 16: np.float64}
+    for bands in weights.values():
+        bits = next(bits for bits in range(23) if all((band * 2**bits % 1 == 0).all() for band in bands))
+        largest = 128 * 2**bits * max(float(np.abs(band).sum(axis=1).max()) for band in bands)
+        assert largest < (1 << 24 if bands[0].dtype == np.float32 else 1 << 53)
 
 
 def test_leading_axes_are_planes_of_their_own() -> None:
@@ -98,12 +97,12 @@ def test_the_comparison_sees_a_planted_fault(monkeypatch: pytest.MonkeyPatch, ch
         monkeypatch.setitem(resampling._KERNELS, 3, (lambda x: np.maximum(0.0, 1 - x / 2), 2.0))
     else:
         monkeypatch.setattr(resampling, change, 12)
-    resampling._weights.cache_clear()
+    resampling._direction.cache_clear()
     try:
         with pytest.raises(AssertionError):
             check_equal(pixels(300, 200), 64, 512, 3)
     finally:
-        resampling._weights.cache_clear()
+        resampling._direction.cache_clear()
 
 
 def test_pillow_differs_from_torch_in_few_pixels_and_little() -> None:
