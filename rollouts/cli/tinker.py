@@ -85,8 +85,8 @@ def tinker(
     from rollouts.serve.server import base_url as address
     from rollouts.serve.server import bound_socket, check_protection, run_server
     from rollouts.tinker.access import read_keys
+    from rollouts.tinker.backend import Limits
     from rollouts.tinker.model_app import model_app
-    from rollouts.tinker.service import Limits
 
     check_engine(engine, base_url)
     if sleep and base_url is None:

@@ -12,12 +12,13 @@ from starlette.applications import Starlette
 from renderers import MediaPolicy
 from rollouts.observability.metric_sinks import MetricSink, TensorBoardSink, WandbSink
 from rollouts.tinker.app import create_app
+from rollouts.tinker.backend import Backend, Limits
 from rollouts.tinker.inputs import InputReader
 from rollouts.tinker.local_sampler import LocalSampler
 from rollouts.tinker.run_directory import RunDirectory
 from rollouts.tinker.sample_records import SampleRecords
 from rollouts.tinker.sampler import Sampler
-from rollouts.tinker.service import Backend, Limits, Service
+from rollouts.tinker.service import Service
 from rollouts.tinker.training_records import TrainingRecords
 from rollouts.tinker.vllm_sampler import VLLMSampler
 from rollouts.training.trainer import Dtype, Trainer

@@ -6,11 +6,10 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -19,39 +18,21 @@ from rollouts.errors import ArgumentError, SampleError, as_unicode, short_repr
 from rollouts.models.lora_modules import LoraOptions
 from rollouts.serve.errors import RequestError
 from rollouts.tinker.age_encryption import encrypt_files, read_recipients
+from rollouts.tinker.backend import Backend
 from rollouts.tinker.futures import Futures, Turns
-from rollouts.tinker.inputs import InputReader
 from rollouts.tinker.mismatch import mismatch
 from rollouts.tinker.requests import SampleRequest, SampleResult
 from rollouts.tinker.run_directory import Kind, RunDirectory, TrainingRun, uri_of
 from rollouts.tinker.sample_records import SampleRecords
-from rollouts.tinker.sampler import Sampler
 from rollouts.tinker.training_records import TrainingRecords
 from rollouts.tinker.wire import Row, TrainRequest, chunks_of_json, sample_result, train_result
 from rollouts.training.datums import Datum
-from rollouts.training.trainer import AdamParams, LossResult, Trainer
+from rollouts.training.trainer import AdamParams, LossResult
 
 #: The largest size of all metadata of a session, model or checkpoint: listings read and send them.
 METADATA_CHARACTERS: Final = 2**16
 
-T = TypeVar("T")
 Json = dict[str, object]
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How much clients may hold.
-
-    `pending`: sampling requests whose results were not fetched; `samples`: of one request; `session_seconds`: a session
-    that sends nothing for as long ends.
-    """
-
-    sessions: int = 64
-    models: int = 32
-    rank: int = 128
-    pending: int = 8192
-    samples: int = 1024
-    session_seconds: float = 900.0
 
 
 @dataclass(slots=True, eq=False)
@@ -92,43 +73,6 @@ class SamplingSession:
     base_model: str
     model_path: str | None
     weights: Path | None
-
-
-class Backend:
-    """What the users of a server share: a trainer, a sampler, and the names of the model that they have."""
-
-    def __init__(
-        self,
-        trainer: Trainer,
-        sampler: Sampler,
-        reader: InputReader,
-        names: Sequence[str],
-        *,
-        limits: Limits = Limits(),
-        check_mismatch: bool = False,
-    ) -> None:
-        self.trainer = trainer
-        self.sampler = sampler
-        self.reader = reader
-        self.names = tuple(names)
-        self.limits = limits
-        self.check_mismatch = check_mismatch
-        # The trainer takes one call at a time; they must not wait in threads that reading needs.
-        self._training = ThreadPoolExecutor(1, "tinker-training")
-
-    async def train(self, call: Callable[..., T], *args: Any, **options: Any) -> T:
-        """The result of a call of the trainer, while the sampler sleeps where both have one device."""
-
-        async def awaited() -> T:
-            async with self.sampler.asleep():
-                loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(self._training, lambda: call(*args, **options))
-
-        return await asyncio.shield(awaited())  # a call that runs is not ended by whoever waits for it
-
-    async def close(self) -> None:
-        await self.sampler.close()
-        await asyncio.to_thread(self._training.shutdown)
 
 
 class Service:

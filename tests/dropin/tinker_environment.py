@@ -5,6 +5,7 @@ Programs in it find this project itself in PYTHONPATH.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -39,21 +40,24 @@ _PACKAGES = [
 
 
 def prepare() -> None:
-    """Make it if it is not there, about two minutes.
+    """Make it if it is not there, about two minutes; a second process waits for the first.
 
     Raises `CalledProcessError` where the package index does not answer or lacks a package.
     """
     wanted = "\n".join([_COOKBOOK, *_PACKAGES])
     stamp = _DIRECTORY / "mmrollouts-stamp"
-    if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
-        return
-    shutil.rmtree(_DIRECTORY, ignore_errors=True)
-    subprocess.run([sys.executable, "-m", "venv", _DIRECTORY], check=True)
-    _install(f"{_PROJECT}[torch]", *_PACKAGES)
-    _install("--no-deps", _COOKBOOK)
-    # Beside a torch for the CPU, the one torchvision of PyPI does not import as it is.
-    subprocess.run([PYTHON, _PROJECT / ".ci" / "torchvision_on_cpu.py"], check=True)
-    stamp.write_text(wanted, encoding="utf-8")
+    _DIRECTORY.parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{_DIRECTORY}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
+            return
+        shutil.rmtree(_DIRECTORY, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "venv", _DIRECTORY], check=True)
+        _install(f"{_PROJECT}[torch]", *_PACKAGES)
+        _install("--no-deps", _COOKBOOK)
+        # Beside a torch for the CPU, the one torchvision of PyPI does not import as it is.
+        subprocess.run([PYTHON, _PROJECT / ".ci" / "torchvision_on_cpu.py"], check=True)
+        stamp.write_text(wanted, encoding="utf-8")
 
 
 def _install(*arguments: str) -> None:

@@ -16,6 +16,7 @@ from renderers import PlaceholderRange, load_renderer
 from rollouts import FinishReason
 from rollouts.cli.main import app
 from rollouts.errors import ArgumentError
+from rollouts.tinker import sample_records
 from rollouts.tinker.requests import ModelInput, SampledSequence, SampleRequest, SampleResult
 from rollouts.tinker.sample_records import SampleRecords
 from rollouts.trajectory_files import read_episodes
@@ -161,11 +162,12 @@ def test_memory_is_bounded_by_writing_what_was_used_least_recently(path):
     assert records._nbytes == 0
 
 
-def test_a_prompt_that_is_sampled_for_ever_does_not_become_one_tree(path):
+def test_a_prompt_that_is_sampled_for_ever_does_not_become_one_tree(path, monkeypatch):
+    monkeypatch.setattr(sample_records, "_MAX_TURNS", 20)
     records = SampleRecords(path)
     for _ in range(3):
-        records.sampled("s", request([1]), result(*[[10]] * 500), "0")
-    assert [len(tree.turns) for tree in read(path)] == [1500]
+        records.sampled("s", request([1]), result(*[[10]] * 9), "0")
+    assert [len(tree.turns) for tree in read(path)] == [27]
     records.close()
 
 

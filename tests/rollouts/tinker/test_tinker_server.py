@@ -19,9 +19,9 @@ from tinker.proto.request_conv import forward_backward_request_to_proto
 from rollouts.serve.errors import ApiKeyFileError, RequestError
 from rollouts.tinker import futures as futures_module
 from rollouts.tinker.access import read_keys
+from rollouts.tinker.backend import Limits
 from rollouts.tinker.futures import Futures, Turns
 from rollouts.tinker.model_app import model_app
-from rollouts.tinker.service import Limits
 from rollouts.training.trainer import Trainer
 
 IDS = list(range(5, 25))

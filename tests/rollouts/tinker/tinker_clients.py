@@ -36,12 +36,12 @@ class Server:
         self.directory = directory
         options = {"device": "cpu", "tokens_per_pass": 150}
         self._served = ServedInThread(model_app(family.directory, directory, names=["tiny"], keys=KEYS, **options))
-        self._clients: list[tinker.ServiceClient] = []
+        self._clients: dict[int, tinker.ServiceClient] = {}
 
     def client(self, user: int = 0) -> tinker.ServiceClient:
-        client = tinker.ServiceClient(base_url=self._served.base_url, api_key=KEYS[user])
-        self._clients.append(client)
-        return client
+        if user not in self._clients:
+            self._clients[user] = tinker.ServiceClient(base_url=self._served.base_url, api_key=KEYS[user])
+        return self._clients[user]
 
     def training(self, seed: int = 1, client: tinker.ServiceClient | None = None) -> tinker.TrainingClient:
         """A new adapter. It has had a step: the product of a new one is 0, which hides half of its gradients."""
@@ -59,7 +59,7 @@ class Server:
         return found
 
     def stop(self) -> None:
-        for client in self._clients:
+        for client in self._clients.values():
             client.close("success").result()
         self._served.stop()
 

@@ -1,0 +1,68 @@
+"""What the users of a server share: the trainer, which computes one call at a time, the sampler, and the limits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from rollouts.tinker.inputs import InputReader
+from rollouts.tinker.sampler import Sampler
+from rollouts.training.trainer import Trainer
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much clients may hold.
+
+    `pending`: sampling requests whose results were not fetched; `samples`: of one request; `session_seconds`: a session
+    that sends nothing for as long ends.
+    """
+
+    sessions: int = 64
+    models: int = 32
+    rank: int = 128
+    pending: int = 8192
+    samples: int = 1024
+    session_seconds: float = 900.0
+
+
+class Backend:
+    """What the users of a server share: a trainer, a sampler, and the names of the model that they have."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        sampler: Sampler,
+        reader: InputReader,
+        names: Sequence[str],
+        *,
+        limits: Limits = Limits(),
+        check_mismatch: bool = False,
+    ) -> None:
+        self.trainer = trainer
+        self.sampler = sampler
+        self.reader = reader
+        self.names = tuple(names)
+        self.limits = limits
+        self.check_mismatch = check_mismatch
+        # The trainer takes one call at a time; they must not wait in threads that reading needs.
+        self._training = ThreadPoolExecutor(1, "tinker-training")
+
+    async def train(self, call: Callable[..., T], *args: Any, **options: Any) -> T:
+        """The result of a call of the trainer, while the sampler sleeps where both have one device."""
+
+        async def awaited() -> T:
+            async with self.sampler.asleep():
+                loop = asyncio.get_running_loop()
+                return await loop.run_in_executor(self._training, lambda: call(*args, **options))
+
+        return await asyncio.shield(awaited())  # a call that runs is not ended by whoever waits for it
+
+    async def close(self) -> None:
+        await self.sampler.close()
+        await asyncio.to_thread(self._training.shutdown)
