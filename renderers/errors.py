@@ -255,8 +255,8 @@ class PlaceholderCountError(RendererError):
         held = "".join(f", part {index} {digest[:12]}" for index, digest in parts)
         super().__init__(
             f"message {message_index}{held}: it holds {self.expected} {modality} part(s) but the chat template printed "
-            f"{actual} {modality} placeholder(s). This template does not show {modality}s there: move them to a role "
-            "that it does (usually user), or use a template that handles them."
+            f"{actual} {modality} placeholder(s). This template does not show {modality} parts there: move them to a "
+            "role in which it does (usually user), or use a template that handles them."
         )
 
     def relative_to(self, first_message: int) -> Self:
@@ -292,7 +292,7 @@ class ForeignMediaError(RendererError, TypeError):
 
 
 class MediaError(RendererError):
-    """An image or a video could not be accepted.
+    """An image, a video or a sound could not be accepted.
 
     `message_index` and `part_index` name the place, once known; `digest` is that of the source, None before it is read.
 
@@ -331,16 +331,16 @@ class MediaFetchError(MediaError):
 
 
 class MediaLimitError(MediaError):
-    """A medium is larger than the policy allows, in bytes, pixels, frames or aspect ratio.
+    """A medium is larger than the policy allows, in bytes, pixels, frames, aspect ratio, seconds or channels.
 
     Cure: make the medium smaller, or raise the limit in `MediaPolicy`.
     """
 
 
 class MediaDecodeError(MediaError):
-    """The bytes are not an image or a video that can be read.
+    """The bytes are not an image, a video or a sound that can be read.
 
-    Cure: pass a complete image or video file of a supported type, or an array.
+    Cure: pass a complete file of a supported type, or an array.
     """
 
 

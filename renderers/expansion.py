@@ -1,4 +1,4 @@
-"""The tokens of an image or video that stands between two tokens, outside of any rendered text."""
+"""The tokens of a medium that stands between two tokens, outside of any rendered text."""
 
 from __future__ import annotations
 

@@ -28,6 +28,8 @@ MEDIA_PART_TYPES: Mapping[str, Modality] = {
     **dict.fromkeys(VIDEO_PART_TYPES, "video"),
     **dict.fromkeys(AUDIO_PART_TYPES, "audio"),
 }
+#: What texts call several media of a modality.
+PLURALS: Mapping[Modality, str] = {"image": "images", "video": "videos", "audio": "sounds"}
 # Keys of a message that hold reasoning; the first one present is used.
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 

@@ -67,6 +67,10 @@ class RendererOptions:
         _check_choice("history", self.history, get_args(HistoryPolicy))
         if not isinstance(self.chat_template_kwargs, Mapping):
             raise ConfigError("chat_template_kwargs", self.chat_template_kwargs, ("a dict of variable to value",))
+        for name in _SOUND_OF_VIDEO:
+            if self.chat_template_kwargs.get(name):
+                rule = "without it: the sound of a video is not read; send it as an audio part beside the video"
+                raise ConfigError("chat_template_kwargs", name, (rule,))
         if not isinstance(self.body_policies, Mapping):
             raise ConfigError("body_policies", self.body_policies, ("a dict of role to policy",))
         for role, policy in self.body_policies.items():
@@ -77,6 +81,10 @@ class RendererOptions:
             _check_choice("image_backend", self.image_backend, get_args(ImageBackend))
         if isinstance(self.cache_bytes, bool) or not isinstance(self.cache_bytes, int) or self.cache_bytes < 0:
             raise ConfigError("cache_bytes", self.cache_bytes, ("a number of bytes, 0 for no cache",))
+
+
+# Options of the processors of omni models, both names, for which templates have no variable.
+_SOUND_OF_VIDEO: Final = ("use_audio_in_video", "load_audio_from_video")
 
 
 def _check_choice(option: str, value: object, allowed: tuple[str, ...]) -> None:

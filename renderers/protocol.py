@@ -43,7 +43,8 @@ class Renderer(Protocol):
 
 @runtime_checkable
 class MultimodalRenderer(Renderer, Protocol):
-    """A renderer of a multimodal model; `mm_token_type_id_map` maps placeholder ids to 1 (image) or 2 (video)."""
+    """A renderer of a multimodal model; `mm_token_type_id_map` maps placeholder ids to 1 (image), 2 (video) or 3
+    (sound)."""
 
     @property
     def mm_token_type_id_map(self) -> dict[int, int]: ...
@@ -61,5 +62,5 @@ class MultimodalRenderer(Renderer, Protocol):
 
 
 def is_multimodal(renderer: object) -> bool:
-    """Whether the renderer's model reads images or videos. Holds for any object with a `mm_token_type_id_map`."""
+    """Whether the renderer's model reads media. Holds for any object with a `mm_token_type_id_map`."""
     return bool(getattr(renderer, "mm_token_type_id_map", None))

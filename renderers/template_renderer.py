@@ -55,7 +55,7 @@ _log = logging.getLogger("renderers")
 class TemplateRenderer:
     """Renders, bridges and parses for one model. Safe to share between threads.
 
-    `media` loads images and videos; without processors, the model only reads text. `unprocessed_markers` are the tokens
+    `media` loads the media; without processors, the model only reads text. `unprocessed_markers` are the tokens
     that the template prints for media without a processor, which are rendered with `process_multimodal=False` only.
     Messages go to `template` as they are: `load_renderer` and `create_renderer` pass a template that converts their
     content. `config` is what the renderer was made of: `RendererOptions`, or the resolved configuration of a family;
@@ -136,10 +136,10 @@ class TemplateRenderer:
     ) -> RenderedTokens:
         """Render a whole conversation.
 
-        With `process_multimodal=False` no image or video is loaded: each has one placeholder token, as in
+        With `process_multimodal=False` no medium is loaded: each has one placeholder token, as in
         `RenderedTokens.logical_ids`, and `multi_modal_data` is None. It is the prompt of a server that loads media.
 
-        Raises `MessageError` for a malformed conversation, `MediaError` for an image or video that cannot be
+        Raises `MessageError` for a malformed conversation, `MediaError` for a medium that cannot be
         accepted, `TemplateError` with the template's own message if the template refuses.
         """
         checked = check_messages(messages)
@@ -257,7 +257,7 @@ class TemplateRenderer:
     ) -> RenderedTokens | None:
         """The next prompt, starting with prompt + completion verbatim, or None where that cannot be proven right.
 
-        With `process_multimodal=False` the prompt and the result have one placeholder token for each image or video, as
+        With `process_multimodal=False` the prompt and the result have one placeholder token for each medium, as
         `render` returns them then; whether the prompt's placeholders belong to images is not checked.
         Refusals are counted with their reason in `bridge_stats`; `try_bridge` returns the reason.
         """

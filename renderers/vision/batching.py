@@ -23,9 +23,7 @@ def batch_tensors(items: Sequence[MediaItem]) -> dict[str, np.ndarray]:
     for name, field in fields.items():
         holders = [item for item in items if name in item]
         if any(item.fields[name] != field for item in holders):
-            raise MediaError(
-                f"{name}: images and videos of a batch lay it out differently; make batches of one of them"
-            )
+            raise MediaError(f"{name}: the modalities of a batch lay it out differently; make batches of one of them")
         try:
             tensors[name] = combine([item[name] for item in holders], field)
         except MediaError as error:

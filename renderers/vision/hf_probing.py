@@ -12,6 +12,7 @@ from PIL import Image
 
 from renderers.errors import LoadError, MediaError
 from renderers.media.item import PixelScale, TensorField
+from renderers.messages import PLURALS
 from renderers.vision.batching import combine, same_bits
 from renderers.vision.hf_runner import PROCESSOR_ERRORS, Clip, Medium, ProcessorOutput, ProcessorRunner, Sound
 from renderers.vision.patches import ScaledPixels
@@ -68,11 +69,11 @@ def probe(runner: ProcessorRunner, *, min_frames: int, embed_tokens: Sequence[st
         single = [runner.run([medium]) for medium in media]
         batch = runner.run(media, text=_TEXT)
     except PROCESSOR_ERRORS as error:
-        raise LoadError(f"{runner.name} does not process {runner.modality}s one at a time: {error}") from error
+        raise LoadError(f"{runner.name} does not process {PLURALS[runner.modality]} one at a time: {error}") from error
     if list(batch.replacements) != [output.replacements[0] for output in single]:
         raise LoadError(
-            f"{runner.name} puts other text in place of {runner.marker!r} when {runner.modality}s are processed "
-            "together; items that were processed alone would be wrong for such a model"
+            f"{runner.name} puts other text in place of {runner.marker!r} when {PLURALS[runner.modality]} are "
+            "processed together; items that were processed alone would be wrong for such a model"
         )
     masks = _missing_masks(single, batch) if runner.modality == "audio" else {}
     fields = _fields(runner, [_with_masks(output.tensors, masks) for output in single], batch.tensors, masks)
@@ -157,7 +158,7 @@ def _fields(
     for name in names - fields.keys():
         shapes = ", ".join(str(tensors[name].shape) for tensors in single)
         raise LoadError(
-            f"{runner.name} returns {name!r} in the shapes {shapes} for single {runner.modality}s and "
+            f"{runner.name} returns {name!r} in the shapes {shapes} for single {PLURALS[runner.modality]} and "
             f"{batch[name].shape} for all together, which is neither their rows one after another nor stacked and "
             "padded: values or layout depend on the rest of the batch, so items that were processed alone would be "
             "wrong"

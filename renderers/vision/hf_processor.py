@@ -24,6 +24,7 @@ from renderers.media.item import ExpansionPiece, MediaItem, MediaSource, Modalit
 from renderers.media.policy import MediaPolicy
 from renderers.media.store import MediaStore
 from renderers.media.video_decoding import decode_video, package_version, video_decoder_versions
+from renderers.messages import PLURALS
 from renderers.process.files import read_json
 from renderers.process.fork_reset import ProcessLock
 from renderers.vision.hf_probing import Layout, item_tensor, probe
@@ -71,7 +72,7 @@ _OF_MODALITY: Mapping[Modality, frozenset[str]] = {
 
 
 class HFProcessor(StoringProcessor):
-    """Turns media sources into `MediaItem`s by running the model's own processor, each distinct image or video once.
+    """Turns media sources into `MediaItem`s by running the model's own processor, each distinct one once.
 
     The tensors of an item are what the processor returns for it alone, except those of the text: numpy arrays of the
     same names and types (bfloat16 as the float32 of equal value), `scale` None. Where the floats are exactly uint8
@@ -101,7 +102,7 @@ class HFProcessor(StoringProcessor):
         layout = self._layout
         if isinstance(layout, LoadError):
             raise MediaError(
-                f"this model's {self.modality}s cannot be processed: {layout}", digest=source.digest
+                f"this model's {PLURALS[self.modality]} cannot be processed: {layout}", digest=source.digest
             ) from layout
         fields = layout.fields
         medium: Medium

@@ -1,4 +1,4 @@
-"""Loads and processes the media of a conversation, each distinct image or video once.
+"""Loads and processes the media of a conversation, each distinct one once.
 
 Media that were loaded before cost a look-up. New ones are loaded and processed in parallel on threads (decoding,
 resizing and hashing release the interpreter's lock); two callers with the same new image wait for one processing.
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from renderers.errors import MediaError, MediaFetchError, MessageError
 from renderers.media.item import MediaItem, MediaSource, Modality
-from renderers.messages import MEDIA_PART_TYPES, media_parts, media_value
+from renderers.messages import MEDIA_PART_TYPES, PLURALS, media_parts, media_value
 from renderers.process.fork_reset import register_fork_reset
 from renderers.process.threads import DaemonThreads, available_cores
 from renderers.vision.media_markers import LocatedItem
@@ -22,7 +22,7 @@ from renderers.vision.processor import MediaProcessor
 
 
 class _Part(NamedTuple):
-    """A content part with an image or video."""
+    """A content part with a medium."""
 
     message_index: int
     part_index: int
@@ -127,10 +127,10 @@ class MediaLoader:
         modality = MEDIA_PART_TYPES[kind]
         processor = self.processors.get(modality)
         if processor is None:
-            readable = " and ".join(f"{known}s" for known in self.processors) or "text"
+            readable = " and ".join(PLURALS[known] for known in self.processors) or "text"
             reason = self._missing.get(modality) or (
-                f"{self._model} reads only {readable}. Remove the part, or load a model directory with a "
-                f"{'video_' if modality == 'video' else ''}preprocessor_config.json for it"
+                f"{self._model} reads only {readable}. Remove the part, or load a model directory whose processor "
+                f"files (processor_config.json, preprocessor_config.json) are for {PLURALS[modality]} too"
             )
             raise MessageError(
                 f"a part of type {kind!r}, but {reason}", message_index=message_index, part_index=part_index

@@ -37,7 +37,7 @@ def printed_markers(template: Template, tokenizer: TemplateTokenizer) -> dict[Mo
 
 
 class LocatedItem(NamedTuple):
-    """An image or video, and the content part that contains it."""
+    """A medium, and the content part that contains it."""
 
     message_index: int
     part_index: int

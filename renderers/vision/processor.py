@@ -18,7 +18,7 @@ from renderers.vision.patches import normalised
 
 @dataclass(frozen=True, eq=False)
 class ProcessorOutput(Mapping[str, np.ndarray]):
-    """A mapping from tensor name to array, as a transformers processor returns it for one image or video.
+    """A mapping from tensor name to array, as a transformers processor returns it for one medium.
 
     Pixels are float32, made each time they are read; a tensor of which the item is one row of the batch has a leading
     axis of length 1, so that the tensors of several items are concatenated along axis 0. `item` holds the tensors in

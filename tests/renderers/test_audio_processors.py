@@ -166,5 +166,5 @@ def test_the_length_that_a_processor_reads_is_found_to_the_sample() -> None:
 
 def test_a_processor_that_takes_no_text_with_sounds_is_refused(families: Any) -> None:
     """Voxtral's makes prompts by mistral_common, from messages."""
-    with pytest.raises(LoadError, match="VoxtralProcessor does not process audios one at a time"):
+    with pytest.raises(LoadError, match="VoxtralProcessor does not process sounds one at a time"):
         families("voxtral")

@@ -128,5 +128,5 @@ def test_an_item_that_does_not_say_how_it_is_batched_is_refused() -> None:
 def test_modalities_that_lay_one_tensor_out_differently_are_not_mixed() -> None:
     image = item({"pixels": np.zeros((1, 2))}, {"pixels": ROWS})
     video = item({"pixels": np.zeros((1, 2))}, {"pixels": ONE}, "video")
-    with pytest.raises(MediaError, match="pixels: images and videos of a batch"):
+    with pytest.raises(MediaError, match="pixels: the modalities of a batch"):
         batch_tensors([image, video])

@@ -1,0 +1,242 @@
+"""Prompts with sounds: ids, ranges and features are those of the models' own processors on the whole conversation."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import audio_families
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from processor_outputs import TEXT_KEYS, check_equal
+from transformers import AutoProcessor
+
+from renderers import RendererOptions, RendererPool, TemplateRenderer, build_training_sample, load_renderer
+from renderers.errors import ConfigError, MediaError, MessageError, PlaceholderCountError
+from renderers.vision.batching import batch_tensors
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
+RATE = 16000
+#: Their own batches hold exactly the tensors of single sounds. The first counts sounds: "Audio 1: ".
+WHOLE_CONVERSATIONS = ("qwen2_audio", "qwen2_5_omni", "inkling")
+#: Their own batches hold other last frames of the shorter sounds, so features are compared with those of each alone.
+ALONE = ("qwen3_omni", "gemma3n", "nemotron_h_omni")
+SEE = ("qwen2_5_omni", "inkling", "qwen3_omni", "gemma3n")
+
+Family = tuple[TemplateRenderer, Any]
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Family]:
+    """By the name of a family: a renderer of its directory, and the processor that transformers loads from there."""
+
+    @functools.cache
+    def load(name: str) -> Family:
+        directory = audio_families.save(name, tmp_path_factory.mktemp(name))
+        return load_renderer(directory), AutoProcessor.from_pretrained(directory)
+
+    return load
+
+
+def sound(seconds: float) -> np.ndarray:
+    count = round(seconds * RATE)
+    return np.random.default_rng(count).uniform(-1, 1, count).astype(np.float32)
+
+
+def hear(samples: np.ndarray) -> dict[str, Any]:
+    return {"type": "audio", "audio": samples, "sampling_rate": RATE}
+
+
+def see(width: int) -> dict[str, Any]:
+    values = np.random.default_rng(width).integers(0, 256, (64, width, 3), dtype=np.uint8)
+    return {"type": "image", "image": Image.fromarray(values)}
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def user(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts)}
+
+
+def output_of(reference: Any, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the processor of transformers makes of a conversation, all media together."""
+    prompt = reference.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    parts = [part for message in messages if isinstance(message["content"], list) for part in message["content"]]
+    media: dict[str, Any] = {}
+    if sounds := [part["audio"] for part in parts if part["type"] == "audio"]:
+        media |= {"audio": sounds, "audio_kwargs": {"sampling_rate": RATE, "return_tensors": "pt"}}
+    if images := [part["image"] for part in parts if part["type"] == "image"]:
+        media |= {"images": [images], "images_kwargs": {"return_tensors": "pt"}}
+    return dict(reference(text=[prompt], text_kwargs={"return_tensors": "pt"}, **media))
+
+
+# Parts: a text, a sound by its length in seconds, an image by its width.
+_TEXTS = st.sampled_from(["Hear\n", "\n  ?", "00:", " "]).map(said)
+_SOUNDS = st.sampled_from([0.1, 0.35, 0.61, 1.2]).map(lambda seconds: hear(sound(seconds)))
+_IMAGES = st.sampled_from([64, 128, 192]).map(see)
+
+
+@pytest.mark.parametrize("name", [*WHOLE_CONVERSATIONS, *ALONE])
+def test_conversations_with_sounds_are_those_of_the_models_own_processor(name: str, family: Any) -> None:
+    renderer, reference = family(name)
+    kinds = [_TEXTS, _SOUNDS, *([_IMAGES] if name in SEE else [])]
+    contents = st.lists(st.one_of(kinds), min_size=1, max_size=4)
+
+    @given(st.lists(contents, min_size=1, max_size=2), _SOUNDS)
+    @settings(max_examples=3, deadline=None)
+    def check(turns: list[list[dict[str, Any]]], last: dict[str, Any]) -> None:
+        messages: list[dict[str, Any]] = []
+        for turn in turns:
+            messages += [user(*turn), {"role": "assistant", "content": [said("It is loud.")]}]
+        messages.append(user(last, said("And this?")))
+        rendered = renderer.render(messages, add_generation_prompt=True)
+        theirs = output_of(reference, messages)
+        assert rendered.token_ids == theirs["input_ids"][0].tolist()
+
+        media = rendered.multi_modal_data
+        assert media is not None
+        sounds = media.media_items["audio"]
+        embed_id = reference.tokenizer.convert_tokens_to_ids(renderer.processors["audio"].embed_token)
+        types = list(rendered.mm_token_type_ids)
+        for item, place in zip(sounds, media.mm_placeholders["audio"], strict=True):
+            window = range(place.offset, place.offset + place.length)
+            assert sum(types[at] == 3 and rendered.token_ids[at] == embed_id for at in window) == item.num_tokens
+        assert types.count(3) == rendered.token_ids.count(embed_id) == sum(item.num_tokens for item in sounds)
+        if name in WHOLE_CONVERSATIONS:
+            expected = {n: t for n, t in theirs.items() if n in sounds[0]}
+            check_equal(batch_tensors(sounds), expected)
+        for item, part in zip(sounds, _parts(messages, "audio"), strict=True):
+            alone = output_of(reference, [user(part)])
+            check_equal(
+                {n: t for n, t in batch_tensors([item]).items() if n in alone},
+                {n: t for n, t in alone.items() if n in item and n not in TEXT_KEYS},
+            )
+
+    check()
+
+
+def _parts(messages: Sequence[Mapping[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [part for message in messages for part in message["content"] if part["type"] == kind]
+
+
+@pytest.mark.parametrize("name", ["qwen2_audio", "qwen2_5_omni"])
+def test_bridges_carry_sounds_forward_and_go_on_counting_them(name: str, family: Any) -> None:
+    renderer, _ = family(name)
+    histories = [
+        [user(hear(sound(0.5)), said("What is it?"))],
+        [user(hear(sound(0.5)), hear(sound(0.5))), {"role": "assistant", "content": "Two."}, user(said("And?"))],
+    ]
+    answer = [*renderer.tokenizer.encode_run("A bell.").ids, *renderer.get_stop_token_ids()[:1]]
+    turns = [user(hear(sound(0.7)), said("Now?")), user(hear(sound(0.5))), user(said("Sure?"))]
+    for history, new in itertools.product(histories, turns):
+        first = renderer.render(history, add_generation_prompt=True)
+        bridged = renderer.bridge_to_next_turn(
+            first.token_ids,
+            answer,
+            [new],
+            previous_messages=history,
+            previous_multi_modal_data=first.multi_modal_data,
+        )
+        messages = [*history, {"role": "assistant", "content": "A bell."}, new]
+        whole = renderer.render(messages, add_generation_prompt=True)
+        assert bridged is not None
+        assert bridged.token_ids == whole.token_ids
+        assert bridged.multi_modal_data.mm_placeholders == whole.multi_modal_data.mm_placeholders
+        assert bridged.multi_modal_data.mm_hashes == whole.multi_modal_data.mm_hashes
+        assert bridged.mm_token_type_ids == whole.mm_token_type_ids
+        lost = renderer.bridge_to_next_turn(first.token_ids, answer, [new], previous_messages=history)
+        assert lost is None  # the prefix holds sounds, and none were handed over
+
+
+def test_audio_tokens_that_a_user_typed_or_a_policy_sampled_are_no_sounds(family: Any) -> None:
+    renderer, _ = family("qwen2_audio")
+    marker_id = next(iter(renderer.mm_token_type_id_map))
+    typed = [user(said("<|AUDIO|>"), hear(sound(0.5)))]
+    rendered = renderer.render(typed, add_generation_prompt=True)
+    assert rendered.token_ids.count(marker_id) == rendered.multi_modal_data.media_items["audio"][0].num_tokens
+    sampled = [marker_id, *renderer.get_stop_token_ids()[:1]]
+    bridged = renderer.bridge_to_next_turn(
+        rendered.token_ids,
+        sampled,
+        [user(said("What?"))],
+        previous_multi_modal_data=rendered.multi_modal_data,
+    )
+    assert bridged is not None
+    at = len(rendered.token_ids)
+    assert bridged.token_ids[at] == marker_id
+    assert bridged.mm_token_type_ids[at] == 0
+    assert len(bridged.multi_modal_data.mm_placeholders["audio"]) == 1
+
+
+def test_the_same_sound_twice_is_processed_once(family: Any) -> None:
+    renderer, _ = family("qwen2_audio")
+    one, two = renderer.render([user(hear(sound(0.5)), hear(sound(0.5)))]).multi_modal_data.media_items["audio"]
+    assert one is two
+
+
+def test_a_sound_in_a_tool_message_is_in_the_range_of_that_message(family: Any) -> None:
+    renderer, _ = family("qwen2_5_omni")
+    call = {"id": "c0", "type": "function", "function": {"name": "record", "arguments": {}}}
+    messages = [
+        {"role": "user", "content": "Record."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c0", "content": [hear(sound(0.5)), said("done")]},
+    ]
+    rendered = renderer.render(messages, add_generation_prompt=True)
+    place = rendered.multi_modal_data.mm_placeholders["audio"][0]
+    assert {rendered.message_indices[at] for at in range(place.offset, place.offset + place.length)} == {2}
+
+
+def test_a_template_that_prints_nothing_for_a_sound_is_an_error_with_its_place(tmp_path: Any) -> None:
+    directory = audio_families.save("qwen2_audio", tmp_path)
+    template = audio_families.chatml(audio="", image="", video="")
+    renderer = load_renderer(directory, chat_template=template)
+    with pytest.raises(PlaceholderCountError, match=r"message 0, part 1 .*does not show audio parts there") as caught:
+        renderer.render([user(said("Hear:"), hear(sound(0.5)))])
+    assert (caught.value.message_index, caught.value.modality) == (0, "audio")
+
+
+def test_media_that_the_model_does_not_read_are_refused_with_what_it_reads(family: Any) -> None:
+    renderer, _ = family("qwen2_audio")
+    with pytest.raises(MessageError, match=r"message 0, part 0: a part of type 'image', but .* reads only sounds\."):
+        renderer.render([user(see(64))])
+
+
+def test_a_sound_without_a_token_is_an_error_with_its_place(family: Any) -> None:
+    renderer, _ = family("qwen2_audio")
+    with pytest.raises(MediaError, match=r"message 0, part 1: .*too short: append silence"):
+        renderer.render([user(said("Hear:"), hear(sound(0.01)))])
+
+
+@pytest.mark.parametrize("option", ["use_audio_in_video", "load_audio_from_video"])
+def test_the_sound_of_a_video_is_refused_by_the_name_of_its_option(option: str) -> None:
+    with pytest.raises(ConfigError, match=f"{option}.*send it as an audio part beside the video"):
+        RendererOptions(chat_template_kwargs={option: True})
+    RendererOptions(chat_template_kwargs={option: False})
+
+
+def test_a_pool_renders_sounds_as_its_renderer_does(tmp_path: Any) -> None:
+    directory = audio_families.save("qwen2_audio", tmp_path)
+    messages = [user(hear(sound(0.5)), said("What?"))]
+    with RendererPool(lambda: load_renderer(directory), size=1) as pool:
+        assert pool.mm_token_type_id_map == {next(iter(pool.mm_token_type_id_map)): 3}
+        pooled, alone = pool.render(messages), load_renderer(directory).render(messages)
+    assert pooled.token_ids == alone.token_ids
+    assert pooled.multi_modal_data.mm_hashes == alone.multi_modal_data.mm_hashes
+
+
+def test_the_sounds_of_a_training_sample_are_those_of_the_prompt(family: Any) -> None:
+    renderer, _ = family("qwen2_audio")
+    messages = [user(hear(sound(0.5)), said("What?")), {"role": "assistant", "content": "A bell."}]
+    sample = build_training_sample(renderer, messages)
+    rendered = renderer.render(messages)
+    assert list(sample.token_ids) == rendered.token_ids
+    assert sample.multi_modal_data.mm_placeholders == rendered.multi_modal_data.mm_placeholders
