@@ -11,9 +11,9 @@ from typing import Any, cast
 from renderers import MediaPolicy, MediaSource, Message, RenderedTokens
 from renderers.errors import MediaError, MessageError
 from renderers.media.reference import source_of_part
-from renderers.messages import check_messages, check_tools, media_parts, media_value, with_medium
+from renderers.messages import check_messages, check_tools, media_parts, media_value, part_kind, with_medium
 from rollouts.engines.protocol import ChatEngine, FinishReason, SamplingParams, is_chat
-from rollouts.episodes.deadlines import EpisodeActivity
+from rollouts.episodes.deadlines import EpisodeActivity, TurnCounts
 from rollouts.episodes.errors import raise_naming_origin, wrap_exceptions
 from rollouts.episodes.turns import (
     EpisodeRecorder,
@@ -107,12 +107,13 @@ class ChatRecorder(EpisodeRecorder):
         index = len(trajectory.turns) - 1
         return AnsweredTurn(prompt, (), answer.message, answer.parsed, index, engine_seconds, prompt.seconds, *counts)
 
-    def counts(self, turn: SampledTurn) -> tuple[int, int, int]:
+    def counts(self, turn: SampledTurn) -> TurnCounts:
         assert isinstance(turn, AnsweredTurn)
-        return turn.prompt_tokens, turn.completion_tokens, len(_sources(turn.prompt.conversation))
+        parts = (part for message in turn.prompt.conversation for _, part in media_parts(message))
+        return TurnCounts.of(turn.prompt_tokens, turn.completion_tokens, map(part_kind, parts))
 
     async def _with_sources(self, messages: Sequence[Message], origin: str) -> list[Message]:
-        """Checked copies of messages, with a `MediaSource` for each image."""
+        """Checked copies of messages, with a `MediaSource` for each medium."""
         self.activity.waits_for("renderer", self.trajectory.num_turns)  # the part of an episode that prepares prompts
         try:
             checked = check_messages(own_messages(messages))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, Self
 from weakref import WeakKeyDictionary
 
 from renderers import MediaSource
@@ -31,8 +32,8 @@ class EpisodeLimits:
     - `max_turns`: completions of the model.
     - `max_tokens`: tokens of a prompt and its completion together. A completion has at most the tokens that are left; a
       prompt that leaves none ends the episode.
-    - `max_images`: images and videos of a prompt.
-    - `max_media_bytes`: encoded bytes of the images and videos of a prompt; equal ones count once.
+    - `max_images`: images, videos and sounds of a prompt.
+    - `max_media_bytes`: encoded bytes of the images, videos and sounds of a prompt; equal ones count once.
     - `turn_seconds`: from the end of a turn (for the first one, the start of the episode) to the end of the next.
     - `episode_seconds`: one attempt at the episode.
 
@@ -72,13 +73,15 @@ class EpisodeLimits:
         self.check_media([item.source for item, _ in request.media], turn)
 
     def check_media(self, sources: Sequence[MediaSource], turn: int) -> None:
-        """Raises `EpisodeLimitError` if a prompt has more images and videos than a limit allows."""
+        """Raises `EpisodeLimitError` if a prompt has more media than a limit allows."""
         if self.max_images is not None and len(sources) > self.max_images:
-            raise _reached("max_images", turn, f"{len(sources)} images and videos", self.max_images)
+            raise _reached("max_images", turn, f"{len(sources)} images, videos and sounds", self.max_images)
         if self.max_media_bytes is not None:
             total = sum({source.digest: source.nbytes for source in sources}.values())
             if total > self.max_media_bytes:
-                raise _reached("max_media_bytes", turn, f"{total} bytes of images and videos", self.max_media_bytes)
+                raise _reached(
+                    "max_media_bytes", turn, f"{total} bytes of images, videos and sounds", self.max_media_bytes
+                )
 
 
 #: Raised for a prompt that leaves no room for a completion, by an engine and by a renderer of a server.
@@ -111,6 +114,21 @@ class TurnSeconds(NamedTuple):
     environment: float
 
 
+class TurnCounts(NamedTuple):
+    """The tokens of the prompt and the completion of a turn, and the media of its prompt. Videos count as images."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    images: int
+    sounds: int
+
+    @classmethod
+    def of(cls, prompt_tokens: int, completion_tokens: int, modalities: Iterable[str]) -> Self:
+        """`modalities` has one for each medium of the prompt."""
+        media = Counter(modalities)
+        return cls(prompt_tokens, completion_tokens, media.total() - media["audio"], media["audio"])
+
+
 class EpisodeObserver(Protocol):
     """Is called by an episode on its event loop; an exception fails the episode."""
 
@@ -125,13 +143,8 @@ class EpisodeObserver(Protocol):
         """
         ...
 
-    def turn_finished(
-        self, turn: int, prompt_tokens: int, completion_tokens: int, images: int, seconds: TurnSeconds, failed: bool
-    ) -> None:
-        """A turn is part of the trajectory, with its reward unless its step in the environment `failed`.
-
-        `images` counts the images and videos of its prompt.
-        """
+    def turn_finished(self, turn: int, counts: TurnCounts, seconds: TurnSeconds, failed: bool) -> None:
+        """A turn is part of the trajectory, with its reward unless its step in the environment `failed`."""
         ...
 
 
@@ -153,11 +166,9 @@ class EpisodeActivity:
     def requesting(self) -> AbstractContextManager[object]:
         return nullcontext() if self._observer is None else self._observer.requesting()
 
-    def turn_finished(
-        self, turn: int, prompt_tokens: int, completion_tokens: int, images: int, seconds: TurnSeconds, failed: bool
-    ) -> None:
+    def turn_finished(self, turn: int, counts: TurnCounts, seconds: TurnSeconds, failed: bool) -> None:
         if self._observer is not None:
-            self._observer.turn_finished(turn, prompt_tokens, completion_tokens, images, seconds, failed)
+            self._observer.turn_finished(turn, counts, seconds, failed)
 
 
 class UpdatePauses:

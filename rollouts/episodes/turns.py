@@ -30,6 +30,7 @@ from rollouts.episodes.deadlines import (
     EpisodeActivity,
     EpisodeDeadlines,
     EpisodeLimits,
+    TurnCounts,
     TurnSeconds,
     UpdatePauses,
     max_turns_limit,
@@ -117,7 +118,7 @@ def expecting_request(engine: Any) -> AbstractContextManager[None]:
 
 
 def own_messages(messages: Sequence[Message]) -> Sequence[Message]:
-    """Copies of messages. Their images and videos are shared, until `keep_media` replaces them.
+    """Copies of messages. Their media are shared, until `keep_media` replaces them.
 
     What the renderer refuses is returned as it is.
     """
@@ -127,7 +128,7 @@ def own_messages(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def keep_media(messages: Sequence[Message], prompt: RenderedTokens) -> None:
-    """Replace the images and videos of messages, those of `own_messages`, by their sources.
+    """Replace the media of messages, those of `own_messages`, by their sources.
 
     `prompt` ends with the messages. A buffer that an environment uses for every picture may change from now on.
     """
@@ -307,12 +308,11 @@ class EpisodeRecorder(ABC):
         if self.trajectory.finished:
             return
         seconds = TurnSeconds(turn.engine_seconds, turn.renderer_seconds, environment_seconds)
-        prompt_tokens, completion_tokens, images = self.counts(turn)
-        self.activity.turn_finished(turn.index, prompt_tokens, completion_tokens, images, seconds, failed)
+        self.activity.turn_finished(turn.index, self.counts(turn), seconds, failed)
 
     @abstractmethod
-    def counts(self, turn: SampledTurn) -> tuple[int, int, int]:
-        """The tokens of prompt and completion of a turn, and the images of its prompt."""
+    def counts(self, turn: SampledTurn) -> TurnCounts:
+        """The numbers of tokens and media of a turn."""
 
     def limit_reached(self) -> EpisodeLimitError | None:
         """The limit that allows no further turn, those that are being sampled included."""
@@ -431,11 +431,11 @@ class TurnRecorder(EpisodeRecorder):
         index = len(trajectory.turns) - 1
         return SampledTurn(prompt, ids, message, parsed, index, engine_seconds, renderer_seconds)
 
-    def counts(self, turn: SampledTurn) -> tuple[int, int, int]:
+    def counts(self, turn: SampledTurn) -> TurnCounts:
         rendered = turn.prompt.rendered
-        media = rendered.multi_modal_data
-        images = 0 if media is None else sum(map(len, media.mm_hashes.values()))
-        return len(rendered), len(turn.completion_ids), images
+        media = {} if rendered.multi_modal_data is None else rendered.multi_modal_data.mm_hashes
+        modalities = (modality for modality, hashes in media.items() for _ in hashes)
+        return TurnCounts.of(len(rendered), len(turn.completion_ids), modalities)
 
     def request(self, prompt: Prompt, sampling: SamplingParams, seed: int | None, request_id: str) -> GenerateRequest:
         """The request for a prompt, with `seed` for that of `sampling`, whose stop tokens default to the renderer's."""

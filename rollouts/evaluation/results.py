@@ -37,6 +37,8 @@ _MOST_BYTES: Final = 16 << 20
 _MOST_ERRORS: Final = 10
 _MOST_ERROR_CHARACTERS: Final = 1000
 
+_TOTALS: Final = ("failed", "turns", "length_stops", "tokens", "sampled_tokens", "images", "sounds")
+
 #: Rewards from here on count as no numbers: their squares have no float.
 MOST_REWARD: Final = 1e150
 
@@ -68,7 +70,7 @@ class EvaluationResults(BaseModel):
     - `pass_at_k`, `pass_hat_k`: by k, the probability that at least one of k samples succeeds, and that all do.
     - `truncated`: the share of episodes that a limit ended.
     - `turns`, `length_stops`: all turns, and those that were cut before the model had ended them.
-    - `tokens`, `sampled_tokens`, `images`: totals, as in `metrics.jsonl`.
+    - `tokens`, `sampled_tokens`, `images`, `sounds`: totals, as in `metrics.jsonl`.
     - `errors`: the most frequent kinds of errors.
     - `configuration`: what was evaluated and how, as far as it is known.
     - `warnings`: what a reader has to know before using the numbers.
@@ -96,6 +98,7 @@ class EvaluationResults(BaseModel):
     tokens: int
     sampled_tokens: int
     images: int
+    sounds: int = 0
     errors: dict[str, ErrorCount]
     configuration: dict[str, Any] = Field(default_factory=dict)
     warnings: list[str] = Field(default_factory=list)
@@ -258,7 +261,7 @@ class Tally:
         self._pass_at: dict[int, array[float]] = {one: _column() for one in chosen_k(self._samples, k)}
         self._pass_hat: dict[int, array[float]] = {one: _column() for one in self._pass_at}
         self._truncated = _column()
-        self._totals = dict.fromkeys(("failed", "turns", "length_stops", "tokens", "sampled_tokens", "images"), 0)
+        self._totals = dict.fromkeys(_TOTALS, 0)
         self._episodes = self._without_parts = self._unusable = 0
         self._lowest, self._highest = math.inf, -math.inf
         self._errors: Counter[str] = Counter()
@@ -319,6 +322,7 @@ class Tally:
             tokens=self._totals["tokens"],
             sampled_tokens=self._totals["sampled_tokens"],
             images=self._totals["images"],
+            sounds=self._totals["sounds"],
             errors={
                 kind: ErrorCount(episodes=count, example=self._examples[kind])
                 for kind, count in self._errors.most_common(_MOST_ERRORS)

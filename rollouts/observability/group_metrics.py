@@ -62,6 +62,7 @@ class GroupMetrics(BaseModel):
     tokens: int
     sampled_tokens: int
     images: int
+    sounds: int = 0
     oldest_version: str = ""
 
     @model_validator(mode="after")
@@ -108,7 +109,8 @@ class GroupMetrics(BaseModel):
             + _counted_by_endpoint(episodes, COMPLETION_TOKENS),
             sampled_tokens=sum(len(node.logprobs) for episode in episodes for node in episode.nodes)
             + _counted_by_endpoint(episodes, COMPLETION_TOKENS),
-            images=sum(1 for episode in episodes for _ in episode.all_media()),
+            images=sum(medium.modality != "audio" for episode in episodes for medium in episode.all_media()),
+            sounds=sum(medium.modality == "audio" for episode in episodes for medium in episode.all_media()),
             oldest_version=group.oldest_version,
         )
 

@@ -73,7 +73,7 @@ class EpisodeSpans:
     weight update is a span `weight_update`.
 
     Attributes begin with `mmrollouts.`: `episode.id`, `task.id`, `episode.index`, `attempt`, `turn`, `outcome`,
-    `environment_reward`, `images`; the token counts of a turn are those of the conventions for generative AI
+    `environment_reward`, `images`, `sounds`; the token counts of a turn are those of the conventions for generative AI
     (`gen_ai.usage.input_tokens`, `gen_ai.usage.output_tokens`). A failed episode has the status ERROR with its error.
 
     `tracer_provider` None is the global one. Raises `MissingExtraError`.
@@ -173,6 +173,7 @@ class EpisodeSpans:
                 "gen_ai.usage.input_tokens": event.prompt_tokens,
                 "gen_ai.usage.output_tokens": event.completion_tokens,
                 "mmrollouts.images": event.images,
+                "mmrollouts.sounds": event.sounds,
             }
         )
         if event.failed:

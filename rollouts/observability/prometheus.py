@@ -51,6 +51,7 @@ METRICS = (
     Metric("prompt_tokens", "counter", "tokens", "lengths of the prompts of finished turns, each prompt as a whole"),
     Metric("completion_tokens", "counter", "tokens", "sampled tokens of finished turns"),
     Metric("prompt_images", "counter", "items", "images and videos in the prompts of finished turns"),
+    Metric("prompt_sounds", "counter", "items", "sounds in the prompts of finished turns"),
     Metric("turns_per_second", "gauge", "turns per second", "over the last 10 to 40 seconds"),
     Metric("completion_tokens_per_second", "gauge", "tokens per second", "over the last 10 to 40 seconds"),
     Metric("groups_finished", "counter", "groups", "groups whose episodes all ended"),

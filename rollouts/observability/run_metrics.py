@@ -152,7 +152,7 @@ class RunMetrics:
         self._engine_seconds = self.histograms["turn_seconds/engine"]
         self._renderer_seconds = self.histograms["turn_seconds/renderer"]
         self._environment_seconds = self.histograms["turn_seconds/environment"]
-        self._turns = self._prompt_tokens = self._completion_tokens = self._images = 0
+        self._turns = self._prompt_tokens = self._completion_tokens = self._images = self._sounds = 0
         self._turn_rate, self._token_rate = RecentRate(self._begun), RecentRate(self._begun)
         self._finished: deque[GroupFinished] = deque(maxlen=RECENT_GROUPS)
         self._staleness: deque[int] = deque(maxlen=RECENT_GROUPS)
@@ -192,6 +192,7 @@ class RunMetrics:
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": self._completion_tokens,
             "prompt_images": self._images,
+            "prompt_sounds": self._sounds,
             "turns_per_second": self._turn_rate.per_second(now),
             "completion_tokens_per_second": self._token_rate.per_second(now),
             "groups_queued": len(self._queued),
@@ -264,6 +265,7 @@ class RunMetrics:
         self._prompt_tokens += event.prompt_tokens
         self._completion_tokens += event.completion_tokens
         self._images += event.images
+        self._sounds += event.sounds
         self._engine_seconds.add(event.engine_seconds)
         self._renderer_seconds.add(event.renderer_seconds)
         self._environment_seconds.add(event.environment_seconds)

@@ -11,7 +11,7 @@ from typing import Literal, ParamSpec, TypeAlias
 
 import numpy as np
 
-from rollouts.episodes.deadlines import EpisodeLimits, Part, TurnSeconds
+from rollouts.episodes.deadlines import EpisodeLimits, Part, TurnCounts, TurnSeconds
 from rollouts.episodes.errors import EnvironmentFailedError, RemoteFailureError, RendererFailedError
 from rollouts.trajectory.tree import Trajectory
 
@@ -29,6 +29,7 @@ class RunnerCounters:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     prompt_images: int = 0
+    prompt_sounds: int = 0
     engine_seconds: float = 0.0
     renderer_seconds: float = 0.0
     environment_seconds: float = 0.0
@@ -91,8 +92,8 @@ class TurnFinished:
     """A turn is part of the trajectory, with its reward unless its step in the environment `failed`.
 
     A step also failed if it was cancelled, by a deadline for example. `prompt_tokens` is the length of the whole
-    prompt, `images` the number of images and videos in it. The seconds include the time for which the call waited for a
-    thread or for the event loop.
+    prompt, `images` the number of images and videos in it, `sounds` that of sounds. The seconds include the time for
+    which the call waited for a thread or for the event loop.
     """
 
     episode_id: str
@@ -104,6 +105,7 @@ class TurnFinished:
     renderer_seconds: float
     environment_seconds: float
     failed: bool = False
+    sounds: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,17 +314,16 @@ class EpisodeReporter:
         if self._reporter.listeners:
             self._reporter.emit(EpisodeWaiting, self._episode_id, turn, part)
 
-    def turn_finished(
-        self, turn: int, prompt_tokens: int, completion_tokens: int, images: int, seconds: TurnSeconds, failed: bool
-    ) -> None:
+    def turn_finished(self, turn: int, counts: TurnCounts, seconds: TurnSeconds, failed: bool) -> None:
         reporter, counters = self._reporter, self._reporter.counters
         counters.turns += 1
         reporter.is_outage_logged = False
         if turn + 1 >= _MANY_TURNS:
             reporter.warn_of_turns(self._episode_id, turn + 1)
-        counters.prompt_tokens += prompt_tokens
-        counters.completion_tokens += completion_tokens
-        counters.prompt_images += images
+        counters.prompt_tokens += counts.prompt_tokens
+        counters.completion_tokens += counts.completion_tokens
+        counters.prompt_images += counts.images
+        counters.prompt_sounds += counts.sounds
         counters.engine_seconds += seconds.engine
         counters.renderer_seconds += seconds.renderer
         counters.environment_seconds += seconds.environment
@@ -331,11 +332,12 @@ class EpisodeReporter:
                 TurnFinished,
                 self._episode_id,
                 turn,
-                prompt_tokens,
-                completion_tokens,
-                images,
+                counts.prompt_tokens,
+                counts.completion_tokens,
+                counts.images,
                 seconds.engine,
                 seconds.renderer,
                 seconds.environment,
                 failed,
+                counts.sounds,
             )

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 from renderers import RendererError
 from rollouts.engines.protocol import InFlight
-from rollouts.episodes.deadlines import EpisodeObserver, Part, TurnSeconds
+from rollouts.episodes.deadlines import EpisodeObserver, Part, TurnCounts, TurnSeconds
 from rollouts.episodes.errors import EpisodeError, ends_task
 from rollouts.errors import ArgumentError, RolloutsError, describe_exception
 from rollouts.trajectory.tree import Trajectory
@@ -49,7 +49,7 @@ class JobWaiting:
 @wire_type("rollouts.JobTurn")
 @dataclass(frozen=True, slots=True)
 class JobTurn:
-    """A turn ended; the fields are the arguments of `EpisodeObserver.turn_finished`.
+    """A turn ended; the fields are those of the arguments of `EpisodeObserver.turn_finished`.
 
     Raises `ArgumentError` for values of other types, also when decoded.
     """
@@ -63,10 +63,11 @@ class JobTurn:
     renderer_seconds: float
     environment_seconds: float
     failed: bool = False
+    sounds: int = 0
 
     def __post_init__(self) -> None:
         _check_numbers(self.job, self.turn)
-        for name in ("prompt_tokens", "completion_tokens", "images"):
+        for name in ("prompt_tokens", "completion_tokens", "images", "sounds"):
             if whole_number(getattr(self, name)) is None:
                 raise ArgumentError(name, getattr(self, name), "pass an integer")
         for name in ("engine_seconds", "renderer_seconds", "environment_seconds"):
@@ -78,7 +79,8 @@ class JobTurn:
     def report(self, observer: EpisodeObserver) -> None:
         """Call the observer's method for it."""
         seconds = TurnSeconds(self.engine_seconds, self.renderer_seconds, self.environment_seconds)
-        observer.turn_finished(self.turn, self.prompt_tokens, self.completion_tokens, self.images, seconds, self.failed)
+        counts = TurnCounts(self.prompt_tokens, self.completion_tokens, self.images, self.sounds)
+        observer.turn_finished(self.turn, counts, seconds, self.failed)
 
 
 #: What a worker reports of an episode while it runs.
@@ -98,20 +100,19 @@ class ProgressObserver:
     def requesting(self) -> AbstractContextManager[object]:
         return nullcontext()  # the runner counts the tokens of a job from its beginning
 
-    def turn_finished(
-        self, turn: int, prompt_tokens: int, completion_tokens: int, images: int, seconds: TurnSeconds, failed: bool
-    ) -> None:
+    def turn_finished(self, turn: int, counts: TurnCounts, seconds: TurnSeconds, failed: bool) -> None:
         self._send(
             JobTurn(
                 self._job,
                 turn,
-                prompt_tokens,
-                completion_tokens,
-                images,
+                counts.prompt_tokens,
+                counts.completion_tokens,
+                counts.images,
                 seconds.engine,
                 seconds.renderer,
                 seconds.environment,
                 failed,
+                counts.sounds,
             )
         )
 

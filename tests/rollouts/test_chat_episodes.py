@@ -178,7 +178,9 @@ async def test_limits_of_pictures_hold_for_the_whole_conversation() -> None:
     ) as runner:
         (group,) = [group async for group in runner.stream([Task("0")])]
     (episode,) = group.episodes
-    assert episode.truncation_reason == "max_images: the prompt of turn 2 has 3 images and videos, the limit is 2"
+    assert (
+        episode.truncation_reason == "max_images: the prompt of turn 2 has 3 images, videos and sounds, the limit is 2"
+    )
     assert episode.num_turns == 2
 
 

@@ -97,6 +97,7 @@ def test_a_row_of_a_file_has_the_figures_of_its_episode(tmp_path: Path) -> None:
         "tokens": 17,
         "sampled_tokens": 6,
         "images": 3,
+        "sounds": 0,
         "done": True,
         "truncated": False,
         "truncation_reason": None,

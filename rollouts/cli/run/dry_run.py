@@ -180,9 +180,9 @@ def _counts(prompt: FirstPrompt) -> str:
         counted(len(prompt.rendered.message_roles), "message"),
         counted(prompt.tools, "tool"),
     ]
-    for modality in ("image", "video"):
+    for modality, noun in (("image", "image"), ("video", "video"), ("audio", "sound")):
         lengths = [where.length for item, where in placed if item.modality == modality]
         if lengths or modality == "image":
             tokens = f" of {counted(sum(lengths), 'token')}" if lengths else ""
-            counts.append(f"{counted(len(lengths), modality)}{tokens}")
+            counts.append(f"{counted(len(lengths), noun)}{tokens}")
     return ", ".join(counts)

@@ -290,7 +290,7 @@ def _cut_incomplete_line(path: Path) -> None:
 # The summary of a run, from the lines of its `metrics.jsonl`: what earlier processes did is part of it.
 
 
-_TOTALS = ("done", "truncated", "failed", "turns", "length_stops", "tokens", "sampled_tokens", "images")
+_TOTALS = ("done", "truncated", "failed", "turns", "length_stops", "tokens", "sampled_tokens", "images", "sounds")
 _SECONDS = ("episode_seconds", "engine_seconds")
 _REWARDS = ("total", "environment", "group")
 _MOST_ERRORS = 10

@@ -67,7 +67,7 @@ def commands() -> None:
 def ls(
     file: File, as_json: Annotated[bool, typer.Option("--json", help="Print JSON: a list of objects.")] = False
 ) -> None:
-    """List the episodes: id, group, turns, branches, tokens, sampled tokens, images, environment reward, ending.
+    """List the episodes: id, group, turns, branches, tokens, sampled tokens, media, environment reward, ending.
 
     Exits with 1 if a record could not be read and was left out.
     """
@@ -112,7 +112,7 @@ def show(
         typer.Option("--images/--no-images", help="Draw images and waveforms, as far as the output is a terminal."),
     ] = True,
 ) -> None:
-    """Show one episode as a tree of nodes: role, tokens, weights, images, reward, text, tool calls."""
+    """Show one episode as a tree of nodes: role, tokens, weights, media, reward, text, tool calls."""
     if tools is not None and model is None:
         exit_with_error("--tools is used to parse tool calls: pass --model, too")
     renderer = None if model is None else load_renderer(model)
@@ -135,7 +135,10 @@ def show(
             f"episode {name} of group {group}, seed {found.trajectory.seed}: "
             f"{counted(described['turns'], 'turn')}, {counted(described['branches'], 'branch', 'branches')}, "
             f"{counted(described['tokens'], 'token')}, {described['sampled']:,} sampled, "
-            f"{counted(described['images'], 'image')}, environment reward {described['environment_reward']:.4g}, "
+            f"{counted(described['images'], 'image')}, "
+            + f"{counted(described['sounds'], 'sound')}, "
+            * (described["sounds"] > 0)
+            + f"environment reward {described['environment_reward']:.4g}, "
             f"{ending(described)}"
         )
         if found.trajectory.error:

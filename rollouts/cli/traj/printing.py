@@ -415,11 +415,13 @@ _DIGITS = 16
 _INDENT = 3
 
 # The columns of counts, each with its place in the order in which a narrow table leaves columns out.
-_COUNTS = {"turns": 4, "branches": 1, "tokens": 6, "sampled": 5, "images": 3}
+_COUNTS = {"turns": 4, "branches": 1, "tokens": 6, "sampled": 5, "images": 3, "sounds": 3}
 
 
 def describe_episode(episode: Episode) -> dict[str, Any]:
-    """Plain data. `tokens` counts each node once, however many branches share it; `images` are distinct sources."""
+    """Plain data. `tokens` counts each node once, however many branches share it; `images` (videos too) and
+    `sounds` are distinct sources.
+    """
     trajectory = episode.trajectory
     return {
         "number": episode.number,
@@ -430,7 +432,8 @@ def describe_episode(episode: Episode) -> dict[str, Any]:
         "branches": len(trajectory.leaves()),
         "tokens": sum(map(len, trajectory.nodes)),
         "sampled": sum(len(node.logprobs) for node in trajectory.nodes),
-        "images": len({reference.source.digest for reference in trajectory.all_media()}),
+        "images": len({each.source.digest for each in trajectory.all_media() if each.modality != "audio"}),
+        "sounds": len({each.source.digest for each in trajectory.all_media() if each.modality == "audio"}),
         "environment_reward": trajectory.reward,
         "done": trajectory.done,
         "truncated": trajectory.truncated,
@@ -449,14 +452,15 @@ def ending(described: dict[str, Any]) -> str:
 
 def print_episodes(described: Sequence[dict[str, Any]]) -> None:
     """Print a table of episodes, with totals below it; of the reward the mean."""
-    totals = {name: f"{sum(one[name] for one in described):,}" for name in _COUNTS}
+    sums = {name: sum(one[name] for one in described) for name in _COUNTS}
+    totals = {name: f"{total:,}" for name, total in sums.items() if total or name != "sounds"}
     groups = len({one["group"] for one in described})
     reward = mean_and_spread(one["environment_reward"] for one in described)
     columns = [
         Column("#", align_right=True),
         Column("episode", counted(len(described), "episode"), wraps=True),
         Column("group", counted(groups, "group"), wraps=True, drop_order=2),
-        *(Column(name, totals[name], align_right=True, drop_order=order) for name, order in _COUNTS.items()),
+        *(Column(name, total, align_right=True, drop_order=_COUNTS[name]) for name, total in totals.items()),
         Column("environment reward", f"{reward.mean:.4g}" if reward.used else "-", align_right=True, wraps=True),
         Column("done", f"{sum(one['done'] for one in described):,}"),
     ]
@@ -465,7 +469,7 @@ def print_episodes(described: Sequence[dict[str, Any]]) -> None:
             str(one["number"]),
             printable_line(one["episode"]),
             printable_line(one["group"]) or "-",
-            *(f"{one[name]:,}" for name in _COUNTS),
+            *(f"{one[name]:,}" for name in totals),
             f"{one['environment_reward']:.4g}",
             ending(one),
         ]

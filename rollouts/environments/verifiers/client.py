@@ -338,7 +338,7 @@ def _response(
         for call in message.get("tool_calls") or ()
     ]
     is_cut = rollout.trajectory.turns[turn.index].finish_reason is FinishReason.LENGTH
-    prompt_tokens, completion_tokens, _ = recorder.counts(turn)
+    prompt_tokens, completion_tokens, *_ = recorder.counts(turn)
     response = Response(
         id=request_id,
         created=0,

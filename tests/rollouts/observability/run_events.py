@@ -34,7 +34,7 @@ TIMELINE = [
     (2.0, EpisodeWaiting("t-1", 0, "engine")),
     (3.0, EpisodeWaiting("t-0", 0, "engine")),
     (5.0, EpisodeWaiting("t-0", 0, "environment.step")),
-    (6.0, TurnFinished("t-0", 0, 100, 10, 1, 2.0, 1.0, 1.0)),
+    (6.0, TurnFinished("t-0", 0, 100, 10, 1, 2.0, 1.0, 1.0, sounds=3)),
     (6.0, EpisodeWaiting("t-0", 1, "renderer")),
     (6.5, EpisodeEnded("t-1", "failed", 0.0, "ServerTimeoutError: request t-1-0: no answer", 6.5)),
     (6.5, EpisodeRetried("t-1", "ServerTimeoutError: request t-1-0: no answer", 0.5)),

@@ -68,7 +68,7 @@ async def test_an_episode_has_a_span_for_each_turn_and_in_it_what_the_turn_waite
     assert (first.attributes["mmrollouts.turn"], second.attributes["mmrollouts.turn"]) == (0, 1)
     assert first.attributes["gen_ai.usage.input_tokens"] == 100
     assert first.attributes["gen_ai.usage.output_tokens"] == 10
-    assert first.attributes["mmrollouts.images"] == 1
+    assert (first.attributes["mmrollouts.images"], first.attributes["mmrollouts.sounds"]) == (1, 3)
     assert dict(done.attributes) == {
         "mmrollouts.episode.id": "t-0",
         "mmrollouts.task.id": "t",

@@ -46,6 +46,7 @@ def test_every_event_of_a_run_is_counted(run_metrics, clock):
         "prompt_tokens": 320,
         "completion_tokens": 35,
         "prompt_images": 2,
+        "prompt_sounds": 3,
         "turn_seconds_count/engine": 3,
         "turn_seconds_sum/engine": 4.0,
         "turn_seconds_sum/renderer": 2.0,

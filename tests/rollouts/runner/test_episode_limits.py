@@ -51,8 +51,8 @@ class Endless(Counting):
     ("limits", "turns", "reason"),
     [
         ({"max_turns": 3}, 3, "max_turns: the environment was not done after 3 turns"),
-        ({"max_images": 2}, 2, "max_images: the prompt of turn 2 has 3 images and videos, the limit is 2"),
-        ({"max_images": 0}, 0, "max_images: the prompt of turn 0 has 1 images and videos, the limit is 0"),
+        ({"max_images": 2}, 2, "max_images: the prompt of turn 2 has 3 images, videos and sounds, the limit is 2"),
+        ({"max_images": 0}, 0, "max_images: the prompt of turn 0 has 1 images, videos and sounds, the limit is 0"),
         ({"max_media_bytes": len(RED)}, 2, f"max_media_bytes: the prompt of turn 2 has {len(RED) + len(BLUE)} bytes"),
         ({"max_media_bytes": len(RED) + len(BLUE), "max_turns": 9}, 9, "max_turns"),
     ],

@@ -1,0 +1,189 @@
+"""Episodes with sounds: of messages and tools, bridged, in files, packed for other processes, shown and checked."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from trajectory_files import file_of, lines, run
+
+from renderers import load_renderer
+from renderers.media.policy import MediaPolicy
+from renderers.media.samples import raw_samples, samples_source
+from rollouts import Group, MediaReference, Runner, SamplingParams, Task, Trajectory
+from rollouts.environments import ToolEnvironment
+from rollouts.errors import PixelMismatchError
+from rollouts.observability.group_metrics import GroupMetrics
+from rollouts.runner.events import TurnFinished
+from rollouts.testing import ScriptedEngine
+from rollouts.training.samples import samples_from_trajectory
+from rollouts.trajectory.packed_episodes import AbsentSource, pack_episodes
+from transport import CompactDecoder, CompactEncoder, RecordReader
+
+sys.path.append(str(Path(__file__).parent / "view"))
+
+from viewer_episodes import read_page, tone
+
+RATE = 16_000
+TONE = tone(1.0, RATE)
+#: The tokens of a second of sound in the tiny model: 100 frames a second, halved twice.
+TOKENS = 25
+
+
+def sound_file(form: str) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, TONE, RATE, format=form)
+    return file.getvalue()
+
+
+SOUNDS = {"array": {"array": TONE, "sampling_rate": RATE}, "wav": sound_file("WAV"), "mp3": sound_file("MP3")}
+
+
+def listen(what: str) -> object:
+    """Listen to a sound."""
+    return SOUNDS[what]
+
+
+def question(task: Task) -> list[dict[str, object]]:
+    sound = {"type": "audio", "audio": TONE, "sampling_rate": RATE}
+    return [{"role": "user", "content": [sound, {"type": "text", "text": "Which?"}]}]
+
+
+def call(what: str) -> str:
+    return f"<tool_call>\n{json.dumps({'name': 'listen', 'arguments': {'what': what}})}\n</tool_call>"
+
+
+@pytest.fixture(scope="module")
+def hearing(tmp_path_factory):
+    """The renderer of a model that hears."""
+    pytest.importorskip("torch")
+    from rollouts.testing import tiny_qwen2_audio
+
+    return load_renderer(tiny_qwen2_audio(tmp_path_factory.mktemp("hearing")))
+
+
+@pytest.fixture(scope="module")
+def played(hearing) -> tuple[Group, list[TurnFinished]]:
+    """Three turns: a sound in the question, and the results of three calls; and what the runner reported."""
+    events: list[object] = []
+
+    def environment(task: Task) -> ToolEnvironment:
+        return ToolEnvironment(task, tools=[listen], messages=question, score=lambda conversation, task: 1.0)
+
+    async def play() -> Group:
+        engine = ScriptedEngine([call("array"), "\n".join(map(call, ("wav", "mp3"))), "A tone."], renderer=hearing)
+        sampling = SamplingParams(max_tokens=400)
+        async with Runner(environment, engine, hearing, sampling=sampling, listeners=[events.append]) as runner:
+            (group,) = [group async for group in runner.stream([Task("heard", {})])]
+            return group
+
+    return asyncio.run(play()), [event for event in events if isinstance(event, TurnFinished)]
+
+
+@pytest.fixture(scope="module")
+def heard(played) -> Trajectory:
+    (trajectory,) = played[0].episodes
+    assert (trajectory.error, trajectory.num_turns, trajectory.reward) == ("", 3, 1.0)
+    return trajectory
+
+
+def test_sounds_are_counted_beside_images(played):
+    group, turns = played
+    assert [(turn.images, turn.sounds) for turn in turns] == [(0, 1), (0, 2), (0, 4)]
+    metrics = GroupMetrics.of(group)
+    assert (metrics.images, metrics.sounds) == (0, 4)
+    assert GroupMetrics.of_line(metrics.line()).sounds == 4
+    earlier = {name: value for name, value in json.loads(metrics.line()).items() if name != "sounds"}
+    assert GroupMetrics.of_line(json.dumps(earlier)).sounds == 0  # a line of a version without sounds
+
+
+def test_sounds_of_a_question_and_of_tools_are_on_the_nodes_that_show_them(heard, hearing):
+    assert heard.forks == 0
+    assert [[each.modality for each in node.media] for node in heard.nodes] == [
+        ["audio"],
+        [],
+        ["audio"],
+        [],
+        ["audio"] * 2,
+        [],
+    ]
+    (leaf,) = heard.leaves()
+    ids = heard.token_ids(leaf)
+    audio = hearing.tokenizer.encode_scaffold("<|AUDIO|>")
+    for reference in heard.media(leaf):
+        start, length = reference.placeholder.offset, reference.placeholder.length
+        assert ids[start : start + length].tolist() == audio * TOKENS
+    first, again, wav, mp3 = (reference.source for reference in heard.media(leaf))
+    assert first == again
+    assert np.array_equal(raw_samples(first).data[:, 0], TONE)
+    assert (bytes(wav.data), bytes(mp3.data)) == (SOUNDS["wav"], SOUNDS["mp3"])
+
+
+def test_a_file_has_each_sound_once_and_gives_the_same_features(heard, hearing, tmp_path):
+    path = file_of(tmp_path / "t.mmr", heard, heard)
+    sources = {each.source.digest: each.source for each in heard.all_media()}
+    assert len(sources) == 3
+    content = path.read_bytes()
+    assert [content.count(bytes(source.data)) for source in sources.values()] == [1, 1, 1]
+    with RecordReader(path) as reader:
+        (read,) = (reader[0],)
+    assert [each.source for each in read.all_media()] == [each.source for each in heard.all_media()]
+    (leaf,) = read.leaves()
+    items = read.multi_modal_data(leaf, hearing.processors).mm_items["audio"]
+    expected = heard.multi_modal_data(leaf, hearing.processors).mm_items["audio"]
+    assert all(
+        np.array_equal(one["input_features"], other["input_features"])
+        for one, other in zip(items, expected, strict=True)
+    )
+    assert lines(run("verify", path))[0].endswith("every checksum, digest and tree is correct")
+
+
+def test_another_sound_than_the_sampler_heard_is_an_error(heard, hearing):
+    reference = next(heard.all_media())
+    other = samples_source(TONE * np.float32(0.5), RATE, MediaPolicy())
+    changed = MediaReference("audio", reference.mm_hash, other, reference.placeholder)
+    with pytest.raises(
+        PixelMismatchError, match=f"the sampler saw {reference.mm_hash}, this side derives {other.digest}"
+    ):
+        changed.derive(hearing.processors)
+
+
+@pytest.mark.parametrize("form", ["source", "uint8", "float32"])
+def test_sounds_cross_a_connection_once_and_samples_have_their_features(heard, hearing, form):
+    packed = pack_episodes([heard, heard], pixels=form, processors=hearing.processors)
+    frames = CompactEncoder().encode_frames(packed)
+    size = sum(memoryview(frame).nbytes for frame in frames)
+    received = CompactDecoder().decode_frames(frames)
+    processors = received.processors(hearing.processors) if form == "source" else received.processors()
+    for episode in received.episodes:
+        (sample,) = samples_from_trajectory(episode, advantage=1.0, processors=processors)
+        (expected,) = samples_from_trajectory(heard, advantage=1.0, processors=hearing.processors)
+        for (item, placed), (other, other_placed) in zip(sample.media, expected.media, strict=True):
+            assert (placed, item.mm_hash) == (other_placed, other.mm_hash)
+            assert np.array_equal(item["input_features"], other["input_features"])
+        is_absent = {isinstance(each.source, AbsentSource) for each in episode.all_media()}
+        assert is_absent == {form != "source"}
+    if form == "source":
+        sounds = {each.source.digest: each.source.nbytes for each in heard.all_media()}
+        assert size < 1.1 * sum(sounds.values())
+
+
+def test_the_page_says_that_the_features_are_equal_and_the_terminal_counts_sounds(heard, hearing, tmp_path):
+    from rollouts.view import write_html
+
+    write_html([heard], tmp_path / "page.html", renderer=hearing)
+    _, [(header, _)] = read_page(tmp_path / "page.html")
+    media = [each for node in header["nodes"] for each in node["media"]]
+    assert [(each["modality"], each["length"], each["processed"]["pixels"]) for each in media] == [
+        ("audio", TOKENS, "equal")
+    ] * 4
+    path = file_of(tmp_path / "t.mmr", heard)
+    assert ", 0 images, 3 sounds, " in lines(run("show", path))[0]
+    (row,) = json.loads(run("ls", path, "--json").stdout)
+    assert (row["images"], row["sounds"]) == (0, 3)
