@@ -183,7 +183,7 @@ def _resize_lines(lines: np.ndarray, run: _Run, black: int) -> np.ndarray:
     assert weights is not None
     blocks, span, size = weights.shape
     floats = (lines if lines.dtype == np.int8 else np.floor(lines)).astype(weights.dtype, copy=False)
-    sums = np.empty_like(floats, shape=(len(lines), blocks * size))
+    sums: np.ndarray = np.empty_like(floats, shape=(len(lines), blocks * size))
     np.matmul(_windows(floats, blocks, span, run.stride), weights, out=_windows(sums, blocks, size, size))
     sums += run.offset + weights.dtype.type(black)
     np.clip(sums, black, black + 255, out=sums)
@@ -195,5 +195,4 @@ def _windows(lines: np.ndarray, count: int, width: int, stride: int) -> np.ndarr
     line, item = lines.strides
     buffer = lines if lines.flags.c_contiguous else lines.T
     shape, strides = (count, len(lines), width), (stride * item, line, item)
-    windows: np.ndarray = np.ndarray(shape, lines.dtype, buffer, 0, strides)
-    return windows
+    return np.ndarray(shape, lines.dtype, buffer, 0, strides)
