@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,9 +30,19 @@ def merging(base: Any, neutral_id: int, token_ids: torch.Tensor, placed: torch.T
 
         vars(base)[MERGE] = merge
         nothing = torch.full_like(token_ids, neutral_id)
-        return type(base).forward(base, input_ids=nothing, position_ids=position_ids, **inputs)
+        logger = logging.getLogger(type(base).__module__)
+        logger.addFilter(_is_no_advice)
+        try:
+            return type(base).forward(base, input_ids=nothing, position_ids=position_ids, **inputs)
+        finally:
+            logger.removeFilter(_is_no_advice)
 
     return {"forward": forward}
+
+
+def _is_no_advice(record: logging.LogRecord) -> bool:
+    """False for the advice to expand placeholders: they are, and the model was not shown them."""
+    return "Expanding inputs for audio tokens" not in record.getMessage()
 
 
 def extending(base: Any, neutral_id: int, rows: PlacedRows, tokens: torch.Tensor) -> Mapping[str, Any]:

@@ -11,9 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from renderers import MediaItem
+from renderers.errors import MediaError
 from renderers.media.item import PackedArray
 from renderers.placement import PlacedItem
 from renderers.rendered import TOKEN_TYPE_IDS
+from renderers.vision.batching import combine
 from renderers.vision.patches import StillPatches
 from rollouts.errors import ArgumentError, BatchError, SampleError, short_repr
 from rollouts.files import replaced_path
@@ -180,19 +183,29 @@ def neutral_extra(extra: TensorList, lengths: torch.Tensor) -> torch.Tensor | No
 # Tensors of the media of samples: arrays of several items in one tensor, each pixel copied once.
 
 
-def concatenated(arrays: Sequence[np.ndarray | PackedArray], name: str) -> torch.Tensor | None:
-    """The arrays concatenated along axis 0, an array of one axis, such as the grid of an image, as one row; None if
-    there are none.
+def combined(items: Sequence[MediaItem], name: str, owner: str = "") -> torch.Tensor | None:
+    """The arrays `name` of items in one tensor: rows concatenated, or stacked and padded where `fields` says batched;
+    an array of one axis, such as the grid of an image, is one row. None if there are none.
 
-    Raises `BatchError`, which names the tensor `name`, for arrays that differ in dtype or in the shape of their rows.
+    Raises `BatchError`, which names the tensor and its `owner`, for arrays that differ in dtype or in the shape of
+    their rows.
     """
-    if not arrays:
+    if not items:
         return None
+    field = items[0].fields.get(name)
+    if field is not None and field.kind == "batched":
+        try:
+            return torch.from_numpy(combine([item[name] for item in items], field))
+        except MediaError as error:
+            raise BatchError(
+                f"{name}{owner}: {error.reason}; take the arrays of each item from sample.media"
+            ) from error
+    arrays = [item.tensors[name] for item in items]
     parts = [array if isinstance(array, StillPatches) else _rows_of(array) for array in arrays]
     kinds = {(np.dtype(np.uint8) if isinstance(part, StillPatches) else part.dtype, part.shape[1:]) for part in parts}
     if len(kinds) > 1:
         found = " and ".join(f"{dtype} rows of shape {shape}" for dtype, shape in sorted(kinds, key=str))
-        raise BatchError(f"{name} has {found}; take the arrays of each item from sample.media")
+        raise BatchError(f"{name}{owner} has {found}; take the arrays of each item from sample.media")
     ((dtype, row_shape),) = kinds
     out: np.ndarray = np.empty((sum(part.shape[0] for part in parts), *row_shape), dtype=dtype)
     start = 0
@@ -395,9 +408,9 @@ class TrainingBatch:
         return types
 
     def media_tensors(self, name: str) -> TensorList:
-        """One tensor per sample: the arrays `name` of its media, concatenated; None for a sample without them."""
+        """One tensor per sample: the arrays `name` of its media, combined; None for a sample without them."""
         return self._moved_media(
-            concatenated([item.tensors[name] for item, _ in sample.media if name in item], f"{name} of {sample.name}")
+            combined([item for item, _ in sample.media if name in item], name, f" of {sample.name}")
             for sample in self.samples
         )
 
@@ -407,7 +420,7 @@ class TrainingBatch:
         Each pixel is copied once. Raises `BatchError` for arrays whose rows have different shapes or dtypes.
         """
         items = [item for sample in self.samples for item, _ in sample.media if name in item]
-        return self._moved_media([concatenated([item.tensors[name] for item in items], name)])[0]
+        return self._moved_media([combined(items, name)])[0]
 
     def _moved_media(self, tensors: Iterable[torch.Tensor | None]) -> TensorList:
         dtype = None if self.media_dtype is None else getattr(torch, self.media_dtype)

@@ -14,7 +14,7 @@ from rollouts.models.architecture import Architecture
 from rollouts.models.placed_rows import TokenSequence, padded_rows
 from rollouts.models.placeholders import check_placeholders, check_token_ids
 from rollouts.training.named_losses import NamedLoss, named_loss
-from rollouts.training.packing import vision_patches
+from rollouts.training.packing import tower_rows
 from rollouts.training.samples import TrainingSample, are_placed_items
 
 
@@ -138,13 +138,13 @@ def _described(value: object) -> str:
 def passes(data: Sequence[Datum], tokens_per_pass: int, patches_per_pass: int) -> list[list[int]]:
     """The numbers of the rows of each forward pass: rows of similar lengths, within two budgets.
 
-    A pass has at most `tokens_per_pass` tokens with its padding, and `patches_per_pass` vision patches; a row that
+    A pass has at most `tokens_per_pass` tokens with its padding, and `patches_per_pass` patches and frames; a row that
     is larger than a budget has a pass of its own.
     """
     found: list[list[int]] = []
     patches = 0
     for number in sorted(range(len(data)), key=lambda number: -len(data[number])):  # stable: equal lengths in order
-        own = sum(vision_patches(item) for item, _ in data[number].media)
+        own = sum(tower_rows(item) for item, _ in data[number].media)
         if found and (
             (len(found[-1]) + 1) * len(data[found[-1][0]]) <= tokens_per_pass and patches + own <= patches_per_pass
         ):

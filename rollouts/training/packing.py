@@ -172,11 +172,17 @@ class Truncation:
         return self.trained[1] < self.trained[0]
 
 
-def vision_patches(item: MediaItem) -> int:
-    """The number of patches that the vision tower processes for an item: t * h * w of its grid (Qwen-VL).
+def tower_rows(item: MediaItem) -> int:
+    """What the tower of an item's modality processes: patches of an image or video, t * h * w of its grid (Qwen-VL);
+    frames of a sound, with the padding that its processor added.
 
-    For an item without a grid, the number of tokens that stand for its features.
+    For an item of pixels without a grid, the number of tokens that stand for its features.
     """
+    if item.modality == "audio":
+        shapes = {name: item[name].shape for name in item}
+        masks = [math.prod(shape) for name, shape in shapes.items() if name.endswith("mask")]
+        # Without a mask: an axis is that of the frequencies, of which there are fewer than frames.
+        return int(max(masks or [math.prod(shape) // min(shape[-2:]) for shape in shapes.values() if len(shape) > 1]))
     grid = item.tensors.get(f"{item.modality}_grid_thw")
     if grid is None:
         return item.num_tokens
@@ -184,18 +190,18 @@ def vision_patches(item: MediaItem) -> int:
     return math.prod(array.tolist())
 
 
-def sample_patches(sample: TrainingSample) -> int:
-    """The vision patches of all media of a sample."""
-    return sum(vision_patches(item) for item, _ in sample.media)
+def sample_rows(sample: TrainingSample) -> int:
+    """The patches and frames of all media of a sample."""
+    return sum(tower_rows(item) for item, _ in sample.media)
 
 
 def truncate_sample(
     sample: TrainingSample, max_tokens: int, max_patches: int | None = None
 ) -> tuple[TrainingSample, Truncation]:
-    """The longest beginning of `sample` with at most `max_tokens` tokens and `max_patches` vision patches.
+    """The longest beginning of `sample` with at most `max_tokens` tokens and `max_patches` patches and frames.
 
-    It ends before an image or video that does not fit as a whole. Weight spans are cut to the trained tokens that are
-    left. The `Truncation` says what was lost.
+    It ends before an image, video or sound that does not fit as a whole. Weight spans are cut to the trained tokens
+    that are left. The `Truncation` says what was lost.
 
     Raises `ArgumentError` for what is no sample, `max_tokens` below 1 and `max_patches` below 0.
     """
@@ -205,7 +211,7 @@ def truncate_sample(
         check_integer("max_patches", max_patches, least=0, rule="pass an integer of at least 0, or None for no limit")
     end, patches = min(check_integer("max_tokens", max_tokens), len(sample)), 0
     for item, placeholder in sample.media:
-        patches += vision_patches(item)
+        patches += tower_rows(item)
         if placeholder.offset < end and (placeholder.end > end or (max_patches is not None and patches > max_patches)):
             end = placeholder.offset
     media = tuple((item, placeholder) for item, placeholder in sample.media if placeholder.end <= end)
@@ -287,14 +293,14 @@ def pack_samples(
     hidden_size: int = 4096,
     quarantine: Quarantine | None = None,
 ) -> PackingPlan:
-    """Pack samples into rows of at most `max_tokens` tokens and `max_patches` vision patches, for `ranks` ranks.
+    """Pack samples into rows of at most `max_tokens` tokens and `max_patches` patches and frames, for `ranks` ranks.
 
     Rows are filled by first-fit decreasing. Their number is rounded up to a multiple of `ranks`; the additional rows
     take samples of the rows with the highest cost, and rows that are not full are evened out. Rows are then divided
     among the ranks by their cost for a model of `hidden_size` (see `token_cost`).
 
     With `uniform_modality` all rows of a step have media of the same modalities, so that no rank waits for another one
-    in a vision tower that it does not run itself (FSDP). Where a modality has fewer samples than a step has ranks, a
+    in a tower that it does not run itself (FSDP). Where a modality has fewer samples than a step has ranks, a
     row gets a copy of a sample with shared media and without loss.
 
     `too_long` decides what becomes of a sample that exceeds a budget. "drop" leaves it out, "truncate" cuts it, never
@@ -318,7 +324,7 @@ def pack_samples(
     stand_ins = [stand_in for group in groups for stand_in in group.stand_ins]
     items = [*kept, *stand_ins]
     tokens = np.array([len(sample.token_ids) for sample in items], dtype=np.int64)
-    patches = np.array([0 if max_patches is None else sample_patches(sample) for sample in items], dtype=np.int64)
+    patches = np.array([0 if max_patches is None else sample_rows(sample) for sample in items], dtype=np.int64)
     costs = token_cost(tokens, hidden_size)
     bins = Bins(tokens, patches, max_tokens, max_patches, empty=ranks)
     groups_of_rows = _fill(bins, groups, len(kept), ranks, costs, max_tokens)
@@ -355,9 +361,7 @@ def _groups(samples: Sequence[TrainingSample], ranks: int, uniform_modality: boo
     text = by_modalities.pop((), [])
     groups = []
     for _, numbers in sorted(by_modalities.items()):
-        smallest = min(
-            (samples[number] for number in numbers), key=lambda sample: (sample_patches(sample), len(sample))
-        )
+        smallest = min((samples[number] for number in numbers), key=lambda sample: (sample_rows(sample), len(sample)))
         # No more than these are needed: without them, each sample may have a row of its own.
         groups.append(_Group(np.array(numbers), (without_training(smallest),) * (-len(numbers) % ranks)))
     return [*groups, _Group(np.array(text, dtype=np.int64))]
@@ -413,12 +417,12 @@ def _fitting_samples(
         if not tokens:
             quarantine.leave_out(sample.name, "no tokens", "the sample has no tokens")
             continue
-        patches = 0 if max_patches is None else sample_patches(sample)
+        patches = 0 if max_patches is None else sample_rows(sample)
         if tokens <= max_tokens and (max_patches is None or patches <= max_patches):
             kept.append(sample)
             continue
-        size = f"{tokens} tokens" + (f" and {patches} vision patches" if max_patches is not None else "")
-        limit = f"{max_tokens} tokens" + (f" and {max_patches} vision patches" if max_patches is not None else "")
+        size = f"{tokens} tokens" + (f" and {patches} patches and frames" if max_patches is not None else "")
+        limit = f"{max_tokens} tokens" + (f" and {max_patches} patches and frames" if max_patches is not None else "")
         reason = f"it has {size}, and a row has room for {limit}"
         if too_long == "error":
             raise SampleError(sample.name, f'{reason}; increase the limit, or pass too_long="truncate" or "drop"')

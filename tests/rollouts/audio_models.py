@@ -203,11 +203,7 @@ AUDIO_MODELS: Mapping[str, tuple[Any, Callable[[Any], PretrainedConfig]]] = {
 }
 _QUICK = ("qwen2_audio", "qwen2_5_omni", "gemma3n")
 #: All of them as parameters of tests; a plain run takes three.
-EACH = [
-    name if name in _QUICK else pytest.param(name, marks=pytest.mark.slow)
-    for name in AUDIO_MODELS
-    if name in audio_families.FAMILIES and name != "gemma3n"
-]
+EACH = [name if name in _QUICK else pytest.param(name, marks=pytest.mark.slow) for name in AUDIO_MODELS]
 #: Those that see too.
 SEEING = ("qwen2_5_omni", "qwen3_omni", "phi4_multimodal")
 #: Those whose own forward lets the padding of a batch change the features of a shorter sound.

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from training_samples import PAD, image, sample
+from training_samples import PAD, image, sample, sound
 
+from renderers.media.item import TensorField
 from renderers.vision.patches import StillPatches
 from rollouts.errors import BatchError
 from rollouts.training import TrainingBatch
@@ -55,6 +56,22 @@ def test_arrays_that_do_not_concatenate_are_named_with_their_cure():
         batch_of([floats], [image(4)]).concatenated_media("pixel_values")
     with pytest.raises(BatchError, match="pixel_values of s has"):
         batch_of([floats, image(4)]).media_tensors("pixel_values")
+
+
+def test_features_of_sounds_are_stacked_and_padded_as_their_fields_say():
+    short, long = sound(3, seed=1), sound(5, seed=2)
+    batch = batch_of([short, long], [], [long])
+    features, mask = (batch.concatenated_media(name) for name in ("input_features", "feature_attention_mask"))
+    assert features.shape == (3, 4, 5)
+    assert torch.equal(features[0, :, :3], torch.from_numpy(short["input_features"]))
+    assert (features[0, :, 3:] == 0).all()
+    assert mask.tolist() == [[1, 1, 1, 0, 0], [1] * 5, [1] * 5]
+    by_sample = batch.media_tensors("input_features")
+    assert [None if tensor is None else tuple(tensor.shape) for tensor in by_sample] == [(2, 4, 5), None, (1, 4, 5)]
+    unpadded = replace(long, fields=dict.fromkeys(long.tensors, TensorField("batched")))
+    other = replace(short, fields=unpadded.fields)
+    with pytest.raises(BatchError, match=r"input_features of s: .*was not seen to pad them.*take the arrays of each"):
+        batch_of([other, unpadded]).media_tensors("input_features")
 
 
 def test_asking_an_item_for_a_name_unpacks_nothing():

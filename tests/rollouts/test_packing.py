@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from training_samples import PAD, image, sample, samples_of
+from training_samples import PAD, image, sample, samples_of, sound
 
 from rollouts.errors import ArgumentError, SampleError
 from rollouts.training import Quarantine, TrainingBatch, pack_samples
-from rollouts.training.packing import assign_ranks, token_cost
+from rollouts.training.packing import assign_ranks, token_cost, truncate_sample
 
 MAX_TOKENS, MAX_PATCHES = 12, 24
 MEDIA = st.lists(st.sampled_from([("image", 4), ("image", 8), ("video", 4)]), max_size=3)
@@ -98,6 +98,25 @@ def test_vision_patches_have_a_budget_of_their_own():
     assert len(rows_of(pack_samples(samples, max_tokens=100))) == 1
 
 
+@pytest.mark.parametrize("mask", [True, False])
+def test_the_frames_of_sounds_and_the_patches_of_images_share_a_budget(mask):
+    """A sound has as many frames as its mask, or as its features have columns of frequencies."""
+    heard = [sample(20, images=[sound(40, mask=mask, seed=n)], name=str(n)) for n in range(3)]
+    seen = sample(20, images=[image(24)], name="seen")
+    rows = rows_of(pack_samples([*heard, seen], max_tokens=100, max_patches=64))
+    assert sorted(len(row) for row in rows) == [1, 1, 2]
+    assert len(rows_of(pack_samples([*heard, seen], max_tokens=100, max_patches=63))) == 4
+
+
+def test_a_sample_that_is_truncated_ends_before_a_sound_that_does_not_fit_as_a_whole():
+    whole = sample(20, images=[sound(8, tokens=3), sound(8, tokens=4, seed=1)], trained=(1, 20))
+    for limit, kept in ((20, 2), (8, 2), (7, 1), (4, 1), (3, 0)):
+        shorter, truncation = truncate_sample(whole, limit)
+        assert len(shorter) == {2: limit, 1: 4, 0: 1}[kept]
+        assert truncation.media == (2, kept) == (2, len(shorter.media))
+    assert len(truncate_sample(whole, 20, max_patches=8)[0]) == 4
+
+
 def test_ranks_without_samples_get_a_neutral_row():
     plan = pack_samples(samples_of([5]), max_tokens=8, ranks=3)
     batches = [batch for rank in range(3) for batch in plan.batches(rank, pad_id=PAD)]
@@ -175,7 +194,7 @@ def test_a_sample_that_is_too_long_is_an_error_that_names_it_and_the_cure():
     with pytest.raises(SampleError, match=text):
         pack_samples(samples_of([9]), max_tokens=8)
     with pytest.raises(
-        SampleError, match="9 tokens and 16 vision patches, and a row has room for 16 tokens and 8 vision"
+        SampleError, match="9 tokens and 16 patches and frames, and a row has room for 16 tokens and 8 patches"
     ):
         pack_samples([sample(9, images=[image(16)])], max_tokens=16, max_patches=8)
 

@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from renderers import MediaItem, MediaSource, PlaceholderRange
+from renderers.media.item import TensorField
 from rollouts.training import TrainingSample
 
 PAD = 9
@@ -16,6 +17,15 @@ def image(patches=4, *, modality="image", seed=0):
     name = "pixel_values" if modality == "image" else "pixel_values_videos"
     tensors = {name: pixels, f"{modality}_grid_thw": np.array([1, 2, patches // 2])}
     return MediaItem(modality, f"{source.digest[:12]}-test", source, tensors, patches // 4, None)
+
+
+def sound(frames=8, *, tokens=2, mask=True, seed=0):
+    """An item of `frames` random frames of 4 frequencies, as Whisper's extractor lays them out."""
+    features = np.random.default_rng(seed).normal(size=(4, frames)).astype(np.float32)
+    source = MediaSource.of(features.tobytes())
+    tensors = {"input_features": features, **({"feature_attention_mask": np.ones(frames, np.int64)} if mask else {})}
+    fields = dict.fromkeys(tensors, TensorField("batched", 0.0))
+    return MediaItem("audio", f"{source.digest[:12]}-test", source, tensors, tokens, None, fields)
 
 
 def sample(length, *, images=(), name="s", seed=0, trained=None):
