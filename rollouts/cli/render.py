@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -99,8 +100,8 @@ _REPLACEMENT_CHARACTER = "\ufffd"
 class TokenCell:
     """Tokens `start:start + len(token_ids)` that are shown as one `text`.
 
-    Usually a single token; several if only together they decode to a character, or if they are the placeholder of an
-    image.
+    Usually a single token; several if only together they decode to a character, or if they are the placeholder of a
+    medium.
     """
 
     start: int
@@ -109,32 +110,35 @@ class TokenCell:
     message_index: int
     sampled: bool
     content: bool
-    image: int | None = None  # its number among the images of the conversation, from 1
+    is_medium: bool = False
 
 
 def token_cells(renderer: TemplateRenderer, rendered: RenderedTokens) -> Iterator[TokenCell]:
-    """All tokens, in order. The joined texts are the decoded tokens, except for the placeholders of images."""
+    """All tokens, in order. The joined texts are the decoded tokens, except for the placeholders of media."""
     media = rendered.multi_modal_data
-    ranges = () if media is None else media.items_with_ranges()
-    images = {where.offset: (number, where.length) for number, (_, where) in enumerate(ranges, 1)}
+    numbers: Counter[str] = Counter()
+    placeholders: dict[int, tuple[str, int]] = {}  # offset -> the medium with its number, from 1, and its tokens
+    for item, where in () if media is None else media.items_with_ranges():
+        numbers[item.modality] += 1
+        placeholders[where.offset] = f"{item.modality} {numbers[item.modality]}", where.length
     for span in rendered.spans:
         before: Sequence[int] = ()
         start = span.start
         while start < span.end:
-            if start in images:
-                number, length = images[start]
+            if start in placeholders:
+                name, length = placeholders[start]
                 ids: Sequence[int] = rendered.token_ids[start : start + length]
-                yield _cell(span, start, ids, f"image {number}: {len(ids)} tokens", number)
+                yield _cell(span, start, ids, f"{name}: {len(ids)} tokens", is_medium=True)
                 before = ()
             else:
                 ids, text = _decodable_tokens(renderer, rendered.token_ids[start : span.end], before)
-                yield _cell(span, start, ids, text, None)
+                yield _cell(span, start, ids, text)
                 before = ids
             start += len(ids)
 
 
-def _cell(span: TokenSpan, start: int, ids: Sequence[int], text: str, image: int | None) -> TokenCell:
-    return TokenCell(start, tuple(ids), text, span.message_index, span.sampled, span.content, image)
+def _cell(span: TokenSpan, start: int, ids: Sequence[int], text: str, *, is_medium: bool = False) -> TokenCell:
+    return TokenCell(start, tuple(ids), text, span.message_index, span.sampled, span.content, is_medium)
 
 
 def _decodable_tokens(
@@ -157,7 +161,7 @@ def tokens_as_json(rendered: RenderedTokens, cells: Iterable[TokenCell]) -> dict
     """Plain data: `token_ids` with their columns, `pieces` with their text, `messages` with their token counts.
 
     A piece covers tokens `start:end`: usually one token, several if only together they decode to a character, or if
-    they are the placeholder of an image.
+    they are the placeholder of a medium.
     """
     counts = zip(
         rendered.message_roles,
@@ -214,7 +218,7 @@ _SHADES = {
     "tool": ("black on color(189)", "black on color(147)"),
 }
 _UNMARKED = ("color(245)", "color(250)")
-_IMAGE = "black on color(215)"
+_MEDIUM = "black on color(215)"
 
 
 class By(StrEnum):
@@ -305,8 +309,8 @@ def _mark(cell: TokenCell) -> str:
 
 
 def _style(cell: TokenCell, rendered: RenderedTokens, by: By, shade: int) -> str:
-    if cell.image is not None:
-        return _IMAGE
+    if cell.is_medium:
+        return _MEDIUM
     if by is By.OWNER:
         role = rendered.message_roles[cell.message_index] if cell.message_index >= 0 else ""
         return _SHADES.get(role, _UNMARKED)[shade]
@@ -327,7 +331,7 @@ def _add_cell(lines: list[Text], cell: TokenCell, style: str, view: View) -> Non
     """Append a cell to the last line, and a new line after each line break in it."""
     if lines[-1] and not view.colours and not view.ids:
         lines[-1].append(_BOUNDARY)
-    text = f"[{cell.text}]" if cell.image is not None else cell.text
+    text = f"[{cell.text}]" if cell.is_medium else cell.text
     *ended_lines, rest = printable(text).split("\n")
     for piece in ended_lines:
         lines[-1].append(piece + _LINE_BREAK, style)
@@ -338,7 +342,7 @@ def _add_cell(lines: list[Text], cell: TokenCell, style: str, view: View) -> Non
         # The id of a token that ends in a line break stands on the line that the token ends.
         target = lines[-1] if rest or not ended_lines else lines[-2]
         ids = " ".join(map(str, cell.token_ids))
-        if cell.image is not None:
+        if cell.is_medium:
             ids = f"{cell.token_ids[0]} x{len(cell.token_ids)}"
         target.append(f"⟨{ids}⟩", "dim" if view.colours else "")
 

@@ -56,7 +56,7 @@ class StepMismatch:
 
     @property
     def modality(self) -> np.ndarray:
-        """Text (n,): "image" or "video" after such an item, "text" before any."""
+        """Text (n,): "image", "video" or "audio" after such an item, "text" before any."""
         modality: np.ndarray = np.array([*self.media_modalities, "text"])[self.item]
         return modality
 

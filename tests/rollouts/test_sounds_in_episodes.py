@@ -17,6 +17,7 @@ from renderers import load_renderer
 from renderers.media.policy import MediaPolicy
 from renderers.media.samples import raw_samples, samples_source
 from rollouts import Group, MediaReference, Runner, SamplingParams, Task, Trajectory
+from rollouts.cli.render import token_cells
 from rollouts.environments import ToolEnvironment
 from rollouts.errors import PixelMismatchError
 from rollouts.observability.group_metrics import GroupMetrics
@@ -172,6 +173,13 @@ def test_sounds_cross_a_connection_once_and_samples_have_their_features(heard, h
     if form == "source":
         sounds = {each.source.digest: each.source.nbytes for each in heard.all_media()}
         assert size < 1.1 * sum(sounds.values())
+
+
+def test_a_sound_is_one_marker_in_rollouts_render(hearing):
+    rendered = hearing.render([*question(Task("t", {})), {"role": "assistant", "content": "A tone."}])
+    texts = [cell.text for cell in token_cells(hearing, rendered)]
+    assert texts.count(f"audio 1: {TOKENS} tokens") == 1
+    assert "<|AUDIO|>" not in texts
 
 
 def test_the_page_says_that_the_features_are_equal_and_the_terminal_counts_sounds(heard, hearing, tmp_path):

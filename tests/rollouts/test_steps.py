@@ -132,6 +132,23 @@ def test_steps_with_images_become_a_trajectory_and_training_samples(
         np.testing.assert_array_equal(item["pixel_values"], seen["pixel_values"].astype(dtype), strict=True)
 
 
+def test_the_features_of_a_sound_are_those_of_its_step() -> None:
+    features = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 6)
+    mask = np.array([1, 1, 1, 1, 0, 0], bool)
+    step = text_step([1, 7, 7, 2], [3])
+    step["tokens"]["multi_modal_data"] = {
+        "mm_hashes": {"audio": ["a"]},
+        "mm_placeholders": {"audio": [{"offset": 1, "length": 2}]},
+        "mm_items": {"audio": [{"input_features": features, "feature_attention_mask": mask}]},
+    }
+    trajectory = decode(encode(trajectory_from_steps([step], episode_id="e")))
+    (reference,) = trajectory.all_media()
+    item = reference.derive(step_processors())
+    assert (reference.modality, item.mm_hash, item.num_tokens) == ("audio", "a", 2)
+    np.testing.assert_array_equal(item["input_features"], features, strict=True)
+    np.testing.assert_array_equal(item["feature_attention_mask"], mask, strict=True)
+
+
 def test_an_image_that_changed_between_steps_forks() -> None:
     def step(value: float) -> Step:
         made = text_step([1, 7, 7, 2], [3])

@@ -150,6 +150,7 @@ OTHER_PLACES = [
     ("tokens", "mm_kwargs"),
     ("tokens", "images"),
     ("tokens", "pixel_values"),
+    ("tokens", "audios"),
     ("tokens", "a name of its own"),
     ("media_of_this_step",),
     ("response", "message", "tokens", "mm_data"),

@@ -31,7 +31,10 @@ ON_STEP, ON_RESPONSE = range(2)  # the positions in TOKENS_PATHS
 # Keys under which other programs keep media. If these were ignored, the media would be sent in full or be lost.
 _WRONG_KEYS: Final = ("mm_data", "multimodal_data", "multi_modal", "multimodal", "multi_modal_inputs", "mm_kwargs")
 # Keys that hold media if they are beside token ids, and may hold other things elsewhere.
-_WRONG_KEYS_BESIDE_TOKENS: Final = ("mm", "multi_modal_kwargs", "images", "videos", "image_data", "pixel_values")
+_WRONG_KEYS_BESIDE_TOKENS: Final = (
+    *("mm", "multi_modal_kwargs", "images", "videos", "audios", "image_data", "audio_data"),
+    *("pixel_values", "input_features"),
+)
 _CONTAINER_PATHS: Final = ((), *(path[:depth] for path in TOKENS_PATHS for depth in range(1, len(path) + 1)))
 
 _ABSENT: Final = "absent"  # the entry of a column that does not have the modality

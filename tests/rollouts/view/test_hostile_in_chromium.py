@@ -171,13 +171,14 @@ def test_a_word_of_a_million_characters_stays_inside_the_page_and_its_end_can_be
     opened.check_quiet()
 
 
-def test_broken_and_foreign_images_are_named_and_never_decoded_by_the_browser(tmp_path, open_page):
+def test_broken_and_foreign_media_are_named_and_never_decoded_by_the_browser(tmp_path, open_page):
     path = tmp_path / "page.html"
-    write_html([media_episode(("image", SVG), ("image", HTML), ("image", BROKEN_PNG), ("video", SVG))], path)
+    images = [("image", SVG), ("image", HTML), ("image", BROKEN_PNG), ("video", SVG)]
+    write_html([media_episode(*images, ("audio", SVG), ("audio", HTML), ("audio", b"ID3" + HTML))], path)
     opened = open_page(path)
     opened.show("#e=0")
-    opened.page.wait_for_selector(".broken >> nth=3")
-    assert opened.evaluate("document.querySelectorAll('img').length") == 0
+    opened.page.wait_for_selector(".broken >> nth=6")
+    assert opened.evaluate("document.querySelectorAll('img, audio').length") == 0
     assert opened.evaluate("window.attacked") is None
     opened.check_quiet()
 
