@@ -52,10 +52,13 @@ class ModelFiles(NamedTuple):
         """Those of a directory, or of a repository, which are fetched. Raises a `LoadError` if a file is missing."""
         directory = _resolve(name_or_dir, revision)
         if not (directory / "tokenizer.json").is_file():
-            raise LoadError(
-                f"{name_or_dir!s} holds no tokenizer.json: a renderer needs the fast tokenizer; export it "
-                "or copy it there"
-            )
+            cure = "export it or copy it there"
+            if (directory / "tekken.json").is_file():
+                cure = (
+                    "its tekken.json is for mistral_common, which makes prompts by code of its own (Voxtral has no "
+                    "other form): let the inference server render (ServerRenderer, docs/vllm.md)"
+                )
+            raise LoadError(f"{name_or_dir!s} holds no tokenizer.json: a renderer needs the fast tokenizer; {cure}")
         settings = {
             **read_json(directory / "special_tokens_map.json"),
             **read_json(directory / "tokenizer_config.json"),

@@ -271,11 +271,15 @@ def _load_processor(directory: Path, configs: Mapping[str, Mapping[str, Any]]) -
         # tokenizers raises a plain Exception for a definition that it cannot read.
         if not isinstance(error, PROCESSOR_ERRORS) and type(error) is not Exception:
             raise
-        if isinstance(error, ImportError) and find_spec("num2words") is None:  # SmolVLM's asks for it
+        text = " ".join(str(error).split())
+        if isinstance(error, ImportError) and "torchaudio" in text:  # those of Granite Speech and Fun-ASR ask for it
+            cure = "Install the torchaudio that belongs to this torch, or " + WITHOUT_PROCESSOR
+        elif isinstance(error, ImportError) and find_spec("num2words") is None:  # SmolVLM's asks for it
             raise MissingExtraError(what, "processors", "num2words") from error
-        cure = _foreign_code(configs) or "Complete or correct the files of the directory"
+        else:
+            cure = _foreign_code(configs) or "Complete or correct the files of the directory"
         raise LoadError(
-            f"transformers {metadata.version('transformers')} cannot load {what}: {error}. {cure}"
+            f"transformers {metadata.version('transformers')} cannot load {what}: {text}. {cure}"
         ) from error
 
 

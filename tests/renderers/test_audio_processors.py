@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
+import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import audio_families
@@ -15,14 +18,14 @@ from hypothesis import strategies as st
 from processor_outputs import TEXT_KEYS, check_equal, with_expansions
 from transformers import ProcessorMixin
 
-from renderers import MediaPolicy, MediaStore
+from renderers import MediaPolicy, MediaStore, load_renderer
 from renderers.errors import LoadError, MediaError
 from renderers.media.item import MediaItem
 from renderers.media.samples import samples_source
 from renderers.process.fork_reset import ProcessLock
 from renderers.vision.batching import batch_tensors
 from renderers.vision.hf_probing import probe
-from renderers.vision.hf_processor import HFProcessor
+from renderers.vision.hf_processor import HFProcessor, load_hf_processors
 from renderers.vision.hf_runner import ProcessorRunner
 from renderers.vision.sound_lengths import SoundLengths
 
@@ -162,6 +165,25 @@ def test_the_length_that_a_processor_reads_is_found_to_the_sample() -> None:
     lengths.check(48_000, "digest")
     with pytest.raises(MediaError, match="reads the first 3 s"):
         lengths.check(48_001, "digest")
+
+
+def test_the_error_of_a_directory_for_mistral_common_names_the_server_as_the_cure(tmp_path: Path) -> None:
+    for name, text in {"config.json": '{"model_type": "voxtral"}', "tekken.json": "{}"}.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(LoadError, match=r"holds no tokenizer.json.*tekken.json is for mistral_common.*ServerRenderer"):
+        load_renderer(tmp_path)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchaudio") is not None, reason="torchaudio is installed")
+def test_a_processor_that_needs_torchaudio_says_so(tmp_path: Path) -> None:
+    audio_families.save("qwen2_audio", tmp_path)
+    named = {"processor_class": "GraniteSpeechProcessor"}
+    extractor = {"feature_extractor_type": "GraniteSpeechFeatureExtractor"}
+    (tmp_path / "processor_config.json").write_text(json.dumps({**named, "audio_processor": extractor}))
+    tokenizer_file = tmp_path / "tokenizer_config.json"
+    tokenizer_file.write_text(json.dumps({**json.loads(tokenizer_file.read_text()), **named}))
+    with pytest.raises(LoadError, match=r"requires the torchaudio library.*Install the torchaudio that belongs to"):
+        load_hf_processors(tmp_path, policy=MediaPolicy(), store=MediaStore())
 
 
 def test_a_processor_that_takes_no_text_with_sounds_is_refused(families: Any) -> None:
