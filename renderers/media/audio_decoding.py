@@ -48,7 +48,10 @@ class AudioInfo(NamedTuple):
 
 
 class _Sound(NamedTuple):
-    """An open sound. `seconds` is what its header says, None if nothing; `blocks` are float32 (samples, channels)."""
+    """An open sound. `seconds` is what its header says, None if nothing.
+
+    `blocks` are float32 (samples, channels); a block has its values until the next one is read.
+    """
 
     seconds: float | None
     sampling_rate: int
@@ -82,7 +85,7 @@ def decode_audio(source: MediaSource, policy: MediaPolicy, sampling_rate: int) -
         return np.concatenate(pieces)
     wanted = math.ceil(count * sampling_rate / rate)
     samples = np.concatenate([*pieces, resampler.resample_chunk(np.empty(0, np.float32), last=True)])[:wanted]
-    return np.pad(samples, (0, wanted - len(samples)))
+    return samples if len(samples) == wanted else np.pad(samples, (0, wanted - len(samples)))
 
 
 def audio_info(source: MediaSource, policy: MediaPolicy) -> AudioInfo:
@@ -128,10 +131,12 @@ def _reader(source: MediaSource, policy: MediaPolicy, deadline: Deadline) -> Abs
 
 
 def _mixed(block: np.ndarray) -> np.ndarray:
+    """float32 (samples,), a copy."""
     if block.shape[1] == 1:
-        return np.ascontiguousarray(block[:, 0])
+        return block[:, 0].copy()
     if block.shape[1] == 2:  # equal to the mean, and several times faster
-        mono: np.ndarray = (block[:, 0] + block[:, 1]) / np.float32(2)
+        mono: np.ndarray = block[:, 0] + block[:, 1]
+        mono /= 2
         return mono
     mean: np.ndarray = block.mean(axis=1, dtype=np.float32)
     return mean
@@ -187,8 +192,8 @@ def _sndfile(source: MediaSource, deadline: Deadline) -> Iterator[_Sound]:
 
         def blocks() -> Iterator[np.ndarray]:
             count, read = 0, _BLOCK
+            block = np.empty((_BLOCK, file.channels), np.float32)
             while read == _BLOCK:
-                block = np.empty((_BLOCK, file.channels), np.float32)
                 read = file.buffer_read_into(block, "float32")
                 count += read
                 yield block[:read]
