@@ -13,7 +13,8 @@ from renderers.media.item import MediaItem, TensorField
 def batch_tensors(items: Sequence[MediaItem]) -> dict[str, np.ndarray]:
     """The model's input tensors for these items, in this order, by the names of the items.
 
-    They equal what the processor returns for the same media as samples of one batch, padding included. A tensor that
+    They equal what the processor returns for the same media as samples of one batch, padding included; for sounds whose
+    last frames depend on the batch, what it returns for each alone, with zeros behind it. A tensor that
     items of one modality lack (`video_grid_thw` among images) has rows for the others only. Raises `MediaError` where
     items of one modality have different tensors: they come from different processors.
     """

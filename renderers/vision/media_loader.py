@@ -129,8 +129,9 @@ class MediaLoader:
         if processor is None:
             readable = " and ".join(PLURALS[known] for known in self.processors) or "text"
             reason = self._missing.get(modality) or (
-                f"{self._model} reads only {readable}. Remove the part, or load a model directory whose processor "
-                f"files (processor_config.json, preprocessor_config.json) are for {PLURALS[modality]} too"
+                f"{self._model} reads only {readable}. Remove the part, or load a model directory with "
+                f"{'video_' if modality == 'video' else ''}preprocessor_config.json or processor_config.json "
+                f"for {PLURALS[modality]}"
             )
             raise MessageError(
                 f"a part of type {kind!r}, but {reason}", message_index=message_index, part_index=part_index
