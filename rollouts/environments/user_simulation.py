@@ -37,8 +37,8 @@ class UserSimulation:
         )
 
     `instructions` are the system message of the simulated user. It sees the conversation with the roles exchanged:
-    messages of the user are its own, and messages of the policy, without their reasoning, are those of a user. Images
-    and videos are visible to it; those of its own messages are in the message before them, since templates place media
+    messages of the user are its own, and messages of the policy, without their reasoning, are those of a user. Media
+    are visible to it; those of its own messages are in the message before them, since templates place media
     in messages of a user. System messages of `opening` are the policy's alone.
 
     `opening` are the messages before the policy's first turn. Unless the last of them is the user's, the simulated user

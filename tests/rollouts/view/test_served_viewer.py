@@ -1,5 +1,6 @@
 """`rollouts view --serve`: what is served, to whom, and while a file grows."""
 
+import hashlib
 import http.client
 import json
 import socket
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from served_viewer import served
 from typer.testing import CliRunner
-from viewer_episodes import failed, media_episode, read_payload, two_turns, video
+from viewer_episodes import failed, media_episode, read_payload, sound_source, tone, two_turns, video
 
 from rollouts.cli.main import app
 from rollouts.cli.view import GrowingFile
@@ -48,7 +49,7 @@ def file(renderer, tmp_path_factory):
     with RecordWriter(path) as out:
         out.append([two_turns(renderer), failed()])
         out.append({"no": "episode"})
-        out.append(media_episode(("video", video())))
+        out.append(media_episode(("video", video()), ("audio", sound_source(tone(), 44_100))))
     return path
 
 
@@ -70,6 +71,9 @@ def test_episodes_and_media_are_served_as_a_page_has_them(url, renderer):
     assert np.array_equal(columns["uniqueIds"][columns["index"]], ids)
     medium = json.loads(get(url, f"media/image-{header['nodes'][0]['media'][0]['digest']}")[2])
     assert (medium["width"], len(medium["frames"])) == (32, 1)
+    digest = hashlib.sha256(sound_source(tone(), 44_100)).hexdigest()
+    assert json.loads(get(url, f"media/audio-{digest}")[2])["sound"]["seconds"] == 2
+    assert get(url, f"media/image-{digest}")[0] == 404  # it is no image of an episode
 
 
 def test_a_search_reads_the_texts_of_messages_in_bounded_time(file, url):
