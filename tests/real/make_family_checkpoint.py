@@ -288,6 +288,67 @@ def _qwen2_5_omni_model(vocabulary: int, ids: Mapping[str, int]) -> transformers
     return transformers.Qwen2_5OmniForConditionalGeneration(config)
 
 
+_ONLY_VLLM_READS = {"image_size": 768, "apply_vit_abs_pos_embed": True}  # of the vision tower in published files
+
+
+def _qwen3_omni_model(vocabulary: int, ids: Mapping[str, int]) -> transformers.PreTrainedModel:
+    """The thinker, without the parts that speak."""
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 6, 6], "mrope_interleaved": True}
+    vision = {"hidden_size": 64, "depth": 2, "num_heads": 2, "intermediate_size": 128, "out_hidden_size": 64}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    thinker = {
+        "audio_config": {**_AUDIO_TOWER, "output_dim": 64, "downsample_hidden_size": 16},
+        "vision_config": {**vision, "deepstack_visual_indexes": [0], **_ONLY_VLLM_READS},
+        "text_config": {
+            **_TEXT,
+            **experts,
+            "vocab_size": vocabulary,
+            "rope_parameters": rope,
+            "tie_word_embeddings": False,
+        },
+        **{f"{kind}_token_id": ids[f"<|{kind}_pad|>"] for kind in ("audio", "image", "video")},
+        **{
+            f"{kind}_{edge}_token_id": ids[f"<|{kind}_{edge}|>"]
+            for kind in ("audio", "vision")
+            for edge in ("start", "end")
+        },
+    }
+    config = transformers.Qwen3OmniMoeConfig(thinker_config=thinker, enable_audio_output=False)
+    return transformers.Qwen3OmniMoeForConditionalGeneration(config)
+
+
+def _qwen3_asr_model(vocabulary: int, ids: Mapping[str, int]) -> transformers.PreTrainedModel:
+    config = transformers.Qwen3ASRConfig(
+        audio_config={
+            "model_type": "qwen3_asr_encoder",
+            **_AUDIO_TOWER,
+            "output_dim": 64,
+            "downsample_hidden_size": 16,
+        },
+        text_config={**_TEXT, "vocab_size": vocabulary, "model_type": "qwen3"},
+        audio_token_id=ids["<|audio_pad|>"],
+    )
+    return transformers.Qwen3ASRForConditionalGeneration(config)
+
+
+def _audio_flamingo3_model(vocabulary: int, ids: Mapping[str, int]) -> transformers.PreTrainedModel:
+    config = transformers.AudioFlamingo3Config(
+        audio_config={"model_type": "audioflamingo3_encoder", **_SMALL_VISION},
+        text_config={**_TEXT, "vocab_size": vocabulary, "model_type": "qwen2"},
+        audio_token_id=ids["<sound>"],
+    )
+    return transformers.AudioFlamingo3ForConditionalGeneration(config)
+
+
+def _glm_asr_model(vocabulary: int, ids: Mapping[str, int]) -> transformers.PreTrainedModel:
+    config = transformers.GlmAsrConfig(
+        audio_config={"model_type": "glmasr_encoder", **_SMALL_VISION, "intermediate_size": 256},
+        text_config={**_TEXT, "vocab_size": vocabulary, "model_type": "llama"},
+        audio_token_id=ids["<|pad|>"],
+    )
+    return transformers.GlmAsrForConditionalGeneration(config)
+
+
 def _qwen3_tokenizer() -> transformers.PreTrainedTokenizerBase:
     return tokenizer(["<|im_start|>", "<|im_end|>"], corpus.templates()["trl/qwen2_5"])
 
@@ -306,6 +367,10 @@ _FAMILIES: Mapping[str, tuple[Callable[[], Any], Callable[[int, Mapping[str, int
     "qwen2.5-vl": (_qwen2_5_vl_processor, _qwen2_5_vl_model),
     "qwen2-audio": (audio_families.FAMILIES["qwen2_audio"], _qwen2_audio_model),
     "qwen2.5-omni": (audio_families.FAMILIES["qwen2_5_omni"], _qwen2_5_omni_model),
+    "qwen3-omni": (audio_families.FAMILIES["qwen3_omni"], _qwen3_omni_model),
+    "qwen3-asr": (audio_families.FAMILIES["qwen3_asr"], _qwen3_asr_model),
+    "audio-flamingo3": (audio_families.FAMILIES["audio_flamingo3"], _audio_flamingo3_model),
+    "glm-asr": (audio_families.FAMILIES["glm_asr"], _glm_asr_model),
     "qwen3": (_qwen3_tokenizer, _qwen3_model),  # a text model
 }
 

@@ -132,6 +132,10 @@ MODES: Mapping[str, Mode] = {
     "qwen3": Mode(family="qwen3"),
     "qwen2-audio": Mode(family="qwen2-audio", arguments=_SOUNDS),
     "qwen2.5-omni": Mode(family="qwen2.5-omni", arguments=_SOUNDS),
+    "audio-flamingo3": Mode(family="audio-flamingo3", arguments=_SOUNDS),
+    "qwen3-omni": Mode(family="qwen3-omni", arguments=_SOUNDS),
+    "qwen3-asr": Mode(family="qwen3-asr", arguments=_SOUNDS),
+    "glm-asr": Mode(family="glm-asr", arguments=_SOUNDS),
     # Mistakes of an operator; of an argument that is given twice the last one counts.
     "short": Mode(arguments=("--max-model-len", "96")),
     "raw-logits": Mode(arguments=("--logprobs-mode", "raw_logits", "--limit-mm-per-prompt", '{"image":1,"video":0}')),

@@ -17,6 +17,7 @@ from renderers import RendererError, load_renderer
 from rollouts.cli.doctor import generation_checks, server_checks
 from rollouts.cli.doctor.image_rendering_checks import hidden_normalisation, image_rendering
 from rollouts.cli.doctor.mismatch_check import mismatch
+from rollouts.cli.doctor.sound_checks import sound_rendering, sound_request
 from rollouts.cli.doctor.target import Finding, Outcome, Target, failed, print_findings, skipped, summary, weights_dtype
 from rollouts.cli.doctor.token_checks import text_tokens
 from rollouts.cli.serve import api_key_advice, api_key_from_environment
@@ -81,7 +82,11 @@ async def run_checks(base_url: str, directory: Path, options: Options) -> list[F
         keep_alive = Check("keep-alive", server_checks.keep_alive, ("reachable",))
         idle = asyncio.ensure_future(outcome_of(keep_alive, target))  # waits for seconds, while the other checks run
         try:
-            others = [finding for check in _checks(options) for finding in await outcome_of(check, target)]
+            others = [
+                finding
+                for check in _checks(options, hears="audio" in renderer.processors)
+                for finding in await outcome_of(check, target)
+            ]
             return [finding.without(options.api_key) for finding in (*findings, *await idle, *others)]
         finally:
             idle.cancel()
@@ -101,7 +106,7 @@ async def _capabilities(connection: ServerConnection, model: str | None) -> Serv
         raise
 
 
-def _checks(options: Options) -> list[Check]:
+def _checks(options: Options, *, hears: bool) -> list[Check]:
     limited_mismatch = partial(mismatch, max_gigabytes=options.reference_gigabytes)
     checks = [
         Check("version", server_checks.version, ("reachable",)),
@@ -128,6 +133,11 @@ def _checks(options: Options) -> list[Check]:
         # The last with an image: it has ended servers.
         Check("cache miss", generation_checks.unknown_image, ("image request",)),
     ]
+    if hears:
+        checks += [
+            Check("sound tokens", sound_rendering, ("token endpoint",)),
+            Check("sound request", sound_request, ("text request", "sound tokens")),
+        ]
     if options.control:
         checks.append(Check("pause, resume", server_checks.pause_and_resume, ("running",)))
     return checks
@@ -191,7 +201,7 @@ def doctor(
     ] = 4.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: an object with all findings.")] = False,
 ) -> None:
-    """Check a live vLLM server: flags, tokens, pixels, log-probabilities, cache, and agreement with transformers.
+    """Check a live vLLM server: flags, tokens, pixels, sounds, log-probabilities, cache, agreement with transformers.
 
     Exits with 0 if nothing failed, 1 if something did, 2 if the checks could not run. Without --control it only sends
     requests like any other client; it never resets a cache.

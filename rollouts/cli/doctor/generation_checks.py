@@ -23,8 +23,8 @@ _GRACE_SECONDS = 0.1
 # The largest number of log-probabilities at one position that vLLM reports by default.
 _TOP_LOGPROBS = 20
 
-# The largest difference between log-probabilities of images that a server does not look at.
-_SAME_COMPLETION = 1e-6
+#: The largest difference between log-probabilities of media that a server does not look at.
+SAME_COMPLETION = 1e-6
 
 _RAW_LOGPROBS_CURE = "start `vllm serve` with --logprobs-mode raw_logprobs: training needs the model's own"
 _ABORT_CURE = (
@@ -158,8 +158,8 @@ async def _ended_with_its_connection(target: Target) -> Finding:
 async def image_request(target: Target) -> Finding:
     """Two different images must give different log-probabilities."""
     first, second = target.image_prompt(fresh_image()), target.image_prompt(fresh_image())
-    difference = _max_logprob_difference(await target.sample(first), await target.sample(second))
-    if difference > _SAME_COMPLETION:
+    difference = max_logprob_difference(await target.sample(first), await target.sample(second))
+    if difference > SAME_COMPLETION:
         return ok(f"two images give different completions (log-probabilities differ by up to {difference:.2g})")
     return failed(
         "two different images give exactly the same completion: the server ignores images",
@@ -182,7 +182,7 @@ async def _blind_cure(target: Target, first: RenderedTokens, second: RenderedTok
             f"features may be normalised twice: leave pixel_dtype out of ExpectedCapabilities; or {_BLIND_MODEL_CURE}"
         )
     completions = [await target.sample(each, engine=target.server_side) for each in (first, second)]
-    if _max_logprob_difference(*completions) > _SAME_COMPLETION:
+    if max_logprob_difference(*completions) > SAME_COMPLETION:
         return 'send files, which the server sees: VLLMEngine(media="content_parts"); features may be normalised twice'
     return _BLIND_MODEL_CURE
 
@@ -194,7 +194,7 @@ async def image_pixels(target: Target) -> Finding:
     rendered = target.image_prompt(fresh_image())
     if (reason := target.no_server_side(rendered)) is not None:
         return skipped(f"nothing to compare with: {reason}")
-    difference = _max_logprob_difference(
+    difference = max_logprob_difference(
         await target.sample(rendered), await target.sample(rendered, engine=target.server_side)
     )
     if difference <= target.tolerance:
@@ -220,7 +220,7 @@ async def image_cache(target: Target) -> Finding:
             "start `vllm serve` without --mm-processor-cache-gb 0, and with --api-server-count 1: each API server has "
             "a cache of its own",
         )
-    difference = _max_logprob_difference(first, completion_of(response, rendered, "a request with known media"))
+    difference = max_logprob_difference(first, completion_of(response, rendered, "a request with known media"))
     if difference <= target.tolerance:
         return ok(f"an image sent as its hash alone gives the same completion (at most {difference:.2g} apart)")
     return failed(
@@ -255,7 +255,7 @@ async def unknown_image(target: Target) -> Finding:
     )
 
 
-def _max_logprob_difference(first: Completion, second: Completion) -> float:
+def max_logprob_difference(first: Completion, second: Completion) -> float:
     """The largest difference of log-probabilities, up to and including the first token that differs."""
     count = min(len(first.token_ids), len(second.token_ids))
     differing = np.flatnonzero(first.token_ids[:count] != second.token_ids[:count])

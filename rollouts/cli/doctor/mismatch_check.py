@@ -104,17 +104,9 @@ class ScoredPrompt(NamedTuple):
 
 def load_reference(target: Target) -> Any:
     """The model in float32, on the CPU."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from rollouts.models.loading import load_model
 
-    from rollouts.models.loading import without_progress_bars
-
-    model_class = AutoModelForImageTextToText if "vision_config" in target.config else AutoModelForCausalLM
-    with without_progress_bars():
-        model = model_class.from_pretrained(
-            str(target.directory), dtype=torch.float32, trust_remote_code=False, local_files_only=True
-        )
-    return model.eval()
+    return load_model(target.directory).eval()
 
 
 def completion_logits(

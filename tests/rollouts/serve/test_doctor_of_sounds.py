@@ -1,0 +1,101 @@
+"""`rollouts doctor` on a server that hears: nothing is wrong, or one fault is planted and found."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from served_in_thread import ServedInThread, serve_directory
+
+from rollouts.cli.doctor import server_checks
+from rollouts.cli.doctor.command import Options, run_checks
+from rollouts.cli.doctor.target import Outcome, ok
+from rollouts.models.loading import load_model
+from rollouts.serve import served_model
+from rollouts.testing import tiny_qwen2_audio
+
+OPTIONS = Options(reference_gigabytes=0)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return tiny_qwen2_audio(tmp_path_factory.mktemp("tiny-qwen2-audio"))
+
+
+@pytest.fixture(scope="module")
+def server(directory):
+    with serve_directory(directory, name="tiny") as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    async def open_connection(target):
+        return ok("not waited for")
+
+    monkeypatch.setattr(server_checks, "keep_alive", open_connection)
+
+
+async def wrong(server: ServedInThread, directory, options=OPTIONS):
+    """What failed or is absent, and each reason with its cure."""
+    findings = await run_checks(server.base_url, directory, options)
+    return {
+        finding.check: f"{finding.seen} {finding.cure}"
+        for finding in findings
+        if finding.outcome in (Outcome.FAILED, Outcome.ABSENT)
+    }
+
+
+def with_settings(directory, tmp_path, **settings):
+    """A copy of the directory whose feature extractor has other settings."""
+    copy = shutil.copytree(directory, tmp_path / "copy")
+    path = copy / "preprocessor_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    return copy
+
+
+async def test_the_doctor_finds_nothing_wrong_with_a_model_that_hears(server, directory):
+    findings = await run_checks(server.base_url, directory, OPTIONS._replace(reference_gigabytes=4.0))
+    outcomes = {finding.check: finding.outcome for finding in findings}
+    for check in ("sound tokens", "sound features", "sound request", "mismatch, text"):
+        assert outcomes[check] is Outcome.OK
+    assert Outcome.FAILED not in outcomes.values()
+
+
+@pytest.mark.parametrize(
+    ("settings", "check", "reason"),
+    [
+        ({"sampling_rate": 8_000}, "sound tokens", "1.27 s at 8000 Hz: "),
+        ({"hop_length": 320}, "sound tokens", "1.27 s at 16000 Hz: "),
+        ({"n_fft": 512}, "sound features", "input_features is up to"),
+    ],
+    ids=["rate", "count", "features"],
+)
+async def test_another_processor_is_found(server, directory, tmp_path, settings, check, reason):
+    found = await wrong(server, with_settings(directory, tmp_path, **settings))
+    assert found.keys() == {check}
+    assert reason in found[check]
+    assert "copy the processor's files" in found[check]
+
+
+async def test_a_model_without_ears_is_found(directory, tmp_path):
+    model = load_model(directory)
+    with torch.no_grad():
+        for parameter in model.model.multi_modal_projector.parameters():
+            parameter.zero_()
+    deaf = shutil.copytree(directory, tmp_path / "deaf")
+    model.save_pretrained(deaf)
+    with serve_directory(deaf, name="tiny") as started:
+        found = await wrong(started, deaf)
+    assert found.keys() == {"sound request"}
+    assert "two different sounds give exactly the same completion" in found["sound request"]
+
+
+async def test_a_server_that_takes_no_sounds_lacks_an_option(directory, monkeypatch):
+    monkeypatch.setattr(served_model, "media_formats", lambda renderer: {})
+    with serve_directory(directory, name="tiny") as started:
+        found = await wrong(started, directory)
+    assert found.keys() == {"sound tokens"}
+    assert "--limit-mm-per-prompt" in found["sound tokens"]
