@@ -12,13 +12,15 @@ from typing import Any
 import audio_families
 import numpy as np
 import pytest
+import soundfile
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processor_outputs import TEXT_KEYS, check_equal, with_expansions
 from transformers import ProcessorMixin
+from transformers.audio_utils import load_audio
 
-from renderers import MediaPolicy, MediaStore, load_renderer
+from renderers import MediaPolicy, MediaSource, MediaStore, load_renderer
 from renderers.errors import LoadError, MediaError
 from renderers.media.item import MediaItem
 from renderers.media.samples import samples_source
@@ -117,6 +119,42 @@ def test_items_are_those_of_a_sound_alone_where_its_frames_depend_on_the_batch(n
     alone = items[0][mask].shape[0]
     assert not ours[mask][0, alone:].any()
     assert not frames[0, alone:].any()
+
+
+FILES = ("qwen2_audio", "qwen3_omni", "gemma3n", "phi4_multimodal", "audio_flamingo3", "nemotron_h_omni")
+_RATES = (8000, 11025, 16000, 22050, 44100, 48000)
+
+
+def recorded(kind: str, seconds: float, rate: int, channels: int) -> np.ndarray:
+    shape = (round(seconds * rate), channels)
+    noise = np.random.default_rng(shape).uniform(-1, 1, shape)
+    return {"noise": noise / 2, "clipped": np.clip(8 * noise, -1, 1), "silence": np.zeros(shape)}[kind]
+
+
+def test_files_of_any_rate_and_channels_have_the_features_that_transformers_makes_of_them(
+    families: Any, tmp_path: Path
+) -> None:
+    @given(
+        st.sampled_from(FILES),
+        st.sampled_from(["noise", "clipped", "silence"]),
+        st.floats(0.05, 2),
+        st.sampled_from(_RATES),
+        st.sampled_from([1, 2]),
+        st.sampled_from(["PCM_16", "FLOAT"]),
+    )
+    @settings(max_examples=14, deadline=None)
+    def check(name: str, kind: str, seconds: float, rate: int, channels: int, subtype: str) -> None:
+        reference, processor = families(name)
+        path = tmp_path / "sound.wav"
+        soundfile.write(path, recorded(kind, seconds, rate, channels), rate, subtype=subtype)
+        item = processor.process(MediaSource.of(path.read_bytes()))
+        heard = load_audio(str(path), 16000, backend="soundfile")
+        theirs = output_of(reference, [processor.marker], [heard], 16000)
+        check_equal({name: t for name, t in batch_tensors([item]).items() if name in theirs}, features(theirs))
+        embed_id = reference.tokenizer.convert_tokens_to_ids(processor.embed_token)
+        assert item.num_tokens == theirs["input_ids"][0].tolist().count(embed_id)
+
+    check()
 
 
 @pytest.mark.parametrize("name", ["audio_flamingo3", "glm_asr", "moss"])
