@@ -244,6 +244,11 @@ def test_a_sound_has_a_waveform_and_is_played_from_where_it_is_clicked(small_pag
     opened.until("document.querySelector('.heard').style.clipPath !== ''")
     opened.page.locator(".sound").scroll_into_view_if_needed()
     opened.screenshot("sound")
+    width = "document.querySelector('.sound').getBoundingClientRect().width"
+    assert opened.evaluate(width) == 420
+    opened.page.set_viewport_size({"width": 900, "height": 900})  # a pane that is narrower
+    pane = "document.querySelector('.sound').closest('.block').getBoundingClientRect().width"
+    assert opened.evaluate(width) < opened.evaluate(pane) < 420
     opened.show("#e=5&v=tokens")
     opened.page.wait_for_selector(".tokenmedia audio")
     opened.screenshot("sound-tokens")
