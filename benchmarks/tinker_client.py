@@ -1,16 +1,16 @@
 """A client of the Tinker API that measures a server; runs with any version of the package `tinker`.
 
-    python benchmarks/tinker_client.py BASE_URL MODEL ROUNDS
+    python benchmarks/tinker_client.py BASE_URL MODEL
 
-Prints one line of JSON: the seconds of each round of `forward_backward` and of `optim_step`, and the tokens per second
-of each round of sampling, after two rounds that are not counted. `tinker_server.py` runs it.
+Each line of its input names a call, `forward_backward`, `optim_step` or `sampling`, and a round. The answer is a line
+with the seconds of that call. `tinker_server.py` runs a client for each of two servers.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import tinker
@@ -19,7 +19,8 @@ from tinker import types
 ROWS, ROW_TOKENS = 64, 512
 SAMPLES, PROMPT_TOKENS, NEW_TOKENS = 64, 32, 128
 RANK = 32
-WARM_UP = 2
+#: Samples of a prompt.
+GROUP = 8
 
 
 def rows(rows: int = ROWS, tokens: int = ROW_TOKENS) -> list[tuple[list[int], list[int]]]:
@@ -57,31 +58,28 @@ def sampled_tokens(sampling: Any, seed: int, samples: int = 1) -> int:
     futures = [
         sampling.sample(
             types.ModelInput.from_ints(prompt), samples,
-            types.SamplingParams(max_tokens=NEW_TOKENS, temperature=1.0, seed=seed + number),
+            types.SamplingParams(max_tokens=NEW_TOKENS, temperature=1.0, seed=seed + number, stop=[]),
         )
         for number, prompt in enumerate(prompts()[: SAMPLES // samples])
     ]  # fmt: skip
     return sum(len(sequence.tokens) for future in futures for sequence in future.result().sequences)
 
 
-def main(base_url: str, model: str, rounds: str) -> None:
+def main(base_url: str, model: str) -> None:
     service = tinker.ServiceClient(base_url=base_url, api_key="tml-benchmark")
     training = training_client(service, model)
-    data = [datum(*row) for row in rows()]
-    figures: dict[str, list[float]] = {"forward_backward": [], "optim_step": [], "tokens_per_second": []}
-    for _ in range(int(rounds) + WARM_UP):
-        started = time.perf_counter()
-        training.forward_backward(data, "cross_entropy").result()
-        computed = time.perf_counter()
-        training.optim_step(types.AdamParams(learning_rate=1e-4)).result()
-        figures["forward_backward"].append(computed - started)
-        figures["optim_step"].append(time.perf_counter() - computed)
     sampling = sampling_client(training, "measured")
-    for number in range(int(rounds) + WARM_UP):
+    data = [datum(*row) for row in rows()]
+    calls: dict[str, Callable[[int], object]] = {
+        "forward_backward": lambda _: training.forward_backward(data, "cross_entropy").result(),
+        "optim_step": lambda _: training.optim_step(types.AdamParams(learning_rate=1e-4)).result(),
+        "sampling": lambda number: sampled_tokens(sampling, 1000 * number, GROUP),
+    }
+    for line in sys.stdin:
+        call, number = line.split()
         started = time.perf_counter()
-        count = sampled_tokens(sampling, 1000 * number)
-        figures["tokens_per_second"].append(count / (time.perf_counter() - started))
-    print(json.dumps({name: values[WARM_UP:] for name, values in figures.items()}))
+        calls[call](int(number))
+        print(time.perf_counter() - started, flush=True)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,12 @@ own, the clients are those of the package `tinker`; a side that waits uses no CP
   costs: it samples a token in the time that a request takes to be sent.
 - The memory of the server's process for each adapter that waits, and the size of what must be there: its parameters,
   and two values of AdamW for each.
-- With `--skyrl`: `skyrl.tinker.api` 0.3.0 with its JAX backend on the CPU, measured by the same client script in an
-  environment of its own, which is made in the user's cache if it is missing (6 GB). Its client is tinker 0.22.7: the
-  server does not read the protobuf messages of newer ones. It starts its engine with `uv run` in a project's directory;
-  here a program of that name starts the same module. Where Python is older than 3.12, `typing.TypedDict` is that of
-  typing_extensions, without which pydantic refuses its types.
+- With `--skyrl`: `skyrl.tinker.api` 0.3.0 with its JAX backend on the CPU, in rounds that alternate with ours, by the
+  same client script in an environment of its own, which is made in the user's cache if it is missing (6 GB). A core for
+  each server, another one for the clients. SkyRL's client is tinker 0.22.7: its server does not read the protobuf
+  messages of newer ones. It starts its engine with `uv run` in a project's directory; here a program of that name
+  starts the same module. Where Python is older than 3.12, `typing.TypedDict` is that of typing_extensions, without
+  which pydantic refuses its types.
 
 `--check` fails where a target is missed.
 """
@@ -35,9 +36,10 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tinker
@@ -62,6 +64,7 @@ from rollouts.observability.training_log import TRAINING_FILE
 from rollouts.testing import tiny_qwen3_vl
 from rollouts.training.trainer import Datum, LoraOptions, Trainer
 
+T = TypeVar("T")
 SKYRL = ("skyrl[tinker,jax]==0.3.0",)
 SKYRL_CLIENT = "tinker==0.22.7"
 START_SECONDS = 180
@@ -118,8 +121,8 @@ def our_server(model: Path, directory: Path) -> Iterator[tuple[str, int]]:
 
 
 @contextmanager
-def skyrl_server(python: Path, model: Path, directory: Path) -> Iterator[str]:
-    """The address of SkyRL's server, once it computes."""
+def skyrl_server(python: Path, model: Path, directory: Path) -> Iterator[tuple[str, int]]:
+    """The address of SkyRL's server, once it computes, and its process, which leads a session."""
     (directory / "bin").mkdir(parents=True)
     (directory / "bin" / "uv").write_text(_UV.format(python=python))
     (directory / "bin" / "uv").chmod(0o755)
@@ -128,7 +131,10 @@ def skyrl_server(python: Path, model: Path, directory: Path) -> Iterator[str]:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     command = [directory / "bin" / "uv", "run", "-m", "skyrl.tinker.api", "--base-model", model, "--backend", "jax"]
-    command += ["--backend-config", json.dumps({"max_lora_adapters": 2, "max_lora_rank": RANK})]
+    command += [
+        "--backend-config",
+        json.dumps({"max_lora_adapters": 2, "max_lora_rank": RANK, "sample_max_num_sequences": SAMPLES}),
+    ]
     command += ["--checkpoints-base", directory / "checkpoints", "--database-url", f"sqlite:///{directory}/tinker.db"]
     command += ["--host", "127.0.0.1", "--port", port]
     path = f"{directory / 'bin'}{os.pathsep}{os.environ['PATH']}"
@@ -139,7 +145,7 @@ def skyrl_server(python: Path, model: Path, directory: Path) -> Iterator[str]:
         )
     try:
         _wait_for(f"http://127.0.0.1:{port}/api/v1/healthz", process, directory / "log")
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{port}", process.pid
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -173,7 +179,7 @@ def install_skyrl() -> Path:
     return directory / "bin" / "python"
 
 
-def alternated(rounds: int, *calls: Callable[[int], float]) -> list[list[float]]:
+def alternated(rounds: int, *calls: Callable[[int], T]) -> list[list[T]]:
     """The result of each call in each round, after two rounds that are not counted."""
     found = [[call(number) for call in calls] for number in range(rounds + 2)]
     return [list(column) for column in zip(*found[2:], strict=True)]
@@ -292,14 +298,59 @@ def _resident(process: int) -> int:
     return int(status.partition("VmRSS:")[2].split()[0]) * 1024
 
 
-def client_figures(python: Path, base_url: str, model: Path, rounds: int) -> dict[str, float]:
-    """The medians of `tinker_client.py` in an environment."""
-    script = Path(__file__).with_name("tinker_client.py")
-    result = subprocess.run(
-        [python, script, base_url, model, str(rounds)], check=True, stdout=subprocess.PIPE, text=True,
+CALLS = ("forward_backward", "optim_step", "sampling")
+#: A call by its name in a round: its seconds, and the CPU seconds of the server.
+Measure = Callable[[str, int], tuple[float, float]]
+
+
+@contextmanager
+def measured_server(python: Path, server: tuple[str, int], model: Path) -> Iterator[Measure]:
+    """A process of `tinker_client.py` in an environment, for a server that runs: its address and its process."""
+    base_url, pid = server
+    process = subprocess.Popen(
+        [python, Path(__file__).with_name("tinker_client.py"), base_url, model],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env=_environment({name: value for name, value in os.environ.items() if name != "PYTHONPATH"}),
     )  # fmt: skip
-    return {name: float(np.median(values)) for name, values in json.loads(result.stdout.splitlines()[-1]).items()}
+    requests, answers = process.stdin, process.stdout
+    assert requests is not None
+    assert answers is not None
+
+    def measure(call: str, number: int) -> tuple[float, float]:
+        before = _cpu_seconds(pid)
+        requests.write(f"{call} {number}\n")
+        requests.flush()
+        if not (answer := answers.readline()):
+            raise SystemExit(f"the client of {base_url} has ended")
+        return float(answer), _cpu_seconds(pid) - before
+
+    try:
+        yield measure
+    finally:
+        requests.close()
+        process.wait()
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Of a process and of those that it has started."""
+    found = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = stat.read_text("ascii", "replace").rpartition(")")[2].split()
+            if int(stat.parent.name) == pid or int(fields[3]) == pid:  # of its session
+                found += sum(map(int, fields[11:13]))
+    return found / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def on_core(core: int) -> Iterator[None]:
+    """Processes that the block starts run on one core, so that neither server has more threads at work."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, [cores[core % len(cores)]])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def main() -> None:
@@ -347,14 +398,25 @@ def main() -> None:
 
 
 def beside_skyrl(model: Path, directory: Path, rounds: int) -> None:
+    """Each call in rounds that alternate between two servers, on one core each."""
     python = install_skyrl()
-    with our_server(model, directory / "beside") as (url, _):
-        ours = client_figures(Path(sys.executable), url, model, rounds)
-    with skyrl_server(python, model, directory / "skyrl") as url:
-        theirs = client_figures(python, url, model, rounds)
-    print(f"{'one client, medians':24}{'rollouts tinker':>16}{'SkyRL 0.3.0':>14}")
-    for name, unit in (("forward_backward", "s"), ("optim_step", "s"), ("tokens_per_second", "tokens/s")):
-        print(f"{name.replace('_', ' ') if unit != 's' else name + ', s':24}{ours[name]:16,.3f}{theirs[name]:14,.3f}")
+    with ExitStack() as running:
+        with on_core(0):
+            ours = running.enter_context(our_server(model, directory / "beside"))
+            skyrl = running.enter_context(skyrl_server(python, model, directory / "skyrl"))
+        with on_core(1):
+            sides = ((Path(sys.executable), ours), (python, skyrl))
+            measures = [running.enter_context(measured_server(*side, model)) for side in sides]
+
+        def measured(side: int, number: int) -> list[tuple[float, float]]:
+            return [measures[side](call, number) for call in CALLS]
+
+        found = alternated(rounds, partial(measured, 0), partial(measured, 1))
+    own, other = (np.median(side, axis=0) for side in found)
+    print(f"{'medians, s (CPU of the server, s)':36}{'rollouts tinker':>20}{'SkyRL 0.3.0':>20}")
+    for call, mine, theirs in zip(CALLS, own, other, strict=True):
+        cells = "".join(f"{f'{seconds:.3f} ({cpu:.2f})':>20}" for seconds, cpu in (mine, theirs))
+        print(f"{call:36}{cells}{theirs[0] / mine[0]:9.2f}x ({theirs[1] / max(mine[1], 0.01):.2f}x)")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 from matplotlib.figure import Figure
 
 # The file, and for each plot its label and the metrics in it.
@@ -31,6 +32,8 @@ def draw(out: Path, name: str, target: Path) -> None:
         for metric, line in metrics.items():
             points = [(row["step"], row[metric]) for row in rows if metric in row]
             axes.plot(*zip(*points, strict=True), label=line)
+        if label == "nats a token" and (own := out / f"{name}-own-losses").exists():
+            axes.plot(np.loadtxt(own), "--", label="training, in a loop of our own")
         axes.set(xlabel="step", ylabel=label)
         if label == "nats a token":
             axes.set_yscale("log")

@@ -5,10 +5,10 @@
 A tiny model with random weights, named as a model that the recipes know, learns on the data sets of
 `examples/tinker_recipe.py`: the format of answers (`sl_loop`); from there the right answers, by rewards of groups
 (`rl_loop`, `math_rl`); short answers rather than long ones, with a loss that the client computes (`preference.dpo`);
-the digits of images (`vlm_classifier`). `resume` kills the server (kill -9) in mid-run and starts both again: the
-weights must be those of a run without it. Prints a line for each recipe, and returns 1 if one misses its mark. --out
-keeps the metrics of all recipes and the files of the servers. Needs the project's `dev` extra; the recipes run in the
-environment of `tinker_environment.py`.
+the digits of images (`vlm_classifier`), with the loss of each step as in `tinker_own_loop.py`. `resume` kills the
+server (kill -9) in mid-run and starts both again: the weights must be those of a run without it. Prints a line for each
+recipe, and returns 1 if one misses its mark. --out keeps the metrics of all recipes and the files of the servers. Needs
+the project's `dev` extra; the recipes run in the environment of `tinker_environment.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from typing import Any
 
 import numpy as np
 import tinker_environment
+import torch
 from safetensors.numpy import load_file
+from tinker_own_loop import own_losses
 
 from rollouts.testing import tiny_qwen3_vl
 
@@ -94,13 +96,16 @@ class Recipes:
         self.quick = quick
         self._supervised: str | None = None
 
-    def start(self, module: str, **options: object) -> subprocess.Popen[bytes]:
+    def start(self, module: str, *, record: str | None = None, **options: object) -> subprocess.Popen[bytes]:
+        """Start a recipe; `record`: the file that `tinker_recorded_recipe.py` writes."""
         words = [f"{key}={value}" for key, value in options.items()]
         address = [f"base_url={self._server.url}", f"model_name={_MODEL}"]
-        script = _PROJECT / "examples" / "tinker_recipe.py"
+        script = [_PROJECT / "examples" / "tinker_recipe.py"]
+        if record is not None:
+            script = [_PROJECT / "tests" / "dropin" / "tinker_recorded_recipe.py", self._directory / record]
         with (self._directory / "recipes.log").open("ab") as log:
             return subprocess.Popen(
-                [tinker_environment.PYTHON, script, module, *address, *words],
+                [tinker_environment.PYTHON, *script, module, *address, *words],
                 cwd=self._directory,
                 env=_environment(),
                 stdout=log,
@@ -176,15 +181,28 @@ class Recipes:
         return _falls(rows, "dpo_loss", to=0.5) + ", " + _rises(rows, "margin", by=0.1)
 
     def images(self) -> str:
-        epochs, mark = (6, 0.4) if self.quick else (20, 0.9)
+        epochs, mark, compared = (6, 0.4, 60) if self.quick else (20, 0.9, None)
         rows = self.run(
             "vlm_classifier.train", "vlm", experiment_dir="vlm", renderer_name="qwen3_vl_instruct",
             learning_rate=5e-3, num_epochs=epochs, eval_every=45, save_every=0, max_tokens=8, n_eval=128,
+            record="vlm-steps",
         )  # fmt: skip
         accuracy = [row["accuracy"] for row in rows if "accuracy" in row]
         _check(accuracy[-1] >= mark, f"accuracy {accuracy[-1]:.3f}, must reach {mark}")
         found = [_falls(rows, name, to=0.3) for name in ("train_mean_nll", "test/nll")]
-        return ", ".join([*found, f"accuracy {accuracy[0]:.3f} to {accuracy[-1]:.3f}"])
+        return ", ".join(
+            [*found, f"accuracy {accuracy[0]:.3f} to {accuracy[-1]:.3f}", self._distance_to_own_loop(rows, compared)]
+        )
+
+    def _distance_to_own_loop(self, rows: Rows, count: int | None) -> str:
+        own = np.array(list(own_losses(self._directory / _MODEL, self._directory / "vlm-steps", count)))
+        np.savetxt(self._directory / "vlm-own-losses", own)
+        distance = np.abs(own - [row["train_mean_nll"] for row in rows][: len(own)])
+        _check(
+            len(own) >= 60 and distance[:60].max() < 1e-5,
+            f"the losses of our own loop differ by {distance[:60].max():.1e}",
+        )
+        return f"largest difference to the loss of our own loop in 60 steps {distance[:60].max():.1e}"
 
     def resume(self) -> str:
         state = self.supervised_state
@@ -278,6 +296,7 @@ def main() -> int:
     parser.add_argument("recipes", nargs="*", metavar="RECIPE", help="which; default: all of them")
     options = parser.parse_args()
     tinker_environment.prepare()
+    torch.set_num_threads(1)  # threads that wait for each other on busy cores cost more than they save
     with tempfile.TemporaryDirectory() as scratch:
         directory = options.out or Path(scratch)
         directory.mkdir(parents=True, exist_ok=True)
