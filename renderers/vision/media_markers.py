@@ -16,7 +16,7 @@ from renderers.tokens.tokenizer import TemplateTokenizer
 _KNOWN_MARKERS: dict[Modality, tuple[str, ...]] = {
     "image": ("<|image_pad|>", "<|image|>", "<|media_pad|>", "<image>", "<start_of_image>"),
     "video": ("<|video_pad|>", "<|video|>", "<video>"),
-    "audio": ("<|audio_pad|>", "<|AUDIO|>", "<|audio|>", "<audio_soft_token>", "<sound>", "[AUDIO]"),
+    "audio": ("<|audio_pad|>", "<|AUDIO|>", "<|audio|>", "<audio_soft_token>", "<sound>", "<so_embedding>", "[AUDIO]"),
 }
 
 

@@ -22,11 +22,11 @@ from transformers.audio_utils import load_audio
 
 from renderers import MediaPolicy, MediaSource, MediaStore, load_renderer
 from renderers.errors import LoadError, MediaError
-from renderers.media.item import MediaItem
+from renderers.media.item import MediaItem, TensorField
 from renderers.media.samples import samples_source
 from renderers.process.fork_reset import ProcessLock
 from renderers.vision.batching import batch_tensors
-from renderers.vision.hf_probing import probe
+from renderers.vision.hf_probing import Layout, probe
 from renderers.vision.hf_processor import HFProcessor, load_hf_processors
 from renderers.vision.hf_runner import ProcessorRunner
 from renderers.vision.sound_lengths import SoundLengths
@@ -173,6 +173,51 @@ def test_a_mask_that_batches_alone_have_marks_every_frame_of_a_sound(families: A
     item = items_of(processor, [sound(0.5, 16000)], 16000)[0]
     assert item["audio_attention_mask"].all()
     assert item["audio_attention_mask"].shape == item["audio_input_features"].shape[:1]
+
+
+def layout_with(fault: Callable[[dict[str, Any]], None]) -> Layout:
+    """The layout of Qwen3-Omni's sounds, with a fault planted in what its processor returns for several."""
+
+    class Faulty(transformers.Qwen3OmniMoeProcessor):
+        def __call__(self, **options: Any) -> Any:
+            output = super().__call__(**options)
+            if len(output["input_features"]) > 1:
+                fault(output.data)
+            return output
+
+    real = audio_families.FAMILIES["qwen3_omni"]()
+    faulty = Faulty(real.image_processor, real.video_processor, real.feature_extractor, real.tokenizer)
+    return probe(ProcessorRunner(faulty, "audio", "<|audio_pad|>", ProcessLock()), min_frames=1, embed_tokens=())
+
+
+def test_features_that_depend_on_another_sound_of_the_same_length_are_refused() -> None:
+    def fault(output: dict[str, Any]) -> None:
+        output["input_features"] = output["input_features"] - output["input_features"].mean()
+
+    with pytest.raises(LoadError, match=r"Faulty returns 'input_features'.*depend on the rest of the batch"):
+        layout_with(fault)
+
+
+def test_sounds_without_a_mask_of_their_frames_make_batches_of_one_length_only() -> None:
+    """Padding in front of a sound is marked, too, but not where a batch of items would have it."""
+
+    def fault(output: dict[str, Any]) -> None:
+        output["feature_attention_mask"] = output["feature_attention_mask"].flip(-1)
+
+    assert layout_with(lambda output: None).fields["input_features"] == TensorField("batched", 0.0)
+    fields = layout_with(fault).fields
+    assert fields["input_features"] == fields["feature_attention_mask"] == TensorField("batched", None)
+
+
+def test_the_fingerprint_of_sounds_follows_the_settings_of_the_extractor(tmp_path: Path) -> None:
+    def fingerprint(name: str, **changes: Any) -> str:
+        audio_families.save("qwen2_audio", tmp_path / name)
+        file = tmp_path / name / "processor_config.json"
+        config = json.loads(file.read_text())
+        file.write_text(json.dumps({**config, "feature_extractor": {**config["feature_extractor"], **changes}}))
+        return load_hf_processors(tmp_path / name, policy=MediaPolicy(), store=MediaStore())["audio"].fingerprint
+
+    assert fingerprint("one") == fingerprint("same") != fingerprint("other", chunk_length=10, n_samples=160_000)
 
 
 def test_a_sound_too_short_for_a_token_is_refused(families: Any) -> None:
