@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
 
 import numpy as np
@@ -25,11 +26,11 @@ from renderers.media.policy import MediaPolicy
 from renderers.media.reference import load_source
 from renderers.media.store import MediaStore
 from renderers.messages import (
+    MEDIA_PART_TYPES,
     VIDEO_PART_TYPES,
     check_messages,
     check_tools,
     media_parts,
-    media_value,
     message_tool_names,
 )
 from renderers.placement import PlacedItem
@@ -42,6 +43,7 @@ from rollouts.engines.vllm.capabilities import (
     probe_request,
     render_message,
     render_probe_image,
+    render_probe_sound,
     served_model,
     server_version,
 )
@@ -49,7 +51,7 @@ from rollouts.engines.vllm.connection import HttpLimits, ServerConnection
 from rollouts.engines.vllm.exchange import Body, HttpResponse, name_server_in_errors, response_error
 from rollouts.engines.vllm.features import decode_item, encoded_entries
 from rollouts.engines.vllm.generate import RenderedMedia, RenderResponse, parse_render_response, single_token
-from rollouts.engines.vllm.source_files import SourceFile, image_file
+from rollouts.engines.vllm.source_files import SourceFile, image_file, sound_file
 from rollouts.errors import (
     CapabilityError,
     EngineClosedError,
@@ -80,13 +82,13 @@ class ServerIdentity(NamedTuple):
     control_texts: tuple[str, ...]
 
 
-def image_part(name: str) -> dict[str, Any]:
-    """A content part for the image that the server's cache holds, or will hold, under this name."""
-    return {"type": "image_url", "image_url": None, "uuid": name}
+def media_part(modality: Modality, name: str) -> dict[str, Any]:
+    """A content part for the image or sound that the server's cache holds, or will hold, under this name."""
+    return {"type": f"{modality}_url", f"{modality}_url": None, "uuid": name}
 
 
 def _segments(body: Mapping[str, Any], files: Mapping[str, SourceFile]) -> Body:
-    """The JSON of a request, with the data URLs of files in the image parts of their names."""
+    """The JSON of a request, with the data URLs of files in the parts of their names."""
     mark = uuid.uuid4().hex  # random, so that no content contains it
     messages = [_with_urls(message, files, mark) for message in body["messages"]]
     pieces = json.dumps({**body, "messages": messages}, separators=(",", ":")).split(mark)
@@ -104,14 +106,14 @@ def _with_urls(message: Mapping[str, Any], files: Mapping[str, SourceFile], mark
     if not isinstance(message.get("content"), list):
         return message
     parts = [
-        {**part, "image_url": {"url": f"{mark}{part['uuid']}{mark}"}} if part.get("uuid") in files else part
+        {**part, part["type"]: {"url": f"{mark}{part['uuid']}{mark}"}} if part.get("uuid") in files else part
         for part in message["content"]
     ]
     return {**message, "content": parts}
 
 
 def _tensors_digest(rendered: RenderResponse, name: str) -> str | None:
-    """A digest of the tensors of the probe image, sorted by name because their order differs between processes."""
+    """A digest of the tensors of the probe, sorted by name because their order differs between processes."""
     digest = hashlib.sha256()
     for item in rendered.media:
         if item.encoded is None:
@@ -137,33 +139,40 @@ def _render_error(name: str, response: HttpResponse) -> Exception:
     return error
 
 
-# Attempts for an image whose rendering is interrupted by a change of server; more changes mean that it keeps crashing.
+# Attempts for a medium whose rendering is interrupted by a change of server; more changes mean that it keeps crashing.
 _MAX_ATTEMPTS = 4
 
 
 class _ServerChangedError(Exception):
-    """The server was replaced while it rendered the image."""
+    """The server was replaced while it rendered the medium."""
 
 
-class RenderedImage(NamedTuple):
-    """An image processed by a server, and the identity of that server."""
+class RenderedMedium(NamedTuple):
+    """An image or sound processed by a server, and the identity of that server for its modality."""
 
     item: MediaItem
     server: ServerIdentity
 
     @property
     def name(self) -> str:
-        """The name of the image in the server's cache."""
-        return image_name(self.item.source)
+        """The name of the medium in the server's cache."""
+        return media_name(self.item.source)
 
 
-def image_name(source: MediaSource) -> str:
+def media_name(source: MediaSource) -> str:
     """A name from our digest: vLLM's own hashes have had collisions, and with a name it computes no hash."""
     return f"render-{source.digest}"
 
 
-def _request_name(source: MediaSource) -> str:
-    return f"render of image {source.digest[:12]}"
+def _request_name(source: MediaSource, modality: Modality) -> str:
+    return f"render of {modality} {source.digest[:12]}"
+
+
+def _file_of(source: MediaSource, modality: Modality, policy: MediaPolicy) -> SourceFile:
+    """The file for a server that decides about size, and about rate and channels."""
+    if modality == "audio":
+        return sound_file(source, policy, None)
+    return image_file(source, policy, jpeg_as_file=True)
 
 
 _PartIndex = tuple[int, int]  # message index, part index
@@ -205,9 +214,9 @@ class ServerRenderer:
         async with ServerRenderer.connect("http://127.0.0.1:8000") as renderer:
             rendered = await renderer.render(messages, add_generation_prompt=True)
 
-    This process reads the images, under `policy`, and sends files: the server never opens a URL or a path. The server
-    processes an image once, for all conversations that contain it; `store` keeps the items. Their `mm_hash` is our
-    digest of the source and a fingerprint of the server.
+    This process reads images and sounds, under `policy`, and sends files: the server never opens a URL or a path. The
+    server processes each once, for all conversations that contain it; `store` keeps the items. Their `mm_hash` is our
+    digest of the source and a fingerprint of the server. A sound is mixed and resampled by the server.
 
     A server with uint8 pixels does not tell how its model converts them to floats. A trainer needs that, sampling does
     not: pass it as `scale` (`PixelScale` with the numbers of preprocessor_config.json), which is set on the items.
@@ -232,10 +241,11 @@ class ServerRenderer:
         self.store = MediaStore() if store is None else store  # an empty store is falsy
         self._scale = scale
         self._identity: ServerIdentity | None = None
+        self._hearing: dict[ServerIdentity, ServerIdentity | str] = {}  # what is rendered of sounds, or why none is
         self._generation = 0  # how often the identity was forgotten
         self._probing: SingleFlight[ServerIdentity] = SingleFlight()
         self._processing: SingleFlight[MediaItem] = SingleFlight()
-        self._cache_holds_images = True
+        self._cache_holds_media = True
         self._owns_connection = False
 
     @classmethod
@@ -283,20 +293,22 @@ class ServerRenderer:
         check_tools(tools)
         server = await self._known_server()
         _check_texts(checked, server)
-        images = await self._render_images(checked)
+        media = await self._render_media(checked)
         options: dict[str, Any] = {"add_generation_prompt": add_generation_prompt}
         if tools:
             options["tools"] = [dict(tool) for tool in tools]
         if chat_template_kwargs:
             options["chat_template_kwargs"] = dict(chat_template_kwargs)
         request_name = f"render {uuid.uuid4().hex[:12]}"
-        request = _openai_messages(checked, images)
-        response = await self._render_messages(request, images, server, request_name, options)
-        media = _place_images(response, [images[index] for index in sorted(images)], request_name)
+        request = _openai_messages(checked, media)
+        response = await self._render_messages(request, media, server, request_name, options)
+        in_order = [media[index] for index in sorted(media)]
+        placed = _place_media(response, in_order, request_name)
         return _result(
             response.token_ids,
-            media,
+            placed,
             server,
+            markers={medium.item.modality: medium.server.marker_id for medium in in_order},
             message_roles=[message["role"] for message in checked],
             message_tool_names=message_tool_names(checked),
         )
@@ -327,7 +339,18 @@ class ServerRenderer:
     @name_server_in_errors
     async def image(self, reference: Any) -> MediaItem:
         """The item of one image: any value of an image part, or a `MediaSource`."""
-        return (await self._render_image(reference)).item
+        return (await self._render_medium({"type": "image", "image": reference})).item
+
+    @name_server_in_errors
+    async def sound(self, reference: Any) -> MediaItem:
+        """The item of one sound: any value of an audio part but an array, or a `MediaSource`."""
+        return (await self._render_medium({"type": "audio", "audio": reference})).item
+
+    @name_server_in_errors
+    async def hearing(self) -> ServerIdentity | None:
+        """The identity of the server for sounds, whose marker stands for their features; None where it takes none."""
+        known = await self._sound_identity(await self._known_server())
+        return None if isinstance(known, str) else known
 
     @name_server_in_errors
     async def identity(self) -> ServerIdentity:
@@ -338,7 +361,7 @@ class ServerRenderer:
         """Probe the server again and render every image again, because the server may have restarted."""
         self._identity = None
         self._generation += 1
-        self._cache_holds_images = True
+        self._cache_holds_media = True
 
     async def close(self) -> None:
         """Close the connection, if it is this renderer's own."""
@@ -351,28 +374,28 @@ class ServerRenderer:
     async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
-    async def _render_images(self, messages: Sequence[Mapping[str, Any]]) -> dict[_PartIndex, RenderedImage]:
-        """The images of a conversation by (message index, part index), in its order."""
+    async def _render_media(self, messages: Sequence[Mapping[str, Any]]) -> dict[_PartIndex, RenderedMedium]:
+        """The images and sounds of a conversation by (message index, part index), in its order."""
         parts = [(index, *part) for index, message in enumerate(messages) for part in media_parts(message)]
-        images = await asyncio.gather(*(self._render_part(*part) for part in parts))
-        return {(index, part_index): image for (index, part_index, _), image in zip(parts, images, strict=True)}
+        media = await asyncio.gather(*(self._render_part(*part) for part in parts))
+        return {(index, part_index): medium for (index, part_index, _), medium in zip(parts, media, strict=True)}
 
-    async def _render_part(self, message_index: int, part_index: int, part: Mapping[str, Any]) -> RenderedImage:
+    async def _render_part(self, message_index: int, part_index: int, part: Mapping[str, Any]) -> RenderedMedium:
         if part["type"] in VIDEO_PART_TYPES:
             raise MessageError(
-                "a server renders only images here: /render does not say which tokens of a video stand for frames. "
-                "Load a renderer from the model's directory",
+                "a server renders images and sounds here: /render does not say which tokens of a video stand for "
+                "frames. Load a renderer from the model's directory",
                 message_index=message_index,
                 part_index=part_index,
             )
         try:
-            return await self._render_image(media_value(part))
+            return await self._render_medium(part)
         except MediaError as error:
             raise error.at(message_index, part_index) from error.__cause__
 
-    async def _render_chunk(self, index: int, chunk: Chunk) -> RenderedImage:
+    async def _render_chunk(self, index: int, chunk: Chunk) -> RenderedMedium:
         name = f"chunk {index}"
-        image = await self._render_image(_chunk_reference(chunk, name))
+        image = await self._render_medium({"type": "image", "image": _chunk_reference(chunk, name)})
         expected: int | None = getattr(chunk, "expected_tokens", None)
         if expected is not None and image.item.num_tokens != expected:
             raise InvalidRequestError(
@@ -385,25 +408,25 @@ class ServerRenderer:
     async def _render_messages(
         self,
         messages: Sequence[Mapping[str, Any]],
-        images: Mapping[_PartIndex, RenderedImage],
+        media: Mapping[_PartIndex, RenderedMedium],
         server: ServerIdentity,
         name: str,
         options: Mapping[str, Any],
     ) -> RenderResponse:
-        """Render the whole conversation. Images are sent by name, because the server has just rendered them alone."""
+        """Render the whole conversation. Media are sent by name, because the server has just rendered them alone."""
         send = partial(self._send, messages, model=server.model, name=name, tensors=False, options=options)
-        if images and self._cache_holds_images:
+        if media and self._cache_holds_media:
             try:
                 return await send({})
             except ServerError:
                 pass  # a cache that is disabled, full or of another process; any other error occurs again below
-        sources = {image.name: image.item.source for image in images.values()}
+        items = {medium.name: medium.item for medium in media.values()}
         files = {
-            name: await asyncio.to_thread(image_file, source, self.policy, jpeg_as_file=True)
-            for name, source in sources.items()
+            name: await asyncio.to_thread(_file_of, item.source, item.modality, self.policy)
+            for name, item in items.items()
         }
         response = await send(files)
-        self._cache_holds_images = self._cache_holds_images and not images
+        self._cache_holds_media = self._cache_holds_media and not media
         return response
 
     # The server.
@@ -469,7 +492,7 @@ class ServerRenderer:
         tensors: bool,
         options: Mapping[str, Any] | None = None,
     ) -> RenderResponse:
-        """Render messages whose image parts are `image_part`s; an image without a file in `files` must be in its cache.
+        """Render messages whose media are `media_part`s; one without a file in `files` must be in the server's cache.
 
         `tensors` False requests a response without tensors, which vLLM supports from 0.32 on. Raises `EngineError`.
         """
@@ -482,56 +505,90 @@ class ServerRenderer:
             raise _render_error(name, response)
         return await asyncio.to_thread(parse_render_response, response.body, name)
 
-    # One image.
+    # One image or sound.
 
-    async def _render_image(self, reference: Any) -> RenderedImage:
-        """Render the value of an image part. Raises `MediaError` and `EngineError`."""
-        part = {"type": "image", "image": reference}
+    async def _render_medium(self, part: Mapping[str, Any]) -> RenderedMedium:
+        """Render the medium of an image or audio part. Raises `MediaError` and `EngineError`."""
+        modality = MEDIA_PART_TYPES[part["type"]]
         source = await asyncio.to_thread(load_source, part, self.policy, self.store)
         for _ in range(_MAX_ATTEMPTS):
-            server = await self._known_server()
+            probed = await self._known_server()
+            server = probed if modality != "audio" else await self._hearing_server(probed, source)
             mm_hash = f"{source.digest}-{server.fingerprint}"
             item = self.store.get(mm_hash)
             try:
                 if item is None:
-                    item = await self._processing.run(mm_hash, partial(self._process, source, mm_hash, server))
+                    process = partial(self._process, source, modality, mm_hash, server, probed)
+                    item = await self._processing.run(mm_hash, process)
             except _ServerChangedError:
                 continue
-            return RenderedImage(item, server)
+            return RenderedMedium(item, server)
         raise ServerUnreachableError(
-            _request_name(source), f"the server restarted {_MAX_ATTEMPTS} times while it rendered the image"
+            _request_name(source, modality), f"the server restarted {_MAX_ATTEMPTS} times while it rendered it"
         )
 
-    async def _process(self, source: MediaSource, mm_hash: str, server: ServerIdentity) -> MediaItem:
-        """Let the server process an image, and store the item."""
-        request_name, cache_name = _request_name(source), image_name(source)
-        file = await asyncio.to_thread(image_file, source, self.policy, jpeg_as_file=True)
+    async def _hearing_server(self, server: ServerIdentity, source: MediaSource) -> ServerIdentity:
+        """The identity of a server for sounds. Raises `CapabilityError` where it takes none."""
+        known = await self._sound_identity(server)
+        if isinstance(known, str):
+            raise CapabilityError(
+                _request_name(source, "audio"),
+                f"{server.model} takes no sounds: {known}. Serve a model that hears, with audio in "
+                "--limit-mm-per-prompt and with the packages of vllm[audio]",
+            )
+        return known
+
+    async def _sound_identity(self, server: ServerIdentity) -> ServerIdentity | str:
+        """The identity of a server for sounds, by a probe sound; or the reason why it renders none."""
+        if server not in self._hearing:
+            self._hearing = {server: await self._probe_sounds(server)}
+        return self._hearing[server]
+
+    async def _probe_sounds(self, server: ServerIdentity) -> ServerIdentity | str:
+        response = await render_probe_sound(self._connection, server.model)
+        if response.status != 200:
+            return response_error(PROBE_NAME, response, "rendering a sound").reason
+        rendered = parse_render_response(response.body, PROBE_NAME)
+        sounds = [medium for medium in rendered.media if medium.modality == "audio"]
+        marker_id = single_token(rendered.token_ids, sounds[0].placeholder) if len(sounds) == 1 else None
+        if marker_id is None:
+            return "/render does not say which tokens stand for the features of a sound"
+        marker = (await self._token_texts(server.model, [marker_id])).get(marker_id, "")
+        digest = hashlib.sha256(f"{server.fingerprint} {_tensors_digest(rendered, PROBE_NAME)}".encode())
+        return server._replace(fingerprint=digest.hexdigest()[:16], marker_id=marker_id, marker=marker)
+
+    async def _process(
+        self, source: MediaSource, modality: Modality, mm_hash: str, server: ServerIdentity, probed: ServerIdentity
+    ) -> MediaItem:
+        """Let the server process an image or a sound, and store the item."""
+        request_name, cache_name = _request_name(source, modality), media_name(source)
+        file = await asyncio.to_thread(_file_of, source, modality, self.policy)
         # Some versions send no tensors if their cache holds the name. A random name cannot be in the cache.
         for sent_name in (cache_name, f"{cache_name}-{uuid.uuid4().hex}"):
-            response, image = await self._render_alone(sent_name, file, server.model, request_name)
-            if image.encoded is not None:
+            response, medium = await self._render_alone(sent_name, modality, file, server.model, request_name)
+            if medium.encoded is not None:
                 break
         else:
             raise CapabilityError(
                 request_name,
-                "/render sends no tensors of the image, even for a random name that no cache can hold. Start the "
+                f"/render sends no tensors of the {modality}, even for a random name that no cache can hold. Start the "
                 "server with --mm-processor-cache-gb 0, render on one started with `vllm launch render`, or load a "
                 "renderer from the model's directory",
             )
-        num_tokens = image.placeholder.length
-        token = single_token(response.token_ids, image.placeholder)
+        num_tokens = medium.placeholder.length
+        token = single_token(response.token_ids, medium.placeholder)
         if token is None or token != server.marker_id:
             raise CapabilityError(
                 request_name,
-                f"the {num_tokens} tokens of the image differ, and /render does not say which of them stand for its "
-                "features. Load a renderer from the model's directory",
+                f"the {num_tokens} tokens of the {modality} differ, and /render does not say which of them stand for "
+                "its features. Load a renderer from the model's directory",
             )
-        decoded = await asyncio.to_thread(decode_item, image.encoded, name=request_name)
-        if self._identity is not server:
+        decoded = await asyncio.to_thread(decode_item, medium.encoded, name=request_name)
+        if self._identity is not probed:
             raise _ServerChangedError
         has_raw_pixels = any(tensor.dtype == "uint8" for tensor in decoded.values())
         item = MediaItem(
-            "image",
+            modality,
             mm_hash,
             source,
             {name: tensor.tensor for name, tensor in decoded.items()},
@@ -542,14 +599,14 @@ class ServerRenderer:
         return self.store.put(item)
 
     async def _render_alone(
-        self, cache_name: str, file: SourceFile, model: str, request_name: str
+        self, cache_name: str, modality: Modality, file: SourceFile, model: str, request_name: str
     ) -> tuple[RenderResponse, RenderedMedia]:
-        """Render a message that contains only the image."""
-        message = {"role": "user", "content": [image_part(cache_name)]}
+        """Render a message that contains only the medium."""
+        message = {"role": "user", "content": [media_part(modality, cache_name)]}
         response = await self._send([message], {cache_name: file}, model=model, name=request_name, tensors=True)
-        if [media.modality for media in response.media] != ["image"]:
+        if [media.modality for media in response.media] != [modality]:
             raise MalformedResultError(
-                request_name, f"/render found {len(response.media)} media in a message with one image"
+                request_name, f"/render found {len(response.media)} media in a message with one {modality}"
             )
         return response, response.media[0]
 
@@ -571,9 +628,9 @@ def _check_texts(messages: Sequence[Mapping[str, Any]], server: ServerIdentity) 
 
 
 def _openai_messages(
-    messages: Sequence[Mapping[str, Any]], images: Mapping[_PartIndex, RenderedImage]
+    messages: Sequence[Mapping[str, Any]], media: Mapping[_PartIndex, RenderedMedium]
 ) -> list[dict[str, Any]]:
-    """The messages in OpenAI's format, each image as its name in the server's cache."""
+    """The messages in OpenAI's format, each medium as its name in the server's cache."""
     converted = []
     for index, message in enumerate(messages):
         message = dict(message)
@@ -581,7 +638,7 @@ def _openai_messages(
             message["content"] = [
                 {"type": "text", "text": part["text"]}
                 if part["type"] == "text"
-                else image_part(images[index, position].name)
+                else media_part(media[index, position].item.modality, media[index, position].name)
                 for position, part in enumerate(message["content"])
             ]
         if "tool_calls" in message:
@@ -599,38 +656,46 @@ def _openai_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "id": "", **call, "function": {**function, "arguments": text}}
 
 
-def _place_images(response: RenderResponse, images: Sequence[RenderedImage], name: str) -> list[PlacedItem]:
+def _place_media(response: RenderResponse, given: Sequence[RenderedMedium], name: str) -> list[PlacedItem]:
     """The items with the server's ranges, matched by name if the server returns our names, else by order."""
-    if len(response.media) != len(images) or any(media.modality != "image" for media in response.media):
+    by_name = {medium.name: medium for medium in given}
+    has_our_names = sorted(media.name for media in response.media) == sorted(medium.name for medium in given)
+    in_order = [by_name[media.name] for media in response.media] if has_our_names else given
+    if [media.modality for media in response.media] != [medium.item.modality for medium in in_order]:
         raise MalformedResultError(
-            name, f"/render returned {len(response.media)} media for a conversation with {len(images)} images"
+            name, f"/render returned {len(response.media)} media for a conversation with {len(given)}, or other kinds"
         )
-    by_name = {image.name: image for image in images}
-    has_our_names = sorted(media.name for media in response.media) == sorted(image.name for image in images)
-    in_order = [by_name[media.name] for media in response.media] if has_our_names else images
     placed = []
-    for media, image in zip(response.media, in_order, strict=True):
-        placeholder = media.placeholder
-        if placeholder.length != image.item.num_tokens:
+    for media, medium in zip(response.media, in_order, strict=True):
+        placeholder, item = media.placeholder, medium.item
+        if placeholder.length != item.num_tokens:
             raise MalformedResultError(
                 name,
-                f"/render gave image {image.item.source.digest[:12]} {image.item.num_tokens} tokens alone and "
+                f"/render gave {item.modality} {item.source.digest[:12]} {item.num_tokens} tokens alone and "
                 f"{placeholder.length} in the conversation, at {placeholder.offset}",
             )
-        if single_token(response.token_ids, placeholder) != (marker := image.server.marker_id):
+        if single_token(response.token_ids, placeholder) != (marker := medium.server.marker_id):
             where = f"{placeholder.offset}:{placeholder.end}"
-            raise MalformedResultError(name, f"tokens {where} are not all the image token {marker}")
-        placed.append((image.item, placeholder))
+            raise MalformedResultError(name, f"tokens {where} are not all the {item.modality} token {marker}")
+        placed.append((item, placeholder))
     return placed
 
 
-def _result(token_ids: list[int], media: Sequence[PlacedItem], server: ServerIdentity, **known: Any) -> RenderedTokens:
-    """A rendering without attribution; `multi_modal_data` is None only for a text model, as in other renderers."""
+def _result(
+    token_ids: list[int],
+    media: Sequence[PlacedItem],
+    server: ServerIdentity,
+    *,
+    markers: Mapping[Modality, int | None] = MappingProxyType({}),
+    **known: Any,
+) -> RenderedTokens:
+    """A rendering without attribution; `multi_modal_data` is None for a model without pictures that got no sound."""
+    all_markers = {"image": server.marker_id, **markers}
     return RenderedTokens(
         token_ids,
         (TokenSpan(0, len(token_ids), -1, False, False),) if token_ids else (),
-        multi_modal_data=None if server.marker_id is None else MultiModalData.from_items(media),
-        placeholder_token_ids={} if server.marker_id is None else {"image": server.marker_id},
+        multi_modal_data=None if server.marker_id is None and not media else MultiModalData.from_items(media),
+        placeholder_token_ids={modality: token for modality, token in all_markers.items() if token is not None},
         **known,
     )
 
@@ -706,17 +771,27 @@ class BlockingServerRenderer:
         """`ServerRenderer.image`."""
         return self._wait(self._renderer.image, reference)
 
+    def sound(self, reference: Any) -> MediaItem:
+        """`ServerRenderer.sound`."""
+        return self._wait(self._renderer.sound, reference)
+
     def identity(self) -> ServerIdentity:
         """`ServerRenderer.identity`."""
         return self._wait(self._renderer.identity)
 
+    def hearing(self) -> ServerIdentity | None:
+        """`ServerRenderer.hearing`."""
+        return self._wait(self._renderer.hearing)
+
     @property
-    def processors(self) -> dict[Modality, ServerImageProcessor]:
+    def processors(self) -> dict[Modality, ServerProcessor]:
         """The processor of each modality, as on a renderer that was loaded from a directory; empty for a text model."""
-        marker = self.identity().marker
-        if marker is None:
-            return {}
-        return {"image": ServerImageProcessor(self, marker, self._renderer.policy, self._renderer.store)}
+        identities: dict[Modality, ServerIdentity | None] = {"image": self.identity(), "audio": self.hearing()}
+        return {
+            modality: ServerProcessor(self, modality, server.marker, self._renderer.policy, self._renderer.store)
+            for modality, server in identities.items()
+            if server is not None and server.marker is not None
+        }
 
     def close(self) -> None:
         """Cancel running calls, close the `ServerRenderer` and end the thread. A second call does nothing."""
@@ -766,7 +841,7 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
         runner.get_loop().run_forever()
 
 
-class ServerImageProcessor:
+class ServerProcessor:
     """`MediaProcessor` that uses a server; it recreates the items of a trajectory from their sources.
 
         samples_from_trajectory(episode, advantage=1.0, processors=renderer.processors)
@@ -774,18 +849,26 @@ class ServerImageProcessor:
     The identity of the server is looked up at every call: `mm_hash` changes when the server becomes another one.
     """
 
-    modality: Modality = "image"
-
-    def __init__(self, renderer: BlockingServerRenderer, marker: str, policy: MediaPolicy, store: MediaStore) -> None:
+    def __init__(
+        self,
+        renderer: BlockingServerRenderer,
+        modality: Modality,
+        marker: str,
+        policy: MediaPolicy,
+        store: MediaStore,
+    ) -> None:
         self._renderer = renderer
+        self.modality = modality
         self.marker = self.embed_token = marker
         self.policy = policy
         self.store = store
 
     @property
     def fingerprint(self) -> str:
-        """Digest of the server's version, its model and what it makes of a probe image."""
-        return self._renderer.identity().fingerprint
+        """Digest of the server's version, its model and what it makes of a probe."""
+        server = self._renderer.hearing() if self.modality == "audio" else self._renderer.identity()
+        assert server is not None  # a server that hears does not stop hearing
+        return server.fingerprint
 
     def mm_hash(self, source: MediaSource) -> str:
         """The digest of the pixels as the model sees them: source digest + fingerprint."""
@@ -793,4 +876,4 @@ class ServerImageProcessor:
 
     def process(self, source: MediaSource) -> MediaItem:
         """The item of a source, from the store or the server. Raises `MediaError` and `EngineError`."""
-        return self._renderer.image(source)
+        return self._renderer.sound(source) if self.modality == "audio" else self._renderer.image(source)

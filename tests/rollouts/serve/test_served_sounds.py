@@ -13,10 +13,14 @@ import soundfile
 from served_in_thread import serve_directory
 
 from renderers import load_renderer
+from renderers.media.policy import MediaPolicy
+from renderers.media.reference import load_source
+from renderers.media.store import MediaStore
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.local import LocalEngine
-from rollouts.engines.vllm import VLLMEngine
-from rollouts.errors import EngineError
+from rollouts.engines.vllm import ServerRenderer, VLLMEngine
+from rollouts.engines.vllm.server_renderer import BlockingServerRenderer
+from rollouts.errors import CapabilityError, EngineError
 from rollouts.testing import tiny_qwen2_audio
 
 GENERATE, RENDER = "/inference/v1/generate", "/v1/chat/completions/render"
@@ -139,6 +143,48 @@ def test_a_content_part_of_an_image_is_refused_by_a_model_that_only_hears(server
     part = {"type": "image_url", "url": "data:image/png;base64,AA=="}
     refused = server.post(GENERATE, {"token_ids": [5], "content_parts": [part], "sampling_params": {"max_tokens": 1}})
     assert (refused.status, "no content part of type 'image_url'" in refused.json["error"]["message"]) == (400, True)
+
+
+async def test_the_server_renders_sounds_as_the_renderer_of_its_directory(server, renderer):
+    conversation = [
+        *messages(220, 330),
+        {"role": "assistant", "content": "a"},
+        {"role": "user", "content": [{"type": "audio", "audio": wav(tone(220))}, {"type": "text", "text": "And?"}]},
+    ]
+    own = renderer.render(conversation, add_generation_prompt=True)
+    async with ServerRenderer.connect(server.base_url) as served:
+        for _ in range(2):  # the second time, sounds are named only
+            rendered = await served.render(conversation, add_generation_prompt=True)
+            assert rendered.token_ids == own.token_ids
+            assert rendered.placeholder_token_ids == own.placeholder_token_ids
+            served_media, own_media = (each.multi_modal_data.items_with_ranges() for each in (rendered, own))
+            for (item, place), (own_item, own_place) in zip(served_media, own_media, strict=True):
+                assert (place.offset, place.length) == (own_place.offset, own_place.length)
+                np.testing.assert_array_equal(item["input_features"], own_item["input_features"])
+        async with VLLMEngine(server.base_url) as engine:
+            completions = [
+                (await engine.generate(dataclasses.replace(request_of(renderer, conversation), **changed))).completions
+                for changed in ({"multi_modal_data": rendered.multi_modal_data}, {"request_id": "own"})
+            ]
+    np.testing.assert_array_equal(completions[0][0].logprobs, completions[1][0].logprobs)
+
+
+def test_a_renderer_of_a_server_has_a_processor_for_sounds(server, renderer):
+    with BlockingServerRenderer(ServerRenderer.connect(server.base_url)) as served:
+        assert served.processors.keys() == {"audio"}
+        source = load_source(messages(550)[0]["content"][0], MediaPolicy(), MediaStore())
+        item = served.processors["audio"].process(source)
+        assert item.mm_hash == served.processors["audio"].mm_hash(source)
+        np.testing.assert_array_equal(
+            item["input_features"], renderer.processors["audio"].process(source)["input_features"]
+        )
+
+
+async def test_a_server_that_does_not_hear_renders_no_sound(tiny_server):
+    async with ServerRenderer.connect(tiny_server.base_url) as served:
+        assert await served.hearing() is None
+        with pytest.raises(CapabilityError, match=r"takes no sounds.*--limit-mm-per-prompt"):
+            await served.render(messages(220))
 
 
 async def test_a_server_that_only_sees_is_named_with_its_reason(tiny_server, renderer):

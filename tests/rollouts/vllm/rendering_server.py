@@ -110,7 +110,7 @@ class RenderingServer:
                 if part["type"] == "text":
                     ids += [ord(letter) for letter in part["text"]]
                     continue
-                if not self.takes_images:
+                if part["type"] == "audio_url" or not self.takes_images:
                     return refusal("no images", 400)
                 shown = self._shown(part)
                 if shown is None:

@@ -199,12 +199,10 @@ async def test_a_path_that_the_policy_allows_is_read_here(server, tmp_path):
 
 
 async def test_parts_that_a_server_would_fetch_by_itself_are_refused(renderer):
-    for part in (
-        {"type": "audio_url", "audio_url": {"url": "http://x/y"}},
-        {"type": "input_image", "image_url": "http://x/y"},
-    ):
-        with pytest.raises(MessageError, match=f"a part of type '{part['type']}': "):
-            await renderer.render(user(part))
+    with pytest.raises(MessageError, match="a part of type 'input_image': "):
+        await renderer.render(user({"type": "input_image", "image_url": "http://x/y"}))
+    with pytest.raises(MediaPolicyError, match="http URL is not followed"):
+        await renderer.render(user({"type": "audio_url", "audio_url": {"url": "http://x/y"}}))
 
 
 async def test_a_video_is_refused_with_its_place(renderer):
