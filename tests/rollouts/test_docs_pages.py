@@ -54,6 +54,12 @@ def test_the_page_on_comparing_runs(capsys):
     assert Path("comparison.html").is_file()
 
 
+def test_the_page_on_models_that_hear():
+    names = run_page("audio.md")
+    assert names["report"].max_abs < 1e-5
+    assert names["report"].tokens == 12
+
+
 def test_the_page_on_environments():
     names = run_page("environments.md")
     trajectory = names["trajectory"]
