@@ -54,11 +54,11 @@ async def generate(
 
     Without `prompt_ids`, `messages` are rendered. `sampling_params` are sent as they are, but `stop_token_ids` and
     `logprobs` are always set here. Media are sent as processed features; with `process_multimodal=False`, as the source
-    files in `messages`, which the server processes. Either way the data of an image are sent to a server once; later
+    files in `messages`, which the server processes. Either way the data of a medium are sent to a server once; later
     requests name it.
 
     The result has the keys request_id, usage, prompt_ids (those that the server ran), renderer_prompt_ids (one token
-    for each image; None unless source files were sent), mm_placeholders (of the server), completion_ids,
+    for each medium; None unless source files were sent), mm_placeholders (of the server), completion_ids,
     completion_logprobs, content, reasoning_content, tool_calls, finish_reason ("tool_calls" for a stop with a valid
     call), reasoning_complete, routed_experts (its base64 is a view of the response), sampling_mask, multi_modal_data
     and prompt_attribution (the `RenderedTokens` of the prompt).

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from processor_outputs import TEXT_KEYS, check_equal
+from test_client import Client, run
 from transformers import AutoProcessor
 
 from renderers import RendererOptions, RendererPool, TemplateRenderer, build_training_sample, load_renderer
@@ -221,6 +222,23 @@ def test_the_sound_of_a_video_is_refused_by_the_name_of_its_option(option: str) 
     with pytest.raises(ConfigError, match=f"{option}.*send it as an audio part beside the video"):
         RendererOptions(chat_template_kwargs={option: True})
     RendererOptions(chat_template_kwargs={option: False})
+
+
+def test_a_client_that_leaves_sounds_to_the_server_sends_their_files_in_order(family: Any) -> None:
+    renderer, _ = family("qwen2_audio")
+    url = "https://example.org/bell.ogg"
+    own = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}
+    client = Client(renderer.get_stop_token_ids()[:1])
+    client.expanded = {"prompt_token_ids": [9, 9], "mm_placeholders": {"audio": [{"offset": 0, "length": 1}] * 2}}
+    messages = [user({"type": "audio_url", "audio_url": {"url": url}}, own, said("What?"))]
+    result = run(client, renderer, messages, process_multimodal=False)
+    ((_, body, _),) = client.posted
+    assert [(part["type"], part["url"]) for part in body["content_parts"]] == [
+        ("audio_url", url),
+        ("audio_url", "data:;base64,UklGRg=="),
+    ]
+    logical = result["renderer_prompt_ids"]
+    assert logical.count(next(iter(renderer.mm_token_type_id_map))) == 2  # one token for each sound
 
 
 def test_a_pool_renders_sounds_as_its_renderer_does(tmp_path: Any) -> None:
