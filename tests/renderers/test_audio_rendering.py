@@ -131,19 +131,27 @@ def _parts(messages: Sequence[Mapping[str, Any]], kind: str) -> list[dict[str, A
 @pytest.mark.parametrize("name", ["qwen2_audio", "qwen2_5_omni"])
 def test_bridges_carry_sounds_forward_and_go_on_counting_them(name: str, family: Any) -> None:
     renderer, _ = family(name)
+    shown: list[dict[str, Any]] = []
+    if name in SEE:  # "Picture 1: " and "Audio 1: " are counted apart
+        counting = RendererOptions(chat_template_kwargs={"add_audio_id": True, "add_vision_id": True})
+        renderer, shown = load_renderer(renderer.files.directory, config=counting), [see(64)]
     histories = [
-        [user(hear(sound(0.5)), said("What is it?"))],
-        [user(hear(sound(0.5)), hear(sound(0.5))), {"role": "assistant", "content": "Two."}, user(said("And?"))],
+        [user(hear(sound(0.5)), *shown, said("What is it?"))],
+        [
+            user(hear(sound(0.5)), hear(sound(0.5))),
+            {"role": "assistant", "content": "Two."},
+            user(*shown, said("And?")),
+        ],
     ]
     answer = [*renderer.tokenizer.encode_run("A bell.").ids, *renderer.get_stop_token_ids()[:1]]
-    turns = [user(hear(sound(0.7)), said("Now?")), user(hear(sound(0.5))), user(said("Sure?"))]
-    for history, new in itertools.product(histories, turns):
+    turns = [user(hear(sound(0.7)), said("Now?")), user(*shown, hear(sound(0.5))), user(said("Sure?"))]
+    for history, new, is_given in itertools.product(histories, turns, (True, False)):
         first = renderer.render(history, add_generation_prompt=True)
         bridged = renderer.bridge_to_next_turn(
             first.token_ids,
             answer,
             [new],
-            previous_messages=history,
+            previous_messages=history if is_given else None,
             previous_multi_modal_data=first.multi_modal_data,
         )
         messages = [*history, {"role": "assistant", "content": "A bell."}, new]
