@@ -1,4 +1,4 @@
-"""Time and memory of sounds: from a file to a model's features, ours beside transformers' own path.
+"""Time, memory and wire of sounds: from a file to a model's features, ours beside transformers' own path.
 
     python benchmarks/audio.py [--check]
 
@@ -29,6 +29,12 @@ from transformers.audio_utils import load_audio
 
 from renderers import MediaItem, MediaPolicy, MediaSource, MediaStore, load_renderer
 from renderers.media.audio_decoding import decode_audio
+from rollouts import GenerateRequest, SamplingParams
+from rollouts.engines.vllm.capabilities import ServerCapabilities
+from rollouts.engines.vllm.generate import request_body
+from rollouts.engines.vllm.media_payload import MediaMode, media_payload
+from rollouts.engines.vllm.request_checks import check_request
+from rollouts.engines.vllm.sounds import format_of_item
 
 SECONDS = 30
 ROUNDS = 11
@@ -161,6 +167,58 @@ def most_bytes(call: Callable[[], Any]) -> int:
     return most
 
 
+def compare_wire(report: Report, directory: Path) -> None:
+    """Bytes of the requests of an episode of 20 turns with a new sound of 5 s each, as `VLLMEngine` makes them."""
+    sides, rate = Sides("qwen2_audio", directory), 16_000
+    second, *sounds = (
+        {"type": "audio", "audio": np.random.default_rng(seed).standard_normal(count), "sampling_rate": rate}
+        for seed, count in enumerate([rate, *[5 * rate] * 20])
+    )
+    rendered = sides.renderer.render([{"role": "user", "content": [second]}])
+    assert rendered.multi_modal_data is not None
+    ((item, placeholder),) = rendered.multi_modal_data.items_with_ranges()
+    server = ServerCapabilities(
+        version="0.32.0",
+        model="model",
+        max_model_len=10**6,
+        scale_out=True,
+        pixel_dtype=None,
+        placeholder_ids={"audio": rendered.token_ids[placeholder.offset]},
+        merge_area=None,
+        chat_logprobs=False,
+        content_parts=True,
+        control=True,
+        sounds=format_of_item(item),
+    )
+    modes: tuple[MediaMode, ...] = ("features", "content_parts")
+    with report.table("Requests of 20 turns, a sound each", "bytes", "of the sounds, once", "ratio") as table:
+        for mode in modes:
+            messages: list[dict[str, Any]] = []
+            held: set[str] = set()
+            sent = once = 0
+            for sound in sounds:
+                messages.append({"role": "user", "content": [sound, {"type": "text", "text": "And this?"}]})
+                prompt = sides.renderer.render(messages, add_generation_prompt=True)
+                messages.append({"role": "assistant", "content": "A tone."})
+                request = GenerateRequest(
+                    prompt.token_ids,
+                    SamplingParams(max_tokens=64),
+                    prompt.multi_modal_data,
+                    placeholder_token_ids=prompt.placeholder_token_ids,
+                )
+                check_request(request, server, vocab_size=None, media=mode)
+                payload = media_payload(request, mode, server)
+                named, field = payload.body_field(()), payload.body_field(payload.names.keys() - held)
+                held |= payload.names.keys()
+                options = {"model": "model", "cache_salt": None, "chunks": None, "return_prompt": True}
+                body = request_body(request, payload.prompt_ids, field, **options)  # type: ignore[arg-type]
+                sent += sum(map(len, body))
+                once += sum(map(len, field)) - sum(map(len, named))
+            ratio = sent / once
+            cells = report.check(ratio, 1.05, "<= 1.05x")
+            table.add_row(mode, f"{sent / 1e6:,.1f} MB", f"{once / 1e6:,.1f} MB", f"{ratio:.3f}x", *cells)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="fail if a target is missed")
@@ -173,6 +231,7 @@ def main() -> None:
             compare_new(report, family, Path(directory))
         compare_seen(report, Path(directory))
         measure_memory(report, Path(directory))
+        compare_wire(report, Path(directory))
     if arguments.check and report.missed:
         raise SystemExit(f"{report.missed} target(s) missed")
 

@@ -10,7 +10,7 @@ import re
 import numpy as np
 import pytest
 import soundfile
-from served_in_thread import serve_directory
+from served_in_thread import ServedInThread, local_app, serve_directory
 
 from renderers import load_renderer
 from renderers.media.policy import MediaPolicy
@@ -89,6 +89,39 @@ async def test_a_served_engine_samples_what_the_engine_itself_samples_of_sounds(
             np.testing.assert_array_equal(served.token_ids, own.token_ids)
             np.testing.assert_allclose(served.logprobs, own.logprobs, atol=1e-5)
         assert engine.media_cache_counts.included_items == engine.media_cache_counts.omitted_items == 2
+
+
+class Counting:
+    """An application that counts the bytes of the requests to generate."""
+
+    def __init__(self, app):
+        self.app, self.received = app, 0
+
+    async def __call__(self, scope, receive, send):
+        async def counted():
+            message = await receive()
+            if scope.get("path") == GENERATE:
+                self.received += len(message.get("body", b""))
+            return message
+
+        await self.app(scope, counted, send)
+
+
+@pytest.mark.parametrize("media", ["features", "content_parts"])
+async def test_over_twenty_turns_each_sound_is_on_the_wire_once(directory, renderer, media):
+    app, conversation = Counting(local_app(directory)), []
+    with ServedInThread(app) as counting:
+        async with VLLMEngine(counting.base_url, media=media) as engine:
+            for turn in range(20):
+                conversation += messages(200 + 50 * turn)
+                await engine.generate(request_of(renderer, conversation, max_tokens=1))
+                conversation.append({"role": "assistant", "content": "a"})
+            counts = engine.media_cache_counts
+    assert (counts.included_items, counts.omitted_items) == (20, sum(range(20)))
+    own = request_of(renderer, conversation).media
+    # In base64: tensors as they are, or a WAV of 32-bit samples.
+    once = sum((item.nbytes if media == "features" else len(tone(1)) * 4 + 44) * 4 / 3 for item, _ in own)
+    assert once < app.received < once + 80_000  # of the names and the token ids of all turns
 
 
 async def test_other_sounds_give_other_log_probabilities(server, renderer):
