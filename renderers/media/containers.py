@@ -21,8 +21,6 @@ from renderers.media.sniffing import sniff
 Kind = Literal["video", "sound"]
 Container = Literal["mov", "matroska", "avi", "aac"]
 
-# The most streams of a container that are read.
-_MAX_STREAMS = 64
 # Frames up to this size may be decoded while the file is opened; the policy's limit is checked after opening.
 _MAX_PIXELS_AT_OPEN = 1 << 24
 _CONTAINERS: dict[str, Container] = {
@@ -72,10 +70,10 @@ def open_stream(
         with av.open(
             io.BytesIO(source.data),
             format=container,
-            options={"protocol_whitelist": "none"},
-            metadata_errors="replace",  # titles and names, which may be in any encoding
-            # Opening the file already decodes frames, before their size can be checked.
-            stream_options=[{"max_pixels": str(max(policy.max_pixels, _MAX_PIXELS_AT_OPEN))}] * _MAX_STREAMS,
+            # For the file and for its streams: opening it already decodes frames, before their size can be checked.
+            options={"protocol_whitelist": "none", "max_pixels": str(max(policy.max_pixels, _MAX_PIXELS_AT_OPEN))},
+            # Titles and names may be in any encoding, which PyAV has allowed without being asked since version 19.
+            **({"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}),
         ) as file:
             streams = file.streams.video if kind == "video" else file.streams.audio
             if not streams:
