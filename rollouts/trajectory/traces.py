@@ -36,13 +36,13 @@ def trajectory_from_trace(trace: Any, *, processors: Processors | None = None, g
     trace that an environment server sent. `to_record` rounds log-probabilities to four decimals and leaves out routed
     experts and sampling masks. verifiers need not be installed.
 
-    Each sampled message becomes a turn. Traces have images in their messages and only token ids for their placeholders:
-    where a prompt has images, pass `processors=renderer.processors` of the renderer's model, which compute their hashes
+    Each sampled message becomes a turn. Traces have media in their messages and only token ids for their placeholders:
+    where a prompt has media, pass `processors=renderer.processors` of the renderer's model, which compute their hashes
     and number of tokens again. Rewards, metrics and errors are read as `EngineClient.pop_trajectory` does. The versions
     of weights are not part of a trace.
 
     Raises `TrajectoryError`, which names the node and the field, `RolloutsError`, and the `MediaError` of an
-    image that cannot be read.
+    medium that cannot be read.
     """
     record = trace if isinstance(trace, Mapping) else trace.model_dump(mode="python")
     nodes = record.get("nodes")

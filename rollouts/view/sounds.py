@@ -25,7 +25,7 @@ _PLAYED_RATES: Final = (8000, 16000)
 _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 _SVG: Final = (
     '<svg xmlns="http://www.w3.org/2000/svg" width="96" height="48" viewBox="0 0 {width} 200" '
-    'preserveAspectRatio="none"><path d="{path}" fill="#1257a8"/></svg>'
+    'preserveAspectRatio="none"><path d="{path}" fill="#3f86cf"/></svg>'
 )
 
 

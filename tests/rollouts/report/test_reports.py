@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import re
@@ -17,6 +18,8 @@ from hypothesis import strategies as st
 from report_runs import HOSTILE, episode, failing_run, group_line, hostile_run, trained_run
 from typer.testing import CliRunner, Result
 
+from renderers.media.policy import MediaPolicy
+from renderers.media.samples import samples_source
 from rollouts import Trajectory
 from rollouts.cli.main import app
 from rollouts.errors import RolloutsError, ServerTimeoutError
@@ -99,6 +102,21 @@ def test_a_report_has_curves_mismatch_and_links_into_the_viewer_beside_it(tmp_pa
     assert all(picture["src"].startswith("data:image/png;base64,") and picture["alt"] for picture in pictures)
     assert page.all("script") == page.all("link") == page.all("iframe") == []
     assert (directory / "report.html").stat().st_size < 300_000
+
+
+def test_an_episode_that_begins_with_a_sound_is_shown_by_its_waveform(tmp_path: Path) -> None:
+    seen = episode(1)
+    source = samples_source(np.repeat(np.array([0, 0.5], np.float32), 800), 16_000, MediaPolicy())
+    reference = replace(seen.nodes[0].media[0], modality="audio", source=source)
+    heard = replace(seen, nodes=[replace(seen.nodes[0], media=(reference,)), *seen.nodes[1:]])
+    with RecordWriter(tmp_path / "trajectories.mmr") as writer:
+        writer.append([heard])
+    write_report(tmp_path)
+    (picture,) = read(tmp_path / "report.html").all("img")
+    kind, _, data = picture["src"].partition(";base64,")
+    assert kind == "data:image/svg+xml"
+    heights = [float(height) for height in re.findall(r"h\.8V(\d+)", base64.b64decode(data).decode())]
+    assert heights == [101] * 120 + [199] * 120  # silence, then the largest magnitude
 
 
 def test_the_viewer_has_the_mismatch_that_the_trainer_wrote(tmp_path: Path) -> None:
