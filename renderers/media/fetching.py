@@ -232,7 +232,7 @@ _MEDIA_TYPE = re.compile(r"[\w.+-]{1,40}/[\w.+-]{1,80}")
 
 
 def fetch(url: str, policy: MediaPolicy) -> bytes:
-    """Fetch an image or a video: the body of a 200, complete, uncompressed, of at most `max_bytes`.
+    """Fetch an image, a video or a sound: the body of a 200, complete, uncompressed, of at most `max_bytes`.
 
     Scheme and host must be allowed, and every address that the host resolves to must be public (or in
     `allowed_networks`); the connection goes to one of the addresses that were checked, and each redirect is checked
@@ -241,7 +241,7 @@ def fetch(url: str, policy: MediaPolicy) -> bytes:
     except that of a running event loop.
 
     Errors and logs show URLs without credentials, query and fragment. Raises `MediaPolicyError`,
-    `MediaLimitError`, `MediaDecodeError` for what is neither image nor video, and `MediaFetchError` for the rest.
+    `MediaLimitError`, `MediaDecodeError` for what is none of them, and `MediaFetchError` for the rest.
     """
     try:
         return _fetch(url, policy)

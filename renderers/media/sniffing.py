@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from renderers.errors import MediaDecodeError
 from renderers.messages import Modality
@@ -56,6 +57,13 @@ _PNM = re.compile(rb"P[1-6][\s#]")
 _MARKUP = re.compile(rb"(?i)<(!doctype\s+html|html|head|body|script|title|meta|div|p|h1|a|br)\b")
 _JSON = re.compile(rb"[\[{]\s*([\"\[{}\]\d-]|true|false|null)")
 _SEARCHED_BYTES = 1024  # for the root element of an XML file
+_NAMES: Mapping[str, str] = {"image": "an image", "video": "a video", "audio": "a sound"}
+_ACCEPTED: Mapping[Modality | None, tuple[str, ...]] = {
+    None: ("image", "video", "audio"),
+    "image": ("image",),
+    "video": ("image", "video"),
+    "audio": ("audio", "video"),
+}
 _IMAGES_NOT_DECODED = ("image/svg+xml", "image/heic", "image/jxl", "image/vnd.adobe.photoshop")
 
 
@@ -71,8 +79,8 @@ def sniff(data: bytes | memoryview) -> str | None:
         return "audio/wav"
     if start[:4] == b"FORM" and start[8:12] in (b"AIFF", b"AIFC"):
         return "audio/aiff"
-    if start[:1] == b"\xff":
-        return _mpeg_audio(start)
+    if start[:1] == b"\xff" and (mpeg := _mpeg_audio(start)) is not None:
+        return mpeg
     if start[4:8] == b"ftyp":
         return _iso_media(start)
     if start[4:8] in (b"moov", b"mdat", b"wide", b"free", b"skip"):  # QuickTime from the time before brands
@@ -99,8 +107,8 @@ def check_type(
     """The media type of `data`. Raises `MediaDecodeError` for bytes that are known to be something else.
 
     Servers often declare wrong types for images: only the bytes count, `declared` appears in errors only. Unknown bytes
-    are left to the decoder. `expected` None accepts images and videos, `image` refuses videos; `video` accepts images
-    too, because they may be animations; `audio` accepts videos too, whose sound is taken.
+    are left to the decoder. `expected` None accepts every medium; `video` accepts images too, because they may be
+    animations; `audio` accepts videos too, whose sound is taken.
     """
     media_type = sniff(data)
     if media_type is None:
@@ -112,14 +120,15 @@ def check_type(
         reason = (
             f"is {media_type}{declared_note}, not an image that can be decoded here; convert it to PNG or JPEG first"
         )
-    elif kind == "video" and expected == "image":
-        reason = f'is a video ({media_type}), not an image{declared_note}; pass it in a part of type "video"'
-    elif kind in (("audio", "video") if expected == "audio" else ("image", "video")):
+    elif kind in _ACCEPTED[expected]:
         return media_type
-    else:
-        wanted = {"image": "an image", "video": "a video", "audio": "a sound"}.get(
-            expected or "", "an image or a video"
+    elif expected is not None and kind in _NAMES:
+        reason = (
+            f"is {_NAMES[kind]} ({media_type}), not {_NAMES[expected]}{declared_note}; pass it in a part of type "
+            f'"{kind}"'
         )
+    else:
+        wanted = "an image, a video or a sound" if expected is None else _NAMES[expected]
         reason = f"is {media_type}{declared_note}, not {wanted}; check where it comes from"
     raise MediaDecodeError(f"{subject} {reason}", digest=digest)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from fetched_media import PNG, SECRET, policy
 from hostile_server import (
@@ -28,16 +29,29 @@ from hostile_server import (
     serving,
 )
 
-from renderers import MediaSource
-from renderers.errors import MediaDecodeError, MediaError, MediaFetchError, MediaLimitError
+from renderers import MediaPolicy, MediaSource
+from renderers.errors import MediaDecodeError, MediaError, MediaFetchError, MediaLimitError, MediaPolicyError
 from renderers.media.decoding import decode_image
 from renderers.media.fetching import fetch
+from renderers.media.reference import source_of_part
+from renderers.media.samples import wav_bytes
 from renderers.media.urls import redact_url
 
 
 def test_an_endless_body_is_cut_off_at_the_byte_limit(server: HostileServer) -> None:
     with pytest.raises(MediaLimitError, match="max_bytes=1000000"):
         fetch(server.on("/a", endless), policy(max_bytes=10**6))
+
+
+def test_a_sound_at_a_url_is_fetched_for_a_part_of_its_type(server: HostileServer) -> None:
+    wav = wav_bytes(np.zeros(100, np.int16), 8000)
+    url = server.on("/a", answer(wav, "Content-Type: image/png"))
+    part = {"type": "audio_url", "audio_url": {"url": url}}
+    assert source_of_part(part, policy()).data == wav
+    with pytest.raises(MediaDecodeError, match=r'is a sound \(audio/wav\), not an image.*in a part of type "audio"'):
+        source_of_part({"type": "image_url", "image_url": {"url": url}}, policy())
+    with pytest.raises(MediaPolicyError):
+        source_of_part(part, MediaPolicy())
 
 
 def test_an_announced_size_beyond_the_limit_is_refused_before_the_body(server: HostileServer) -> None:
