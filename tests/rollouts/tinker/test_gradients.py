@@ -142,54 +142,6 @@ def test_a_request_that_is_sent_again_is_not_trained_again(server, rows):
     assert all(result.metrics == results[0].metrics for result in results)
 
 
-def _with(datum, **inputs):
-    return types.Datum(datum.model_input, {**datum.loss_fn_inputs, **inputs})
-
-
-def _nan(datum):
-    weights = datum.loss_fn_inputs["weights"].to_numpy().copy()
-    weights[-1] = np.nan
-    return _with(datum, weights=weights)
-
-
-def _short_targets(datum):
-    return _with(datum, target_tokens=datum.loss_fn_inputs["target_tokens"].to_numpy()[:-1])
-
-
-def _expected_tokens(datum):
-    chunks = [
-        chunk.model_copy(update={"expected_tokens": 99}) if isinstance(chunk, types.ImageChunk) else chunk
-        for chunk in datum.model_input.chunks
-    ]
-    return types.Datum(types.ModelInput(chunks=chunks), datum.loss_fn_inputs)
-
-
-def _unknown_input(datum):
-    return _with(datum, wieghts=np.zeros(3, np.float32))
-
-
-def test_a_bad_row_or_loss_fails_its_request_by_name_and_changes_no_gradient(server, rows):
-    rows = rows[:2]
-    data = weighted(rows)
-    training = server.training()
-    good = sent(rows, data)
-    bad_rows = {
-        r"data\[1\].*weights\[\d+\] is nan": _nan,
-        r"data\[1\].*the targets have \d+ values": _short_targets,
-        r"data\[1\].*99": _expected_tokens,
-        r"data\[1\].*wieghts": _unknown_input,
-    }
-    with Gradients(server, training) as gradients:
-        training.forward_backward(good, "cross_entropy").result()
-        for error, change in bad_rows.items():
-            with pytest.raises(tinker.TinkerError, match=error):
-                training.forward_backward([good[0], change(good[1])], "cross_entropy").result()
-        for loss, config, error in (("stable_reinforce", None, "stable"), ("cross_entropy", {"clip": 1.0}, "clip")):
-            with pytest.raises(tinker.TinkerError, match=error):
-                training.forward_backward(good, loss, config).result()
-    gradients.assert_are_those_of(rows, data)
-
-
 def test_the_model_of_another_user_is_unknown_and_stays_as_it_was(server, rows):
     data = weighted(rows[:2])
     training, other = server.training(), server.training(2, server.client(1))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import transformers
 from hf_families import FAMILIES
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_families import MEDIA_FAMILIES, save_family, text_config
 from PIL import Image
@@ -74,15 +74,14 @@ def conversation(*parts):
     return [{"role": "user", "content": content}]
 
 
-def rendered_and_chunks(family, *parts, counted=True):
-    """What the renderer makes of a message, and chunks that are cut at the ranges of its images."""
-    rendered = load_renderer(directory_of(family)).render(conversation(*parts))
+def chunks_of(rendered, *, counted):
+    """Chunks that are cut at the ranges of the images."""
     chunks, position = [], 0
     for item, place in rendered.multi_modal_data.items_with_ranges():
         chunks.append(text(*rendered.token_ids[position : place.offset]))
         chunks.append(image(bytes(item.source.data), place.length if counted else None))
         position = place.end
-    return rendered, [*chunks, text(*rendered.token_ids[position:])]
+    return [*chunks, text(*rendered.token_ids[position:])]
 
 
 def assert_equal_input(found, rendered):
@@ -98,16 +97,10 @@ def assert_equal_input(found, rendered):
 @pytest.mark.parametrize("family", [*MEDIA_FAMILIES, "kimi-k2.5"])
 def test_chunks_are_what_the_renderer_makes_of_the_same_message(family):
     parts = ("a", file_of(0, 72, 40), "b c", file_of(1, 32, 48), file_of(0, 72, 40), "d")
-    rendered, chunks = rendered_and_chunks(family, *parts)
-    assert_equal_input(reader_of(family).read("prompt", chunks), rendered)
-
-
-@pytest.mark.parametrize(
-    "family", ["qwen2_5_vl", "qwen3_5", "gemma4", "glm4v", "internvl", "idefics3", "mistral3", "kimi-k2.5"]
-)
-def test_an_image_whose_tokens_are_not_counted_is_all_that_the_processor_makes_of_it(family):
-    rendered, chunks = rendered_and_chunks(family, "a", file_of(0, 72, 40), "b", counted=False)
-    assert_equal_input(reader_of(family).read("prompt", chunks), rendered)
+    rendered = load_renderer(directory_of(family)).render(conversation(*parts))
+    # Without a count, an image is all that the processor makes of it: of Gemma 3, line breaks that are text here.
+    for counted in (True,) if family == "gemma3" else (True, False):
+        assert_equal_input(reader_of(family).read("prompt", chunks_of(rendered, counted=counted)), rendered)
 
 
 @pytest.mark.parametrize(
@@ -168,6 +161,7 @@ CHUNKS = st.one_of(
 )
 
 
+@settings(max_examples=30)
 @given(
     rows=st.lists(st.lists(CHUNKS, max_size=6), max_size=3), family=st.sampled_from(["qwen3_vl", "gemma3", "idefics3"])
 )

@@ -168,32 +168,35 @@ def test_a_model_goes_on_from_a_checkpoint_of_a_server_that_was_stopped(app_of, 
 # Refusals.
 
 
-@pytest.mark.parametrize(
-    ("data", "loss", "text"),
-    [
-        ([row()], "nonsense", "'nonsense'"),
-        ([row(), row(weights=[1.0, float("nan"), *[1.0] * 17])], "cross_entropy", r"data\[1\].*weights\[1\] is nan"),
-        ([row(weights=[1.0] * 3)], "cross_entropy", r"data\[0\].*\(3,\)"),
-        ([row(advantages=[1.0] * 19)], "ppo", r"data\[0\].*logprobs"),
-        ([row([5, 6, 10**6])], "cross_entropy", r"data\[0\].*1000000"),
-        ([types.Datum(types.ModelInput.from_ints(IDS), {"weights": [1.0] * 20})], "cross_entropy", "no target_tokens"),
-        (
-            [types.Datum(types.ModelInput(chunks=[types.ImageChunk(data=png(), format="png", expected_tokens=7)]),
-                         {"target_tokens": [1] * 7})],
-            "cross_entropy", r"data\[0\].*expects 7 tokens",
-        ),
-        (
-            [types.Datum(types.ModelInput(chunks=[types.ImageChunk(data=b"no image", format="png")]),
-                         {"target_tokens": [1]})],
-            "cross_entropy", r"data\[0\]",
-        ),
-    ],
-)  # fmt: skip
-def test_a_bad_row_fails_with_its_place_and_changes_no_gradient(client, training, data, loss, text):
+def bare(chunk, **inputs):
+    return types.Datum(types.ModelInput(chunks=[chunk]), inputs)
+
+
+WRONG = [
+    ([row()], "nonsense", None, "'nonsense'"),
+    ([row()], "stable_reinforce", None, "stable_reinforce"),
+    ([row()], "cross_entropy", {"clip": 1.0}, "clip"),
+    ([row(), row(weights=[1.0, float("nan"), *[1.0] * 17])], "cross_entropy", None, r"data\[1\].*weights\[1\] is nan"),
+    ([row(weights=[1.0] * 3)], "cross_entropy", None, r"data\[0\].*\(3,\)"),
+    ([row(), row(wieghts=np.ones(19, np.float32))], "cross_entropy", None, r"data\[1\].*wieghts"),
+    ([row(advantages=[1.0] * 19)], "ppo", None, r"data\[0\].*logprobs"),
+    ([row([5, 6, 10**6])], "cross_entropy", None, r"data\[0\].*1000000"),
+    ([row(target_tokens=IDS[2:])], "cross_entropy", None, r"data\[0\].*the targets have 18 values for 19"),
+    ([bare(types.EncodedTextChunk(tokens=IDS), weights=[1.0] * 20)], "cross_entropy", None, "no target_tokens"),
+    (
+        [bare(types.ImageChunk(data=png(), format="png", expected_tokens=7), target_tokens=[1] * 7)],
+        "cross_entropy", None, r"data\[0\].*expects 7 tokens",
+    ),
+    ([bare(types.ImageChunk(data=b"no image", format="png"), target_tokens=[1])], "cross_entropy", None, r"data\[0\]"),
+]  # fmt: skip
+
+
+def test_a_bad_row_or_loss_fails_by_its_place_and_changes_no_gradient(client, training):
     training.forward_backward([row()], "cross_entropy").result()
-    with pytest.raises(tinker.RequestFailedError, match=text) as failed:
-        training.forward_backward(data, loss).result()
-    assert failed.value.category is types.RequestErrorCategory.User
+    for data, loss, config, text in WRONG:
+        with pytest.raises(tinker.RequestFailedError, match=text) as failed:
+            training.forward_backward(data, loss, config).result()
+        assert failed.value.category is types.RequestErrorCategory.User
     norm = training.optim_step(STEP).result().metrics["grad_norm"]
     other = client.create_lora_training_client("tiny", rank=4, seed=1).result()
     other.forward_backward([row()], "cross_entropy").result()
