@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from media_parts import NOISE, data_url, encoded, image, pixels, video, video_file
+from sounds import int16, sound, sound_file, tone
 
 from renderers.errors import MediaDecodeError
 from renderers.media.sniffing import sniff
@@ -57,6 +58,51 @@ def test_what_ffmpeg_writes_is_recognised(format: str, codec: str, expected: str
 
 
 @pytest.mark.parametrize(
+    ("format", "expected"),
+    [
+        ("WAV", "audio/wav"),
+        ("WAVEX", "audio/wav"),
+        ("RF64", "audio/wav"),
+        ("W64", "audio/wav"),
+        ("FLAC", "audio/flac"),
+        ("OGG", "audio/ogg"),
+        ("MP3", "audio/mpeg"),
+        ("AIFF", "audio/aiff"),
+        ("CAF", "audio/x-caf"),
+        ("AU", "audio/basic"),
+        ("SVX", None),
+        ("VOC", None),
+    ],
+)
+def test_what_libsndfile_writes_is_recognised(format: str, expected: str | None) -> None:
+    assert sniff(sound_file(int16(tone()), format=format)) == expected
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [
+        (b"RIFX\0\0\0\0WAVE", "audio/wav"),
+        (b"\xff\xfb\x90\x64", "audio/mpeg"),  # MPEG-1 layer III
+        (b"\xff\xf3\x84\xc4", "audio/mpeg"),  # MPEG-2 layer III
+        (b"\xff\xe3\x48\xc4", "audio/mpeg"),  # MPEG-2.5 layer III
+        (b"\xff\xfd\xa4\x00", "audio/mpeg"),  # MPEG-1 layer II
+        (b"\xff\xf1\x50\x80", "audio/aac"),
+        (b"\xff\xf9\x50\x80", "audio/aac"),
+        (b"\xff\xeb\x90\x64", None),  # a reserved version
+        (b"\xff\xfb\xf0\x64", None),  # a bitrate that no table has
+        (b"\xff\xfb\x9c\x64", None),  # a rate that no table has
+        (b"\xff\xf1\x7c\x80", None),
+        ("text".encode("utf-16"), None),
+        (b"\xff\xff\xff\xff", None),
+        (b"\xff", None),
+    ],
+)
+def test_frames_without_a_header_are_recognised_by_their_fields(start: bytes, expected: str | None) -> None:
+    assert sniff(start) == expected
+    assert sniff(start + bytes(2000)) == expected
+
+
+@pytest.mark.parametrize(
     "data", [b"", b"hello", bytes(2000), b"RIFF", b"\0\0\0\x20ftyp", b"{picture}", b"P7\n", b"BM!"]
 )
 def test_what_is_not_known_has_no_name(data: bytes) -> None:
@@ -97,6 +143,9 @@ STARTS = [
     b"GIF89a",
     b"mmpx",
     b"mmpv",
+    b"mmpa",
+    b"\xff\xfb",
+    b"ID3",
 ]
 
 
@@ -105,6 +154,6 @@ def test_any_bytes_can_be_looked_at(data: bytes, start: bytes) -> None:
     named = sniff(start + data)
     assert named is None or named.count("/") == 1
     assert sniff(memoryview(start + data)) == named
-    for kind in (image, video):
+    for kind in (image, video, sound):
         with contextlib.suppress(MediaDecodeError):  # whatever else is raised fails the test
             assert kind(start + data).data == start + data
