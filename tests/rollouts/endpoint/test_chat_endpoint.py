@@ -7,6 +7,7 @@ import base64
 import io
 import json
 import sys
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from served_in_thread import ServedInThread, local_app
 from starlette.applications import Starlette
 from starlette.responses import Response
 
-from renderers import MediaPolicy, MediaSource
+from renderers import MediaPolicy, MediaSource, load_renderer
 from renderers.errors import MediaDecodeError, MediaPolicyError, MessageError
 from renderers.parsing.response import ToolCallParseStatus as Status
 from rollouts import FinishReason, GenerateRequest, SamplingParams, run_episode
@@ -38,7 +39,7 @@ from rollouts.errors import (
 )
 from rollouts.rewards import Judge, JudgeUsage
 from rollouts.serve.gateway.routes import Gateway
-from rollouts.testing import ScriptedEngine
+from rollouts.testing import ScriptedEngine, tiny_qwen2_audio
 
 KEY = "a-key-of-this-test"
 PIXELS = np.arange(32 * 32 * 3, dtype=np.uint8).reshape(32, 32, 3)
@@ -73,26 +74,28 @@ def pixels_of(url):
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))))
 
 
-@pytest.fixture(scope="module")
-def served(tiny_model_dir, renderer):
-    """A server with the tiny model and a key."""
-    gateway = Gateway(LocalEngine.from_pretrained(tiny_model_dir), renderer)
-    with ServedInThread(local_app(tiny_model_dir, api_key=KEY, routes=gateway.routes())) as server:
+@contextmanager
+def serving(directory, renderer):
+    """The address of a server with a model and a key."""
+    gateway = Gateway(LocalEngine.from_pretrained(directory), renderer)
+    with ServedInThread(local_app(directory, api_key=KEY, routes=gateway.routes())) as server:
         yield f"{server.base_url}/v1"
 
 
-@pytest.mark.parametrize("image", [None, Image.fromarray(PIXELS)], ids=["text", "image"])
-async def test_a_seeded_completion_is_that_of_the_engine_behind_the_server(served, tiny_model_dir, renderer, image):
-    parts = [{"type": "text", "text": "Which colour?"}]
-    messages = [
-        {"role": "system", "content": "Be brief."},
-        user(parts if image is None else [{"image": image}, *parts]),
-    ]
+@pytest.fixture(scope="module")
+def served(tiny_model_dir, renderer):
+    with serving(tiny_model_dir, renderer) as url:
+        yield url
+
+
+async def check_seeded_completion(url, directory, renderer, content):
+    """The answer of the server is the completion of an engine with the same model."""
+    messages = [{"role": "system", "content": "Be brief."}, user(content)]
     sampling = SamplingParams(max_tokens=12, temperature=0.7)
-    async with ChatEndpoint(served, "policy", api_key=KEY) as endpoint:
+    async with ChatEndpoint(url, "policy", api_key=KEY) as endpoint:
         answer = await endpoint.chat(messages, sampling=sampling, seed=5)
     prompt = renderer.render(messages, add_generation_prompt=True)
-    engine = LocalEngine.from_pretrained(tiny_model_dir)
+    engine = LocalEngine.from_pretrained(directory)
     stops = tuple(renderer.get_stop_token_ids())
     request = GenerateRequest(
         prompt.token_ids,
@@ -106,6 +109,23 @@ async def test_a_seeded_completion_is_that_of_the_engine_behind_the_server(serve
     assert answer.finish_reason == completion.finish_reason
     assert (answer.prompt_tokens, answer.completion_tokens) == (len(prompt.token_ids), len(completion.token_ids))
     assert answer.model == "policy"
+    return answer
+
+
+@pytest.mark.parametrize("image", [None, Image.fromarray(PIXELS)], ids=["text", "image"])
+async def test_a_seeded_completion_is_that_of_the_engine_behind_the_server(served, tiny_model_dir, renderer, image):
+    parts = [{"type": "text", "text": "Which colour?"}]
+    content = parts if image is None else [{"image": image}, *parts]
+    await check_seeded_completion(served, tiny_model_dir, renderer, content)
+
+
+async def test_a_model_that_hears_answers_what_the_engine_behind_the_server_does(tmp_path):
+    directory = tiny_qwen2_audio(tmp_path)
+    hearing = load_renderer(directory)
+    with serving(directory, hearing) as url:
+        sounds = [{"type": "audio", "audio": level * SAMPLES, "sampling_rate": 22_050} for level in (1, 0)]
+        answers = [await check_seeded_completion(url, directory, hearing, [sound]) for sound in sounds]
+    assert answers[0].message != answers[1].message  # silence
 
 
 async def test_a_prompt_longer_than_the_context_is_an_overlong_prompt(served):
