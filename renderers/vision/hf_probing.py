@@ -25,8 +25,8 @@ _CLIPS = ((160, 96), (96, 176))
 # to processors that cut videos into chunks.
 _CLIP_FPS = 2.0
 _CLIP_FRAMES = 9
-# Seconds: no multiples of each other or of a frame; one is longer than the windows of 30 s that some models hear.
-_SOUNDS = (0.73, 33.1, 1.97)
+# Seconds: no multiples of each other or of a frame.
+_SOUNDS = (0.73, 1.97, 3.1)
 Tensors = Mapping[str, np.ndarray]
 # Text around the marker, which shows that no tensor depends on the text.
 _TEXT = "one {} two three"
@@ -61,7 +61,10 @@ def probe(runner: ProcessorRunner, *, min_frames: int, embed_tokens: Sequence[st
     if runner.modality == "image":
         media = [Image.fromarray(_noise(width, height)) for width, height in _IMAGES]
     elif runner.modality == "audio":
-        media = [sound(round(seconds * runner.part.sampling_rate)) for seconds in _SOUNDS]
+        # One is longer than the window, 30 s, into which some processors cut sounds.
+        short, middle, long = _SOUNDS
+        lengths = (short, long + (getattr(runner.part, "chunk_length", None) or 0), middle)
+        media = [sound(round(seconds * runner.part.sampling_rate)) for seconds in lengths]
     else:
         frames = max(min_frames, _CLIP_FRAMES)
         media = [_clip(width, height, frames + more) for more, (width, height) in enumerate(_CLIPS)]

@@ -81,7 +81,7 @@ def test_sounds_of_any_lengths_have_the_ids_and_features_of_the_models_own_proce
     rate, marker = reference._audio_processor.sampling_rate, processor.marker
 
     @given(st.lists(st.floats(0.1, 4), min_size=1, max_size=3))
-    @settings(max_examples=3, deadline=None)
+    @settings(max_examples=2, deadline=None)
     def check(lengths: list[float]) -> None:
         sounds = [sound(length, rate) for length in lengths]
         items = items_of(processor, sounds, rate)
@@ -142,7 +142,7 @@ def test_files_of_any_rate_and_channels_have_the_features_that_transformers_make
         st.sampled_from([1, 2]),
         st.sampled_from(["PCM_16", "FLOAT"]),
     )
-    @settings(max_examples=14, deadline=None)
+    @settings(max_examples=10, deadline=None)
     def check(name: str, kind: str, seconds: float, rate: int, channels: int, subtype: str) -> None:
         reference, processor = families(name)
         path = tmp_path / "sound.wav"

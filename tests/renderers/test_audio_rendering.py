@@ -92,7 +92,7 @@ def test_conversations_with_sounds_are_those_of_the_models_own_processor(name: s
     contents = st.lists(st.one_of(kinds), min_size=1, max_size=4)
 
     @given(st.lists(contents, min_size=1, max_size=2), _SOUNDS)
-    @settings(max_examples=3, deadline=None)
+    @settings(max_examples=2, deadline=None)
     def check(turns: list[list[dict[str, Any]]], last: dict[str, Any]) -> None:
         messages: list[dict[str, Any]] = []
         for turn in turns:
