@@ -461,5 +461,5 @@ def test_an_image_for_a_template_that_reads_only_strings_is_refused(tmp_path: Pa
     family = next(family for family in FAMILIES if family.name == "pixtral")
     directory = family.save(tmp_path / "model")
     renderer = load_renderer(directory, chat_template="{% for m in messages %}{{ m.content }}[INST]{% endfor %}")
-    with pytest.raises(PlaceholderCountError, match="does not show images"):
+    with pytest.raises(PlaceholderCountError, match="does not show image parts"):
         renderer.render([user([{"type": "image", "image": noise(60, 60)}])])
