@@ -50,7 +50,10 @@ def tinker(
         int, typer.Option(min=1, metavar="N", help="Tokens of a forward pass, which bound its memory.")
     ] = 8192,
     patches_per_pass: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Vision patches of a forward pass, which bound its memory.")
+        int,
+        typer.Option(
+            min=1, metavar="N", help="Patches of images and frames of sounds of a forward pass, which bound its memory."
+        ),
     ] = 32768,
     max_rank: Annotated[int, typer.Option(min=1, max=512, metavar="N", help="The largest rank of adapters.")] = 128,
     max_models: Annotated[int, typer.Option(min=1, metavar="N", help="How many models may be trained at once.")] = 32,

@@ -131,8 +131,8 @@ class Trainer:
     Any model that `token_logprobs` takes. Each adapter has gradients and a state of AdamW of its own; those that wait
     need the memory of these and of their parameters, in float32, and no more. Dropout is off.
 
-    - `tokens_per_pass` and `patches_per_pass`: the largest number of tokens, padding included, and of vision patches in
-      one forward pass. They bound the memory; the sum over the passes is that of one large pass.
+    - `tokens_per_pass` and `patches_per_pass`: the largest number of tokens, padding included, and of patches and
+      frames in one forward pass. They bound the memory; the sum over the passes is that of one large pass.
     - `directory`: that of the base model.
     - `lock`: held by every call that uses the model. An engine that samples from the same model shares it:
       `LocalEngine(trainer.model, lock=trainer.lock)`.

@@ -39,7 +39,7 @@ class ComparedTokens:
 
     `sampler` and `trainer` float32, log-probabilities in nats. The others are int32: `sample`, an index into `names`;
     `position` in the sample; `turn`, the number of the run of trained tokens in the sample, from 0; `turn_position`,
-    the position in that run; `item`, the last image or video before the token, an index into `media_hashes` and
+    the position in that run; `item`, the last image, video or sound before the token, an index into `media_hashes` and
     `media_modalities`, -1 where there is none; `version`, an index into `versions`, -1 where it is not known.
 
     Raises `ArgumentError` for arrays of different lengths.
@@ -75,7 +75,7 @@ class ComparedTokens:
         return np.where(np.isnan(difference), np.inf, difference)
 
     def modality(self) -> np.ndarray:
-        """The modality of `item` for each token, text (n,): "text" where no image or video is before the token."""
+        """The modality of `item` for each token, text (n,): "text" where no medium is before the token."""
         modality: np.ndarray = np.array([*self.media_modalities, "text"])[self.item]
         return modality
 

@@ -102,12 +102,12 @@ def diagnose_mismatch(
     """Find out which fault makes the sampler's log-probabilities of a batch differ from those of `model`.
 
     Computes the log-probabilities of the batch with `token_logprobs`, and then those of the `max_samples` samples with
-    the largest mean difference under each hypothesis: images normalised twice or not at all, dropped, replaced by
-    zeros, in another order or of other samples; the first token twice or missing; another temperature, fitted; for a
-    mixture of experts, the experts that the sampler took, in samples that have `routed_experts`; and `hypotheses`, for
-    example prompts of another template. `model` must have the weights that sampled the batch: other
+    the largest mean difference under each hypothesis: images normalised twice or not at all; images or sounds dropped,
+    replaced by zeros, in another order or of other samples; the first token twice or missing; another temperature,
+    fitted; for a mixture of experts, the experts that the sampler took, in samples that have `routed_experts`; and
+    `hypotheses`, for example prompts of another template. `model` must have the weights that sampled the batch: other
     weights cannot be tested. It takes one forward pass of the batch and, for each examined sample, some 10 without
-    images and up to 90 with them, without gradients.
+    media and up to 90 with them, without gradients.
 
     `logprobs` floating (B, T), if given, are those of the caller's own trainer. Where the sampler agrees with what is
     computed here and they do not, the trainer has the fault, and the hypotheses are tested on it.

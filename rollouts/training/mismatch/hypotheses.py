@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from renderers import MediaItem
-from renderers.media.item import PixelScale
+from renderers.media.item import Modality, PixelScale
 from renderers.placement import PlacedItem
 from renderers.vision.patches import ScaledPixels, normalised
 from rollouts.errors import ArgumentError
@@ -25,7 +26,7 @@ class Hypothesis:
     """A fault that one side may have.
 
     `variants(sample, items)` returns what that side would have computed on instead of `sample`, in each way that the
-    fault can have; nothing where the sample cannot have it. `items` are the distinct images and videos of the batch.
+    fault can have; nothing where the sample cannot have it. `items` are the distinct media of the batch.
     Each variant has as many trained tokens as the sample, and they are the same tokens (`replace_tokens` keeps them).
     """
 
@@ -72,7 +73,7 @@ def replace_tokens(sample: TrainingSample, start: int, end: int, ids: Sequence[i
 
 
 def built_in_hypotheses(pixel_scale: PixelScale | None = None) -> tuple[Hypothesis, ...]:
-    """The faults of images and of the first token that `diagnose_mismatch` tests.
+    """The faults of media and of the first token that `diagnose_mismatch` tests.
 
     `pixel_scale` is that of images and videos whose items do not record theirs.
     """
@@ -96,14 +97,28 @@ def built_in_hypotheses(pixel_scale: PixelScale | None = None) -> tuple[Hypothes
             Cause.MISSING_NORMALISATION,
             of_pixels("not-normalised", lambda values, mean, std, factor: values * std + mean),
         ),
-        Hypothesis("images dropped, their placeholder tokens kept as text", Cause.DROPPED_IMAGE, _placeholders_kept),
-        Hypothesis("images dropped with their placeholder tokens", Cause.DROPPED_IMAGE, _placeholders_removed),
-        Hypothesis("images replaced by zeros", Cause.DROPPED_IMAGE, _zeros),
-        Hypothesis("images of a sample in another order", Cause.SWAPPED_IMAGE, _other_order),
-        Hypothesis("an image of another sample", Cause.SWAPPED_IMAGE, _other_image),
+        *_of_media("images", "an image", _SEEN, Cause.DROPPED_IMAGE, Cause.SWAPPED_IMAGE),
+        *_of_media("sounds", "a sound", _HEARD, Cause.DROPPED_SOUND, Cause.SWAPPED_SOUND),
         Hypothesis("the first token twice", Cause.WRONG_TEMPLATE, _first_token_twice),
         Hypothesis("without the first token", Cause.WRONG_TEMPLATE, _without_first_token),
     )
+
+
+_SEEN: tuple[Modality, ...] = ("image", "video")
+_HEARD: tuple[Modality, ...] = ("audio",)
+
+
+def _of_media(
+    several: str, one: str, modalities: Collection[Modality], dropped: Cause, swapped: Cause
+) -> list[Hypothesis]:
+    named = {
+        f"{several} dropped, their placeholder tokens kept as text": (dropped, _placeholders_kept),
+        f"{several} dropped with their placeholder tokens": (dropped, _placeholders_removed),
+        f"{several} replaced by zeros": (dropped, _zeros),
+        f"{several} of a sample in another order": (swapped, _other_order),
+        f"{one} of another sample": (swapped, _other_item),
+    }
+    return [Hypothesis(name, cause, partial(make, modalities)) for name, (cause, make) in named.items()]
 
 
 # Pixels.
@@ -126,14 +141,18 @@ def _with_pixels(
     return [replace(sample, media=tuple(media))] if media else []
 
 
-def _zeros(sample: TrainingSample, items: Sequence[MediaItem]) -> list[TrainingSample]:
-    """Normalised pixels of 0: a server that was sent no pixels may take those."""
-    media = [
-        (_with_tensors(item, "zeros", {name: np.zeros(item[name].shape, np.float32) for name in names}), at)
-        for item, at in sample.media
-        if (names := _pixel_tensors(item))
-    ]
-    return [replace(sample, media=tuple(media))] if media and len(media) == len(sample.media) else []
+def _zeros(
+    modalities: Collection[Modality], sample: TrainingSample, items: Sequence[MediaItem]
+) -> list[TrainingSample]:
+    """Normalised pixels or features of 0: a server that was sent none may take those."""
+    media = []
+    for item, at in sample.media:
+        of_sound = [name for name in item if item.modality == "audio" and item[name].dtype.kind == "f"]
+        names = (of_sound or _pixel_tensors(item)) if item.modality in modalities else []
+        zeros = {name: np.zeros(item[name].shape, np.float32) for name in names}
+        media.append((_with_tensors(item, "zeros", zeros) if zeros else item, at))
+    changed = sum(item is not own for (item, _), (own, _) in zip(media, sample.media, strict=True))
+    return [replace(sample, media=tuple(media))] if changed == len(_numbers(modalities, sample)) > 0 else []
 
 
 def _pixel_tensors(item: MediaItem) -> list[str]:
@@ -163,18 +182,27 @@ def _changed(item: MediaItem, name: str, pixel_scale: PixelScale | None, change:
     return change(by_channel, mean, std, scale.factor).astype(np.float32).reshape(values.shape)
 
 
-# Which images.
+# Which media.
 
 _MOST_VARIANTS = 16
 
 
-def _placeholders_kept(sample: TrainingSample, items: Sequence[MediaItem]) -> list[TrainingSample]:
-    return [replace(sample, media=kept) for kept, _ in _without_items(sample)]
+def _numbers(modalities: Collection[Modality], sample: TrainingSample) -> list[int]:
+    """Which media of a sample are of the modalities."""
+    return [number for number, (item, _) in enumerate(sample.media) if item.modality in modalities]
 
 
-def _placeholders_removed(sample: TrainingSample, items: Sequence[MediaItem]) -> list[TrainingSample]:
+def _placeholders_kept(
+    modalities: Collection[Modality], sample: TrainingSample, items: Sequence[MediaItem]
+) -> list[TrainingSample]:
+    return [replace(sample, media=kept) for kept, _ in _without_items(modalities, sample)]
+
+
+def _placeholders_removed(
+    modalities: Collection[Modality], sample: TrainingSample, items: Sequence[MediaItem]
+) -> list[TrainingSample]:
     variants = []
-    for _, removed in _without_items(sample):
+    for _, removed in _without_items(modalities, sample):
         shorter = sample
         for _, at in reversed(removed):
             shorter = replace_tokens(shorter, at.offset, at.end)
@@ -182,37 +210,48 @@ def _placeholders_removed(sample: TrainingSample, items: Sequence[MediaItem]) ->
     return variants
 
 
-def _without_items(sample: TrainingSample) -> Iterator[tuple[tuple[PlacedItem, ...], list[PlacedItem]]]:
-    """The items kept and removed: all removed, then one of several."""
-    if sample.media:
-        yield (), list(sample.media)
-    if len(sample.media) > 1:
-        for index, placed in enumerate(sample.media[:_MOST_VARIANTS]):
-            yield sample.media[:index] + sample.media[index + 1 :], [placed]
+def _without_items(
+    modalities: Collection[Modality], sample: TrainingSample
+) -> Iterator[tuple[tuple[PlacedItem, ...], list[PlacedItem]]]:
+    """The items kept and removed: all of the modalities removed, then one of several."""
+    numbers = _numbers(modalities, sample)
+    one_of_several = [[number] for number in numbers[:_MOST_VARIANTS]] if len(numbers) > 1 else []
+    for removed in ([numbers] if numbers else []) + one_of_several:
+        kept = tuple(placed for number, placed in enumerate(sample.media) if number not in removed)
+        yield kept, [sample.media[number] for number in removed]
 
 
-def _other_order(sample: TrainingSample, items: Sequence[MediaItem]) -> list[TrainingSample]:
+def _other_order(
+    modalities: Collection[Modality], sample: TrainingSample, items: Sequence[MediaItem]
+) -> list[TrainingSample]:
     """Two items exchanged; and all in reverse and rotated order, where each fits the place of the other."""
-    count = len(sample.media)
-    orders = [list(range(count))[::-1], [*range(1, count), 0], [count - 1, *range(count - 1)]] if count > 2 else []
-    for one, other in itertools.combinations(range(count), 2):
-        order = list(range(count))
-        order[one], order[other] = other, one
+    numbers = _numbers(modalities, sample)
+    orders = [numbers[::-1], numbers[1:] + numbers[:1], numbers[-1:] + numbers[:-1]] if len(numbers) > 2 else []
+    for one, other in itertools.combinations(range(len(numbers)), 2):
+        order = list(numbers)
+        order[one], order[other] = order[other], order[one]
         orders.append(order)
     own = [item for item, _ in sample.media]
-    reordered = [[own[index] for index in order] for order in orders]
+    reordered = []
+    for order in orders:
+        new = list(own)
+        for number, source in zip(numbers, order, strict=True):
+            new[number] = own[source]
+        reordered.append(new)
     fitting = [new for new in reordered if all(map(_fits, own, new)) and new != own]
     return [_with_items(sample, new) for new in fitting[:_MOST_VARIANTS]]
 
 
-def _other_image(sample: TrainingSample, items: Sequence[MediaItem]) -> list[TrainingSample]:
-    """One image replaced by another of the batch that takes as many tokens in the same layout."""
+def _other_item(
+    modalities: Collection[Modality], sample: TrainingSample, items: Sequence[MediaItem]
+) -> list[TrainingSample]:
+    """One item replaced by another of the batch that takes as many tokens in the same layout."""
     own = [item for item, _ in sample.media]
     variants = (
         _with_items(sample, [*own[:index], other, *own[index + 1 :]])
-        for index, item in enumerate(own)
+        for index in _numbers(modalities, sample)
         for other in items
-        if other.mm_hash != item.mm_hash and _fits(item, other)
+        if other.mm_hash != own[index].mm_hash and _fits(own[index], other)
     )
     return list(itertools.islice(variants, 2 * _MOST_VARIANTS))
 

@@ -173,8 +173,8 @@ class MismatchReport:
 
     @property
     def by_modality(self) -> tuple[MismatchGroup, ...]:
-        """Labels "text", "image", "video": by the last image or video before a token, text where there is none."""
-        labels = ("text", "image", "video")
+        """Labels "text", "image", "video", "audio": by the last medium before a token, text where there is none."""
+        labels = ("text", "image", "video", "audio")
         modality = self.compared.modality()
         number = np.select([modality == label for label in labels], range(len(labels)), default=-1)
         return _groups(self.compared, number, labels)
@@ -194,7 +194,7 @@ class MismatchReport:
 
     @property
     def by_image(self) -> tuple[MismatchGroup, ...]:
-        """Labels are `mm_hash`es: the tokens after an image or video and before the next, over all samples."""
+        """Labels are `mm_hash`es: the tokens after an image, video or sound and before the next, over all samples."""
         return _groups(self.compared, self.compared.item, self.compared.media_hashes)
 
     @property
@@ -436,7 +436,7 @@ def _json_number(value: float) -> float | str:
 
 #: Differences of 0 are drawn at this value, because the axis is logarithmic.
 _SMALLEST = 1e-8
-_MODALITY_COLOURS = {"text": "tab:blue", "image": "tab:orange", "video": "tab:green"}
+_MODALITY_COLOURS = {"text": "tab:blue", "image": "tab:orange", "video": "tab:green", "audio": "tab:purple"}
 _IMAGES_SHOWN = 12
 
 

@@ -1,10 +1,10 @@
 """Names the likely cause of a mismatch from the log-probabilities alone.
 
-A signature is a property that one cause gives to the differences and noise does not: where they are (after images,
-behind in versions, at the first token of a turn) or what they depend on (the log-probability itself, the next token).
-Numerical noise differs with dtype and model, so each signature compares tokens of the same batch with each other. Few
-tokens give no cause. Where tokens of one kind only differ, and tokens of another kind are missing, several causes look
-alike: each is named, none before the others.
+A signature is a property that one cause gives to the differences and noise does not: where they are (after images or
+sounds, behind in versions, at the first token of a turn) or what they depend on (the log-probability itself, the next
+token). Numerical noise differs with dtype and model, so each signature compares tokens of the same batch with each
+other. Few tokens give no cause. Where tokens of one kind only differ, and tokens of another kind are missing, several
+causes look alike: each is named, none before the others.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ class Cause(StrEnum):
     MISSING_NORMALISATION = "missing normalisation"
     DROPPED_IMAGE = "dropped image"
     SWAPPED_IMAGE = "swapped image"
+    OTHER_FEATURES = "other features of a sound"
+    DROPPED_SOUND = "dropped sound"
+    SWAPPED_SOUND = "swapped sound"
     WRONG_TEMPLATE = "wrong template"
     STALE_WEIGHTS = "stale weights"
     WRONG_TEMPERATURE = "wrong temperature"
@@ -59,6 +62,10 @@ _CURES: Mapping[Cause, str] = MappingProxyType(
         "(`rollouts doctor` checks the server)",
         Cause.DROPPED_IMAGE: "check that each request holds its images and that the server's route uses them",
         Cause.SWAPPED_IMAGE: "check the order and the hashes of the images of each request",
+        Cause.OTHER_FEATURES: "have one processor make the features on both sides, of the same samples: their rate, "
+        "channels, padding and its mask (`rollouts doctor` checks the server)",
+        Cause.DROPPED_SOUND: "check that each request holds its sounds and that the server's route uses them",
+        Cause.SWAPPED_SOUND: "check the order and the hashes of the sounds of each request",
         Cause.WRONG_TEMPLATE: "send token ids to the sampler, or give sampler and trainer the same chat template and "
         "options, and compare their prompt ids",
         Cause.STALE_WEIGHTS: "update the sampler's weights before it samples, or leave out tokens by their version",
@@ -84,7 +91,8 @@ _SIGNIFICANT = 4.0
 _MOST_CUT_OFF = 0.7
 _IMAGES = (Cause.DOUBLED_NORMALISATION, Cause.DROPPED_IMAGE, Cause.SWAPPED_IMAGE)
 _ALSO_OLD_WEIGHTS = "; older weights may do the same, and nearly all of the tokens have such"
-_ALSO_IMAGES = ", and so do wrong images, because nearly every token has one before it"
+_OF_SOME = (Cause.SWAPPED_IMAGE, Cause.DROPPED_IMAGE, Cause.SWAPPED_SOUND, Cause.DROPPED_SOUND)
+_SOUNDS = (Cause.OTHER_FEATURES, Cause.DROPPED_SOUND, Cause.SWAPPED_SOUND)
 
 
 def likely_causes(
@@ -107,11 +115,12 @@ def likely_causes(
         return tuple(wrongly_reported)  # where it is wrong says nothing more
     units = _units(tokens, trainer_version)
     media = _media(units, tokens)
-    images = _IMAGES if media is None and _without_text_to_compare(units) else ()
-    located = [cause for cause in (media, _stale(units)) if cause is not None] + _turn_start(tokens, images)
+    hides = media is None and _without_text_to_compare(units)
+    wrong = _of_modalities(tokens, units.item) if hides else _Media((), "", "")
+    located = [cause for cause in (media, _stale(units)) if cause is not None] + _turn_start(tokens, wrong)
     if not located and (found := _sparse(tokens) if mixture_of_experts else None) is not None:
         located = [found]
-    return tuple(located or _everywhere(units, noise, images))
+    return tuple(located or _everywhere(units, noise, wrong))
 
 
 def _alike(evidence: str, causes: Sequence[Cause], reason: str = "") -> list[LikelyCause]:
@@ -204,7 +213,7 @@ def _processed(tokens: ComparedTokens) -> LikelyCause | None:
 
 
 class _Units(NamedTuple):
-    """Stretches of tokens of one sample, after the same image, from the same weights; those of 8 tokens or more.
+    """Stretches of tokens of one sample, after the same medium, from the same weights; those of 8 tokens or more.
 
     `quartile`, `median` and `decile` float64 (u,): the quantiles 0.25, 0.5 and 0.9 of |difference|; `sample` and `item`
     int64 (u,), as in `ComparedTokens`; `lag` int64 (u,) or None.
@@ -238,18 +247,41 @@ def _units(tokens: ComparedTokens, trainer_version: str | None) -> _Units:
     )
 
 
+class _Media(NamedTuple):
+    """`causes` of wrong media, the first where all of them are wrong; the words for `one` and `several` of them."""
+
+    causes: tuple[Cause, ...]
+    one: str
+    several: str
+
+    @property
+    def also(self) -> str:
+        return f", and so do wrong {self.several}, because nearly every token has one before it" if self.causes else ""
+
+
+def _of_modalities(tokens: ComparedTokens, items: np.ndarray) -> _Media:
+    """The causes and words for the modalities of `items`, indices into the tables of `tokens`, -1 for none."""
+    heard = {tokens.media_modalities[item] == "audio" for item in items[items >= 0].tolist()}
+    if heard == {True}:
+        return _Media(_SOUNDS, "a sound", "sounds")
+    if heard == {True, False}:
+        return _Media((*_IMAGES, *_SOUNDS), "an image, video or sound", "images or sounds")
+    return _Media(_IMAGES, "an image or video", "images")
+
+
 def _media(units: _Units, tokens: ComparedTokens) -> LikelyCause | None:
     high, ratio = _above_gap(units.median)
     after_item = units.item >= 0
     if not high.any() or not after_item[high].all():
         return None
+    media = _of_modalities(tokens, units.item[high])
     level = f"median {np.median(units.median[high]):.1e} nats; elsewhere {np.median(units.median[~high]):.1e}"
     if (~after_item).sum() >= _MIN_UNITS and high.sum() >= _MIN_UNITS and high[after_item].mean() >= 0.8:
         evidence = (
-            f"the tokens after an image or video differ ({int(high.sum())} of {int(after_item.sum())} stretches of "
+            f"the tokens after {media.one} differ ({int(high.sum())} of {int(after_item.sum())} stretches of "
             f"tokens, {level}); tokens before the first one and samples without do not"
         )
-        return LikelyCause(Cause.DOUBLED_NORMALISATION, evidence, (Cause.DROPPED_IMAGE, Cause.SWAPPED_IMAGE))
+        return LikelyCause(media.causes[0], evidence, media.causes[1:])
     # One stretch of few tokens with heavy tails can be above a gap; then its smaller differences are not.
     if ratio < 10 or units.quartile[high].min() < np.median(units.decile[~high]):
         return None
@@ -257,14 +289,15 @@ def _media(units: _Units, tokens: ComparedTokens) -> LikelyCause | None:
     hashes = [f"{tokens.media_hashes[item]:.12}" for item in dict.fromkeys(units.item[high][first].tolist())]
     listed = ", ".join(hashes[:4]) + (", ..." if len(hashes) > 4 else "")
     evidence = (
-        f"the tokens after some images differ ({int(high.sum())} of {int(after_item.sum())} stretches of tokens, "
-        f"{level}); it begins at {listed}"
+        f"the tokens after some {media.several} differ ({int(high.sum())} of {int(after_item.sum())} stretches of "
+        f"tokens, {level}); it begins at {listed}"
     )
-    return LikelyCause(Cause.SWAPPED_IMAGE, evidence, (Cause.DROPPED_IMAGE,))
+    swapped, *others = (cause for cause in _OF_SOME if cause in media.causes)
+    return LikelyCause(swapped, evidence, tuple(others))
 
 
 def _without_text_to_compare(units: _Units) -> bool:
-    """Whether nearly every token has an image or video before it, so that other images are like other prompts."""
+    """Whether nearly every token has a medium before it, so that other media are like other prompts."""
     after_item = units.item >= 0
     return bool(after_item.any()) and int((~after_item).sum()) < _MIN_UNITS
 
@@ -312,8 +345,8 @@ def _rank_correlation_score(one: np.ndarray, other: np.ndarray) -> float:
     return covariance / deviation * float(np.sqrt(len(one) - 1))
 
 
-def _turn_start(tokens: ComparedTokens, images: tuple[Cause, ...]) -> list[LikelyCause]:
-    """A prompt that ends in other tokens changes the first token of a turn most. `images`: what looks like it."""
+def _turn_start(tokens: ComparedTokens, media: _Media) -> list[LikelyCause]:
+    """A prompt that ends in other tokens changes the first token of a turn most. `media`: what looks like it."""
     absolute = np.abs(tokens.difference)
     first, later = absolute[tokens.turn_position == 0], absolute[tokens.turn_position >= 4]
     if len(first) < 16 or len(later) < _MIN_TOKENS:
@@ -326,7 +359,7 @@ def _turn_start(tokens: ComparedTokens, images: tuple[Cause, ...]) -> list[Likel
         f"the first token of a turn differs most: median {at_start:.1e} nats over {len(first)} turns, {after:.1e} from "
         "the fifth token on, as if the prompt ended in other tokens"
     )
-    return _alike(evidence, (Cause.WRONG_TEMPLATE, *images), _ALSO_IMAGES if images else "")
+    return _alike(evidence, (Cause.WRONG_TEMPLATE, *media.causes), media.also)
 
 
 def _sparse(tokens: ComparedTokens) -> LikelyCause | None:
@@ -335,17 +368,17 @@ def _sparse(tokens: ComparedTokens) -> LikelyCause | None:
     if len(absolute) < 4 * _MIN_TOKENS or top < 20 * max(middle, FLOOR / 100) or top < FLOOR:
         return None
     evidence = (
-        f"few tokens differ much (median {middle:.1e}, 99 % quantile {top:.1e} nats), in no relation to images, "
+        f"few tokens differ much (median {middle:.1e}, 99 % quantile {top:.1e} nats), in no relation to media, "
         "versions or turns, and the model routes tokens to experts"
     )
     return LikelyCause(Cause.MOE_ROUTING, evidence)
 
 
-def _everywhere(units: _Units, noise: float, images: tuple[Cause, ...]) -> list[LikelyCause]:
+def _everywhere(units: _Units, noise: float, media: _Media) -> list[LikelyCause]:
     if len(units.median) < _MIN_UNITS or np.quantile(units.median, 0.1) < noise:
         return []
     evidence = (
         f"the tokens of all samples differ (median {np.median(units.median):.1e} nats); other prompts and other "
         "weights both do this"
     )
-    return _alike(evidence, (Cause.WRONG_TEMPLATE, Cause.STALE_WEIGHTS, *images), _ALSO_IMAGES if images else "")
+    return _alike(evidence, (Cause.WRONG_TEMPLATE, Cause.STALE_WEIGHTS, *media.causes), media.also)

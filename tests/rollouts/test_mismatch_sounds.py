@@ -1,0 +1,136 @@
+"""Faults of sounds, planted in the sampler: reports name the modality, the diagnosis computes the fault again."""
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from planted_mismatches import sampled, scored, with_items
+from transformers import Qwen2AudioForConditionalGeneration
+
+from renderers import load_renderer
+from rollouts import StepResult
+from rollouts.testing import tiny_qwen2_audio
+from rollouts.training import TrainingBatch, diagnose_mismatch, mismatch_report
+from rollouts.training.mismatch import Cause
+
+RATE = 16_000
+SEEDS = range(12)
+
+
+class SoundsInSomeEpisodes:
+    """Two turns. Of three seeds, one has no sound, one has a sound in the first turn, one has a sound in both."""
+
+    def reset(self, seed):
+        self.seed = seed
+        return [user(f"Task {seed}?", [noise(seed)] * bool(seed % 3))]
+
+    def step(self, assistant):
+        return StepResult([user("Again?", [noise(seed + 1000) for seed in [self.seed] if seed % 3 == 2])])
+
+
+def noise(seed):
+    return np.random.default_rng(seed).uniform(-0.5, 0.5, RATE // 2).astype(np.float32)
+
+
+def user(text, sounds):
+    parts = [{"type": "audio", "audio": sound, "sampling_rate": RATE} for sound in sounds]
+    return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return tiny_qwen2_audio(tmp_path_factory.mktemp("hears"))
+
+
+@pytest.fixture(scope="module")
+def model(directory):
+    model = Qwen2AudioForConditionalGeneration.from_pretrained(directory, dtype=torch.float32).eval()
+    with torch.no_grad():
+        model.model.multi_modal_projector.linear.weight.mul_(20)  # so that sounds change the output
+    return model
+
+
+@pytest.fixture(scope="module")
+def renderer(directory):
+    return load_renderer(directory)
+
+
+def rendered_item(renderer, sound):
+    return renderer.render([user("x", [sound])]).multi_modal_data.media_items["audio"][0]
+
+
+def of_another_rate(renderer):
+    """Each sound as if it had been recorded at half its rate, cut to its length."""
+    slow = {}
+    for seed in (*SEEDS, *(seed + 1000 for seed in SEEDS)):
+        stretched = np.repeat(noise(seed), 2)[: RATE // 2]
+        slow[rendered_item(renderer, noise(seed)).mm_hash] = rendered_item(renderer, stretched)
+    return lambda item: slow[item.mm_hash]
+
+
+def with_zeros(item):
+    features = {"input_features": np.zeros_like(item["input_features"])}
+    return replace(item, mm_hash=f"{item.mm_hash}-zeros", tensors={**item, **features})
+
+
+@pytest.mark.parametrize(
+    ("fault", "tested"),
+    [
+        ("another rate", None),
+        pytest.param("zeros", "sounds replaced by zeros", marks=pytest.mark.slow),
+        ("dropped", "sounds dropped, their placeholder tokens kept as text"),
+    ],
+)
+def test_faults_of_all_sounds_are_named_by_modality(model, renderer, fault, tested):
+    changes = {"another rate": of_another_rate(renderer), "zeros": with_zeros, "dropped": lambda item: None}
+    samples = sampled(
+        model,
+        renderer,
+        request=lambda request: with_items(request, changes[fault]),
+        environment=SoundsInSomeEpisodes,
+        seeds=SEEDS,
+    )
+    batch, logprobs = scored(model, samples)
+    report = mismatch_report(batch, logprobs, noise=1e-4)
+    by_modality = {group.label: group.statistics.mean_abs for group in report.by_modality}
+    assert by_modality["text"] < 1e-5 < 1e-3 < by_modality["audio"]
+    (likely,) = report.likely_causes
+    assert (likely.cause, likely.others) == (Cause.OTHER_FEATURES, (Cause.DROPPED_SOUND, Cause.SWAPPED_SOUND))
+    assert "the tokens after a sound differ" in likely.evidence
+    if tested:  # another rate has no hypothesis: its features are those of other samples
+        examined = [sample for sample in samples if sample.name.startswith(("e1/", "e2/"))]
+        diagnosis = diagnose_mismatch(model, TrainingBatch.from_samples(examined, pad_id=0))
+        assert [(found.cause, found.name) for found in diagnosis.causes] == [(Cause.DROPPED_SOUND, tested)]
+        assert diagnosis.unexplained == ()
+
+
+@pytest.mark.slow
+def test_a_sound_of_another_sample_is_named(model, renderer):
+    items = [rendered_item(renderer, noise(seed)) for seed in (1, 4)]
+    other = {one.mm_hash: another for one, another in (items, items[::-1])}
+    samples = sampled(
+        model,
+        renderer,
+        request=lambda request: with_items(request, lambda item: other.get(item.mm_hash, item)),
+        environment=SoundsInSomeEpisodes,
+        seeds=range(6),
+    )
+    diagnosis = diagnose_mismatch(model, TrainingBatch.from_samples(samples, pad_id=0))
+    assert [(found.cause, found.name) for found in diagnosis.causes] == [
+        (Cause.SWAPPED_SOUND, "a sound of another sample")
+    ]
+    assert diagnosis.unexplained == ()
+
+
+def test_a_sampler_that_ignores_the_mask_of_padding_is_seen_after_sounds_only(model, renderer):
+    """Its tower attends to the padding of each sound as if it were sound."""
+    unmasked = copy.deepcopy(model)
+    tower = unmasked.model.audio_tower
+    forward = tower.forward
+    tower.forward = lambda features, attention_mask=None, **kwargs: forward(features, None, **kwargs)
+    samples = sampled(unmasked, renderer, environment=SoundsInSomeEpisodes, seeds=SEEDS)
+    batch, logprobs = scored(model, samples)
+    (likely,) = mismatch_report(batch, logprobs, noise=1e-4).likely_causes
+    assert likely.cause is Cause.OTHER_FEATURES
