@@ -193,8 +193,11 @@ def part_of(processor: Any, modality: Modality) -> Any:
 def _array(name: str, value: Any) -> np.ndarray:
     if isinstance(value, np.ndarray):
         return value
+    if isinstance(value, list) and value and all(type(number) in (int, float) for number in value):
+        # One number for each medium (the seconds of a frame in Omni models): int64 or float32, as torch reads it.
+        return np.asarray(value, np.int64 if all(type(number) is int for number in value) else np.float32)
     if not hasattr(value, "numpy"):
-        raise TypeError(f"{name} is a {type(value).__name__}, not a tensor")
+        raise TypeError(f"{name} is a {type(value).__name__}, not a tensor or a list of numbers")
     # numpy has no bfloat16; float32 represents each of its values.
     tensor = value.float() if str(value.dtype) == "torch.bfloat16" else value
     return np.asarray(tensor.numpy())

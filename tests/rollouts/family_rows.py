@@ -93,7 +93,7 @@ class LoadedFamily:
         return rows
 
     def rows_with_sounds(self) -> list[Row]:
-        """Text, a short sound, two sounds; where the model sees, a picture, and a sound beside a picture."""
+        """Text, a short sound, two sounds; where the model sees, a picture, and a sound beside a picture or a video."""
         rows = [
             self.row("only text"),
             self.row("short", sounds=[self.sound(0.3)]),
@@ -102,6 +102,8 @@ class LoadedFamily:
         if self.name in SEEING:
             picture = self.pixels(56, 84)
             rows += [self.row("seen", [picture]), self.row("both", [picture], sounds=[self.sound(1.0)])]
+        if "video" in self.renderer.processors:
+            rows.append(self.row("moving", [picture], [self.pixels(4, 56, 84)], sounds=[self.sound(0.6)]))
         return rows
 
     def plain_logprobs(self, row: Row) -> torch.Tensor:
