@@ -128,10 +128,10 @@ async def test_log_probabilities_of_episodes_with_sounds_are_those_of_transforme
     """Both ways of sending a sound, and each sound once; with sounds played backwards the test fails."""
     if media == "content_parts" and vllm_server.mode in AS_FEATURES:
         pytest.skip("vLLM's processor of this model does not take these files")
-    trajectories, sent = await episodes(vllm_server, range(4), media=media, salt=len(media))
+    trajectories, sent = await episodes(vllm_server, range(2), media=media, salt=len(media))
     sounds = {one.source.digest for each in trajectories for one in each.all_media() if one.modality == "audio"}
     items = {one.source.digest for each in trajectories for one in each.all_media()}
-    assert len(sounds) > 10
+    assert len(sounds) > 5
     assert sent.included_items == len(items)
     assert sent.omitted_items > 0
     assert largest_difference(vllm_server, trajectories) < CLOSE
