@@ -30,6 +30,12 @@ class TokenSequence(NamedTuple):
     name: str = "-"
 
 
+def beginning(sequence: TokenSequence, length: int) -> TokenSequence:
+    """The first `length` tokens of a sequence, a number that cuts no range of an item."""
+    media = tuple(pair for pair in sequence.media if pair[1].offset < length)
+    return TokenSequence(sequence.ids[:length], media, sequence.name)
+
+
 class RowItem(NamedTuple):
     """An item in rows: its sequence, its row, and its range in columns of the row."""
 

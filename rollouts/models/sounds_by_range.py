@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from renderers import MediaItem
+from renderers.placement import PlacedItem
 from rollouts.models.placed_rows import PlacedRows
 
 #: Qwen2-Audio searches for placeholders in its forward, and calls this method where none has a neighbour.
@@ -81,6 +82,15 @@ def extending(base: Any, neutral_id: int, rows: PlacedRows, tokens: torch.Tensor
         return inputs_embeds
 
     return {EXTEND: extend} if placed else {}
+
+
+def length_heard_otherwise(search: str | None, media: Sequence[PlacedItem]) -> int:
+    """How many first tokens of a sequence Phi-4 has sampled with other features of its sounds than the whole sequence
+    has: those before the first image, if a sound is among them; else 0.
+    """
+    first = {item.modality: placeholder.offset for item, placeholder in reversed(media)}
+    image = first.get("image", 0)
+    return image if search == EXTEND and first.get("audio", image) < image else 0
 
 
 def encoding_alone(base: Any, rows: PlacedRows) -> Mapping[str, Any]:

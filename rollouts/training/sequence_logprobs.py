@@ -15,8 +15,9 @@ from rollouts.models.architecture import architecture
 from rollouts.models.forward import forward_inputs
 from rollouts.models.forward_pass import ForwardPass, packing_of
 from rollouts.models.output_head import LowRank
-from rollouts.models.placed_rows import PlacedRows, TokenSequence, padded_rows, placed_rows, row_positions
+from rollouts.models.placed_rows import PlacedRows, TokenSequence, beginning, padded_rows, placed_rows, row_positions
 from rollouts.models.placeholders import check_placeholders, check_token_ids, refuse_literals
+from rollouts.models.sounds_by_range import length_heard_otherwise
 from rollouts.training.batch import TrainingBatch, check_trained
 from rollouts.values import check_integer, check_positive
 
@@ -371,6 +372,8 @@ def token_logprobs(model: Any, batch: TrainingBatch) -> torch.Tensor:
     Equal samples of a padded batch share one forward pass (episodes of a group often sample the same completion), and
     for Qwen3-VL an image that is in many rows passes the vision tower once. A packed batch of a model that cannot keep
     the sequences of a row apart (layers with a recurrent state) is computed in padded rows, with the same result.
+    Phi-4-multimodal projects the sounds of a prompt with images in another way: what it sampled before the first image
+    of a row is computed without that image, as it was sampled, in a row of its own.
 
     Raises `SampleError`, which names the row, for media and token ids that the model cannot take, `BatchError` for a
     `loss_mask` that was changed to train padding or the first token of a sample, and `UnsupportedModelError`, which
@@ -389,14 +392,22 @@ def token_logprobs_and_entropy(model: Any, batch: TrainingBatch, *, temperature:
     if not batch.lengths.any():
         empty = torch.zeros(batch.loss_mask.shape, dtype=torch.float32, device=forward.model.device)
         return SequenceLogprobs(empty, empty.clone())
-    if batch.layout == "packed" and forward.packs(with_media=any(sample.media for sample in batch.samples)):
+    sequences = batch_sequences(batch)
+    number, position = batch.sequence_ids.cpu()[trained].long(), batch.position_ids.cpu()[trained]
+    parts: list[TokenSequence] = []
+    for index, sequence in enumerate(sequences):
+        in_part = (number == index) & (position < length_heard_otherwise(forward.architecture.search, sequence.media))
+        if bool(in_part.any()):
+            number[in_part] = len(sequences) + len(parts)
+            parts.append(beginning(sequence, int(position[in_part].max()) + 1))
+    packs = batch.layout == "packed" and not parts
+    if packs and forward.packs(with_media=any(sample.media for sample in batch.samples)):
         hidden = forward.hidden_states(batch_rows(batch))
         row, column = trained.nonzero(as_tuple=True)
     else:
-        distinct, row_of = _distinct(batch_sequences(batch))
+        distinct, row_of = _distinct([*sequences, *parts])
         hidden = forward.hidden_states(padded_rows(distinct, pad_id=batch.pad_id))
-        row = torch.tensor(row_of)[batch.sequence_ids.cpu()[trained].long()]
-        column = batch.position_ids.cpu()[trained]
+        row, column = torch.tensor(row_of)[number], position
     # A token is predicted at the position before it; the first token of a sample is never trained.
     states = hidden[row.to(hidden.device), column.to(hidden.device) - 1]
     mask = batch.loss_mask.to(hidden.device)

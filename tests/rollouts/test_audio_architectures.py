@@ -20,7 +20,7 @@ from rollouts.errors import UnsupportedModelError
 from rollouts.models.architecture import architecture
 from rollouts.models.loading import load_model
 from rollouts.models.placed_rows import TokenSequence, media_positions
-from rollouts.training import TrainingSample
+from rollouts.training import TrainingBatch, TrainingSample, model_inputs, sample_from_rendered
 
 pytestmark = pytest.mark.filterwarnings("error::FutureWarning")
 
@@ -88,6 +88,36 @@ def test_sounds_of_one_token_are_no_markers_to_expand(family):
     with torch.no_grad():
         for layout in LAYOUTS.values():
             assert close(of_samples(family.model, [row.sample for row in rows], **layout), plain)
+
+
+@pytest.mark.slow
+@families("phi4_multimodal")
+def test_what_was_sampled_before_the_first_image_of_a_row_was_sampled_without_it(family):
+    """Phi-4 has one projection for sounds, and one for sounds beside images."""
+    sound, picture = {"type": "audio", "audio": family.sound(1.0), "sampling_rate": 16000}, family.pixels(56, 84)
+    turns = [{"role": "user", "content": [sound]}, {"role": "assistant", "content": "A tone."}]
+    turns += [
+        {"role": "user", "content": [{"type": "image", "image": picture}]},
+        {"role": "assistant", "content": "No."},
+    ]
+    first, whole = (sample_from_rendered(family.renderer.render(messages)) for messages in (turns[:2], turns))
+    trained = [np.flatnonzero(sample.loss_mask) for sample in (first, whole)]
+    count = len(trained[0])
+    assert (trained[0] == trained[1][:count]).all()
+    assert len(trained[1]) > count
+    beside = family.row("beside").sample
+    with torch.no_grad():
+        alone = of_samples(family.model, [first])[0]
+        logits = family.model(**model_inputs(TrainingBatch.from_samples([whole], pad_id=0), family.model)).logits[0]
+        scored = torch.log_softmax(logits[:-1], -1).gather(
+            1, torch.from_numpy(whole.token_ids.astype(np.int64))[1:, None]
+        )
+        beside_image = scored[trained[1] - 1, 0]
+        for layout in LAYOUTS.values():
+            ours = of_samples(family.model, [whole, beside], **layout)[0]
+            assert close([ours[:count], ours[count:]], [alone, beside_image[count:]])
+        assert not close([alone], [beside_image[:count]])
+    assert_same_gradients(family.model, [whole, beside])
 
 
 @families("qwen2_5_omni")

@@ -23,7 +23,7 @@ from rollouts.engines.vllm import VLLMEngine
 from rollouts.errors import ApiKeyError
 from rollouts.serve.access import BodyLimitMiddleware
 from rollouts.serve.errors import ApiKeyFileError, PortUnavailableError, RequestError, UnprotectedAddressError
-from rollouts.serve.images import ImageCache, SourceCache
+from rollouts.serve.media import MediaCache, SourceCache
 from rollouts.serve.server import HttpProtocol, bound_socket, check_protection, read_api_key, run_server
 
 GENERATE = "/inference/v1/generate"
@@ -145,7 +145,7 @@ def test_headers_that_do_not_arrive_end_the_connection_and_a_slow_answer_does_no
 
 
 def test_the_names_of_images_count_in_the_caches_that_hold_them(renderer):
-    items, sources = ImageCache(1_000_000), SourceCache(1_000_000)
+    items, sources = MediaCache(1_000_000), SourceCache(1_000_000)
     processor = renderer.processors["image"]
     file = io.BytesIO()
     Image.new("RGB", (32, 32)).save(file, "PNG")
