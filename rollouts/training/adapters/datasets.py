@@ -6,12 +6,13 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from renderers import MediaItem, MediaSource, PlaceholderRange
 from renderers.media.item import Modality
+from renderers.media.samples import is_raw_audio, raw_samples, wav_bytes
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import WeightSpan
 from rollouts.errors import ArgumentError, short_repr
@@ -23,7 +24,8 @@ from rollouts.trajectory.tree import Trajectory
 from transport import read_records
 
 _ROW = "row of a dataset"
-_COLUMNS = (*(each.name for each in fields(TrainingSample) if each.name != "media"), "images", "placeholders")
+_COLUMNS = (*(each.name for each in fields(TrainingSample) if each.name != "media"), "images", "sounds", "placeholders")
+_FILES: Mapping[Modality, str] = {"image": "images", "audio": "sounds"}
 
 EpisodeAdvantage = Advantage | Callable[[Trajectory], Advantage | None]
 """The advantage of an episode as `samples_from_trajectory` takes it, or a function that computes it; None: left out."""
@@ -35,10 +37,10 @@ def record_dataset(
     """A streamed `datasets.IterableDataset` of the samples in record files, with the columns of `row_features`.
 
     The records are trajectories or lists of them. Each file is a shard, which is read by one worker of a torch
-    `DataLoader`, so pass at least as many files as workers. No pixels are computed: a row has the files of its images,
-    and `sample_from_row` computes their pixels in the worker. `advantage` is that of `samples_from_trajectory`, or a
-    function from the trajectory to it, None to leave the episode out. `drop` is that of `dataset_row`; each worker of a
-    `DataLoader` has a copy of its own.
+    `DataLoader`, so pass at least as many files as workers. No pixels and features are computed: a row has the
+    files of its images and sounds, and `sample_from_row` computes them in the worker. `advantage` is that of
+    `samples_from_trajectory`, or a function from the trajectory to it, None to leave the episode out. `drop` is that of
+    `dataset_row`; each worker of a `DataLoader` has a copy of its own.
 
     Raises `ArgumentError` for `paths` that is no list of paths, and while reading `AdapterError` for another record.
     """
@@ -53,7 +55,7 @@ def record_dataset(
 
 
 def row_features() -> Any:
-    """The `datasets.Features` of the rows. `images` are files, not decoded; cast the column to see PIL images."""
+    """The `datasets.Features` of the rows. `images` and `sounds` are files, not decoded; cast a column to decode it."""
     datasets = trainer_module("datasets")
     value, column = datasets.Value, datasets.List
     return datasets.Features(
@@ -66,8 +68,11 @@ def row_features() -> Any:
             "weight_spans": column({"version": value("string"), "start": value("int64"), "end": value("int64")}),
             "routed_experts": column(column(column(value("int32")))),
             "images": column(datasets.Image(decode=False)),
+            # As `datasets.Audio` stores files, which needs torchcodec to write them.
+            "sounds": column({"bytes": value("binary"), "path": value("string")}),
             "placeholders": column(
                 {
+                    "modality": value("string"),
                     "mm_hash": value("string"),
                     "offset": value("int64"),
                     "length": value("int64"),
@@ -82,30 +87,33 @@ def row_features() -> Any:
 def dataset_row(sample: TrainingSample, *, drop: Quarantine | None = None) -> dict[str, Any] | None:
     """A sample as a row with the columns of `row_features`, for `datasets.Dataset.from_list(rows, features=...)`.
 
-    `images` are PNG and JPEG files (see `image_file`) and `placeholders` their ranges in the tokens, with the hash of
-    the pixels that a processor makes of each file; pixels are left out. An image that was an array becomes a new file:
-    its item has another source and `mm_hash` in the sample that `sample_from_row` makes, so `==` of the items, and of
-    batches of the samples, is False, although ids, columns, ranges and pixels are equal. Routed experts come back as
-    int32. Raises `AdapterError` for a video, or with `drop` records the sample there and returns None.
+    `images` are PNG and JPEG files (see `image_file`), `sounds` the files that were given or WAV files of arrays, and
+    `placeholders` their ranges in the tokens, with the hash of what a processor makes of each file; pixels and features
+    are left out. An image or sound that was an array becomes a new file: its item has another source and `mm_hash` in
+    the sample that `sample_from_row` makes, so `==` of the items, and of batches of the samples, is False, although
+    ids, columns, ranges and tensors are equal. Routed experts come back as int32. Raises `AdapterError` for a video, or
+    with `drop` records the sample there and returns None.
     """
     return made_or_dropped(sample, drop, _row)
 
 
 def _row(sample: TrainingSample) -> dict[str, Any]:
-    files, placeholders = [], []
+    files: dict[str, list[dict[str, Any]]] = {column: [] for column in _FILES.values()}
+    placeholders = []
     for item, placeholder in sample.media:
-        if item.modality != "image":
+        if item.modality not in _FILES:
             raise AdapterError(
                 _ROW,
                 sample,
                 "media",
-                f"{item.modality} {item.mm_hash[:12]}: rows have images only. "
+                f"{item.modality} {item.mm_hash[:12]}: rows have images and sounds only. "
                 "Read the record file itself (transport.read_records)",
             )
-        data, _ = image_file(item.source)
-        files.append({"bytes": data, "path": None})
+        data = _sound_file(item.source) if item.modality == "audio" else image_file(item.source)[0]
+        files[_FILES[item.modality]].append({"bytes": data, "path": None})
         placeholders.append(
             {
+                "modality": item.modality,
                 "mm_hash": f"{hashlib.sha256(data).hexdigest()}-{item.mm_hash.rpartition('-')[2]}",
                 "offset": placeholder.offset,
                 "length": placeholder.length,
@@ -123,37 +131,44 @@ def _row(sample: TrainingSample) -> dict[str, Any]:
             {"version": span.version, "start": span.start, "end": span.end} for span in sample.weight_spans
         ],
         "routed_experts": None if sample.routed_experts is None else sample.routed_experts.tolist(),
-        "images": files,
+        **files,
         "placeholders": placeholders,
     }
 
 
-def sample_from_row(row: Mapping[str, Any], processors: Mapping[Modality, MediaProcessor]) -> TrainingSample:
-    """The sample of a row, with pixels computed from its image files by a renderer's `processors`.
+def _sound_file(source: MediaSource) -> bytes:
+    return wav_bytes(*raw_samples(source)) if is_raw_audio(source.data) else bytes(source.data)
 
-    Raises `AdapterError` for a row without one of the columns and for decoded images, `PixelMismatchError` where the
-    pixels are not those that the sampler saw, and `SampleError` for columns that contradict each other.
+
+def sample_from_row(row: Mapping[str, Any], processors: Mapping[Modality, MediaProcessor]) -> TrainingSample:
+    """The sample of a row, with pixels and features computed from its files by a renderer's `processors`.
+
+    Raises `AdapterError` for a row without one of the columns and for decoded files, `PixelMismatchError` where the
+    pixels or features are not those that the sampler saw, and `SampleError` for columns that contradict each other.
     """
     missing = [name for name in _COLUMNS if name not in row]
     if missing:
         raise AdapterError(_ROW, short_repr(row.get("name", "-")), missing[0], "the column is absent. Keep all columns")
-    if len(row["images"]) != len(row["placeholders"]):
-        raise AdapterError(
-            _ROW,
-            f"sample {row['name']}",
-            "placeholders",
-            f"{len(row['placeholders'])} ranges for {len(row['images'])} images. "
-            "Keep the rows as dataset_row makes them",
-        )
+    for modality, column in _FILES.items():
+        if (ranges := [place["modality"] for place in row["placeholders"]].count(modality)) != len(row[column]):
+            raise AdapterError(
+                _ROW,
+                f"sample {row['name']}",
+                "placeholders",
+                f"{ranges} ranges for {len(row[column])} {column}. Keep the rows as dataset_row makes them",
+            )
+    remaining = {modality: iter(row[column]) for modality, column in _FILES.items()}
     media = []
-    for file, place in zip(row["images"], row["placeholders"], strict=True):
+    for place in row["placeholders"]:
+        modality = place["modality"]
+        file = next(remaining[modality])
         if not isinstance(file, Mapping) or not isinstance(file.get("bytes"), bytes):
             raise AdapterError(
                 _ROW,
                 f"sample {row['name']}",
-                "images",
+                _FILES[modality],
                 f"{short_repr(file)} is not a file with bytes. "
-                "Cast the column to datasets.List(datasets.Image(decode=False))",
+                f"Cast the column to datasets.List(datasets.{modality.capitalize()}(decode=False))",
             )
         runs = place["embed_runs"]
         placeholder = PlaceholderRange(
@@ -162,7 +177,7 @@ def sample_from_row(row: Mapping[str, Any], processors: Mapping[Modality, MediaP
             None if runs is None else tuple((start, end) for start, end in runs),
             place["whole"],
         )
-        reference = MediaReference("image", place["mm_hash"], MediaSource.of(file["bytes"]), placeholder)
+        reference = MediaReference(modality, place["mm_hash"], MediaSource.of(file["bytes"]), placeholder)
         media.append((reference.derive(processors), placeholder))
     return TrainingSample(
         token_ids=np.array(row["token_ids"], dtype=np.int32),
@@ -198,7 +213,7 @@ def _trajectory_rows(
     values = advantage(trajectory) if callable(advantage) else advantage
     if values is not None:
         processor: Any = _SourceItems({one.source.digest: one for one in trajectory.all_media()})
-        processors: dict[Modality, MediaProcessor] = {"image": processor, "video": processor}
+        processors: dict[Modality, MediaProcessor] = dict.fromkeys(get_args(Modality), processor)
         for sample in samples_from_trajectory(trajectory, advantage=values, processors=processors):
             if (row := dataset_row(sample, drop=drop)) is not None:
                 yield row

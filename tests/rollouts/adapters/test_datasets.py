@@ -139,7 +139,7 @@ def test_rows_that_lack_something_are_refused_by_the_column(renderer, make_sampl
 def test_videos_are_refused(renderer, make_sample):
     frames = np.zeros((4, 32, 32, 3), dtype=np.uint8)
     rendered = renderer.render([{"role": "user", "content": [{"type": "video", "video": frames}]}])
-    with pytest.raises(AdapterError, match=r"sample film: media: video .* rows have images only"):
+    with pytest.raises(AdapterError, match=r"sample film: media: video .* rows have images and sounds only"):
         dataset_row(sample_from_rendered(rendered, name="film"))
 
 

@@ -121,7 +121,7 @@ def test_a_streamed_dataset_goes_on_after_samples_that_a_row_cannot_hold(tmp_pat
     with RecordWriter(path) as out:
         out.append(episode(renderer, "film", FILM))
         out.append(episode(renderer, "text", [{"role": "user", "content": "Hello."}]))
-    with pytest.raises(AdapterError, match="rows have images only"):
+    with pytest.raises(AdapterError, match="rows have images and sounds only"):
         list(record_dataset([path]))
     dropped = Quarantine()
     assert [row["name"] for row in record_dataset([path], drop=dropped)] == ["text/1"]

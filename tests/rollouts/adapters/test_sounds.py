@@ -1,0 +1,124 @@
+"""Samples with sounds: each trainer's type carries them, or refuses them by name with the reason."""
+
+import io
+import sys
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen2AudioForConditionalGeneration
+
+from renderers import load_renderer
+from renderers.media.samples import wav_bytes
+from rollouts.testing import tiny_qwen2_audio
+from rollouts.training import Quarantine, TrainingBatch, sample_from_rendered, sft_loss, token_logprobs
+from rollouts.training.adapters import (
+    AdapterError,
+    dataset_row,
+    openrlhf_experience,
+    row_features,
+    sample_from_row,
+    skyrl_training_batch,
+    tinker_model_input,
+    trl_grpo_inputs,
+    trl_sft_batch,
+    verl_data_proto,
+)
+
+RATE = 16_000
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return tiny_qwen2_audio(tmp_path_factory.mktemp("hears"))
+
+
+@pytest.fixture(scope="module")
+def renderer(directory):
+    return load_renderer(directory)
+
+
+def tone(seed, seconds=0.4):
+    return np.random.default_rng(seed).uniform(-0.5, 0.5, round(seconds * RATE)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def samples(renderer):
+    """A sample of text, one with an array of samples, one with an array of stereo int16 at 44.1 kHz and a file."""
+    stereo = (np.random.default_rng(3).uniform(-0.5, 0.5, (9000, 2)) * 32767).astype(np.int16)
+    given = [
+        [],
+        [{"audio": tone(1), "sampling_rate": RATE}],
+        [{"audio": stereo, "sampling_rate": 44_100}, {"audio": wav_bytes(tone(2), RATE)}],
+    ]
+    made = []
+    for number, sounds in enumerate(given):
+        parts = [*({"type": "audio", **sound} for sound in sounds), {"type": "text", "text": "?"}]
+        messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": "yes"}]
+        made.append(sample_from_rendered(renderer.render(messages), name=str(number)))
+    return made
+
+
+def test_a_collated_batch_of_sounds_has_the_loss_of_our_log_probabilities(samples, directory):
+    model = Qwen2AudioForConditionalGeneration.from_pretrained(directory, dtype=torch.float32).eval()
+    collated = trl_sft_batch(samples, pad_id=0, type_ids=None)
+    assert collated["input_features"].shape[0] == collated["feature_attention_mask"].shape[0] == 3
+    batch = TrainingBatch.from_samples(samples, pad_id=0)
+    with torch.no_grad():
+        ours = sft_loss(token_logprobs(model, batch), batch.loss_mask)
+        assert model(**collated).loss.item() == pytest.approx(ours.item(), abs=1e-4)
+
+
+def test_rows_of_a_dataset_keep_sounds_as_files_that_datasets_can_decode(samples, renderer):
+    datasets = pytest.importorskip("datasets")
+    soundfile = pytest.importorskip("soundfile")
+    rows = datasets.Dataset.from_list([dataset_row(sample) for sample in samples], features=row_features())
+    for row, sample in zip(rows, samples, strict=True):
+        back = sample_from_row(row, renderer.processors)
+        assert back.token_ids.tolist() == sample.token_ids.tolist()
+        assert [at for _, at in back.media] == [at for _, at in sample.media]
+        for (item, _), (original, _) in zip(back.media, sample.media, strict=True):
+            assert all(np.array_equal(item[name], original[name]) for name in original)
+    decoded, rate = soundfile.read(io.BytesIO(rows[1]["sounds"][0]["bytes"]), dtype="float32")
+    assert (rate, decoded.tolist()) == (RATE, tone(1).tolist())
+    with pytest.raises(AdapterError, match="1 ranges for 0 sounds"):
+        sample_from_row({**rows[1], "sounds": []}, renderer.processors)
+
+
+def test_openrlhf_has_the_features_of_each_row(samples):
+    inputs = openrlhf_experience(samples, pad_id=0)["mm_train_inputs"]
+    assert inputs[0] is None
+    assert [len(row["input_features"]) for row in inputs[1:]] == [1, 2]
+    assert np.array_equal(inputs[1]["input_features"][0], samples[1].media[0][0]["input_features"])
+
+
+def test_verl_has_the_features_of_each_row(samples, load_without_init, monkeypatch):
+    ray = ModuleType("ray")
+    ray.ObjectRef = object
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    types = load_without_init("verl.protocol", "verl", "verl.utils")
+    inputs = verl_data_proto(samples, pad_id=0, mrope=False, types=types).non_tensor_batch["multi_modal_inputs"]
+    assert [len(row.get("input_features", ())) for row in inputs] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("adapter", "reason"),
+    [
+        (lambda samples, **options: trl_grpo_inputs(samples, pad_id=0, **options), "the tensor input_features"),
+        (lambda samples, **options: skyrl_training_batch(samples, pad_id=0, **options), "the tensor input_features"),
+    ],
+    ids=["trl grpo", "skyrl"],
+)
+def test_types_with_fields_for_images_only_refuse_sounds_by_name(samples, adapter, reason):
+    with pytest.raises(AdapterError, match=f"sample 1: media: its media have {reason}; the type has fields for"):
+        adapter(samples)
+
+
+def test_tinker_refuses_a_sound_by_name_and_dropped_samples_are_counted(samples):
+    pytest.importorskip("tinker")
+    with pytest.raises(AdapterError, match=r"media: audio .*: it has chunks of images only"):
+        tinker_model_input(samples[1].token_ids, samples[1].media)
+    dropped = Quarantine()
+    assert len(trl_grpo_inputs(samples, pad_id=0, drop=dropped)["prompt_ids"]) == 1
+    assert [row.name for row in dropped.rows] == ["1", "2"]
