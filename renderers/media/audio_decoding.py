@@ -20,11 +20,11 @@ import numpy as np
 
 from renderers.errors import MediaDecodeError
 from renderers.media.containers import Container, container_of, corrupt, open_stream
-from renderers.media.declared_length import declared_bytes
+from renderers.media.declared_length import declared_bytes, holds_several
 from renderers.media.decoding import decode_errors
 from renderers.media.item import MediaSource
 from renderers.media.policy import Deadline, MediaPolicy, TimedBytes
-from renderers.media.samples import MAX_RATE, is_raw_audio, raw_samples
+from renderers.media.samples import MAX_PEAK, MAX_RATE, is_raw_audio, raw_samples
 from renderers.media.sniffing import sniff
 from renderers.media.video_decoding import package_version
 
@@ -73,8 +73,10 @@ def decode_audio(source: MediaSource, policy: MediaPolicy, sampling_rate: int) -
         count = 0
         for block in sound.blocks:
             mono = _mixed(block)
-            if not np.isfinite(mono).all():
-                raise corrupt(source, "sound", f"a sample after {count} is no finite number")
+            peak = np.abs(mono).max(initial=0)
+            if not peak <= MAX_PEAK:  # nor for NaN
+                reason = f"is {peak:g}, far beyond 1" if np.isfinite(peak) else "is no finite number"
+                raise corrupt(source, "sound", f"a sample after {count} {reason}")
             count += len(block)
             pieces.append(mono if resampler is None else resampler.resample_chunk(mono))
         if not count:
@@ -126,8 +128,15 @@ def _opened(source: MediaSource, policy: MediaPolicy) -> Iterator[_Sound]:
 def _reader(source: MediaSource, policy: MediaPolicy, deadline: Deadline) -> AbstractContextManager[_Sound]:
     if is_raw_audio(source.data):
         return nullcontext(_array(source))
+    data = _without_tags(bytes(source.data))
+    if holds_several(data, sniff(data) or ""):
+        raise MediaDecodeError(
+            f"sound {source.digest[:12]} is several files joined to one, and the first alone would be read; join their "
+            "samples, or pass them as several sounds",
+            digest=source.digest,
+        )
     container = container_of(source, "sound")
-    return _sndfile(source, deadline) if container is None else _ffmpeg(source, policy, container)
+    return _sndfile(source, data, deadline) if container is None else _ffmpeg(source, policy, container)
 
 
 def _mixed(block: np.ndarray) -> np.ndarray:
@@ -163,8 +172,7 @@ def _array(source: MediaSource) -> _Sound:
 
 
 @contextmanager
-def _sndfile(source: MediaSource, deadline: Deadline) -> Iterator[_Sound]:
-    data = _without_tags(bytes(source.data))
+def _sndfile(source: MediaSource, data: bytes, deadline: Deadline) -> Iterator[_Sound]:
     media_type = sniff(data) or "unknown data"
     if media_type not in _SNDFILE_TYPES:
         raise MediaDecodeError(

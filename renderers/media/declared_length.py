@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from renderers.media.sniffing import sniff
+
 # The most parts of a container that are read.
 _MAX_PARTS = 1 << 16
 # Writers that do not know the length, because they write to a pipe, declare about this or more.
@@ -23,6 +25,31 @@ def declared_bytes(data: bytes, media_type: str) -> int:
         case "audio/mp4" | "video/mp4" | "video/quicktime":
             return _of_iso_media(data)
     return 0
+
+
+def holds_several(data: bytes, media_type: str) -> bool:
+    """Whether another file follows the first, as `cat` joins them, of a type whose decoders read the first alone."""
+    match media_type:
+        case "audio/mpeg":
+            rest = data[_of_mp3(data) + _LARGEST_MP3_FRAME :] if _of_mp3(data) > 0 else b""
+            return len(rest) > _LARGEST_MP3_FRAME and sniff(rest) == media_type
+        case "audio/ogg":
+            return _holds_chained_streams(data)
+        case "audio/mp4" | "video/mp4" | "video/quicktime":
+            return [data[start + 4 : start + 8] for start in _iso_boxes(data)].count(b"moov") > 1
+    return False
+
+
+def _holds_chained_streams(data: bytes) -> bool:
+    """Whether a stream begins behind a page that begins none: streams that sound together begin together (RFC 3533)."""
+    start, is_behind = 0, False
+    while data[start : start + 4] == b"OggS" and start + 26 < len(data):
+        begins = bool(data[start + 5] & 2)
+        if begins and is_behind:
+            return True
+        is_behind, table = is_behind or not begins, start + 27
+        start = table + data[table - 1] + sum(data[table : table + data[table - 1]])
+    return False
 
 
 def _of_chunks(data: bytes) -> int:
@@ -69,8 +96,14 @@ def _of_matroska(data: bytes) -> int:
 
 
 def _of_iso_media(data: bytes) -> int:
+    return max(_iso_boxes(data).values(), default=0)
+
+
+def _iso_boxes(data: bytes) -> dict[int, int]:
+    """Starts and ends of ISO base media boxes (ISO/IEC 14496-12): a size of 4 bytes, a type of 4, the body."""
+    boxes: dict[int, int] = {}
     end = 0
-    for _ in range(_MAX_PARTS):  # ISO base media boxes (ISO/IEC 14496-12): a size of 4 bytes, a type of 4, the body
+    for _ in range(_MAX_PARTS):
         if end + 8 > len(data):
             break
         size = int.from_bytes(data[end : end + 4], "big")
@@ -78,5 +111,5 @@ def _of_iso_media(data: bytes) -> int:
             size = int.from_bytes(data[end + 8 : end + 16], "big")
         if size < 8:  # 0: up to the end of the file
             break
-        end += size
-    return end
+        boxes[end] = end = end + size
+    return boxes

@@ -24,7 +24,8 @@ AUDIO = (
 )
 _HEADER = struct.Struct("<4s4sIIQ")
 _DTYPES: Mapping[str, np.dtype[Any]] = {"i2": np.dtype("<i2"), "f4": np.dtype("<f4")}
-_MAX_PEAK = 16  # mixing and filtering may exceed 1 by some; larger values are integers that were made floats
+#: Mixing and filtering may exceed 1 by some; larger values are integers that were made floats.
+MAX_PEAK = 16
 #: The highest sampling rate, in hertz.
 MAX_RATE = 768_000
 # The header of a WAV file with nothing but a format and samples, and the numbers of formats.
@@ -85,7 +86,7 @@ def samples_source(value: Any, sampling_rate: Any, policy: MediaPolicy) -> Media
     policy.check_audio(count / rate, channels)
     array: np.ndarray = value
     if is_tensor:
-        value = value.detach().cpu()
+        value = value.detach().cpu().resolve_conj().resolve_neg()
         array = (value.float() if value.is_floating_point() else value).numpy().T  # numpy has no bfloat16
     by_time = array.reshape(count, channels)
     if by_time.dtype.newbyteorder("=") == np.int16:
@@ -94,8 +95,8 @@ def samples_source(value: Any, sampling_rate: Any, policy: MediaPolicy) -> Media
         kind = "f4"
         with np.errstate(over="ignore"):
             by_time = by_time.astype(np.float32)
-        if not np.abs(by_time).max() <= _MAX_PEAK:  # nor for NaN
-            at = tuple(map(int, np.argwhere(~(np.abs(by_time) <= _MAX_PEAK))[0]))
+        if not np.abs(by_time).max() <= MAX_PEAK:  # nor for NaN
+            at = tuple(map(int, np.argwhere(~(np.abs(by_time) <= MAX_PEAK))[0]))
             raise MediaDecodeError(
                 f"sample {at[0]} of channel {at[1]} is {by_time[at]}; floats are finite and from -1 to 1: divide what "
                 "was int16 by 32768"

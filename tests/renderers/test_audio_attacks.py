@@ -136,6 +136,30 @@ def test_samples_that_are_no_numbers_are_refused(value: float, block: int) -> No
         decoded(sound_file(np.full(50, 1e300), subtype="DOUBLE"))
 
 
+@pytest.mark.parametrize("scale", [32768, 1e30])
+def test_a_file_of_floats_that_are_integers_is_refused_as_an_array_of_them_is(scale: float) -> None:
+    """Log-mel features of the first would be those of another loudness, those of the second no numbers."""
+    with pytest.raises(MediaDecodeError, match=r"a sample after 0 is [0-9.e+]+, far beyond 1"):
+        decoded(sound_file(tone(0.2) * np.float32(scale), subtype="FLOAT"))
+    assert len(decoded(sound_file(tone(0.2) * np.float32(15), subtype="FLOAT"))) == 0.2 * RATE
+
+
+@pytest.mark.parametrize("name", ["mp3", "vorbis", "opus", "m4a"])
+def test_joined_files_are_no_sound_of_the_first_alone(name: str) -> None:
+    with pytest.raises(MediaDecodeError, match="several files joined to one, and the first alone would be read"):
+        decoded(FILES[name] * 2)
+
+
+@pytest.mark.parametrize("name", ["aac", "webm", "mkv"])
+def test_joined_files_are_one_sound_where_the_decoder_reads_on(name: str) -> None:
+    assert len(decoded(FILES[name] * 2)) == pytest.approx(2 * len(decoded(FILES[name])), rel=0.02)
+
+
+@pytest.mark.parametrize("tail", [b"TAG" + bytes(125), b"APETAGEX" + bytes(4000), bytes(4000)])
+def test_tags_behind_an_mp3_are_no_second_one(tail: bytes) -> None:
+    assert np.array_equal(decoded(FILES["mp3"] + tail), decoded(FILES["mp3"]))
+
+
 @pytest.mark.parametrize(
     ("data", "reason"),
     [

@@ -81,6 +81,7 @@ def test_a_path_is_read_below_an_allowed_directory_only(
         (torch.from_numpy(SAMPLES[:, 0]), SAMPLES[:, :1]),
         (torch.from_numpy(int16(SAMPLES).T.copy()), int16(SAMPLES)),
         (torch.from_numpy(SAMPLES.T).double().requires_grad_(), SAMPLES),
+        (torch._neg_view(torch.from_numpy(-SAMPLES.T)), SAMPLES),
         (torch.from_numpy(SAMPLES.T).bfloat16(), torch.from_numpy(SAMPLES).bfloat16().float().numpy()),
     ],
 )
