@@ -15,6 +15,7 @@ import torch
 
 from rollouts.errors import ArgumentError, MissingExtraError, UnsupportedModelError
 from rollouts.models.architecture import Architecture
+from rollouts.models.sounds_by_range import EXTEND
 from rollouts.values import check_integer, check_positive, whole_number
 
 #: The largest value of vLLM's --max-lora-rank.
@@ -135,13 +136,15 @@ def has_lora_modules(modules: Mapping[str, torch.nn.Module]) -> bool:
 def linear_layers(architecture: Architecture, lora: LoraOptions) -> list[str]:
     """The names of the layers that `lora` names: linear layers of the language model.
 
-    The vision tower, its projector, routers of experts and state-space layers have none. Raises
+    Towers and their projectors, routers of experts and state-space layers have none. Raises
     `UnsupportedModelError` where a kind that is asked for has no linear layer: experts can be one parameter without
     modules.
     """
     model = architecture.model
     modules = dict(model.named_modules())
     decoder = {id(module) for module in model.get_decoder().modules()}
+    if (towers := getattr(model.get_decoder(), EXTEND, None)) is not None:  # Phi-4 has its towers in its decoder
+        decoder -= {id(module) for module in towers.modules()}
     found: dict[str, list[str]] = {"train_attn": [], "train_mlp": [], "train_unembed": []}
     for name, module in modules.items():
         if not isinstance(module, torch.nn.Linear):

@@ -19,6 +19,7 @@ from renderers.vision.batching import batch_tensors
 from rollouts.errors import UnsupportedModelError
 from rollouts.models.architecture import architecture
 from rollouts.models.loading import load_model
+from rollouts.models.lora_modules import LoraOptions, linear_layers
 from rollouts.models.placed_rows import TokenSequence, media_positions
 from rollouts.training import TrainingBatch, TrainingSample, model_inputs, sample_from_rendered
 
@@ -76,6 +77,15 @@ def test_gradients_of_a_packed_batch_are_the_sum_of_single_rows_and_reach_the_au
     found = assert_same_gradients(family.model, [row.sample for row in family.rows_with_sounds()])
     tower = [gradient for name, gradient in found.items() if "audio" in name or "encoder" in name]
     assert any(gradient.abs().max() > 1e-6 for gradient in tower)
+
+
+@families(pytest.param("phi4_multimodal", marks=pytest.mark.slow), "qwen2_audio")
+def test_adapters_are_on_layers_of_the_language_model_and_on_none_of_a_tower(family):
+    """Phi-4 has its towers inside of the module that its language model is."""
+    names = linear_layers(architecture(family.model), LoraOptions())
+    of_towers = ("audio", "image", "encoder", "projector")
+    assert len(names) >= 9
+    assert not [name for name in names if any(part in name for part in of_towers)]
 
 
 @families("qwen2_audio")

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from audio_models import AUDIO_MODELS
 from family_rows import loaded_family
 from model_families import text_config, with_seed
 from trainer_checks import (
@@ -64,12 +65,15 @@ def assert_close(found, expected):
 
 
 @pytest.mark.parametrize("lora", [SMALL, EVERYWHERE], ids=["layers", "layers and output layer"])
-@pytest.mark.parametrize("name", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
-def test_gradients_of_an_adapter_are_those_of_a_plain_loop_over_text_images_and_videos(name, lora, tmp_path):
+@pytest.mark.parametrize(
+    "name", [*FAMILIES, "qwen2_audio", *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)]
+)
+def test_gradients_of_an_adapter_are_those_of_a_plain_loop_over_text_and_media(name, lora, tmp_path):
     family = loaded_family(name)
     lora = replace(lora, train_mlp=name != "qwen3_vl_moe")  # its experts are one parameter
     # transformers' own forward of GLM takes an image beside a video for a part of the video.
-    rows = [row for row in family.rows() if name != "glm4v" or not (row.images and row.videos)]
+    given = family.rows_with_sounds() if name in AUDIO_MODELS else family.rows()
+    rows = [row for row in given if name != "glm4v" or not (row.images and row.videos)]
     samples = [row.sample for row in rows]
     data = [random_weights(sample, seed) for seed, sample in enumerate(samples)]
     trainer = Trainer.from_pretrained(family.directory, device="cpu", tokens_per_pass=150)
