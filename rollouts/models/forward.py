@@ -18,6 +18,7 @@ from rollouts.models.architecture import (
 )
 from rollouts.models.placed_rows import PlacedRows, packed_masks, row_positions
 from rollouts.models.placeholders import base_for, base_for_text, media_inputs
+from rollouts.models.sounds_by_range import encodes_alone
 
 
 def forward_inputs(
@@ -44,7 +45,14 @@ def forward_inputs(
     with_media = any(sequence.media for sequence in rows.sequences)
     if (name := token_type_argument(architecture, module, with_media=with_media)) is not None:
         tensors[name] = types
-    media = media_inputs(rows, takes=takes, model_class=type(module).__name__, dtype=model.dtype, device=model.device)
+    media = media_inputs(
+        rows,
+        takes=takes,
+        model_class=type(module).__name__,
+        dtype=model.dtype,
+        device=model.device,
+        pads_sounds=module is architecture.base and encodes_alone(module),
+    )
     masks = {"attention_mask": packed_masks(architecture, rows, types)} if explicit_masks else {}
     return {name: tensor.to(model.device) for name, tensor in tensors.items()} | media | masks
 

@@ -177,12 +177,19 @@ PIXELS: Mapping[str, str] = {"image": "pixel_values", "video": "pixel_values_vid
 
 
 def media_inputs(
-    rows: PlacedRows, *, takes: Collection[str], model_class: str, dtype: torch.dtype, device: torch.device
+    rows: PlacedRows,
+    *,
+    takes: Collection[str],
+    model_class: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    pads_sounds: bool = False,
 ) -> dict[str, torch.Tensor]:
     """The tensors of all items, by row and column, as `batch_tensors` combines them; floats in `dtype`.
 
-    `takes` are the keyword arguments of the forward of `model_class`. Raises `SampleError`, which names the row, for a
-    tensor that is not among them, for patches that contradict their grid, and for uint8 pixels without a scale.
+    `takes` are the keyword arguments of the forward of `model_class`. With `pads_sounds`, zeros pad those that have no
+    value for it: each is taken out of the batch again (`encoding_alone`). Raises `SampleError`, which names the row, for
+    a tensor that is not among them, for patches that contradict their grid, and for uint8 pixels without a scale.
     """
     placed = rows.items()
     if not placed:
@@ -190,12 +197,18 @@ def media_inputs(
     items = [_as_floats(each.item) for each in placed]
     for each, item in zip(placed, items, strict=True):
         _check(rows.sequences[each.sequence].name, item, takes, model_class)
+    if pads_sounds:
+        items = [_padded_by_zeros(item) if item.modality == "audio" else item for item in items]
     try:
         tensors = item_tensors(items, dtype)
     except MediaError as error:
         names = ", ".join(dict.fromkeys(rows.sequences[each.sequence].name for each in placed))
         raise SampleError(f"{names:.200}", f"the media of these rows fit no common batch: {error}") from error
     return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+
+def _padded_by_zeros(item: MediaItem) -> MediaItem:
+    return replace(item, fields={name: field._replace(pad=field.pad or 0.0) for name, field in item.fields.items()})
 
 
 def item_tensors(items: Sequence[MediaItem], dtype: torch.dtype) -> dict[str, torch.Tensor]:

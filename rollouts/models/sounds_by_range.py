@@ -93,16 +93,21 @@ def length_heard_otherwise(search: str | None, media: Sequence[PlacedItem]) -> i
     return image if search == EXTEND and first.get("audio", image) < image else 0
 
 
+def encodes_alone(base: Any) -> bool:
+    """Whether the tower of `base` is called with single sounds where a batch would pad one of them."""
+    return hasattr(base, "get_audio_features")
+
+
 def encoding_alone(base: Any, rows: PlacedRows) -> Mapping[str, Any]:
     """Attributes for `base`: each sound is encoded without the padding of a batch, where that would pad one.
 
     Some towers let padding change the features of a shorter sound. Empty where all sounds have one shape.
     """
     sounds = [each.item for each in rows.items() if each.item.modality == "audio"]
-    original = getattr(base, "get_audio_features", None)
-    if original is None or not any(_is_padded(sounds, name) for name in {name for item in sounds for name in item}):
+    names = {name for item in sounds for name in item}
+    if not encodes_alone(base) or not any(_is_padded(sounds, name) for name in names):
         return {}
-    return {"get_audio_features": _one_by_one(original, sounds)}
+    return {"get_audio_features": _one_by_one(base.get_audio_features, sounds)}
 
 
 def _is_padded(items: Sequence[MediaItem], name: str) -> bool:

@@ -102,7 +102,7 @@ class LoadedFamily:
         if self.name in SEEING:
             picture = self.pixels(56, 84)
             rows += [self.row("seen", [picture]), self.row("both", [picture], sounds=[self.sound(1.0)])]
-        if "video" in self.renderer.processors:
+        if self.name in SEEING and "video" in self.renderer.processors:
             rows.append(self.row("moving", [picture], [self.pixels(4, 56, 84)], sounds=[self.sound(0.6)]))
         return rows
 

@@ -184,7 +184,8 @@ def granite_items():
         features = np.random.default_rng(frames).normal(size=(frames, 160)).astype(np.float32)
         count = -(-frames // 15) * 3
         tensors = {"input_features": features, "input_features_mask": np.ones(count, bool)}
-        fields = {name: TensorField("batched", 0.0) for name in tensors}
+        # No mask says which frames are padding, so that its processor gives no value for them.
+        fields = {"input_features": TensorField("batched"), "input_features_mask": TensorField("batched", 0.0)}
         yield made_item(tensors, fields, count)
 
 
