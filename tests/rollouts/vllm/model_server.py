@@ -142,13 +142,15 @@ class ModelVLLM(FakeVLLM):
         return renderer.render(messages, add_generation_prompt=bool(body.get("add_generation_prompt")))
 
     async def _render(self, seen: Seen) -> Response:
+        types = [part["type"] for message in seen.json["messages"] for part in message["content"]]
+        if "audio_url" in types:
+            return error_response(400, "At most 0 audio(s) may be provided in one prompt.", "BadRequestError")
         rendered = self._rendered(seen.json)
         media = rendered.multi_modal_data
         count = 0 if media is None else len(media.items_with_ranges())
         if count > self.most_images:
             message = f"At most {self.most_images} image(s) may be provided in one prompt."
             return error_response(400, message, "BadRequestError")
-        types = [part["type"] for message in seen.json["messages"] for part in message["content"]]
         if self.refuses_adjacent and ("image_url", "image_url") in itertools.pairwise(types):
             message = "mm_placeholders must be globally non-overlapping and sorted"
             return error_response(400, message, "BadRequestError")
