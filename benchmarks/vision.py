@@ -4,7 +4,8 @@
 
 The first run installs the other package, with torch, into a virtual environment under the cache directory. The sides
 alternate, image by image, on the same images; before that, their tokens and pixels must be equal. Times
-are medians of wall-clock time, since all sides may use threads. Linux only: memory is read from /proc.
+are medians of wall-clock time, since all sides may use threads; files of many sizes are also compared in processor time
+with one thread each. Linux only: memory is read from /proc.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import base64
 import importlib
 import io
+import itertools
 import subprocess
 import sys
 import time
@@ -29,6 +31,12 @@ from render_sides import Worker, install_peer
 from renderers import MediaStore, load_renderer
 
 SIDE = 1024
+SIZES = ((200, 150), (400, 300), (640, 480), (1000, 750), (1920, 1080), (4000, 3000))
+FORMATS: Mapping[str, Mapping[str, int]] = {
+    "JPEG": {"quality": 90},
+    "PNG": {"compress_level": 1},
+    "WEBP": {"method": 0},
+}
 ROUNDS = 15
 STORE = 256 * 2**20
 IMAGES_THROUGH_STORE = 10_000
@@ -47,7 +55,7 @@ def photograph(seed: int, width: int = SIDE, height: int = SIDE) -> Image.Image:
 
 def encoded(image: Image.Image, format: str) -> bytes:
     buffer = io.BytesIO()
-    image.save(buffer, format, **({"quality": 90} if format == "JPEG" else {"compress_level": 1}))
+    image.save(buffer, format, **FORMATS[format])
     return buffer.getvalue()
 
 
@@ -89,18 +97,16 @@ def opened(image: Any) -> Image.Image:
     return Image.open(io.BytesIO(image)).convert("RGB") if isinstance(image, bytes) else image
 
 
-def timed(call: Callable[[Any], Any], argument: Any) -> float:
-    started = time.perf_counter()
+def timed(call: Callable[[Any], Any], argument: Any, clock: Callable[[], float] = time.perf_counter) -> float:
+    started = clock()
     call(argument)
-    return time.perf_counter() - started
+    return clock() - started
 
 
 FORMS: Mapping[str, Callable[[int], Any]] = {
     f"{SIDE}x{SIDE} in memory": photograph,
     f"{SIDE}x{SIDE}, JPEG file": lambda seed: encoded(photograph(seed), "JPEG"),
     f"{SIDE}x{SIDE}, PNG file": lambda seed: encoded(photograph(seed), "PNG"),
-    "1000x750, JPEG file": lambda seed: encoded(photograph(seed, 1000, 750), "JPEG"),
-    "4000x3000, JPEG file": lambda seed: encoded(photograph(seed, 4000, 3000), "JPEG"),
 }
 
 
@@ -108,9 +114,8 @@ def compare_new(report: Report, sides: Sides, peer: Worker) -> None:
     columns = ("mmrollouts", "torchvision", "Pillow", "renderers", "ours/faster")
     with report.table("A new image to uint8 patches (renderers: to float32, its only form)", *columns) as table:
         for name, make in FORMS.items():
-            rounds = ROUNDS if "4000" not in name else 3
             seconds: dict[str, list[float]] = {"ours": [], "torchvision": [], "pillow": [], "peer": []}
-            for turn in range(-2, rounds):  # the first two warm up
+            for turn in range(-2, ROUNDS):  # the first two warm up
                 image = make(hash((name, turn)) % 2**32)
                 np.testing.assert_array_equal(sides.ours(image), sides.torchvision(image))
                 image = make(hash((name, turn, "timed")) % 2**32)
@@ -128,9 +133,42 @@ def compare_new(report: Report, sides: Sides, peer: Worker) -> None:
             medians = {column: median(values) for column, values in seconds.items() if values}
             others = [value for column, value in medians.items() if column != "ours"]
             ratio = medians["ours"] / min(others)
-            target_cells = report.check(ratio, 1.0, "<= 1x") if str(SIDE) in name else ("", "")
             cells = [milliseconds(medians[column]) if column in medians else "" for column in seconds]
-            table.add_row(name, *cells, f"{ratio:.2f}x", *target_cells)
+            table.add_row(name, *cells, f"{ratio:.2f}x", *report.check(ratio, 1.0, "<= 1x"))
+
+
+def compare_sizes(report: Report, sides: Sides) -> None:
+    """With the threads that torch takes by default, and in processor time with one thread each."""
+    import torch
+
+    threads = torch.get_num_threads()
+    modes = {"wall": (threads, time.perf_counter), "one thread": (1, time.process_time)}
+    columns = ("mmrollouts", "torchvision", "ours/torchvision", "processor time, one thread each")
+    with report.table(f"A file to uint8 patches; torch with {threads} threads", *columns) as table:
+        for format, (width, height) in itertools.product(FORMATS, SIZES):
+            medians: dict[str, tuple[float, float]] = {}
+            for mode, (count, clock) in modes.items():
+                torch.set_num_threads(count)
+                seconds = []
+                for turn in range(-1, ROUNDS if width < 4000 else 3):
+                    image = encoded(photograph(hash((width, format, mode, turn)) % 2**32, width, height), format)
+                    if turn < 0:
+                        np.testing.assert_array_equal(sides.ours(image), sides.torchvision(image))
+                    else:
+                        seconds.append((timed(sides.ours, image, clock), timed(sides.torchvision, image, clock)))
+                ours, theirs = zip(*seconds, strict=True)
+                medians[mode] = median(ours), median(theirs)
+            torch.set_num_threads(threads)
+            ours_wall, theirs_wall = medians["wall"]
+            one_thread = medians["one thread"][0] / medians["one thread"][1]
+            table.add_row(
+                f"{width}x{height} {format}",
+                milliseconds(ours_wall),
+                milliseconds(theirs_wall),
+                f"{ours_wall / theirs_wall:.2f}x",
+                f"{one_thread:.2f}x",
+                *report.check(ours_wall / theirs_wall, 1.0, "<= 1x"),
+            )
 
 
 def compare_seen(report: Report, ours: Worker, peer: Worker) -> None:
@@ -217,7 +255,9 @@ def main() -> None:
         Worker("ours", Path(sys.executable), model_dir, script=script) as ours,
         Worker("peer", python, model_dir, script=script) as peer,
     ):
-        compare_new(report, Sides(model_dir), peer)
+        sides = Sides(model_dir)
+        compare_new(report, sides, peer)
+        compare_sizes(report, sides)
         compare_seen(report, ours, peer)
         compare_held(report, ours, peer)
     measure_growth(report, model_dir)

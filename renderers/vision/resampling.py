@@ -158,9 +158,9 @@ def _run_bounds(lows: np.ndarray, highs: np.ndarray, stride: int, size: int) -> 
     """Divide blocks into runs: the blocks, the first input of the first window, and the inputs of each window.
 
     `lows` and `highs` are the inputs that the blocks depend on. Where these are not `stride` apart, windows are wider
-    than needed, by 2 inputs at most.
+    than needed, by 8 inputs at most.
     """
-    widest = int((highs - lows).max()) + 2
+    widest = int((highs - lows).max()) + 8
     bounds = []
     start = 0
     while start < len(lows):
