@@ -28,12 +28,12 @@ FILTERS = {2: "bilinear", 3: "bicubic"}
 
 _MAX_FRACTION_BITS = 22
 # An image is resized in tiles of about so many pixels a side, whose floats stay in the CPU cache, and a tile in blocks
-# of outputs. OpenBLAS keeps a product of fewer than 2**18 terms on this thread, which a block's is up to a scale of
-# about 32. BLAS threads wait for each other at every product, which takes many times longer on busy processors, and
-# images are processed in parallel on threads already.
+# of outputs. OpenBLAS keeps a product of up to 2**18 terms on this thread. BLAS threads wait for each other at every
+# product, which takes many times longer on busy processors, and images are processed in parallel on threads already.
 _TILE = 384
 _OUTPUTS_PER_BLOCK = 16
 _INPUTS_PER_BLOCK = 32
+_TERMS_PER_PRODUCT = 1 << 18
 
 
 def resize(pixels: np.ndarray, height: int, width: int, resample: int) -> np.ndarray:
@@ -184,7 +184,10 @@ def _resize_lines(lines: np.ndarray, run: _Run, black: int) -> np.ndarray:
     blocks, span, size = weights.shape
     floats = (lines if lines.dtype == np.int8 else np.floor(lines)).astype(weights.dtype, copy=False)
     sums: np.ndarray = np.empty_like(floats, shape=(len(lines), blocks * size))
-    np.matmul(_windows(floats, blocks, span, run.stride), weights, out=_windows(sums, blocks, size, size))
+    windows, products = _windows(floats, blocks, span, run.stride), _windows(sums, blocks, size, size)
+    step = max(1, _TERMS_PER_PRODUCT // (span * size))
+    for start in range(0, len(lines), step):
+        np.matmul(windows[:, start : start + step], weights, out=products[:, start : start + step])
     sums += run.offset + weights.dtype.type(black)
     np.clip(sums, black, black + 255, out=sums)
     return sums[:, : run.outputs.stop - run.outputs.start]
