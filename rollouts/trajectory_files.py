@@ -96,8 +96,8 @@ class Episode:
 def read_episodes(reader: RecordReader, problems: list[str], *, media: bool = True) -> Iterator[Episode]:
     """Every episode in order; one record holds one, or a list of them.
 
-    Without `media` their images and videos have digests and no bytes (`RecordReader.without_media`). `problems` gets a
-    line for each record, or part of one, that holds no episode, and for an incomplete last record.
+    Without `media`, the media have digests and no bytes (`RecordReader.without_media`). `problems` gets a line for
+    each record, or part of one, that holds no episode, and for an incomplete last record.
     """
     number = 0
     for record in range(len(reader)):

@@ -455,7 +455,7 @@ class Continuations:
 
     def _histories(self) -> Iterator[list[Mapping[str, Any]]]:
         """Histories of many kinds, with a medium of each modality and without any."""
-        for modality in self._modalities:  # templates number images and videos apart
+        for modality in self._modalities:  # templates number each modality by itself
             yield from self._histories_with((modality,))
         yield from self._histories_with(())
 

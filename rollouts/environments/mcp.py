@@ -121,7 +121,7 @@ def _part(server: str, tool: str, block: Any) -> str | bytes | dict[str, Any]:
             return {"type": "audio", "audio": _decoded(server, tool, block.resource.blob)}
         case _:
             kind = getattr(block, "mime_type", None) or getattr(getattr(block, "resource", None), "mime_type", None)
-            reason = f"the tool {tool!r} returned {block.type} ({kind}), which is neither text nor an image or a sound"
+            reason = f"the tool {tool!r} returned {block.type} ({kind}), which is no text, image or sound"
             raise ToolUnavailableError(f"MCP server {server!r:.80}: {reason}")
 
 

@@ -6,15 +6,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from renderers import Message
-from renderers.messages import MEDIA_PART_TYPES, Modality
+from renderers.messages import MEDIA_PART_TYPES, PLURALS, Modality
 from rollouts.episodes.environment import StepResult, resolve
 from rollouts.errors import ArgumentError
 from rollouts.rewards import Reward, rewards_of, score_episode
 from rollouts.task import Task
 
 _PROMPT_KEYS: Final = ("messages", "prompt", "question")
-#: Of a row, and of parts.
-_MODALITIES: Final[Mapping[Modality, str]] = {"image": "images", "audio": "sounds"}
+#: A row may have media of these in columns of their own, and parts without a medium for them.
+_MODALITIES: Final[tuple[Modality, ...]] = ("image", "audio")
 #: A part with one of these has its medium.
 _MEDIA_KEYS: Final = frozenset({*MEDIA_PART_TYPES, "url", "path", "base64"})
 
@@ -63,7 +63,7 @@ def _with_media(prompt: Sequence[Any], row: Mapping[str, Any], name: str) -> lis
         own = [part for part in places if part["type"] == modality]
         if len(own) != len(values):
             rule = f'{name} has {len(own)} parts {{"type": "{modality}"}} for them; write one for each'
-            raise ArgumentError(f"{modality}s", f"{len(values)} {_MODALITIES[modality]}", rule)
+            raise ArgumentError(f"{modality}s", f"{len(values)} {PLURALS[modality]}", rule)
         for part, value in zip(own, values, strict=True):
             part[modality] = value
     return messages

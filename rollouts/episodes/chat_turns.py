@@ -25,6 +25,7 @@ from rollouts.episodes.turns import (
     own_tools,
 )
 from rollouts.errors import EngineFailedError, GenerationInterruptedError, RolloutsError, describe_exception
+from rollouts.trajectory.token_node import media_counts
 from rollouts.trajectory.tree import Trajectory
 
 #: The metrics of an episode that hold what the endpoint has counted, summed over turns.
@@ -110,7 +111,7 @@ class ChatRecorder(EpisodeRecorder):
     def counts(self, turn: SampledTurn) -> TurnCounts:
         assert isinstance(turn, AnsweredTurn)
         parts = (part for message in turn.prompt.conversation for _, part in media_parts(message))
-        return TurnCounts.of(turn.prompt_tokens, turn.completion_tokens, map(part_kind, parts))
+        return TurnCounts(turn.prompt_tokens, turn.completion_tokens, **media_counts(map(part_kind, parts)))
 
     async def _with_sources(self, messages: Sequence[Message], origin: str) -> list[Message]:
         """Checked copies of messages, with a `MediaSource` for each medium."""

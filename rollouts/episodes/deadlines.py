@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, Self
+from typing import Literal, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from renderers import MediaSource
@@ -121,12 +120,6 @@ class TurnCounts(NamedTuple):
     completion_tokens: int
     images: int
     sounds: int
-
-    @classmethod
-    def of(cls, prompt_tokens: int, completion_tokens: int, modalities: Iterable[str]) -> Self:
-        """`modalities` has one for each medium of the prompt."""
-        media = Counter(modalities)
-        return cls(prompt_tokens, completion_tokens, media.total() - media["audio"], media["audio"])
 
 
 class EpisodeObserver(Protocol):

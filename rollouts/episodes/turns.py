@@ -44,7 +44,7 @@ from rollouts.errors import (
     describe_exception,
 )
 from rollouts.trajectory.storable import copied_mapping, plain_copy
-from rollouts.trajectory.token_node import MediaOfParts
+from rollouts.trajectory.token_node import MediaOfParts, media_counts
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import whole_number
 
@@ -435,7 +435,7 @@ class TurnRecorder(EpisodeRecorder):
         rendered = turn.prompt.rendered
         media = {} if rendered.multi_modal_data is None else rendered.multi_modal_data.mm_hashes
         modalities = (modality for modality, hashes in media.items() for _ in hashes)
-        return TurnCounts.of(len(rendered), len(turn.completion_ids), modalities)
+        return TurnCounts(len(rendered), len(turn.completion_ids), **media_counts(modalities))
 
     def request(self, prompt: Prompt, sampling: SamplingParams, seed: int | None, request_id: str) -> GenerateRequest:
         """The request for a prompt, with `seed` for that of `sampling`, whose stop tokens default to the renderer's."""

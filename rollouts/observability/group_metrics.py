@@ -16,6 +16,7 @@ from rollouts.errors import CommandFileError, NoJsonFormError
 from rollouts.runner.group import Group
 from rollouts.terminal.table import shortened
 from rollouts.trajectory.plain_json import plain
+from rollouts.trajectory.token_node import media_counts
 from rollouts.trajectory.tree import Trajectory
 from transport.wire.arrays import is_tensor
 
@@ -109,8 +110,7 @@ class GroupMetrics(BaseModel):
             + _counted_by_endpoint(episodes, COMPLETION_TOKENS),
             sampled_tokens=sum(len(node.logprobs) for episode in episodes for node in episode.nodes)
             + _counted_by_endpoint(episodes, COMPLETION_TOKENS),
-            images=sum(medium.modality != "audio" for episode in episodes for medium in episode.all_media()),
-            sounds=sum(medium.modality == "audio" for episode in episodes for medium in episode.all_media()),
+            **media_counts(medium.modality for episode in episodes for medium in episode.all_media()),
             oldest_version=group.oldest_version,
         )
 

@@ -47,7 +47,7 @@ class RetryPolicy:
 
     - "engine": a server that is unreachable, too slow, overloaded (HTTP 429) or fails (HTTP 500 and above), an aborted
       completion, and an `OSError` (which includes `ConnectionError` and `TimeoutError`) of another engine.
-    - "media": a URL from which an image or video could not be fetched.
+    - "media": a URL from which a medium could not be fetched.
     - "environment": an exception that an environment raised, in `make_environment` too.
 
     All other errors would occur again: invalid arguments and requests, missing log-probabilities, values that an

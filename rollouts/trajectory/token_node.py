@@ -8,14 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import NoneType
-from typing import Any, Final, Generic, NamedTuple, TypeVar, get_args
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from renderers import MediaItem, MediaSource, Message, PlaceholderRange
-from renderers.media.item import Modality
-from renderers.messages import part_kind
+from renderers.messages import PLURALS, Modality, part_kind
 from renderers.placement import placement_error
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import Completion, FinishReason, WeightSpan, token_ids_error, weight_span_error
@@ -138,7 +137,10 @@ class MediaOfParts(Generic[M]):
         return self._left.pop(index) if self._left else None
 
 
-_PLURALS: Final[Mapping[Modality, str]] = {"image": "images", "video": "videos", "audio": "sounds"}
+def media_counts(modalities: Iterable[str]) -> dict[str, int]:
+    """How many images and sounds there are, of the modalities of media; videos count as images."""
+    is_sound = [modality == "audio" for modality in modalities]
+    return {"images": is_sound.count(False), "sounds": is_sound.count(True)}
 
 
 def processor_for(processors: Mapping[Modality, MediaProcessor] | None, modality: Modality) -> MediaProcessor:
@@ -146,7 +148,7 @@ def processor_for(processors: Mapping[Modality, MediaProcessor] | None, modality
     if not isinstance(processors, Mapping | NoneType):
         raise ArgumentError("processors", processors, "pass renderer.processors, a mapping from modality to processor")
     if processors is None or modality not in processors:
-        raise RolloutsError(f"there is no processor for {_PLURALS[modality]}. Pass processors=renderer.processors.")
+        raise RolloutsError(f"there is no processor for {PLURALS[modality]}. Pass processors=renderer.processors.")
     return processors[modality]
 
 
@@ -256,16 +258,13 @@ def _media_error(media: object, count: int) -> str | None:
     return f"{wrong.modality} {error.position} ({quoted(wrong.mm_hash)}) {error.reason}"
 
 
-_MODALITIES: Final = get_args(Modality)
-
-
 def _is_reference(reference: object) -> bool:
     if not isinstance(reference, MediaReference) or not isinstance(reference.source, MediaSource):
         return False
     placeholder = reference.placeholder
     return (
         isinstance(placeholder, PlaceholderRange)
-        and reference.modality in _MODALITIES
+        and reference.modality in PLURALS
         and type(reference.mm_hash) is str
         and type(reference.source.digest) is str
         and type(placeholder.offset) is type(placeholder.length) is int

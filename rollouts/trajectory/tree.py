@@ -562,7 +562,7 @@ class Trajectory:
         return np.concatenate(columns)
 
     def media(self, leaf: int) -> list[MediaReference]:
-        """The images and videos on the path to `leaf`, in prompt order; their ranges count from the root."""
+        """The media on the path to `leaf`, in prompt order; their ranges count from the root."""
         references: list[MediaReference] = []
         start = 0
         for index in self.path(leaf):
@@ -608,7 +608,7 @@ class Trajectory:
         return messages
 
     def all_media(self) -> Iterator[MediaReference]:
-        """Every image and video of the episode, once per node that introduced it."""
+        """Every medium of the episode, once per node that introduced it."""
         return (reference for node in self.nodes for reference in node.media)
 
     def _longest_prefix(

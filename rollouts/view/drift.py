@@ -248,7 +248,7 @@ class ModelView:
 def model_view(
     trajectory: Trajectory, renderer: TemplateRenderer, tools: Sequence[Mapping[str, Any]] | None
 ) -> ModelView:
-    """Render each branch again, parse each completion, and process each image and video again."""
+    """Render each branch again, parse each completion, and process each medium again."""
     view = ModelView()
     for leaf in trajectory.leaves():
         drift, rendered = branch_drift(trajectory, leaf, renderer, tools)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from renderers import MediaPolicy, Message, RenderedTokens, RendererPool, TemplateRenderer
-from renderers.messages import is_media_part, media_value, part_kind
+from renderers.messages import PLURALS, is_media_part, media_value, part_kind
 from rollouts.cli.render import By, View, legend, print_counts, token_cells, token_lines
 from rollouts.cli.run.execution import RunParts
 from rollouts.engines.protocol import ChatAnswer, GenerateRequest, GenerateResult
@@ -180,9 +180,9 @@ def _counts(prompt: FirstPrompt) -> str:
         counted(len(prompt.rendered.message_roles), "message"),
         counted(prompt.tools, "tool"),
     ]
-    for modality, noun in (("image", "image"), ("video", "video"), ("audio", "sound")):
+    for modality, plural in PLURALS.items():
         lengths = [where.length for item, where in placed if item.modality == modality]
         if lengths or modality == "image":
             tokens = f" of {counted(sum(lengths), 'token')}" if lengths else ""
-            counts.append(f"{counted(len(lengths), noun)}{tokens}")
+            counts.append(f"{counted(len(lengths), plural.removesuffix('s'))}{tokens}")
     return ", ".join(counts)

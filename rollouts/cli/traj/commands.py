@@ -131,15 +131,13 @@ def show(
             exit_with_error(f"{found.name}: {found.violation}")
         described = describe_episode(found)
         name, group = printable_line(described["episode"]), printable_line(described["group"]) or "-"
+        sounds = f"{counted(described['sounds'], 'sound')}, " if described["sounds"] else ""
         print_line(
             f"episode {name} of group {group}, seed {found.trajectory.seed}: "
             f"{counted(described['turns'], 'turn')}, {counted(described['branches'], 'branch', 'branches')}, "
             f"{counted(described['tokens'], 'token')}, {described['sampled']:,} sampled, "
-            f"{counted(described['images'], 'image')}, "
-            + f"{counted(described['sounds'], 'sound')}, "
-            * (described["sounds"] > 0)
-            + f"environment reward {described['environment_reward']:.4g}, "
-            f"{ending(described)}"
+            f"{counted(described['images'], 'image')}, {sounds}"
+            f"environment reward {described['environment_reward']:.4g}, {ending(described)}"
         )
         if found.trajectory.error:
             print_line(f"error: {printable_line(found.trajectory.error)}")

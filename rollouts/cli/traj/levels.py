@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -26,7 +26,7 @@ from rollouts.report.run_files import GROUPS_FILE
 from rollouts.rewards import episode_reward_parts
 from rollouts.trajectory.packed_episodes import AbsentSource
 from rollouts.trajectory.plain_json import plain
-from rollouts.trajectory.token_node import MediaReference, TokenNode
+from rollouts.trajectory.token_node import TokenNode, media_counts
 from rollouts.trajectory.tree import Trajectory
 from rollouts.trajectory_files import Episode, open_reader, read_episodes
 
@@ -180,7 +180,7 @@ def _episode_rows(found: Found, files: FileColumns) -> Iterator[dict[str, Any]]:
         "length_stops": trajectory.length_stops,
         "tokens": tokens,
         "sampled_tokens": sampled_tokens,
-        **_media_counts(trajectory.all_media()),
+        **media_counts(each.modality for each in trajectory.all_media()),
         "done": trajectory.done,
         "truncated": trajectory.truncated,
         "truncation_reason": trajectory.truncation_reason or None,
@@ -195,12 +195,6 @@ def _episode_rows(found: Found, files: FileColumns) -> Iterator[dict[str, Any]]:
         "engine": None if provenance is None else provenance.engine,
         **files.of(nodes),
     }
-
-
-def _media_counts(media: Iterable[MediaReference]) -> dict[str, int]:
-    """Each time that a medium is shown; videos count as images."""
-    is_sound = [each.modality == "audio" for each in media]
-    return {"images": is_sound.count(False), "sounds": is_sound.count(True)}
 
 
 def _token_counts(trajectory: Trajectory) -> tuple[int | None, int | None]:

@@ -31,7 +31,7 @@ from rich.text import Text
 from renderers import TemplateRenderer
 from rollouts.errors import RolloutsError
 from rollouts.terminal.table import Column, counted, print_line, print_table, printable, printable_line
-from rollouts.trajectory.token_node import MediaReference, TokenNode, Turn
+from rollouts.trajectory.token_node import MediaReference, TokenNode, Turn, media_counts
 from rollouts.trajectory.tree import Trajectory
 from rollouts.trajectory_files import Episode
 from rollouts.values import mean_and_spread
@@ -432,8 +432,9 @@ def describe_episode(episode: Episode) -> dict[str, Any]:
         "branches": len(trajectory.leaves()),
         "tokens": sum(map(len, trajectory.nodes)),
         "sampled": sum(len(node.logprobs) for node in trajectory.nodes),
-        "images": len({each.source.digest for each in trajectory.all_media() if each.modality != "audio"}),
-        "sounds": len({each.source.digest for each in trajectory.all_media() if each.modality == "audio"}),
+        **media_counts(
+            modality for modality, _ in {(each.modality, each.source.digest) for each in trajectory.all_media()}
+        ),
         "environment_reward": trajectory.reward,
         "done": trajectory.done,
         "truncated": trajectory.truncated,

@@ -16,7 +16,7 @@ from PIL import Image
 
 from renderers import Message, ParsedResponse, ParsedToolCall, ToolCallParseStatus
 from renderers.media.reference import part_of_value
-from renderers.messages import MEDIA_PART_TYPES, PART_TYPES, Content
+from renderers.messages import MEDIA_PART_TYPES, NOUNS, PART_TYPES, Content
 from rollouts.calls import call_on_thread, gathered
 from rollouts.environments.tools.tool import (
     FunctionCall,
@@ -31,10 +31,6 @@ from rollouts.episodes.errors import EpisodeLimitError
 from rollouts.errors import EngineError, as_unicode, describe_exception, short_repr
 
 _PLAIN_TYPES = frozenset({str, int, float, bool, type(None)})
-_NOUNS = {
-    kind: {"audio": "a sound", "video": "a video"}.get(modality, "an image")
-    for kind, modality in MEDIA_PART_TYPES.items()
-}
 
 
 def tool_content(tool: str, result: Any, *, max_characters: int, max_images: int) -> Content:
@@ -99,7 +95,7 @@ def _check_not_empty(tool: str, part: Mapping[str, Any]) -> None:
     """Raise `ToolFailedError` for an empty file, an image that is 0 pixels wide or high, and a sound of no samples."""
     kind, value = part["type"], part[part["type"]]
     if isinstance(value, (bytes, bytearray)) and not value:
-        raise ToolFailedError(f"{tool} returned {_NOUNS[kind]} of 0 bytes")
+        raise ToolFailedError(f"{tool} returned {NOUNS[MEDIA_PART_TYPES[kind]]} of 0 bytes")
     size: tuple[int, ...] = value.size[::-1] if isinstance(value, Image.Image) else getattr(value, "shape", ())[:2]
     if kind == "image" and len(size) == 2 and not all(size):
         raise ToolFailedError(f"{tool} returned an image of {size[1]}x{size[0]} pixels, which has nothing to see")

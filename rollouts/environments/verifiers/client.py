@@ -338,7 +338,7 @@ def _response(
         for call in message.get("tool_calls") or ()
     ]
     is_cut = rollout.trajectory.turns[turn.index].finish_reason is FinishReason.LENGTH
-    prompt_tokens, completion_tokens, *_ = recorder.counts(turn)
+    counts = recorder.counts(turn)
     response = Response(
         id=request_id,
         created=0,
@@ -349,7 +349,7 @@ def _response(
             tool_calls=calls or None,
         ),
         finish_reason="length" if is_cut else "tool_calls" if calls else "stop",
-        usage=Usage(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens),
+        usage=Usage(prompt_tokens=counts.prompt_tokens, completion_tokens=counts.completion_tokens),
         tokens=_tokens(recorder, turn, pending) if isinstance(recorder, _TokenRecorder) else None,
     )
     response.raw = serialize_completion(response, model)
