@@ -127,6 +127,23 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_audio_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen2-Audio checkpoint with random weights. Read only: copy what you want to change."""
+    pytest.importorskip("torch")
+    from rollouts.testing import tiny_qwen2_audio
+
+    return tiny_qwen2_audio(tmp_path_factory.mktemp("tiny_qwen2_audio"))
+
+
+@pytest.fixture(scope="session")
+def hearing(tiny_audio_dir: Path) -> TemplateRenderer:
+    """The renderer of a model that hears."""
+    from renderers import load_renderer
+
+    return load_renderer(tiny_audio_dir)
+
+
+@pytest.fixture(scope="session")
 def renderer(tiny_model_dir: Path) -> Generator[TemplateRenderer]:
     """One for all tests. Methods are replaced by `monkeypatch.setitem(vars(renderer), name, ...)`.
 

@@ -9,9 +9,7 @@ import torch
 from planted_mismatches import sampled, scored, with_items
 from transformers import Qwen2AudioForConditionalGeneration
 
-from renderers import load_renderer
 from rollouts import StepResult
-from rollouts.testing import tiny_qwen2_audio
 from rollouts.training import TrainingBatch, diagnose_mismatch, mismatch_report
 from rollouts.training.mismatch import Cause
 
@@ -40,21 +38,11 @@ def user(text, sounds):
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    return tiny_qwen2_audio(tmp_path_factory.mktemp("hears"))
-
-
-@pytest.fixture(scope="module")
-def model(directory):
-    model = Qwen2AudioForConditionalGeneration.from_pretrained(directory, dtype=torch.float32).eval()
+def model(tiny_audio_dir):
+    model = Qwen2AudioForConditionalGeneration.from_pretrained(tiny_audio_dir, dtype=torch.float32).eval()
     with torch.no_grad():
         model.model.multi_modal_projector.linear.weight.mul_(20)  # so that sounds change the output
     return model
-
-
-@pytest.fixture(scope="module")
-def renderer(directory):
-    return load_renderer(directory)
 
 
 def rendered_item(renderer, sound):
@@ -83,11 +71,11 @@ def with_zeros(item):
         ("dropped", "sounds dropped, their placeholder tokens kept as text"),
     ],
 )
-def test_faults_of_all_sounds_are_named_by_modality(model, renderer, fault, tested):
-    changes = {"another rate": of_another_rate(renderer), "zeros": with_zeros, "dropped": lambda item: None}
+def test_faults_of_all_sounds_are_named_by_modality(model, hearing, fault, tested):
+    changes = {"another rate": of_another_rate(hearing), "zeros": with_zeros, "dropped": lambda item: None}
     samples = sampled(
         model,
-        renderer,
+        hearing,
         request=lambda request: with_items(request, changes[fault]),
         environment=SoundsInSomeEpisodes,
         seeds=SEEDS,
@@ -107,12 +95,12 @@ def test_faults_of_all_sounds_are_named_by_modality(model, renderer, fault, test
 
 
 @pytest.mark.slow
-def test_a_sound_of_another_sample_is_named(model, renderer):
-    items = [rendered_item(renderer, noise(seed)) for seed in (1, 4)]
+def test_a_sound_of_another_sample_is_named(model, hearing):
+    items = [rendered_item(hearing, noise(seed)) for seed in (1, 4)]
     other = {one.mm_hash: another for one, another in (items, items[::-1])}
     samples = sampled(
         model,
-        renderer,
+        hearing,
         request=lambda request: with_items(request, lambda item: other.get(item.mm_hash, item)),
         environment=SoundsInSomeEpisodes,
         seeds=range(6),
@@ -124,13 +112,13 @@ def test_a_sound_of_another_sample_is_named(model, renderer):
     assert diagnosis.unexplained == ()
 
 
-def test_a_sampler_that_ignores_the_mask_of_padding_is_seen_after_sounds_only(model, renderer):
+def test_a_sampler_that_ignores_the_mask_of_padding_is_seen_after_sounds_only(model, hearing):
     """Its tower attends to the padding of each sound as if it were sound."""
     unmasked = copy.deepcopy(model)
     tower = unmasked.model.audio_tower
     forward = tower.forward
     tower.forward = lambda features, attention_mask=None, **kwargs: forward(features, None, **kwargs)
-    samples = sampled(unmasked, renderer, environment=SoundsInSomeEpisodes, seeds=SEEDS)
+    samples = sampled(unmasked, hearing, environment=SoundsInSomeEpisodes, seeds=SEEDS)
     batch, logprobs = scored(model, samples)
     (likely,) = mismatch_report(batch, logprobs, noise=1e-4).likely_causes
     assert likely.cause is Cause.OTHER_FEATURES

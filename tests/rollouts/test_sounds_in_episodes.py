@@ -14,7 +14,6 @@ import pytest
 import soundfile
 from trajectory_files import file_of, lines, run
 
-from renderers import load_renderer
 from renderers.media.policy import MediaPolicy
 from renderers.media.samples import raw_samples, samples_source
 from rollouts import Group, MediaReference, Runner, SamplingParams, Task, Trajectory, trajectory_from_trace
@@ -59,15 +58,6 @@ def question(task: Task) -> list[dict[str, object]]:
 
 def call(what: str) -> str:
     return f"<tool_call>\n{json.dumps({'name': 'listen', 'arguments': {'what': what}})}\n</tool_call>"
-
-
-@pytest.fixture(scope="module")
-def hearing(tmp_path_factory):
-    """The renderer of a model that hears."""
-    pytest.importorskip("torch")
-    from rollouts.testing import tiny_qwen2_audio
-
-    return load_renderer(tiny_qwen2_audio(tmp_path_factory.mktemp("hearing")))
 
 
 @pytest.fixture(scope="module")

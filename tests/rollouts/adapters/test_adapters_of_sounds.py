@@ -9,9 +9,7 @@ import pytest
 import torch
 from transformers import Qwen2AudioForConditionalGeneration
 
-from renderers import load_renderer
 from renderers.media.samples import wav_bytes
-from rollouts.testing import tiny_qwen2_audio
 from rollouts.training import Quarantine, TrainingBatch, sample_from_rendered, sft_loss, token_logprobs
 from rollouts.training.adapters import (
     AdapterError,
@@ -29,22 +27,12 @@ from rollouts.training.adapters import (
 RATE = 16_000
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    return tiny_qwen2_audio(tmp_path_factory.mktemp("hears"))
-
-
-@pytest.fixture(scope="module")
-def renderer(directory):
-    return load_renderer(directory)
-
-
 def tone(seed, seconds=0.4):
     return np.random.default_rng(seed).uniform(-0.5, 0.5, round(seconds * RATE)).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
-def samples(renderer):
+def samples(hearing):
     """A sample of text, one with an array of samples, one with an array of stereo int16 at 44.1 kHz and a file."""
     stereo = (np.random.default_rng(3).uniform(-0.5, 0.5, (9000, 2)) * 32767).astype(np.int16)
     given = [
@@ -56,12 +44,12 @@ def samples(renderer):
     for number, sounds in enumerate(given):
         parts = [*({"type": "audio", **sound} for sound in sounds), {"type": "text", "text": "?"}]
         messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": "yes"}]
-        made.append(sample_from_rendered(renderer.render(messages), name=str(number)))
+        made.append(sample_from_rendered(hearing.render(messages), name=str(number)))
     return made
 
 
-def test_a_collated_batch_of_sounds_has_the_loss_of_our_log_probabilities(samples, directory):
-    model = Qwen2AudioForConditionalGeneration.from_pretrained(directory, dtype=torch.float32).eval()
+def test_a_collated_batch_of_sounds_has_the_loss_of_our_log_probabilities(samples, tiny_audio_dir):
+    model = Qwen2AudioForConditionalGeneration.from_pretrained(tiny_audio_dir, dtype=torch.float32).eval()
     collated = trl_sft_batch(samples, pad_id=0, type_ids=None)
     assert collated["input_features"].shape[0] == collated["feature_attention_mask"].shape[0] == 3
     batch = TrainingBatch.from_samples(samples, pad_id=0)
@@ -70,12 +58,12 @@ def test_a_collated_batch_of_sounds_has_the_loss_of_our_log_probabilities(sample
         assert model(**collated).loss.item() == pytest.approx(ours.item(), abs=1e-4)
 
 
-def test_rows_of_a_dataset_keep_sounds_as_files_that_datasets_can_decode(samples, renderer):
+def test_rows_of_a_dataset_keep_sounds_as_files_that_datasets_can_decode(samples, hearing):
     datasets = pytest.importorskip("datasets")
     soundfile = pytest.importorskip("soundfile")
     rows = datasets.Dataset.from_list([dataset_row(sample) for sample in samples], features=row_features())
     for row, sample in zip(rows, samples, strict=True):
-        back = sample_from_row(row, renderer.processors)
+        back = sample_from_row(row, hearing.processors)
         assert back.token_ids.tolist() == sample.token_ids.tolist()
         assert [at for _, at in back.media] == [at for _, at in sample.media]
         for (item, _), (original, _) in zip(back.media, sample.media, strict=True):
@@ -83,7 +71,7 @@ def test_rows_of_a_dataset_keep_sounds_as_files_that_datasets_can_decode(samples
     decoded, rate = soundfile.read(io.BytesIO(rows[1]["sounds"][0]["bytes"]), dtype="float32")
     assert (rate, decoded.tolist()) == (RATE, tone(1).tolist())
     with pytest.raises(AdapterError, match="1 ranges for 0 sounds"):
-        sample_from_row({**rows[1], "sounds": []}, renderer.processors)
+        sample_from_row({**rows[1], "sounds": []}, hearing.processors)
 
 
 def test_openrlhf_has_the_features_of_each_row(samples):

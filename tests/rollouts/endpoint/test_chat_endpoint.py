@@ -20,7 +20,7 @@ from served_in_thread import ServedInThread, local_app
 from starlette.applications import Starlette
 from starlette.responses import Response
 
-from renderers import MediaPolicy, MediaSource, load_renderer
+from renderers import MediaPolicy, MediaSource
 from renderers.errors import MediaDecodeError, MediaPolicyError, MessageError
 from renderers.parsing.response import ToolCallParseStatus as Status
 from rollouts import FinishReason, GenerateRequest, SamplingParams, run_episode
@@ -39,7 +39,7 @@ from rollouts.errors import (
 )
 from rollouts.rewards import Judge, JudgeUsage
 from rollouts.serve.gateway.routes import Gateway
-from rollouts.testing import ScriptedEngine, tiny_qwen2_audio
+from rollouts.testing import ScriptedEngine
 
 KEY = "a-key-of-this-test"
 PIXELS = np.arange(32 * 32 * 3, dtype=np.uint8).reshape(32, 32, 3)
@@ -119,12 +119,10 @@ async def test_a_seeded_completion_is_that_of_the_engine_behind_the_server(serve
     await check_seeded_completion(served, tiny_model_dir, renderer, content)
 
 
-async def test_a_model_that_hears_answers_what_the_engine_behind_the_server_does(tmp_path):
-    directory = tiny_qwen2_audio(tmp_path)
-    hearing = load_renderer(directory)
-    with serving(directory, hearing) as url:
+async def test_a_model_that_hears_answers_what_the_engine_behind_the_server_does(tiny_audio_dir, hearing):
+    with serving(tiny_audio_dir, hearing) as url:
         sounds = [{"type": "audio", "audio": level * SAMPLES, "sampling_rate": 22_050} for level in (1, 0)]
-        answers = [await check_seeded_completion(url, directory, hearing, [sound]) for sound in sounds]
+        answers = [await check_seeded_completion(url, tiny_audio_dir, hearing, [sound]) for sound in sounds]
     assert answers[0].message != answers[1].message  # silence
 
 

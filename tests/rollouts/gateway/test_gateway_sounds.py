@@ -11,13 +11,7 @@ import pytest
 import soundfile
 from gateway_server import served
 
-from renderers import load_renderer
-from rollouts.testing import ScriptedEngine, tiny_qwen2_audio
-
-
-@pytest.fixture(scope="module")
-def hearing(tmp_path_factory):
-    return load_renderer(tiny_qwen2_audio(tmp_path_factory.mktemp("tiny-qwen2-audio")))
+from rollouts.testing import ScriptedEngine
 
 
 def wav(hertz, seconds=0.5):

@@ -14,19 +14,13 @@ from rollouts.cli.doctor.command import Options, run_checks
 from rollouts.cli.doctor.target import Outcome, ok
 from rollouts.models.loading import load_model
 from rollouts.serve import served_model
-from rollouts.testing import tiny_qwen2_audio
 
 OPTIONS = Options(reference_gigabytes=0)
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    return tiny_qwen2_audio(tmp_path_factory.mktemp("tiny-qwen2-audio"))
-
-
-@pytest.fixture(scope="module")
-def server(directory):
-    with serve_directory(directory, name="tiny") as started:
+def server(tiny_audio_dir):
+    with serve_directory(tiny_audio_dir, name="tiny") as started:
         yield started
 
 
@@ -56,8 +50,8 @@ def with_settings(directory, tmp_path, **settings):
     return copy
 
 
-async def test_the_doctor_finds_nothing_wrong_with_a_model_that_hears(server, directory):
-    findings = await run_checks(server.base_url, directory, OPTIONS._replace(reference_gigabytes=4.0))
+async def test_the_doctor_finds_nothing_wrong_with_a_model_that_hears(server, tiny_audio_dir):
+    findings = await run_checks(server.base_url, tiny_audio_dir, OPTIONS._replace(reference_gigabytes=4.0))
     outcomes = {finding.check: finding.outcome for finding in findings}
     for check in ("sound tokens", "sound features", "sound request", "mismatch, text"):
         assert outcomes[check] is Outcome.OK
@@ -73,19 +67,19 @@ async def test_the_doctor_finds_nothing_wrong_with_a_model_that_hears(server, di
     ],
     ids=["rate", "count", "features"],
 )
-async def test_another_processor_is_found(server, directory, tmp_path, settings, check, reason):
-    found = await wrong(server, with_settings(directory, tmp_path, **settings))
+async def test_another_processor_is_found(server, tiny_audio_dir, tmp_path, settings, check, reason):
+    found = await wrong(server, with_settings(tiny_audio_dir, tmp_path, **settings))
     assert found.keys() == {check}
     assert reason in found[check]
     assert "copy the processor's files" in found[check]
 
 
-async def test_a_model_without_ears_is_found(directory, tmp_path):
-    model = load_model(directory)
+async def test_a_model_without_ears_is_found(tiny_audio_dir, tmp_path):
+    model = load_model(tiny_audio_dir)
     with torch.no_grad():
         for parameter in model.model.multi_modal_projector.parameters():
             parameter.zero_()
-    deaf = shutil.copytree(directory, tmp_path / "deaf")
+    deaf = shutil.copytree(tiny_audio_dir, tmp_path / "deaf")
     model.save_pretrained(deaf)
     with serve_directory(deaf, name="tiny") as started:
         found = await wrong(started, deaf)
@@ -93,9 +87,9 @@ async def test_a_model_without_ears_is_found(directory, tmp_path):
     assert "two different sounds give exactly the same completion" in found["sound request"]
 
 
-async def test_a_server_that_takes_no_sounds_lacks_an_option(directory, monkeypatch):
+async def test_a_server_that_takes_no_sounds_lacks_an_option(tiny_audio_dir, monkeypatch):
     monkeypatch.setattr(served_model, "media_formats", lambda renderer: {})
-    with serve_directory(directory, name="tiny") as started:
-        found = await wrong(started, directory)
+    with serve_directory(tiny_audio_dir, name="tiny") as started:
+        found = await wrong(started, tiny_audio_dir)
     assert found.keys() == {"sound tokens"}
     assert "--limit-mm-per-prompt" in found["sound tokens"]

@@ -12,7 +12,6 @@ import pytest
 import soundfile
 from served_in_thread import ServedInThread, local_app, serve_directory
 
-from renderers import load_renderer
 from renderers.media.policy import MediaPolicy
 from renderers.media.reference import load_source
 from renderers.media.store import MediaStore
@@ -21,25 +20,14 @@ from rollouts.engines.local import LocalEngine
 from rollouts.engines.vllm import ServerRenderer, VLLMEngine
 from rollouts.engines.vllm.server_renderer import BlockingServerRenderer
 from rollouts.errors import CapabilityError, EngineError
-from rollouts.testing import tiny_qwen2_audio
 
 GENERATE, RENDER = "/inference/v1/generate", "/v1/chat/completions/render"
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    return tiny_qwen2_audio(tmp_path_factory.mktemp("tiny-qwen2-audio"))
-
-
-@pytest.fixture(scope="module")
-def server(directory):
-    with serve_directory(directory, name="tiny") as started:
+def server(tiny_audio_dir):
+    with serve_directory(tiny_audio_dir, name="tiny") as started:
         yield started
-
-
-@pytest.fixture(scope="module")
-def renderer(directory):
-    return load_renderer(directory)
 
 
 def tone(hertz, seconds=0.5, rate=16_000):
@@ -79,10 +67,10 @@ def rendered(server, *parts):
 @pytest.mark.parametrize("media", ["features", "content_parts"])
 @pytest.mark.parametrize("rate", [16_000, 44_100])
 async def test_a_served_engine_samples_what_the_engine_itself_samples_of_sounds(
-    server, directory, renderer, media, rate
+    server, tiny_audio_dir, hearing, media, rate
 ):
-    request = request_of(renderer, messages(220, 330, rate=rate))
-    (own,) = (await LocalEngine.from_pretrained(directory).generate(request)).completions
+    request = request_of(hearing, messages(220, 330, rate=rate))
+    (own,) = (await LocalEngine.from_pretrained(tiny_audio_dir).generate(request)).completions
     async with VLLMEngine(server.base_url, media=media) as engine:
         for _ in range(2):  # the second time, sounds are named only
             (served,) = (await engine.generate(dataclasses.replace(request, request_id="again"))).completions
@@ -108,35 +96,35 @@ class Counting:
 
 
 @pytest.mark.parametrize("media", ["features", "content_parts"])
-async def test_over_twenty_turns_each_sound_is_on_the_wire_once(directory, renderer, media):
-    app, conversation = Counting(local_app(directory)), []
+async def test_over_twenty_turns_each_sound_is_on_the_wire_once(tiny_audio_dir, hearing, media):
+    app, conversation = Counting(local_app(tiny_audio_dir)), []
     with ServedInThread(app) as counting:
         async with VLLMEngine(counting.base_url, media=media) as engine:
             for turn in range(20):
                 conversation += messages(200 + 50 * turn)
-                await engine.generate(request_of(renderer, conversation, max_tokens=1))
+                await engine.generate(request_of(hearing, conversation, max_tokens=1))
                 conversation.append({"role": "assistant", "content": "a"})
             counts = engine.media_cache_counts
     assert (counts.included_items, counts.omitted_items) == (20, sum(range(20)))
-    own = request_of(renderer, conversation).media
+    own = request_of(hearing, conversation).media
     # In base64: tensors as they are, or a WAV of 32-bit samples.
     once = sum((item.nbytes if media == "features" else len(tone(1)) * 4 + 44) * 4 / 3 for item, _ in own)
     assert once < app.received < once + 80_000  # of the names and the token ids of all turns
 
 
-async def test_other_sounds_give_other_log_probabilities(server, renderer):
+async def test_other_sounds_give_other_log_probabilities(server, hearing):
     async with VLLMEngine(server.base_url) as engine:
         first, other, again = [
-            (await engine.generate(request_of(renderer, messages(hertz), temperature=0.0))).completions[0]
+            (await engine.generate(request_of(hearing, messages(hertz), temperature=0.0))).completions[0]
             for hertz in (220, 3000, 220)
         ]
     assert not np.array_equal(first.logprobs, other.logprobs)
     np.testing.assert_array_equal(first.logprobs, again.logprobs)
 
 
-def test_a_rendered_sound_has_the_tensors_and_tokens_of_the_renderer(server, renderer):
+def test_a_rendered_sound_has_the_tensors_and_tokens_of_the_renderer(server, hearing):
     sound = {"type": "audio", "audio": tone(440), "sampling_rate": 16_000}
-    expected = renderer.render([{"role": "user", "content": [sound]}], add_generation_prompt=True)
+    expected = hearing.render([{"role": "user", "content": [sound]}], add_generation_prompt=True)
     answer = rendered(server, part(tone(440), uuid="mine")).json
     assert answer["token_ids"] == expected.token_ids
     assert answer["features"]["mm_hashes"] == {"audio": ["mine"]}
@@ -178,13 +166,13 @@ def test_a_content_part_of_an_image_is_refused_by_a_model_that_only_hears(server
     assert (refused.status, "no content part of type 'image_url'" in refused.json["error"]["message"]) == (400, True)
 
 
-async def test_the_server_renders_sounds_as_the_renderer_of_its_directory(server, renderer):
+async def test_the_server_renders_sounds_as_the_renderer_of_its_directory(server, hearing):
     conversation = [
         *messages(220, 330),
         {"role": "assistant", "content": "a"},
         {"role": "user", "content": [{"type": "audio", "audio": wav(tone(220))}, {"type": "text", "text": "And?"}]},
     ]
-    own = renderer.render(conversation, add_generation_prompt=True)
+    own = hearing.render(conversation, add_generation_prompt=True)
     async with ServerRenderer.connect(server.base_url) as served:
         for _ in range(2):  # the second time, sounds are named only
             rendered = await served.render(conversation, add_generation_prompt=True)
@@ -196,20 +184,20 @@ async def test_the_server_renders_sounds_as_the_renderer_of_its_directory(server
                 np.testing.assert_array_equal(item["input_features"], own_item["input_features"])
         async with VLLMEngine(server.base_url) as engine:
             completions = [
-                (await engine.generate(dataclasses.replace(request_of(renderer, conversation), **changed))).completions
+                (await engine.generate(dataclasses.replace(request_of(hearing, conversation), **changed))).completions
                 for changed in ({"multi_modal_data": rendered.multi_modal_data}, {"request_id": "own"})
             ]
     np.testing.assert_array_equal(completions[0][0].logprobs, completions[1][0].logprobs)
 
 
-def test_a_renderer_of_a_server_has_a_processor_for_sounds(server, renderer):
+def test_a_renderer_of_a_server_has_a_processor_for_sounds(server, hearing):
     with BlockingServerRenderer(ServerRenderer.connect(server.base_url)) as served:
         assert served.processors.keys() == {"audio"}
         source = load_source(messages(550)[0]["content"][0], MediaPolicy(), MediaStore())
         item = served.processors["audio"].process(source)
         assert item.mm_hash == served.processors["audio"].mm_hash(source)
         np.testing.assert_array_equal(
-            item["input_features"], renderer.processors["audio"].process(source)["input_features"]
+            item["input_features"], hearing.processors["audio"].process(source)["input_features"]
         )
 
 
@@ -220,7 +208,7 @@ async def test_a_server_that_does_not_hear_renders_no_sound(tiny_server):
             await served.render(messages(220))
 
 
-async def test_a_server_that_only_sees_is_named_with_its_reason(tiny_server, renderer):
+async def test_a_server_that_only_sees_is_named_with_its_reason(tiny_server, hearing):
     async with VLLMEngine(tiny_server.base_url) as engine:
         with pytest.raises(EngineError, match=r"takes no sounds.*--limit-mm-per-prompt"):
-            await engine.generate(request_of(renderer, messages(220)))
+            await engine.generate(request_of(hearing, messages(220)))
