@@ -70,14 +70,15 @@ def test_pixels_of_large_images_are_equal(size: tuple[int, int], backend: ImageB
 
 
 def test_the_largest_image_that_is_not_shrunk_is_equal() -> None:
-    picture = noise(4096, 4096)
-    ours = processor(QWEN3_VL).process(source(picture))
-    theirs = theirs_of(reference_processor(QWEN3_VL, "torchvision"), picture, do_rescale=False, do_normalize=False)
-    assert ours["image_grid_thw"].tolist() == [1, 256, 256]
+    config = {**QWEN3_VL, "size": {"shortest_edge": 65536, "longest_edge": 1024 * 768}}
+    picture = noise(1024, 768)
+    ours = processor(config).process(source(picture))
+    theirs = theirs_of(reference_processor(config, "torchvision"), picture, do_rescale=False, do_normalize=False)
+    assert ours["image_grid_thw"].tolist() == [1, 48, 64]
     np.testing.assert_array_equal(ours["pixel_values"], theirs["pixel_values"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)  # test_resampling covers many more sizes
 @given(
     width=st.integers(1, 400),
     height=st.integers(1, 400),
