@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from renderers.media.item import ExpansionPiece, Modality
-from renderers.process.fork_reset import ProcessLock
+from renderers.process.fork_reset import ProcessLock, register_fork_reset
 from renderers.tokens.added_tokens import AddedToken, ControlPattern
 
 #: What can be done for a model whose own processor cannot be run.
@@ -35,6 +35,28 @@ PROCESSOR_ERRORS = (
 _TEXT_TENSORS = frozenset(
     {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "special_tokens_mask", "position_ids"}
 )
+
+
+class _Threads:
+    """Those with which torch computes. A forked process does not have them, and would wait for them for ever."""
+
+    def __init__(self) -> None:
+        self._is_forked = False
+        register_fork_reset(self)
+
+    def reset_after_fork(self) -> None:
+        self._is_forked = True
+
+    def prepare(self) -> None:
+        """In a forked process, let torch compute without them."""
+        if self._is_forked:
+            import torch
+
+            torch.set_num_threads(1)
+            self._is_forked = False
+
+
+_threads = _Threads()
 
 
 class Clip(NamedTuple):
@@ -121,6 +143,7 @@ class ProcessorRunner:
             options[f"{self.modality}s_kwargs"] |= {"do_rescale": False, "do_normalize": False}
         texts = [text.format(self.marker) for _ in media]
         with self._lock, self._recorded_replacements() as offsets:
+            _threads.prepare()
             output = self._processor(text=texts, **options)
         if len(offsets) != len(media):
             raise NotImplementedError(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
+import os
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import audio_families
 import numpy as np
 import pytest
 import soundfile
+import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -248,6 +251,25 @@ def test_the_length_that_a_processor_reads_is_found_to_the_sample() -> None:
     lengths.check(48_000, "digest")
     with pytest.raises(MediaError, match="reads the first 3 s"):
         lengths.check(48_001, "digest")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_process_does_not_wait_for_the_threads_of_torch_in_its_parent(families: Any) -> None:
+    _, processor = families("qwen2_audio")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        items_of(processor, [sound(3, 16000)], 16000)  # torch now has its threads
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            try:
+                os._exit(7 if items_of(processor, [sound(4, 16000)], 16000)[0].num_tokens == 100 else 1)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_the_error_of_a_directory_for_mistral_common_names_the_server_as_the_cure(tmp_path: Path) -> None:
