@@ -124,7 +124,7 @@ def evaluate(
     ] = None,
     media_dir: Annotated[
         list[Path] | None,
-        typer.Option(metavar="DIR", help="A directory from which messages may name pictures; several times."),
+        typer.Option(metavar="DIR", help="A directory from which messages may name images and sounds; several times."),
     ] = None,
     samples: Annotated[
         int | None, typer.Option("--samples", "-n", min=1, metavar="N", help="Episodes of each task; default: 1.")

@@ -300,7 +300,7 @@ def export(
         Path | None, typer.Option(metavar="PNG", help="Also draw all media, at most 400, into this image.")
     ] = None,
 ) -> None:
-    """Write each medium once to a file of its own; pixels that were never in a file become a PNG of the same pixels."""
+    """Write each medium once to a file of its own; pixels that were never in a file become a PNG, samples a WAV."""
 
     with open_inventory(target) as inventory:
         is_new = not out.exists()
