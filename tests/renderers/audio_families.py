@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import corpus
 import transformers
-from family_tokenizers import GEMMA3_TOKENS, family_tokenizer, tokenizer
+from family_tokenizers import GEMMA3_TOKENS, tokenizer
+from hf_families import gemma4
 from transformers import ProcessorMixin
 
 _CHATML = """\
@@ -17,6 +20,7 @@ _CHATML = """\
 {%- elif part['type'] == 'image' %}{{- 'IMAGE' }}{%- elif part['type'] == 'video' %}{{- 'VIDEO' }}\
 {%- else %}{{- part['text'] }}{%- endif %}{%- endfor %}{%- endif %}{{- '<|im_end|>\\n' }}{%- endfor %}\
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+_whisper = partial(transformers.WhisperFeatureExtractor, feature_size=128)
 _CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 
 
@@ -28,7 +32,7 @@ def chatml(*, audio: str, image: str = "", video: str = "") -> str:
 def _qwen2_audio() -> ProcessorMixin:
     text = tokenizer([*_CHATML_TOKENS, "<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>"], "")
     # Its own template, which counts the sounds: "Audio 1: ".
-    processor = transformers.Qwen2AudioProcessor(transformers.WhisperFeatureExtractor(feature_size=128), text)
+    processor = transformers.Qwen2AudioProcessor(_whisper(), text)
     text.chat_template = processor.chat_template = processor.default_chat_template
     return processor
 
@@ -49,7 +53,7 @@ def _qwen2_5_omni() -> ProcessorMixin:
     return transformers.Qwen2_5OmniProcessor(
         transformers.Qwen2VLImageProcessor(),
         transformers.Qwen2VLVideoProcessor(),
-        transformers.WhisperFeatureExtractor(feature_size=128),
+        _whisper(),
         tokenizer(_CHATML_TOKENS, template, **_OMNI_TOKENS),
         chat_template=template,
     )
@@ -69,7 +73,7 @@ def _qwen3_omni() -> ProcessorMixin:
     return transformers.Qwen3OmniMoeProcessor(
         transformers.Qwen2VLImageProcessor(patch_size=16),
         transformers.Qwen2VLVideoProcessor(patch_size=16),
-        transformers.WhisperFeatureExtractor(feature_size=128),
+        _whisper(),
         tokenizer(_CHATML_TOKENS, template, **named),
         chat_template=template,
     )
@@ -88,28 +92,6 @@ def _gemma3n() -> ProcessorMixin:
         transformers.SiglipImageProcessor(size={"height": 256, "width": 256}),
         tokenizer(_CHATML_TOKENS, template, **named),
         chat_template=template,
-    )
-
-
-def _gemma4() -> ProcessorMixin:
-    text = family_tokenizer("gemma4")
-    return transformers.Gemma4Processor(
-        transformers.Gemma4AudioFeatureExtractor(),
-        transformers.Gemma4ImageProcessor(),
-        text,
-        transformers.Gemma4VideoProcessor(),
-        chat_template=text.chat_template,
-    )
-
-
-def _gemma4_unified() -> ProcessorMixin:
-    text = family_tokenizer("gemma4")
-    return transformers.Gemma4UnifiedProcessor(
-        transformers.Gemma4UnifiedAudioFeatureExtractor(),
-        transformers.Gemma4UnifiedImageProcessor(),
-        text,
-        transformers.Gemma4UnifiedVideoProcessor(),
-        chat_template=text.chat_template,
     )
 
 
@@ -135,35 +117,6 @@ def _qwen3_asr() -> ProcessorMixin:
     return transformers.Qwen3ASRProcessor(transformers.Qwen3ASRFeatureExtractor(), text, chat_template=template)
 
 
-def _audio_flamingo3() -> ProcessorMixin:
-    template = chatml(audio="<sound>")
-    extractor = transformers.WhisperFeatureExtractor(feature_size=128)
-    text = tokenizer([*_CHATML_TOKENS, "<sound>"], template)
-    return transformers.AudioFlamingo3Processor(extractor, text, chat_template=template)
-
-
-def _music_flamingo() -> ProcessorMixin:
-    template = chatml(audio="<sound>")
-    extractor = transformers.WhisperFeatureExtractor(feature_size=128)
-    text = tokenizer([*_CHATML_TOKENS, "<sound>", "<|sound_bos|>", "<|sound_eos|>"], template)
-    return transformers.MusicFlamingoProcessor(extractor, text, chat_template=template)
-
-
-def _glm_asr() -> ProcessorMixin:
-    template = chatml(audio="<|begin_of_audio|><|pad|><|end_of_audio|>")
-    text = tokenizer([*_CHATML_TOKENS, "<|begin_of_audio|>", "<|pad|>", "<|end_of_audio|>"], template)
-    extractor = transformers.WhisperFeatureExtractor(feature_size=128)
-    return transformers.GlmAsrProcessor(extractor, text, chat_template=template)
-
-
-def _granite_speech() -> ProcessorMixin:
-    template = chatml(audio="<|audio|>")
-    text = tokenizer([*_CHATML_TOKENS, "<|audio|>"], template)
-    return transformers.GraniteSpeechProcessor(
-        transformers.GraniteSpeechFeatureExtractor(), text, chat_template=template
-    )
-
-
 def _nemotron_h_omni() -> ProcessorMixin:
     controls = ["<image>", "<video>", "<so_embedding>", "<so_start>", "<so_end>", "<img>", "</img>"]
     template = chatml(audio="<so_embedding>", image="<image>", video="<video>")
@@ -179,7 +132,7 @@ def _nemotron_h_omni() -> ProcessorMixin:
 def _voxtral() -> ProcessorMixin:
     template = chatml(audio="[AUDIO]")
     text = tokenizer([*_CHATML_TOKENS, "[AUDIO]"], template)
-    return transformers.VoxtralProcessor(transformers.WhisperFeatureExtractor(feature_size=128), text)
+    return transformers.VoxtralProcessor(_whisper(), text)
 
 
 def _inkling() -> ProcessorMixin:
@@ -193,24 +146,17 @@ def _inkling() -> ProcessorMixin:
     )
 
 
-def _fun_asr_nano() -> ProcessorMixin:
-    template = chatml(audio="<|object_ref_start|>")
-    text = tokenizer([*_CHATML_TOKENS, "<|object_ref_start|>"], template)
-    return transformers.FunAsrNanoProcessor(transformers.FunAsrNanoFeatureExtractor(), text, chat_template=template)
+def _only_hears(name: str, audio: str, *tokens: str, extractor: str = "") -> Callable[[], ProcessorMixin]:
+    """A family whose template prints `audio` for a sound. Its extractor is that of Whisper unless one is named."""
 
+    def build() -> ProcessorMixin:
+        template = chatml(audio=audio)
+        text = tokenizer([*_CHATML_TOKENS, *re.findall("<[^>]+>", audio), *tokens], template)
+        own = getattr(transformers, f"{extractor}FeatureExtractor") if extractor else _whisper
+        processor: ProcessorMixin = getattr(transformers, f"{name}Processor")(own(), text, chat_template=template)
+        return processor
 
-def _moss() -> ProcessorMixin:
-    template = chatml(audio="<|audio_start|><|audio_pad|><|audio_end|>")
-    text = tokenizer([*_CHATML_TOKENS, "<|audio_start|>", "<|audio_pad|>", "<|audio_end|>"], template)
-    extractor = transformers.MossTranscribeDiarizeFeatureExtractor()
-    return transformers.MossTranscribeDiarizeProcessor(extractor, text, chat_template=template)
-
-
-def _vibevoice_asr() -> ProcessorMixin:
-    template = chatml(audio="<|object_ref_start|><|box_start|><|object_ref_end|>")
-    text = tokenizer([*_CHATML_TOKENS, "<|object_ref_start|>", "<|box_start|>", "<|object_ref_end|>"], template)
-    extractor = transformers.VibeVoiceAcousticTokenizerFeatureExtractor()
-    return transformers.VibeVoiceAsrProcessor(extractor, text, chat_template=template)
+    return build
 
 
 FAMILIES: Mapping[str, Callable[[], ProcessorMixin]] = {
@@ -218,20 +164,26 @@ FAMILIES: Mapping[str, Callable[[], ProcessorMixin]] = {
     "qwen2_5_omni": _qwen2_5_omni,
     "qwen3_omni": _qwen3_omni,
     "gemma3n": _gemma3n,
-    "gemma4": _gemma4,
-    "gemma4_unified": _gemma4_unified,
+    "gemma4": gemma4,
+    "gemma4_unified": partial(gemma4, "Gemma4Unified"),
     "phi4_multimodal": _phi4_multimodal,
     "qwen3_asr": _qwen3_asr,
-    "audio_flamingo3": _audio_flamingo3,
-    "music_flamingo": _music_flamingo,
-    "glm_asr": _glm_asr,
-    "granite_speech": _granite_speech,
+    "audio_flamingo3": _only_hears("AudioFlamingo3", "<sound>"),
+    "music_flamingo": _only_hears("MusicFlamingo", "<sound>", "<|sound_bos|>", "<|sound_eos|>"),
+    "glm_asr": _only_hears("GlmAsr", "<|begin_of_audio|><|pad|><|end_of_audio|>"),
     "nemotron_h_omni": _nemotron_h_omni,
     "voxtral": _voxtral,
     "inkling": _inkling,
-    "fun_asr_nano": _fun_asr_nano,
-    "moss": _moss,
-    "vibevoice_asr": _vibevoice_asr,
+    "moss": _only_hears(
+        "MossTranscribeDiarize",
+        "<|audio_start|><|audio_pad|><|audio_end|>",
+        extractor="MossTranscribeDiarize",
+    ),
+    "vibevoice_asr": _only_hears(
+        "VibeVoiceAsr",
+        "<|object_ref_start|><|box_start|><|object_ref_end|>",
+        extractor="VibeVoiceAcousticTokenizer",
+    ),
 }
 
 

@@ -49,15 +49,15 @@ def _gemma3() -> ProcessorMixin:
     return transformers.Gemma3Processor(image, text, chat_template=text.chat_template)
 
 
-def _gemma4() -> ProcessorMixin:
+def gemma4(name: str = "Gemma4") -> ProcessorMixin:
+    """`name` begins the names of its classes."""
     text = family_tokenizer("gemma4")
-    return transformers.Gemma4Processor(
-        transformers.Gemma4AudioFeatureExtractor(),
-        transformers.Gemma4ImageProcessor(),
-        text,
-        transformers.Gemma4VideoProcessor(),
-        chat_template=text.chat_template,
+    parts = ("AudioFeatureExtractor", "ImageProcessor", "VideoProcessor")
+    sounds, images, videos = (getattr(transformers, f"{name}{part}")() for part in parts)
+    processor: ProcessorMixin = getattr(transformers, f"{name}Processor")(
+        sounds, images, text, videos, chat_template=text.chat_template
     )
+    return processor
 
 
 def _glm4v() -> ProcessorMixin:
@@ -251,7 +251,7 @@ def _qwen2_vl_model() -> torch.nn.Module:
 
 FAMILIES = [
     Family("gemma3", _gemma3, _gemma3_model, "<image_soft_token>"),
-    Family("gemma4", _gemma4, _gemma4_model, "<|image|>", "<|video|>"),
+    Family("gemma4", gemma4, _gemma4_model, "<|image|>", "<|video|>"),
     Family("glm-4.5v", _glm4v, _glm4v_model, "<|image|>", "<|image|>"),
     Family("glm-4.6v", _glm46v, _glm46v_model, "<|image|>", "<|image|>"),
     Family("internvl3", _internvl3, _internvl3_model, "<IMG_CONTEXT>", "<IMG_CONTEXT>"),

@@ -206,7 +206,7 @@ def test_a_missing_package_is_named_with_its_extra(
     package: str, value: Any, part: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MediaDecodeError, match=rf"{reason}.*|mmrollouts\[audio\]") as caught:
+    with pytest.raises(MediaDecodeError, match=reason) as caught:
         decoded(value, 8000, **part)
     assert "pip install 'mmrollouts[audio]'" in str(caught.value)
     assert len(decoded(tone(), sampling_rate=RATE)) == len(tone())  # an array at the wanted rate needs none

@@ -164,7 +164,7 @@ def test_a_wav_whose_writer_did_not_know_its_length_is_read_to_its_end() -> None
         assert np.array_equal(decoded(bytes(data)), decoded(sound_file(tone())))
 
 
-def test_the_sound_of_a_video_is_taken_and_a_video_without_one_is_refused() -> None:
+def test_a_video_without_a_sound_is_refused() -> None:
     with pytest.raises(MediaDecodeError, match=r"video/mp4\) hold no sound stream; check where they come from"):
         decoded(video_file("mp4", "mpeg4"))
 

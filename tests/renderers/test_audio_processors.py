@@ -160,7 +160,7 @@ def test_files_of_any_rate_and_channels_have_the_features_that_transformers_make
     check()
 
 
-@pytest.mark.parametrize("name", ["audio_flamingo3", "glm_asr", "moss"])
+@pytest.mark.parametrize("name", WINDOWS)
 def test_a_sound_longer_than_the_window_of_a_model_has_a_row_for_each_window(name: str, families: Any) -> None:
     reference, processor = families(name)
     sounds = [sound(length, 16000) for length in (61.0, 0.5, 30.0)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 import soundfile
 from media_stores import lines, run, store_of
 from PIL import Image
+from sounds import sound_file
 
 from renderers import MediaPolicy, MediaSource
 from renderers.media.samples import samples_source
@@ -24,18 +24,12 @@ SAMPLES = (np.sin(np.arange(2 * RATE) / 3) * (np.arange(2 * RATE) >= RATE)).asty
 ARRAY = bytes(samples_source(np.stack([SAMPLES, SAMPLES], 1), RATE, MediaPolicy()).data)
 
 
-def sound_file(format: str) -> bytes:
-    file = io.BytesIO()
-    soundfile.write(file, SAMPLES, RATE, format=format)
-    return file.getvalue()
-
-
 BY_LISTING = {
     "raw audio 2 s, 8000 Hz, 2 channels": ARRAY,
-    "wav audio 2 s, 8000 Hz": sound_file("WAV"),
-    "flac audio 2 s, 8000 Hz": sound_file("FLAC"),
-    "mp3 audio 2 s, 8000 Hz": sound_file("MP3"),
-    "ogg audio 2 s, 8000 Hz": sound_file("OGG"),
+    "wav audio 2 s, 8000 Hz": sound_file(SAMPLES, RATE, "WAV"),
+    "flac audio 2 s, 8000 Hz": sound_file(SAMPLES, RATE, "FLAC"),
+    "mp3 audio 2 s, 8000 Hz": sound_file(SAMPLES, RATE, "MP3"),
+    "ogg audio 2 s, 8000 Hz": sound_file(SAMPLES, RATE, "OGG"),
     "wav audio -": b"RIFF\0\0\0\0WAVE",
 }
 
@@ -53,7 +47,7 @@ def test_json_has_the_properties_of_a_sound(tmp_path: Path) -> None:
     assert named.items() <= listed.items()
 
 
-@pytest.mark.parametrize("data", [ARRAY, sound_file("FLAC")])
+@pytest.mark.parametrize("data", [ARRAY, sound_file(SAMPLES, RATE, "FLAC")])
 def test_a_waveform_shows_where_the_sound_is_silent(data: bytes, tmp_path: Path) -> None:
     store_of(tmp_path, data)
     assert run("ls", tmp_path, "--waveforms", COLUMNS="120").stdout.splitlines()[1].endswith(" " * 12 + "█" * 12)
@@ -69,7 +63,7 @@ def test_a_contact_sheet_draws_the_waveform(tmp_path: Path) -> None:
 
 
 def test_sounds_are_verified_by_decoding_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flac = sound_file("FLAC")
+    flac = sound_file(SAMPLES, RATE, "FLAC")
     digests = store_of(tmp_path, ARRAY, flac, flac[: len(flac) // 2])
     result = run("verify", tmp_path)
     assert result.exit_code == 1
@@ -82,9 +76,9 @@ def test_sounds_are_verified_by_decoding_them(tmp_path: Path, monkeypatch: pytes
 
 
 def test_samples_are_exported_as_a_wav_and_files_as_they_are(tmp_path: Path) -> None:
-    array, flac = store_of(tmp_path / "store", ARRAY, sound_file("FLAC"))
+    array, flac = store_of(tmp_path / "store", ARRAY, sound_file(SAMPLES, RATE, "FLAC"))
     assert run("export", tmp_path / "store", "--out", tmp_path / "out").exit_code == 0
-    assert (tmp_path / "out" / f"{flac[:16]}.flac").read_bytes() == sound_file("FLAC")
+    assert (tmp_path / "out" / f"{flac[:16]}.flac").read_bytes() == sound_file(SAMPLES, RATE, "FLAC")
     samples, rate = soundfile.read(tmp_path / "out" / f"{array[:16]}.wav", dtype="float32")
     assert rate == RATE
     assert np.array_equal(samples, np.stack([SAMPLES, SAMPLES], 1))

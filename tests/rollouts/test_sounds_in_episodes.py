@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import io
 import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-import soundfile
+from sounds import sound_file
 from trajectory_files import file_of, lines, run
 
 from renderers.media.policy import MediaPolicy
@@ -37,13 +36,11 @@ TONE = tone(1.0, RATE)
 TOKENS = 25
 
 
-def sound_file(form: str) -> bytes:
-    file = io.BytesIO()
-    soundfile.write(file, TONE, RATE, format=form)
-    return file.getvalue()
-
-
-SOUNDS = {"array": {"array": TONE, "sampling_rate": RATE}, "wav": sound_file("WAV"), "mp3": sound_file("MP3")}
+SOUNDS = {
+    "array": {"array": TONE, "sampling_rate": RATE},
+    "wav": sound_file(TONE),
+    "mp3": sound_file(TONE, format="MP3"),
+}
 
 
 def listen(what: str) -> object:

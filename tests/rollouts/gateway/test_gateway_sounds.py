@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import base64
-import io
 
-import numpy as np
 import openai
 import pytest
-import soundfile
 from gateway_server import served
+from sounds import sound_file, tone
 
 from rollouts.testing import ScriptedEngine
 
 
-def wav(hertz, seconds=0.5):
-    tone = (np.sin(2 * np.pi * hertz * np.arange(int(16_000 * seconds)) / 16_000) * 0.4).astype(np.float32)
-    file = io.BytesIO()
-    soundfile.write(file, tone, 16_000, format="WAV")
-    return file.getvalue()
+def wav(hertz):
+    return sound_file(tone(frequency=hertz))
 
 
 def input_audio(data):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import io
 import re
 
 import numpy as np
 import pytest
-import soundfile
 from served_in_thread import ServedInThread, local_app, serve_directory
+from sounds import sound_file
 
 from renderers.media.policy import MediaPolicy
 from renderers.media.reference import load_source
@@ -49,14 +48,8 @@ def request_of(renderer, messages, **sampling):
     )
 
 
-def wav(samples, rate=16_000):
-    file = io.BytesIO()
-    soundfile.write(file, samples, rate, format="WAV", subtype="FLOAT")
-    return file.getvalue()
-
-
 def part(samples, **more):
-    url = f"data:audio/wav;base64,{base64.b64encode(wav(samples)).decode()}"
+    url = f"data:audio/wav;base64,{base64.b64encode(sound_file(samples, subtype='FLOAT')).decode()}"
     return {"type": "audio_url", "audio_url": {"url": url}, **more}
 
 
@@ -133,7 +126,7 @@ def test_a_rendered_sound_has_the_tensors_and_tokens_of_the_renderer(server, hea
 
 
 def test_input_audio_is_rendered_as_audio_url(server):
-    given = {"data": base64.b64encode(wav(tone(440))).decode(), "format": "wav"}
+    given = {"data": base64.b64encode(sound_file(tone(440))).decode(), "format": "wav"}
     by_data = rendered(server, {"type": "input_audio", "input_audio": given}).json
     assert by_data["token_ids"] == rendered(server, part(tone(440))).json["token_ids"]
     assert by_data["features"]["mm_placeholders"]["audio"]
@@ -170,7 +163,10 @@ async def test_the_server_renders_sounds_as_the_renderer_of_its_directory(server
     conversation = [
         *messages(220, 330),
         {"role": "assistant", "content": "a"},
-        {"role": "user", "content": [{"type": "audio", "audio": wav(tone(220))}, {"type": "text", "text": "And?"}]},
+        {
+            "role": "user",
+            "content": [{"type": "audio", "audio": sound_file(tone(220))}, {"type": "text", "text": "And?"}],
+        },
     ]
     own = hearing.render(conversation, add_generation_prompt=True)
     async with ServerRenderer.connect(server.base_url) as served:
