@@ -28,6 +28,8 @@ _DTYPES: Mapping[str, np.dtype[Any]] = {"i2": np.dtype("<i2"), "f4": np.dtype("<
 MAX_PEAK = 16
 #: The highest sampling rate, in hertz.
 MAX_RATE = 768_000
+# As many as a WAV file of that rate can have: it counts the bytes of a second in 32 bits.
+_MAX_CHANNELS = 1024
 # The header of a WAV file with nothing but a format and samples, and the numbers of formats.
 _WAV_HEADER = struct.Struct("<4sI8sIHHIIHH4sI")
 _WAV_PCM, _WAV_FLOAT = 1, 3
@@ -52,10 +54,12 @@ def raw_samples(source: MediaSource) -> Samples:
     _, type_field, channels, rate, count = _HEADER.unpack_from(data)
     dtype = _DTYPES.get(type_field.rstrip(b"\0").decode("ascii", "replace"))
     expected = 0 if dtype is None else dtype.itemsize * channels * count
-    if dtype is None or not channels or not rate or source.nbytes - _HEADER.size != expected:
+    is_possible = 0 < channels <= _MAX_CHANNELS and 0 < rate <= MAX_RATE
+    if dtype is None or not is_possible or source.nbytes - _HEADER.size != expected:
         raise MediaDecodeError(
             f"raw samples of type {type_field!r}, {channels} channels and {count} samples at {rate} Hz hold "
-            f"{source.nbytes - _HEADER.size} bytes, not {expected}",
+            f"{source.nbytes - _HEADER.size} bytes, not {expected}; at most {_MAX_CHANNELS} channels at {MAX_RATE} Hz "
+            "are read",
             digest=source.digest,
         )
     samples = np.frombuffer(data, dtype, offset=_HEADER.size).reshape(count, channels)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import pickle
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,11 @@ def test_source_bytes_that_contradict_their_header_are_refused(at: int) -> None:
         sound(broken)
     with pytest.raises(MediaDecodeError, match=r"type b'q9.*hold 12800 bytes, not 0"):
         sound(data[:4] + b"q9\0\0" + data[8:])
+    for channels, rate in ((2**31, RATE), (1, 2**32 - 1)):
+        with pytest.raises(
+            MediaDecodeError, match=rf"{channels} channels and 0 samples at {rate} Hz.* at most 1024 ch"
+        ):
+            raw_samples(MediaSource.of(struct.pack("<4s4sIIQ", b"mmpa", b"i2", channels, rate, 0)))
     assert pixels(PNG).shape == NOISE.shape
 
 
