@@ -29,7 +29,7 @@ MEDIA_PART_TYPES: Mapping[str, Modality] = {
     **dict.fromkeys(AUDIO_PART_TYPES, "audio"),
 }
 #: What texts call a medium of a modality, and several.
-NOUNS: Mapping[Modality, str] = {"image": "an image", "video": "a video", "audio": "a sound"}
+NOUNS: Mapping[str, str] = {"image": "an image", "video": "a video", "audio": "a sound"}
 PLURALS: Mapping[Modality, str] = {"image": "images", "video": "videos", "audio": "sounds"}
 # Keys of a message that hold reasoning; the first one present is used.
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")

@@ -111,5 +111,6 @@ def _iso_boxes(data: bytes) -> dict[int, int]:
             size = int.from_bytes(data[end + 8 : end + 16], "big")
         if size < 8:  # 0: up to the end of the file
             break
-        boxes[end] = end = end + size
+        boxes[end] = end + size
+        end += size
     return boxes

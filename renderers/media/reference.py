@@ -30,7 +30,7 @@ from renderers.media.samples import AUDIO, array_and_rate, check_holds_data, is_
 from renderers.media.sniffing import check_type, sniff
 from renderers.media.store import FileState, MediaStore
 from renderers.media.urls import allowed_target
-from renderers.messages import MEDIA_PART_TYPES, Modality, media_value
+from renderers.messages import MEDIA_PART_TYPES, NOUNS, Modality, media_value
 from renderers.process.fork_reset import ProcessLock
 
 # A single letter and a colon is a drive, not a scheme.
@@ -190,16 +190,17 @@ def _image(value: Any, policy: MediaPolicy) -> MediaSource:
 
 
 def _check_image(source: MediaSource) -> None:
-    _check_raw_kind(source, "image", "an image")
+    _check_raw_kind(source, "image")
     check_type(source.data, expected="image", digest=source.digest)
 
 
-def _check_raw_kind(source: MediaSource, expected: Modality, name: str) -> None:
+def _check_raw_kind(source: MediaSource, expected: Modality) -> None:
     """Raise `MediaDecodeError` for pixels or samples, in their source form, of another modality."""
     kinds: Mapping[Modality, Any] = {"image": is_raw, "video": is_raw_video, "audio": is_raw_audio}
     for kind, is_of_kind in kinds.items():
         if kind != expected and is_of_kind(source.data):
-            raise MediaDecodeError(f'raw {kind}, not {name}; pass it in a part of type "{kind}"', digest=source.digest)
+            reason = f'raw {kind}, not {NOUNS[expected]}; pass it in a part of type "{kind}"'
+            raise MediaDecodeError(reason, digest=source.digest)
 
 
 def _video(value: Any, fps: Any, policy: MediaPolicy) -> MediaSource:
@@ -248,7 +249,7 @@ def _check_audio(source: MediaSource, sampling_rate: Any, policy: MediaPolicy, d
             "sampling_rate is the rate of an array of samples; a file has its own. Leave sampling_rate out",
             digest=source.digest,
         )
-    _check_raw_kind(source, "audio", "a sound")
+    _check_raw_kind(source, "audio")
     check_type(source.data, expected="audio", declared=declared, digest=source.digest)
 
 
@@ -352,16 +353,15 @@ def _check_bytes(data: bytes | bytearray | memoryview, policy: MediaPolicy) -> N
 
 
 def _check_is_moving(source: MediaSource) -> None:
-    """Raise `MediaDecodeError` for a still image. Unknown bytes are left to the decoder."""
+    """Raise `MediaDecodeError` for a still image and for samples. Unknown bytes are left to the decoder."""
     media_type = check_type(source.data, expected="video", digest=source.digest) or ""
-    if is_raw_audio(source.data):
-        raise MediaDecodeError('raw audio, not a video; pass it in a part of type "audio"', digest=source.digest)
     if is_raw(source.data) or (media_type.startswith("image/") and not _is_animated(media_type, source.data)):
         raise MediaDecodeError(
             f'one image ({media_type or "raw pixels"}), not a video; pass it in a part of type "image", or in a '
             "list of frames",
             digest=source.digest,
         )
+    _check_raw_kind(source, "video")
 
 
 def _channels_last(tensor: Any, of_frames: bool) -> tuple[int, ...]:

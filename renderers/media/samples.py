@@ -127,6 +127,15 @@ def wav_bytes(samples: np.ndarray, sampling_rate: int) -> bytes:
     return _WAV_HEADER.pack(b"RIFF", length, b"WAVEfmt ", 16, *layout, b"data", len(data)) + data
 
 
+def is_wav_in_mono(data: bytes | memoryview, sampling_rate: int) -> bool:
+    """Whether a file is a WAV as `wav_bytes` writes it, in mono at this rate: all decoders agree on its samples."""
+    if len(data) < _WAV_HEADER.size:
+        return False
+    riff, _, form, _, kind, channels, rate, _, _, bits, chunk, _ = _WAV_HEADER.unpack_from(data)
+    is_wav = (riff, form, chunk) == (b"RIFF", b"WAVEfmt ", b"data")
+    return is_wav and (channels, rate) == (1, sampling_rate) and (kind, bits) in ((_WAV_PCM, 16), (_WAV_FLOAT, 32))
+
+
 def check_rate(sampling_rate: Any) -> int:
     """A sampling rate in hertz. Raises `MediaDecodeError` for a missing or impossible one."""
     if sampling_rate is None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from renderers.errors import MediaDecodeError
-from renderers.messages import Modality
+from renderers.messages import NOUNS, Modality
 
 # Sources: the specifications of the formats. The order does not matter: no signature is the start of another.
 _SIGNATURES = {
@@ -57,7 +57,6 @@ _PNM = re.compile(rb"P[1-6][\s#]")
 _MARKUP = re.compile(rb"(?i)<(!doctype\s+html|html|head|body|script|title|meta|div|p|h1|a|br)\b")
 _JSON = re.compile(rb"[\[{]\s*([\"\[{}\]\d-]|true|false|null)")
 _SEARCHED_BYTES = 1024  # for the root element of an XML file
-_NAMES: Mapping[str, str] = {"image": "an image", "video": "a video", "audio": "a sound"}
 _ACCEPTED: Mapping[Modality | None, tuple[str, ...]] = {
     None: ("image", "video", "audio"),
     "image": ("image",),
@@ -122,13 +121,12 @@ def check_type(
         )
     elif kind in _ACCEPTED[expected]:
         return media_type
-    elif expected is not None and kind in _NAMES:
+    elif expected is not None and kind in NOUNS:
         reason = (
-            f"is {_NAMES[kind]} ({media_type}), not {_NAMES[expected]}{declared_note}; pass it in a part of type "
-            f'"{kind}"'
+            f'is {NOUNS[kind]} ({media_type}), not {NOUNS[expected]}{declared_note}; pass it in a part of type "{kind}"'
         )
     else:
-        wanted = "an image, a video or a sound" if expected is None else _NAMES[expected]
+        wanted = "an image, a video or a sound" if expected is None else NOUNS[expected]
         reason = f"is {media_type}{declared_note}, not {wanted}; check where it comes from"
     raise MediaDecodeError(f"{subject} {reason}", digest=digest)
 

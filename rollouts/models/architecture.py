@@ -25,8 +25,11 @@ _PLACEHOLDER_IDS = (
 )
 #: Methods that search the ids for placeholders when features are written into the embeddings.
 SEARCHES = ("get_placeholder_mask", "inputs_merger")
-# Those of one model each, which `sounds_by_range` replaces: Phi-4's module and Qwen2-Audio's method.
-_OWN_SEARCHES = ("embed_tokens_extend", "_merge_input_ids_with_audio_features")
+# Those of one model each, which `sounds_by_range` replaces.
+#: The module with which Phi-4-multimodal writes the features of images and sounds into the embeddings.
+EXTEND = "embed_tokens_extend"
+#: Qwen2-Audio searches for placeholders in its forward, and calls this method where none has a neighbour.
+MERGE = "_merge_input_ids_with_audio_features"
 
 # Model types whose `token_type_ids` are `mm_token_type_ids`. Elsewhere the name means something else: the prefix that
 # PaliGemma attends in both directions, or an embedding that is added, as in BERT and GPT-2.
@@ -100,7 +103,7 @@ def architecture(model: Any) -> Architecture:
         base=base,
         placeholder_ids=placeholder_ids(config),
         mrope=mrope,
-        search=next((name for name in (*SEARCHES, *_OWN_SEARCHES) if hasattr(base, name)), None),
+        search=next((name for name in (*SEARCHES, EXTEND, MERGE) if hasattr(base, name)), None),
     )
 
 

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from rollouts.errors import ArgumentError, MissingExtraError, UnsupportedModelError
-from rollouts.models.architecture import Architecture
-from rollouts.models.sounds_by_range import EXTEND
+from rollouts.models.architecture import EXTEND, Architecture
 from rollouts.values import check_integer, check_positive, whole_number
 
 #: The largest value of vLLM's --max-lora-rank.

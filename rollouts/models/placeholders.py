@@ -17,9 +17,9 @@ from renderers.rendered import TOKEN_TYPE_IDS
 from renderers.vision.batching import batch_tensors
 from renderers.vision.patches import normalised
 from rollouts.errors import ArgumentError, SampleError
-from rollouts.models.architecture import SEARCHES, Architecture
+from rollouts.models.architecture import EXTEND, MERGE, SEARCHES, Architecture
 from rollouts.models.placed_rows import PlacedRows
-from rollouts.models.sounds_by_range import EXTEND, MERGE, encoding_alone, extending, merging
+from rollouts.models.sounds_by_range import encoding_alone, extending, merging
 
 
 def literal_positions(architecture: Architecture, rows: PlacedRows) -> np.ndarray:
@@ -160,9 +160,8 @@ def _searching(
 
     replaced = {name: search}
     features = getattr(architecture.base, "get_audio_features", None)
-    if (
-        features is not None and "input_ids" in inspect.signature(features).parameters
-    ):  # times of MusicFlamingo's frames
+    # MusicFlamingo searches the ids for the times of its frames, too.
+    if features is not None and "input_ids" in inspect.signature(features).parameters:
         ids = torch.where(kinds == TOKEN_TYPE_IDS["audio"], token_ids, architecture.neutral_id)
         replaced["get_audio_features"] = lambda *args, **kwargs: features(*args, **{**kwargs, "input_ids": ids})
     return replaced

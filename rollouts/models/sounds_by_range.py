@@ -11,12 +11,8 @@ import torch
 
 from renderers import MediaItem
 from renderers.placement import PlacedItem
+from rollouts.models.architecture import EXTEND, MERGE
 from rollouts.models.placed_rows import PlacedRows
-
-#: Qwen2-Audio searches for placeholders in its forward, and calls this method where none has a neighbour.
-MERGE = "_merge_input_ids_with_audio_features"
-#: The module with which Phi-4-multimodal writes the features of images and sounds into the embeddings.
-EXTEND = "embed_tokens_extend"
 
 
 def merging(base: Any, neutral_id: int, token_ids: torch.Tensor, placed: torch.Tensor) -> Mapping[str, Any]:

@@ -392,7 +392,7 @@ class TrainingBatch:
 
     @property
     def has_media(self) -> torch.Tensor:
-        """bool (B,): True for rows with an image or a video."""
+        """bool (B,): True for rows with media."""
         rows = torch.zeros(len(self.input_ids), dtype=torch.bool)
         rows[self.starts[[bool(sample.media) for sample in self.samples], 0]] = True
         return rows

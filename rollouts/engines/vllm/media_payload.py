@@ -13,6 +13,7 @@ from renderers import MediaItem, MultiModalData, PlaceholderRange, RenderedToken
 from renderers.media.decoding import is_raw_video, raw_video_size
 from renderers.media.item import PackedArray, TensorField
 from renderers.media.sniffing import sniff
+from renderers.messages import PLURALS
 from renderers.placement import PlacedItem
 from renderers.vision.patches import ScaledPixels
 from rollouts.engines.protocol import GenerateRequest
@@ -135,7 +136,6 @@ def _video_steps(item: MediaItem, runs: list[tuple[int, int]], capabilities: Ser
 MediaMode = Literal["features", "content_parts", "auto"]
 SelectedMode = Literal["features", "content_parts"]
 
-_PLURALS = {"video": "videos", "audio": "sounds"}
 _UPGRADE = "upgrade vLLM to 0.29 or later, which takes content_parts"
 _RENDERER_OF_MODEL = "load the renderer from the directory of the model that is served"
 
@@ -364,7 +364,7 @@ def _against_content(
         return None
     if capabilities.rust_frontend is not None:
         reason = (
-            f"vLLM's Rust frontend ({capabilities.rust_frontend}) does not decode {_PLURALS[item.modality]} as the "
+            f"vLLM's Rust frontend ({capabilities.rust_frontend}) does not decode {PLURALS[item.modality]} as the "
             "renderer does"
         )
         return Objection(item, reason, "start the server with VLLM_USE_RUST_FRONTEND=0")

@@ -24,7 +24,7 @@ from renderers import MediaSource
 from renderers.media.audio_decoding import audio_info, decode_audio
 from renderers.media.decoding import decode_image, is_raw_video, raw_video_frames
 from renderers.media.policy import MediaPolicy
-from renderers.media.samples import is_raw_audio, raw_samples, wav_bytes
+from renderers.media.samples import is_raw_audio, is_wav_in_mono, raw_samples, wav_bytes
 from renderers.media.sniffing import sniff
 from renderers.process.caches import ByteLRU
 
@@ -39,10 +39,6 @@ _PNG_BIT_DEPTH = 24
 
 # EXIF tag of the camera's orientation.
 _ORIENTATION = 0x0112
-
-# Of Microsoft's WAVE: codes of formats, and the head of a file with nothing before its samples.
-_WAVE_PCM, _WAVE_FLOAT = 1, 3
-_WAVE_HEAD = struct.Struct("<4sI4s4sIHHIIHH4s")
 
 #: The frame rate that transformers assumes for frames without one.
 _DEFAULT_FPS = 24.0
@@ -99,27 +95,14 @@ def sound_file(source: MediaSource, policy: MediaPolicy, sampling_rate: int | No
     the rate that it has. Raises `MediaLimitError` or `MediaDecodeError`.
     """
     if sampling_rate is None:
-        audio_info(source, policy)  # decodes it
+        audio_info(source, policy)  # raises the errors
     if is_raw_audio(source.data):
         samples, rate = raw_samples(source)
         if sampling_rate is None or (samples.dtype == np.int16 and (samples.shape[1], rate) == (1, sampling_rate)):
             return SourceFile(wav_bytes(samples, rate), "audio/wav")
-    elif sampling_rate is None:
+    elif sampling_rate is None or is_wav_in_mono(source.data, sampling_rate):
         return SourceFile(source.data, str(sniff(source.data)))
-    elif _is_wav_of(source, sampling_rate):
-        return SourceFile(source.data, "audio/wav")
-    assert sampling_rate is not None
     return SourceFile(wav_bytes(decode_audio(source, policy, sampling_rate), sampling_rate), "audio/wav")
-
-
-def _is_wav_of(source: MediaSource, sampling_rate: int) -> bool:
-    """Whether a file is a WAV in mono at this rate, of 16-bit integers or 32-bit floats: all decoders agree on it."""
-    head = bytes(source.data[: _WAVE_HEAD.size])
-    if len(head) < _WAVE_HEAD.size:
-        return False
-    riff, _, wave, fmt, _, kind, channels, rate, _, _, bits, data = _WAVE_HEAD.unpack(head)
-    is_wav = (riff, wave, fmt, data) == (b"RIFF", b"WAVE", b"fmt ", b"data")
-    return is_wav and (channels, rate) == (1, sampling_rate) and (kind, bits) in ((_WAVE_PCM, 16), (_WAVE_FLOAT, 32))
 
 
 def image_file(source: MediaSource, policy: MediaPolicy, *, jpeg_as_file: bool = False) -> SourceFile:

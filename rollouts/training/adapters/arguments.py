@@ -270,7 +270,7 @@ def _refuse_literal_placeholders(target: str, sample: TrainingSample, ids: np.nd
             sample,
             "token_ids",
             f"the token at position {position} has id {int(sample.token_ids[position])}, a placeholder token "
-            "outside of all images and videos (the policy sampled it), and this trainer finds media by token id. "
+            "outside of all media (the policy sampled it), and this trainer finds media by token id. "
             f"{_LEAVE_OUT}, or train it with rollouts.training.token_logprobs, which finds media by range",
         )
 

@@ -81,7 +81,7 @@ def test_a_batch_is_that_of_the_samples_that_fit_and_the_other_one_is_recorded(n
     assert equal(adapt(samples, dropped), adapt(fitting))
     assert (dropped.seen, dropped.counts) == (len(samples), {"token_ids": 1})
     assert dropped.rows[0].name == literal_placeholder.name
-    assert "a placeholder token outside of all images" in dropped.rows[0].reason
+    assert "a placeholder token outside of all media" in dropped.rows[0].reason
     adapt(fitting, dropped)
     assert (dropped.seen, len(dropped)) == (2 * len(samples) - 1, 1)
 
