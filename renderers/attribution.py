@@ -8,7 +8,8 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from renderers.media.item import MediaItem, Modality
+from renderers.media.item import MediaItem
+from renderers.messages import Modality
 from renderers.rendered import (
     MultiModalData,
     PlaceholderRange,

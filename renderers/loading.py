@@ -18,9 +18,9 @@ from renderers.bridging.refusals import HistoryPolicy, ThinkingRetention
 from renderers.errors import ConfigError, LoadError, short_repr
 from renderers.formats import by_name
 from renderers.formats.detection import detect_format
-from renderers.media.item import Modality
 from renderers.media.policy import MediaPolicy
 from renderers.media.store import MediaStore
+from renderers.messages import Modality
 from renderers.model_files import (
     DEFAULT_TEMPLATE,
     TOOL_TEMPLATE,

@@ -17,9 +17,10 @@ from renderers.bridging.bridge import Bridge, BridgeRequest
 from renderers.bridging.continuation import ProbeMessages, TurnPrinter, TurnSummary
 from renderers.bridging.refusals import BridgeRefusal, BridgeStats, HistoryPolicy, ThinkingRetention
 from renderers.errors import MessageError, TokenizerError, short_repr
-from renderers.media.item import MediaItem, Modality
+from renderers.media.item import MediaItem
 from renderers.messages import (
     MEDIA_PART_TYPES,
+    Modality,
     check_messages,
     check_tools,
     media_parts,

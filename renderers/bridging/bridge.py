@@ -26,8 +26,8 @@ from renderers.bridging.continuation import (
 )
 from renderers.bridging.refusals import BridgeRefusal, BridgeStats, HistoryPolicy, ThinkingRetention
 from renderers.errors import PlaceholderCountError, TemplateError
-from renderers.media.item import ExpansionPiece, MediaItem, Modality
-from renderers.messages import check_message, check_messages, message_tool_names, without_media
+from renderers.media.item import ExpansionPiece, MediaItem
+from renderers.messages import Modality, check_message, check_messages, message_tool_names, without_media
 from renderers.parsing.format import Format
 from renderers.placement import item_placement_error
 from renderers.process.caches import LayoutCache

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol, Self
 import numpy as np
 
 from renderers.errors import MediaDecodeError, MediaDigestError
-from renderers.messages import Modality as Modality
+from renderers.messages import Modality
 
 #: The first bytes of the forms for pixels and samples that were not given as a file.
 IMAGE_MAGIC = b"mmpx"

@@ -20,11 +20,11 @@ import numpy as np
 from renderers.errors import LoadError, MediaError, MissingExtraError, missing_token
 from renderers.media.audio_decoding import audio_decoder_versions, decode_audio
 from renderers.media.decoding import decode_image, decoder_versions
-from renderers.media.item import ExpansionPiece, MediaItem, MediaSource, Modality, PackedArray
+from renderers.media.item import ExpansionPiece, MediaItem, MediaSource, PackedArray
 from renderers.media.policy import MediaPolicy
 from renderers.media.store import MediaStore
 from renderers.media.video_decoding import decode_video, package_version, video_decoder_versions
-from renderers.messages import PLURALS
+from renderers.messages import PLURALS, Modality
 from renderers.process.files import read_json
 from renderers.process.fork_reset import ProcessLock
 from renderers.vision.hf_probing import Layout, item_tensor, probe

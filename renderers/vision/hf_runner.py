@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from renderers.media.item import ExpansionPiece, Modality
+from renderers.media.item import ExpansionPiece
+from renderers.messages import Modality
 from renderers.process.fork_reset import ProcessLock, register_fork_reset
 from renderers.tokens.added_tokens import AddedToken, ControlPattern
 

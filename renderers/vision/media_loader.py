@@ -13,8 +13,8 @@ from concurrent.futures import Future, wait
 from typing import Any, NamedTuple
 
 from renderers.errors import MediaError, MediaFetchError, MessageError
-from renderers.media.item import MediaItem, MediaSource, Modality
-from renderers.messages import MEDIA_PART_TYPES, PLURALS, media_parts, media_value
+from renderers.media.item import MediaItem, MediaSource
+from renderers.messages import MEDIA_PART_TYPES, PLURALS, Modality, media_parts, media_value
 from renderers.process.fork_reset import register_fork_reset
 from renderers.process.threads import DaemonThreads, available_cores
 from renderers.vision.media_markers import LocatedItem

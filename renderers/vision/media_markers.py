@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from renderers.errors import PlaceholderCountError, TemplateError
-from renderers.media.item import ExpansionPiece, MediaItem, Modality
+from renderers.media.item import ExpansionPiece, MediaItem
+from renderers.messages import Modality
 from renderers.template.chat_template import Printed, Template
 from renderers.tokens.encoding import PrintedControl
 from renderers.tokens.tokenizer import TemplateTokenizer

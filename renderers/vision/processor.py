@@ -10,9 +10,10 @@ from typing import Any, Literal, Protocol, get_args
 import numpy as np
 
 from renderers.errors import ConfigError, MediaError
-from renderers.media.item import MediaItem, MediaSource, Modality
+from renderers.media.item import MediaItem, MediaSource
 from renderers.media.policy import MediaPolicy
 from renderers.media.store import MediaStore
+from renderers.messages import Modality
 from renderers.vision.patches import normalised
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from renderers.errors import ConfigError, LoadError, short_repr
-from renderers.media.item import Modality
 from renderers.media.policy import MediaPolicy
 from renderers.media.store import MediaStore
+from renderers.messages import Modality
 from renderers.process.files import read_json
 from renderers.tokens.tokenizer import TemplateTokenizer
 from renderers.vision.media_loader import MediaLoader

@@ -32,10 +32,11 @@ from PIL import Image
 
 from renderers.errors import LoadError, MediaDecodeError, MediaLimitError, short_repr
 from renderers.media.decoding import decode_planes, decoder_versions, image_planes, plane_image
-from renderers.media.item import ExpansionPiece, MediaItem, MediaSource, Modality, PackedArray, PixelScale, TensorField
+from renderers.media.item import ExpansionPiece, MediaItem, MediaSource, PackedArray, PixelScale, TensorField
 from renderers.media.policy import MediaPolicy
 from renderers.media.store import MediaStore
 from renderers.media.video_decoding import FramePlan, SampledVideo, VideoInfo, sample_video, video_decoder_versions
+from renderers.messages import Modality
 from renderers.vision import resampling
 from renderers.vision.patches import frame_patches, still_patches
 from renderers.vision.processor import ImageBackend, StoringProcessor

@@ -16,10 +16,10 @@ from renderers import MediaPolicy, MediaSource
 from renderers.errors import MediaError
 from renderers.media.audio_decoding import AudioInfo, audio_info, decode_audio
 from renderers.media.decoding import FORMATS, PILLOW_ERRORS, is_raw, is_raw_video, raw_size, raw_video_size
-from renderers.media.item import Modality
 from renderers.media.samples import is_raw_audio
 from renderers.media.sniffing import sniff
 from renderers.media.source_directory import source_files, stray_files
+from renderers.messages import Modality
 from renderers.process.files import open_readable, read_bytes
 from rollouts.errors import CommandFileError
 from rollouts.trajectory.packed_episodes import AbsentSource

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import typer
 
 from renderers import MediaSource, TemplateRenderer, load_renderer
-from renderers.media.item import Modality
+from renderers.messages import Modality
 from rollouts.cli.render import read_tools
 from rollouts.terminal.table import counted, exit_with_error, print_error, print_line, print_note
 from rollouts.trajectory.tree import Trajectory

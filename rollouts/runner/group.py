@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from renderers.media.item import Modality
+from renderers.messages import Modality
 from renderers.vision.processor import MediaProcessor
 from rollouts.errors import ArgumentError, short_repr
 from rollouts.task import Task

@@ -13,8 +13,9 @@ import numpy as np
 
 from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange, RendererError, TemplateRenderer
 from renderers.expansion import placed_tokens
-from renderers.media.item import Modality, TensorField
+from renderers.media.item import TensorField
 from renderers.media.reference import load_source
+from renderers.messages import Modality
 from renderers.process.caches import ByteLRU
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.vllm.features import FLOATS, DecodedTensor, decode_item, tensor_type

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from renderers import MediaItem, RendererError, TemplateRenderer
-from renderers.media.item import Modality, TensorField
+from renderers.media.item import TensorField
+from renderers.messages import Modality
 from renderers.model_files import ModelFiles
 from renderers.process.files import read_json
 from rollouts.engines.lora import base_labels
@@ -126,7 +127,7 @@ def media_formats(renderer: TemplateRenderer) -> dict[Modality, MediaFormat]:
 
     A model whose sounds cannot be processed still takes images; requests with sounds then say why.
     """
-    # The sides are multiples of the patches of all known models, and small; no model hears less than a second.
+    # The sides are multiples of the patches of all known models, and small; a second of sound is enough for all of them.
     parts: dict[Modality, dict[str, Any]] = {
         "image": {"type": "image", "image": np.zeros((64, 64, 3), dtype=np.uint8)},
         "audio": {"type": "audio", "audio": np.zeros(16_000, dtype=np.int16), "sampling_rate": 16_000},

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from renderers import MediaItem, PlaceholderRange, RenderedTokens, RenderedTrainingSample
-from renderers.media.item import Modality
+from renderers.messages import Modality
 from renderers.placement import item_placement_error
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import WeightSpan, weight_span_error

@@ -20,7 +20,8 @@ import numpy as np
 
 from renderers import MediaItem, MediaSource
 from renderers.errors import MediaError
-from renderers.media.item import ExpansionPiece, Modality, PackedArray, PixelScale, TensorField
+from renderers.media.item import ExpansionPiece, PackedArray, PixelScale, TensorField
+from renderers.messages import Modality
 from renderers.vision.patches import StillPatches, float32_to_bfloat16, normalised
 from renderers.vision.processor import MediaProcessor
 from rollouts.errors import ArgumentError, PixelFormError, PixelMismatchError

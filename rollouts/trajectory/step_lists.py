@@ -17,7 +17,7 @@ from renderers import (
     ProcessorOutput,
     RenderedTokens,
 )
-from renderers.media.item import Modality
+from renderers.messages import Modality
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import Completion, FinishReason
 from rollouts.errors import InvalidStepError, InvalidTurnError, TrajectoryError, short_repr

@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from renderers import MediaItem, Message, PlaceholderRange, RenderedTokens
-from renderers.media.item import Modality
 from renderers.media.reference import load_source
-from renderers.messages import media_parts, part_kind
+from renderers.messages import Modality, media_parts, part_kind
 from renderers.rendered import MultiModalData
 from rollouts.engines.protocol import Completion, FinishReason
 from rollouts.errors import InvalidTurnError, TrajectoryError, short_repr

@@ -19,8 +19,7 @@ from typing import Any, Final, NamedTuple, cast
 import numpy as np
 
 from renderers import MediaSource, Message, MultiModalData, PlaceholderRange, RenderedTokens
-from renderers.media.item import Modality
-from renderers.messages import is_media_part, media_parts, media_value, part_kind
+from renderers.messages import Modality, is_media_part, media_parts, media_value, part_kind
 from renderers.placement import placement_error
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import Completion, FinishReason, ending_error, logprobs_error, token_ids_error

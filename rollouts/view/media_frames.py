@@ -15,9 +15,9 @@ from PIL import Image
 from renderers import MediaSource
 from renderers.errors import MediaError
 from renderers.media.decoding import decode_image
-from renderers.media.item import Modality
 from renderers.media.policy import MediaPolicy
 from renderers.media.video_decoding import FramePlan, VideoInfo, sample_video
+from renderers.messages import Modality
 from rollouts.trajectory.packed_episodes import AbsentSource
 from rollouts.trajectory.step_lists import is_step_source
 from rollouts.view.sounds import display_sound

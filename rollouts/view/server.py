@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from renderers import MediaSource, TemplateRenderer
-from renderers.media.item import Modality
+from renderers.messages import Modality
 from rollouts.errors import RolloutsError
 from rollouts.trajectory.tree import Trajectory
 from rollouts.view.episode_data import encoded_json, episode_payload

@@ -14,7 +14,8 @@ import pytest
 from renderers import MediaItem, MediaPolicy, MediaSource, MediaStore, load_renderer
 from renderers.errors import ConfigError, MediaError, MediaLimitError, MessageError
 from renderers.media.decoding import decode_image
-from renderers.media.item import ExpansionPiece, Modality, TensorField
+from renderers.media.item import ExpansionPiece, TensorField
+from renderers.messages import Modality
 from renderers.vision.processor import StoringProcessor
 
 MARKER = "<|image_pad|>"

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from renderers import MediaSource
 from renderers.errors import MediaError
-from renderers.media.item import MediaItem, Modality, PackedArray, TensorField
+from renderers.media.item import MediaItem, PackedArray, TensorField
+from renderers.messages import Modality
 from renderers.vision.batching import batch_tensors
 
 ROWS = TensorField("flat")

@@ -27,7 +27,8 @@ from renderers import (
     load_renderer,
 )
 from renderers.errors import LoadError, PlaceholderCountError, RendererError
-from renderers.media.item import ExpansionPiece, MediaItem, Modality
+from renderers.media.item import ExpansionPiece, MediaItem
+from renderers.messages import Modality
 from renderers.vision.media_loader import MediaLoader
 
 MARKERS: dict[Modality, str] = {"image": "<|image_pad|>", "video": "<|video_pad|>"}

@@ -21,13 +21,14 @@ import numpy as np
 from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange, RenderedTokens
 from renderers.errors import MediaError, MessageError
 from renderers.media.fetching import on_event_loop
-from renderers.media.item import Modality, PixelScale
+from renderers.media.item import PixelScale
 from renderers.media.policy import MediaPolicy
 from renderers.media.reference import load_source
 from renderers.media.store import MediaStore
 from renderers.messages import (
     MEDIA_PART_TYPES,
     VIDEO_PART_TYPES,
+    Modality,
     check_messages,
     check_tools,
     media_parts,

@@ -11,8 +11,8 @@ from typing import Any, get_args
 import numpy as np
 
 from renderers import MediaItem, MediaSource, PlaceholderRange
-from renderers.media.item import Modality
 from renderers.media.samples import is_raw_audio, raw_samples, wav_bytes
+from renderers.messages import Modality
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import WeightSpan
 from rollouts.errors import ArgumentError, short_repr

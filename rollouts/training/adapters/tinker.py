@@ -15,8 +15,8 @@ import numpy as np
 
 from renderers import MediaItem, PlaceholderRange
 from renderers.errors import MediaError
-from renderers.media.item import Modality
 from renderers.media.reference import load_source
+from renderers.messages import Modality
 from renderers.placement import PlacedItem
 from renderers.vision.processor import MediaProcessor
 from rollouts.errors import ArgumentError

@@ -10,7 +10,8 @@ from functools import partial
 import numpy as np
 
 from renderers import MediaItem
-from renderers.media.item import Modality, PixelScale
+from renderers.media.item import PixelScale
+from renderers.messages import Modality
 from renderers.placement import PlacedItem
 from renderers.vision.patches import ScaledPixels, normalised
 from rollouts.errors import ArgumentError
