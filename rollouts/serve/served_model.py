@@ -127,7 +127,7 @@ def media_formats(renderer: TemplateRenderer) -> dict[Modality, MediaFormat]:
 
     A model whose sounds cannot be processed still takes images; requests with sounds then say why.
     """
-    # The sides are multiples of the patches of all known models, and small; a second of sound is enough for all of them.
+    # Small, and enough for all known models: sides that are multiples of their patches, a second of sound.
     parts: dict[Modality, dict[str, Any]] = {
         "image": {"type": "image", "image": np.zeros((64, 64, 3), dtype=np.uint8)},
         "audio": {"type": "audio", "audio": np.zeros(16_000, dtype=np.int16), "sampling_rate": 16_000},
