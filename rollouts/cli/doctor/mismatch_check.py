@@ -93,6 +93,11 @@ def unread_fields(config: Any, written: Mapping[str, Any], reads: set[Read]) -> 
 
 
 _TOKEN_TYPES = {"image": 1, "video": 2}
+# Where a config.json names tokens of media. The positions of Qwen-Omni begin an image or a sound at its start token.
+_PLACEHOLDERS = (
+    *(f"{modality}_token_{end}" for modality in ("image", "video", "audio") for end in ("id", "index")),
+    *("vision_start_token_id", "audio_start_token_id"),
+)
 
 
 class ScoredPrompt(NamedTuple):
@@ -120,15 +125,15 @@ def completion_logits(
 
     `renormalise`: the normalisation that the renderer's pixels have, and the one to give them instead.
     `causal`: the tokens of an image attend only to those before them, in models whose images attend to all of it.
-    transformers finds images by token id, so the tokens of a completion are scored up to the first sampled placeholder.
+    transformers finds media by token id: a completion is scored up to the first token that stands for media or begins
+    them.
     """
     import torch
 
     prompt_ids, sampled_ids = prompt.rendered.token_ids, prompt.completion.token_ids.tolist()
     media = images_of(prompt.rendered)
     placeholder_ids: set[int | None] = {prompt_ids[start] for _, each in media for start, _ in each.runs}
-    for name in ("image_token_id", "image_token_index", "video_token_id", "video_token_index"):
-        placeholder_ids.add(getattr(model.config, name, None))
+    placeholder_ids |= {getattr(model.config, name, None) for name in _PLACEHOLDERS}
     count = next((at for at, token in enumerate(sampled_ids) if token in placeholder_ids), len(sampled_ids))
     row = torch.tensor([[*prompt_ids, *sampled_ids[:count]]])
     inputs = {"input_ids": row, "attention_mask": torch.ones_like(row), **_media_inputs(media, renormalise)}
