@@ -332,11 +332,13 @@ class _PrintedMedia:
         return parts
 
 
-def _part_of(value: object) -> Mapping[str, Any] | None:
-    """The part for what a template prints; None for what is no medium."""
+def _part_of(value: object, modality: str = "") -> Mapping[str, Any] | None:
+    """The part for what a template prints, a medium of `modality` unless that is empty; None for what is no medium."""
     if isinstance(value, Mapping) and value.get("type") in MEDIA_PART_TYPES:
         return value
-    return {"type": "image", "image": value} if isinstance(value, np.ndarray) else part_of_value(value)
+    if isinstance(value, np.ndarray):
+        modality = modality or "image"
+    return {"type": modality, modality: value} if modality else part_of_value(value)
 
 
 def _compiled(prompt: object) -> jinja2.Template:
@@ -352,8 +354,7 @@ def _compiled(prompt: object) -> jinja2.Template:
     def filter_of(modality: str) -> Callable[[jinja2.runtime.Context, Any], str]:
         @jinja2.pass_context
         def printed(context: jinja2.runtime.Context, value: Any) -> str:
-            is_part = isinstance(value, Mapping) and value.get("type") in MEDIA_PART_TYPES
-            mark: str = context.resolve(_MEDIA).mark_of(value if is_part else {"type": modality, modality: value})
+            mark: str = context.resolve(_MEDIA).mark_of(_part_of(value, modality))
             return mark
 
         return printed

@@ -231,9 +231,6 @@ def _every_frame(info: VideoInfo) -> FramePlan:
     return FramePlan(range(info.frames), lambda planes: planes[:, :1, :1].copy())
 
 
-# `rollouts media ls|verify|export`: the media of a media store or of a trajectory file.
-
-
 media_commands = typer.Typer(cls=CommandGroup, **APP_SETTINGS)
 
 Target = Annotated[
@@ -258,7 +255,6 @@ def ls(
 
     Exits with 1 if something could not be read and was left out.
     """
-
     with open_inventory(target) as inventory:
         if as_json:
             print_json(media_as_json(inventory))
@@ -275,7 +271,6 @@ def ls(
 @media_commands.command(cls=Command)
 def verify(target: Target) -> None:
     """Compare every medium with its digest and decode it. Exits with 1 and names the failures, if there are any."""
-
     with open_inventory(target) as inventory:
         failed = len(inventory.problems)
         for unreadable in inventory.problems:
@@ -301,7 +296,6 @@ def export(
     ] = None,
 ) -> None:
     """Write each medium once to a file of its own; pixels that were never in a file become a PNG, samples a WAV."""
-
     with open_inventory(target) as inventory:
         is_new = not out.exists()
         try:
@@ -331,7 +325,6 @@ def export(
 
 
 def _draw_contact_sheet(inventory: Inventory, path: Path, title: str) -> None:
-
     png = io.BytesIO()
     drawn_contact_sheet(inventory, title).save(png, "PNG")
     try:
