@@ -164,7 +164,13 @@ def array_and_rate(value: Any, sampling_rate: Any) -> tuple[Any, Any]:
     if not isinstance(value, Mapping):
         return value, sampling_rate
     if value.get("array") is not None:
-        return value["array"], value.get("sampling_rate", sampling_rate)
+        rates = {check_rate(rate) for rate in (value.get("sampling_rate"), sampling_rate) if rate is not None}
+        if len(rates) > 1:
+            raise MediaDecodeError(
+                f"a sound with two sampling rates, {value['sampling_rate']} beside the array and {sampling_rate} in "
+                "the part; leave out the wrong one"
+            )
+        return value["array"], next(iter(rates), None)
     for name in ("bytes", "path"):
         if value.get(name) is not None:
             return value[name], sampling_rate

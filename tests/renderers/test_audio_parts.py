@@ -130,6 +130,11 @@ def test_arrays_keep_their_samples_in_the_source(value: Any, expected: np.ndarra
         ([0.0, 0.1], RATE, "a sound is the bytes of a file.*, not list"),
         (object(), None, "not object"),
         ({"sampling_rate": 8000}, None, r"array and sampling_rate, bytes, or path, not \['sampling_rate'\]"),
+        (
+            {"array": SAMPLES, "sampling_rate": 8000},
+            RATE,
+            "two sampling rates, 8000 beside the array and 16000 in the part",
+        ),
         (WAV, RATE, "a file has its own. Leave sampling_rate out"),
         (b"", None, "zero bytes of media"),
         (None, None, "the part has no audio, url, path or base64"),
