@@ -11,8 +11,12 @@ import torch
 
 from renderers import MediaItem
 from renderers.placement import PlacedItem
+from rollouts.errors import SampleError
 from rollouts.models.architecture import EXTEND, MERGE
 from rollouts.models.placed_rows import PlacedRows
+
+# Model types whose towers let the padding of a batch change the features of a shorter sound.
+_PADDING_CHANGES = frozenset({"phi4_multimodal", "qwen3_omni_moe_thinker"})
 
 
 def merging(base: Any, neutral_id: int, token_ids: torch.Tensor, placed: torch.Tensor) -> Mapping[str, Any]:
@@ -104,6 +108,23 @@ def encoding_alone(base: Any, rows: PlacedRows) -> Mapping[str, Any]:
     if not encodes_alone(base) or not any(_is_padded(sounds, name) for name in names):
         return {}
     return {"get_audio_features": _one_by_one(base.get_audio_features, sounds)}
+
+
+def refuse_changed_sounds(model_type: str, rows: PlacedRows) -> None:
+    """Raise `SampleError` for sounds of which the model's own forward makes other features in this batch than alone."""
+    placed = rows.items()
+    sounds = [each for each in placed if each.item.modality == "audio"]
+    items = [each.item for each in sounds]
+    padded = any(_is_padded(items, name) for name in {name for item in items for name in item})
+    seeing = {each.sequence for each in placed if each.item.modality == "image"}
+    is_mixed = model_type == "phi4_multimodal" and len({each.sequence in seeing for each in sounds}) > 1
+    if is_mixed or (padded and model_type in _PADDING_CHANGES):
+        beside = "rows with images and rows without" if is_mixed else "sounds of other lengths"
+        raise SampleError(
+            rows.sequences[sounds[-1].sequence].name,
+            f"its sound is in a batch with {beside}, which would change the features of a sound in the forward of "
+            f"{model_type}. Compute the batch with token_logprobs, or make batches of rows that are alike",
+        )
 
 
 def _is_padded(items: Sequence[MediaItem], name: str) -> bool:

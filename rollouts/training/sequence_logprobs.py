@@ -17,7 +17,7 @@ from rollouts.models.forward_pass import ForwardPass, packing_of
 from rollouts.models.output_head import LowRank
 from rollouts.models.placed_rows import PlacedRows, TokenSequence, beginning, padded_rows, placed_rows, row_positions
 from rollouts.models.placeholders import check_placeholders, check_token_ids, refuse_literals
-from rollouts.models.sounds_by_range import length_heard_otherwise
+from rollouts.models.sounds_by_range import length_heard_otherwise, refuse_changed_sounds
 from rollouts.training.batch import TrainingBatch, check_trained
 from rollouts.values import check_integer, check_positive
 
@@ -32,7 +32,8 @@ def model_inputs(batch: TrainingBatch, model: Any) -> dict[str, Any]:
     of all rows, in order.
 
     transformers finds media by token id, so it would take a sampled placeholder token for an image: a row with such a
-    token raises `SampleError`. `token_logprobs` finds media by range and accepts such rows. A packed batch for a model
+    token raises `SampleError`. So do sounds of other lengths where padding would change them.
+    `token_logprobs` finds media by range, each sound by itself, and accepts such rows. A packed batch for a model
     that does not keep the samples of a row apart raises `UnsupportedModelError`.
     """
     known = architecture(model)
@@ -47,6 +48,7 @@ def model_inputs(batch: TrainingBatch, model: Any) -> dict[str, Any]:
         rows,
         "transformers would take it for an image. Compute this row with token_logprobs",
     )
+    refuse_changed_sounds(known.model_type, rows)
     with_media = any(sample.media for sample in batch.samples)
     packing = packing_of(known, with_media=with_media) if rows.packed else None
     if rows.packed and packing is None:

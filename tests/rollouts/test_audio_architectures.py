@@ -10,7 +10,7 @@ import transformers
 from audio_models import EACH
 from family_rows import COMPLETION, loaded_family
 from safetensors.torch import load_file, save_file
-from test_model_architectures import LAYOUTS, assert_same_gradients, close, of_samples
+from test_model_architectures import LAYOUTS, assert_same_gradients, close, of_samples, stock_equals_ours
 from test_sampled_placeholders import UNUSED, logprobs, with_copied_token
 
 from renderers import MediaItem, PlaceholderRange
@@ -18,7 +18,7 @@ from renderers.media.item import MediaSource, TensorField
 from renderers.vision.batching import batch_tensors
 from rollouts import Completion, FinishReason
 from rollouts.cli.doctor.mismatch_check import ScoredPrompt, completion_logits
-from rollouts.errors import UnsupportedModelError
+from rollouts.errors import SampleError, UnsupportedModelError
 from rollouts.models.architecture import architecture
 from rollouts.models.loading import load_model
 from rollouts.models.lora_modules import LoraOptions, linear_layers
@@ -130,6 +130,20 @@ def test_what_was_sampled_before_the_first_image_of_a_row_was_sampled_without_it
             assert close([ours[:count], ours[count:]], [alone, beside_image[count:]])
         assert not close([alone], [beside_image[:count]])
     assert_same_gradients(family.model, [whole, beside])
+
+
+@pytest.mark.slow
+@families("qwen3_omni", "phi4_multimodal")
+def test_a_batch_that_changes_a_sound_in_the_stock_forward_has_no_model_inputs(family):
+    short, long, other = (family.row("x", sounds=[family.sound(seconds)]).sample for seconds in (0.6, 2.5, 0.6))
+    seen = family.row("seen", [family.pixels(56, 84)], sounds=[family.sound(0.6)]).sample
+    batch = TrainingBatch.from_samples([short, other], pad_id=0)
+    with torch.no_grad():
+        assert stock_equals_ours(family.model, batch)
+    changing = [[long, short], [short, seen]] if family.name == "phi4_multimodal" else [[long, short]]
+    for samples in changing:
+        with pytest.raises(SampleError, match=r"would change the features of a sound.*with token_logprobs"):
+            model_inputs(TrainingBatch.from_samples(samples, pad_id=0), family.model)
 
 
 @families("qwen2_5_omni")
