@@ -82,13 +82,10 @@ def part_of_value(value: Any) -> dict[str, Any] | None:
     if isinstance(value, (bytes, bytearray, MediaSource)):
         data = value.data if isinstance(value, MediaSource) else memoryview(value)
         kind = (sniff(data) or "").partition("/")[0]
-        if is_raw_audio(data) or kind == "audio":
-            return {"type": "audio", "audio": value}
-        return (
-            {"type": "video", "video": value}
-            if is_raw_video(data) or kind == "video"
-            else {"type": "image", "image": value}
-        )
+        if is_raw_audio(data) or is_raw_video(data):
+            kind = "audio" if is_raw_audio(data) else "video"
+        modality = kind if kind in ("audio", "video") else "image"
+        return {"type": modality, modality: value}
     if isinstance(value, Mapping):
         is_sound = isinstance(value.get("array"), np.ndarray) and "sampling_rate" in value
         return {"type": "audio", "audio": dict(value)} if is_sound else None

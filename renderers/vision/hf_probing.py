@@ -27,9 +27,12 @@ _CLIP_FPS = 2.0
 _CLIP_FRAMES = 9
 # Seconds: no multiples of each other or of a frame.
 _SOUNDS = (0.73, 1.97, 3.1)
-Tensors = Mapping[str, np.ndarray]
 # Text around the marker, which shows that no tensor depends on the text.
 _TEXT = "one {} two three"
+
+Tensors = Mapping[str, np.ndarray]
+#: Name of a mask -> the tensor whose rows it marks, and its type.
+Masks = Mapping[str, tuple[str, np.dtype[Any]]]
 
 
 @dataclass(frozen=True)
@@ -38,14 +41,14 @@ class Layout:
 
     `example` is the text that the processor puts in place of the marker of one probe. `scales` turn the processor's
     output without rescale and normalise into its floats, bit for bit, for the tensors that they name. `masks` are those
-    that the processor makes only for several sounds: for each the tensor whose rows it marks, and its type.
+    that the processor makes only for several sounds.
     """
 
     fields: Mapping[str, TensorField]
     embed_token: str
     example: str
     scales: Mapping[str, PixelScale]
-    masks: Mapping[str, tuple[str, np.dtype[Any]]]
+    masks: Masks
 
     def tensors(self, output: ProcessorOutput) -> dict[str, np.ndarray]:
         """The tensors of one item in a batch of one, with the masks of `masks`: all ones."""
@@ -78,7 +81,7 @@ def probe(runner: ProcessorRunner, *, min_frames: int, embed_tokens: Sequence[st
             f"{runner.name} puts other text in place of {runner.marker!r} when {PLURALS[runner.modality]} are "
             "processed together; items that were processed alone would be wrong for such a model"
         )
-    masks = _missing_masks(single, batch) if runner.modality == "audio" else {}
+    masks: Masks = _missing_masks(single, batch) if runner.modality == "audio" else {}
     fields = _fields(runner, [_with_masks(output.tensors, masks) for output in single], batch.tensors, masks)
     embed_token = _embed_token(runner, single, embed_tokens)
     return Layout(fields, embed_token, single[0].replacements[0], _scales(runner, media, single, fields), masks)
@@ -143,9 +146,7 @@ def _scaled_names(
     return names
 
 
-def _fields(
-    runner: ProcessorRunner, single: Sequence[Tensors], batch: Tensors, masks: Mapping[str, tuple[str, np.dtype[Any]]]
-) -> dict[str, TensorField]:
+def _fields(runner: ProcessorRunner, single: Sequence[Tensors], batch: Tensors, masks: Masks) -> dict[str, TensorField]:
     names = batch.keys()
     for tensors in single:
         if tensors.keys() != names:
@@ -182,7 +183,7 @@ def _field(single: Sequence[np.ndarray], batch: np.ndarray) -> TensorField | Non
 
 
 def _padded_fields(
-    runner: ProcessorRunner, single: Sequence[Tensors], batch: Tensors, masks: Mapping[str, tuple[str, np.dtype[Any]]]
+    runner: ProcessorRunner, single: Sequence[Tensors], batch: Tensors, masks: Masks
 ) -> dict[str, TensorField]:
     """The fields of tensors in which the last frames of a sound differ when a longer one is in the batch.
 
@@ -215,7 +216,7 @@ def _marks(mask: np.ndarray, rows: np.ndarray) -> bool:
     return bool(((mask == 0) | (mask == 1)).all() and (np.diff(mask.astype(np.int8)) <= 0).all())
 
 
-def _missing_masks(single: Sequence[ProcessorOutput], batch: ProcessorOutput) -> dict[str, tuple[str, np.dtype[Any]]]:
+def _missing_masks(single: Sequence[ProcessorOutput], batch: ProcessorOutput) -> Masks:
     """The masks of `Layout.masks`: a batch marks the frames of each sound, which are all frames of the sound alone."""
     masks: dict[str, tuple[str, np.dtype[Any]]] = {}
     for name in batch.tensors.keys() - single[0].tensors.keys():
@@ -227,7 +228,7 @@ def _missing_masks(single: Sequence[ProcessorOutput], batch: ProcessorOutput) ->
     return masks
 
 
-def _with_masks(tensors: Tensors, masks: Mapping[str, tuple[str, np.dtype[Any]]]) -> dict[str, np.ndarray]:
+def _with_masks(tensors: Tensors, masks: Masks) -> dict[str, np.ndarray]:
     missing = {name: np.ones(tensors[of].shape[:2], dtype) for name, (of, dtype) in masks.items()}
     return {**tensors, **missing}
 
