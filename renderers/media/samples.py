@@ -74,7 +74,7 @@ def samples_source(value: Any, sampling_rate: Any, policy: MediaPolicy) -> Media
     type, shape or rate, and for samples that are no numbers or far beyond 1; `MediaLimitError` past the limits of the
     policy, before anything is copied.
     """
-    rate = _checked_rate(sampling_rate)
+    rate = check_rate(sampling_rate)
     is_tensor = not isinstance(value, np.ndarray)
     if is_tensor:
         check_holds_data(value)
@@ -136,7 +136,7 @@ def is_wav_in_mono(data: bytes | memoryview, sampling_rate: int) -> bool:
     return is_wav and (channels, rate) == (1, sampling_rate) and (kind, bits) in ((_WAV_PCM, 16), (_WAV_FLOAT, 32))
 
 
-def _checked_rate(sampling_rate: Any) -> int:
+def check_rate(sampling_rate: Any) -> int:
     """A sampling rate in hertz. Raises `MediaDecodeError` for a missing or impossible one."""
     if sampling_rate is None:
         raise MediaDecodeError(
