@@ -65,7 +65,8 @@ def source_of_part(part: Mapping[str, Any], policy: MediaPolicy) -> MediaSource:
     """
     (value, rate), modality = _value_and_rate(part), _modality(part)
     if value is None:
-        raise MediaDecodeError(f"the part has no {modality}, url, path or base64; {_EXPECTED[modality]}")
+        keys = "input_audio.data (base64)" if "input_audio" in part else f"{modality}, url, path or base64"
+        raise MediaDecodeError(f"the part has no {keys}; {_EXPECTED[modality]}")
     if modality == "audio":
         openai = part.get("input_audio")
         declared = f"audio/{openai['format']}" if isinstance(openai, Mapping) and openai.get("format") else None
@@ -285,7 +286,7 @@ def _source_of_file(value: Any, policy: MediaPolicy, expected: str) -> MediaSour
     else:
         raise MediaDecodeError(f"{expected}, not {type(value).__name__}")
     if not data:
-        raise MediaDecodeError("zero bytes of media")
+        raise MediaDecodeError("zero bytes of media; leave the part out, or look why the file is empty")
     return MediaSource.of(data)
 
 
@@ -302,7 +303,7 @@ def _read_reference(value: str | os.PathLike[str], policy: MediaPolicy) -> bytes
 
         return fetch(text, policy)
     raise MediaPolicyError(
-        f"a {scheme} URL is not followed under this media policy; pass the bytes, a PIL image or a data URL instead"
+        f"a {scheme} URL is not followed under this media policy; pass the bytes or a data URL instead"
     )
 
 
@@ -421,4 +422,4 @@ def _read_data_url(url: str, policy: MediaPolicy) -> bytes:
         except ValueError:  # wrapped lines; rare, so that the second attempt costs little
             return base64.b64decode(_SPACE.sub("", payload), validate=True)
     except ValueError as error:  # binascii.Error, or characters beyond ASCII
-        raise MediaDecodeError(f"a data URL with broken base64: {error}") from error
+        raise MediaDecodeError(f"a data URL or data with broken base64: {error}") from error

@@ -101,9 +101,9 @@ def samples_source(value: Any, sampling_rate: Any, policy: MediaPolicy) -> Media
             by_time = by_time.astype(np.float32)
         if not np.abs(by_time).max() <= MAX_PEAK:  # nor for NaN
             at = tuple(map(int, np.argwhere(~(np.abs(by_time) <= MAX_PEAK))[0]))
+            cure = "divide what was int16 by 32768" if np.isfinite(by_time[at]) else "look where it was computed"
             raise MediaDecodeError(
-                f"sample {at[0]} of channel {at[1]} is {by_time[at]}; floats are finite and from -1 to 1: divide what "
-                "was int16 by 32768"
+                f"sample {at[0]} of channel {at[1]} is {by_time[at]}; floats are finite and from -1 to 1: {cure}"
             )
     else:
         raise MediaDecodeError(f"samples are int16, or floats from -1 to 1, not {by_time.dtype}; convert them first")

@@ -137,7 +137,7 @@ def allowed_target(url: str, policy: MediaPolicy) -> Target:
         raise MediaPolicyError(
             f"{redacted}: a {parts.scheme[:20] or 'relative'} URL is not followed under this media policy; name its "
             "scheme (http, https) and host in load_renderer(media_policy=MediaPolicy(allowed_schemes=..., "
-            "allowed_hosts=...)), or pass the bytes, a PIL image or a data URL instead"
+            "allowed_hosts=...)), or pass the bytes or a data URL instead"
         )
     if "@" in parts.netloc:
         raise MediaPolicyError(

@@ -547,6 +547,8 @@ class ServerRenderer:
 
     async def _probe_sounds(self, server: ServerIdentity) -> ServerIdentity | str:
         response = await render_probe_sound(self._connection, server.model)
+        if response.status in (429, 503):  # a server that is busy may hear
+            raise response_error(PROBE_NAME, response, "rendering a sound")
         if response.status != 200:
             return response_error(PROBE_NAME, response, "rendering a sound").reason
         rendered = parse_render_response(response.body, PROBE_NAME)

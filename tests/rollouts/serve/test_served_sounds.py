@@ -16,9 +16,9 @@ from renderers.media.reference import load_source
 from renderers.media.store import MediaStore
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.local import LocalEngine
-from rollouts.engines.vllm import ServerRenderer, VLLMEngine
+from rollouts.engines.vllm import ServerRenderer, VLLMEngine, server_renderer
 from rollouts.engines.vllm.server_renderer import BlockingServerRenderer
-from rollouts.errors import CapabilityError, EngineError
+from rollouts.errors import CapabilityError, EngineError, ServerError
 
 GENERATE, RENDER = "/inference/v1/generate", "/v1/chat/completions/render"
 
@@ -202,6 +202,20 @@ async def test_a_server_that_does_not_hear_renders_no_sound(tiny_server):
         assert await served.hearing() is None
         with pytest.raises(CapabilityError, match=r"takes no sounds.*--limit-mm-per-prompt"):
             await served.render(messages(220))
+
+
+async def test_a_server_that_is_busy_for_a_moment_is_asked_again_whether_it_hears(server, monkeypatch):
+    rendered = server_renderer.render_probe_sound
+
+    async def busy(connection, model):
+        return (await rendered(connection, model))._replace(status=503)
+
+    async with ServerRenderer.connect(server.base_url) as served:
+        monkeypatch.setattr(server_renderer, "render_probe_sound", busy)
+        with pytest.raises(ServerError, match="503"):
+            await served.render(messages(220))
+        monkeypatch.setattr(server_renderer, "render_probe_sound", rendered)
+        assert (await served.render(messages(220))).multi_modal_data.mm_placeholders.keys() == {"audio"}
 
 
 async def test_a_server_that_only_sees_is_named_with_its_reason(tiny_server, hearing):
