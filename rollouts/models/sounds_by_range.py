@@ -85,8 +85,9 @@ def extending(base: Any, neutral_id: int, rows: PlacedRows, tokens: torch.Tensor
 
 
 def length_heard_otherwise(search: str | None, media: Sequence[PlacedItem]) -> int:
-    """How many first tokens of a sequence Phi-4 has sampled with other features of its sounds than the whole sequence
-    has: those before the first image, if a sound is among them; else 0.
+    """How many first tokens of a sequence Phi-4 has sampled with other features of its sounds than the whole has.
+
+    Those are the tokens before the first image, if a sound is among them; else 0.
     """
     first = {item.modality: placeholder.offset for item, placeholder in reversed(media)}
     image = first.get("image", 0)
@@ -104,8 +105,7 @@ def encoding_alone(base: Any, rows: PlacedRows) -> Mapping[str, Any]:
     Some towers let padding change the features of a shorter sound. Empty where all sounds have one shape.
     """
     sounds = [each.item for each in rows.items() if each.item.modality == "audio"]
-    names = {name for item in sounds for name in item}
-    if not encodes_alone(base) or not any(_is_padded(sounds, name) for name in names):
+    if not encodes_alone(base) or not _are_padded(sounds):
         return {}
     return {"get_audio_features": _one_by_one(base.get_audio_features, sounds)}
 
@@ -114,11 +114,9 @@ def refuse_changed_sounds(model_type: str, rows: PlacedRows) -> None:
     """Raise `SampleError` for sounds of which the model's own forward makes other features in this batch than alone."""
     placed = rows.items()
     sounds = [each for each in placed if each.item.modality == "audio"]
-    items = [each.item for each in sounds]
-    padded = any(_is_padded(items, name) for name in {name for item in items for name in item})
     seeing = {each.sequence for each in placed if each.item.modality == "image"}
     is_mixed = model_type == "phi4_multimodal" and len({each.sequence in seeing for each in sounds}) > 1
-    if is_mixed or (padded and model_type in _PADDING_CHANGES):
+    if is_mixed or (model_type in _PADDING_CHANGES and _are_padded([each.item for each in sounds])):
         beside = "rows with images and rows without" if is_mixed else "sounds of other lengths"
         raise SampleError(
             rows.sequences[sounds[-1].sequence].name,
@@ -127,8 +125,10 @@ def refuse_changed_sounds(model_type: str, rows: PlacedRows) -> None:
         )
 
 
-def _is_padded(items: Sequence[MediaItem], name: str) -> bool:
-    return len({item[name].shape for item in items if item.fields[name].kind == "batched"}) > 1
+def _are_padded(items: Sequence[MediaItem]) -> bool:
+    """Whether a batch of these items would pad one of them."""
+    shapes = {(name, item[name].shape) for item in items for name in item if item.fields[name].kind == "batched"}
+    return len(shapes) > len({name for name, _ in shapes})
 
 
 def _one_by_one(original: Callable[..., Any], sounds: Sequence[MediaItem]) -> Callable[..., Any]:

@@ -37,8 +37,8 @@ def record_dataset(
     """A streamed `datasets.IterableDataset` of the samples in record files, with the columns of `row_features`.
 
     The records are trajectories or lists of them. Each file is a shard, which is read by one worker of a torch
-    `DataLoader`, so pass at least as many files as workers. No pixels and features are computed: a row has the
-    files of its images and sounds, and `sample_from_row` computes them in the worker. `advantage` is that of
+    `DataLoader`, so pass at least as many files as workers. Neither pixels nor features are computed: a row has
+    the files of its images and sounds, and `sample_from_row` computes them in the worker. `advantage` is that of
     `samples_from_trajectory`, or a function from the trajectory to it, None to leave the episode out. `drop` is that of
     `dataset_row`; each worker of a `DataLoader` has a copy of its own.
 
