@@ -30,7 +30,8 @@ from rollouts.models.lora_modules import (
     peft_package,
     replacements_by,
 )
-from rollouts.models.placed_rows import padded_rows
+from rollouts.models.placed_rows import beginning, padded_rows
+from rollouts.models.sounds_by_range import length_heard_otherwise
 from rollouts.training.checkpoints import (
     ADAM_STATE,
     Checkpoint,
@@ -400,9 +401,16 @@ class Trainer:
     ) -> tuple[torch.Tensor, Outcome]:
         """The log-probabilities of all targets of some rows, one row after another, and the loss."""
         device, architecture = self.model.device, self._forward.architecture
-        placed = padded_rows([sequence_of(*each) for each in data.items()], pad_id=architecture.neutral_id)
+        sequences = [sequence_of(*each) for each in data.items()]
+        lengths = [length_heard_otherwise(architecture.search, each.media) for each in sequences]
+        parts = [index for index, length in enumerate(lengths) if length]
+        beginnings = [beginning(sequences[index], lengths[index]) for index in parts]
+        placed = padded_rows([*sequences, *beginnings], pad_id=architecture.neutral_id)
         hidden = self._forward.hidden_states(placed)
-        states = hidden[torch.from_numpy(placed.attention_mask).to(hidden.device)]
+        row, column = np.nonzero(placed.attention_mask[: len(sequences)])
+        for number, index in enumerate(parts, len(sequences)):
+            row[(row == index) & (column < lengths[index])] = number
+        states = hidden[torch.from_numpy(row).to(hidden.device), torch.from_numpy(column).to(hidden.device)]
         head = self._forward.head
         values = sequence_logprobs(
             states,

@@ -24,6 +24,7 @@ from rollouts.models.loading import load_model
 from rollouts.models.lora_modules import LoraOptions, linear_layers
 from rollouts.models.placed_rows import TokenSequence, media_positions
 from rollouts.training import TrainingBatch, TrainingSample, model_inputs, sample_from_rendered
+from rollouts.training.trainer import Trainer, datum_from_sample
 
 pytestmark = pytest.mark.filterwarnings("error::FutureWarning")
 
@@ -130,6 +131,11 @@ def test_what_was_sampled_before_the_first_image_of_a_row_was_sampled_without_it
             assert close([ours[:count], ours[count:]], [alone, beside_image[count:]])
         assert not close([alone], [beside_image[:count]])
     assert_same_gradients(family.model, [whole, beside])
+    trainer = Trainer.from_pretrained(family.directory, device="cpu")
+    trainer.create_model("all", lora=LoraOptions(rank=1))
+    data = [datum_from_sample(sample, "cross_entropy") for sample in (beside, whole)]
+    _, found = trainer.forward("all", data, "cross_entropy").logprobs
+    assert close([torch.from_numpy(found[trained[1] - 1])], [torch.cat([alone, beside_image[count:]])])
 
 
 @pytest.mark.slow
