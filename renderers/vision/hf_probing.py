@@ -193,7 +193,7 @@ def _padded_fields(
     need no padding: only a tensor that a batch of them leaves as it is has a field.
     """
     alike = [sound(round(_SOUNDS[0] * runner.part.sampling_rate), seed) for seed in range(2)]
-    alone = [_with_masks(runner.run([sound]).tensors, masks) for sound in alike]
+    alone = [_with_masks(runner.run([each]).tensors, masks) for each in alike]
     together = runner.run(alike).tensors
     fields: dict[str, TensorField] = {}
     for name, rows in batch.items():

@@ -111,7 +111,7 @@ async def sound_request(target: Target) -> Finding:
     if difference > SAME_COMPLETION:
         return ok(f"two sounds give different completions (log-probabilities differ by up to {difference:.2g})")
     return failed(
-        "two different sounds give exactly the same completion: the server does not hear",
+        "two different sounds give exactly the same completion: the server ignores sounds",
         "the weights that are served do not look at sounds, or a proxy drops the features: start `vllm serve` from a "
         'trained checkpoint, without --load-format dummy, or send files: VLLMEngine(media="content_parts")',
     )

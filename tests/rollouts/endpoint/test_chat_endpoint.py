@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from served_in_thread import ServedInThread, local_app
+from sounds import sound_file
 from starlette.applications import Starlette
 from starlette.responses import Response
 
@@ -61,12 +62,6 @@ def user(content):
 def encoded(pixels, kind="PNG", **options):
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, kind, **options)
-    return file.getvalue()
-
-
-def sound_file(form):
-    file = io.BytesIO()
-    soundfile.write(file, SAMPLES, 22_050, format=form)
     return file.getvalue()
 
 
@@ -271,7 +266,7 @@ async def test_a_jpeg_is_sent_unchanged_with_the_detail_of_its_part():
 
 @pytest.mark.parametrize("form", ["WAV", "MP3"])
 async def test_wav_and_mp3_files_are_sent_unchanged(form):
-    data = sound_file(form)
+    data = sound_file(SAMPLES, 22_050, form)
     body = await sent([user([{"type": "audio", "audio": data}])])
     sound = {"data": base64.b64encode(data).decode(), "format": form.lower()}
     assert body["messages"][0]["content"] == [{"type": "input_audio", "input_audio": sound}]
@@ -281,7 +276,7 @@ async def test_other_sounds_are_sent_as_wav_at_their_own_rate():
     given = [
         {"type": "audio", "audio": SAMPLES, "sampling_rate": 22_050},
         {"type": "audio", "audio": (SAMPLES * 32767).astype(np.int16), "sampling_rate": 8_000},
-        {"type": "audio", "audio": sound_file("FLAC")},
+        {"type": "audio", "audio": sound_file(SAMPLES, 22_050, "FLAC")},
     ]
     parts = (await sent([user(given)]))["messages"][0]["content"]
     assert [(part["type"], part["input_audio"]["format"]) for part in parts] == [("input_audio", "wav")] * 3
@@ -294,7 +289,7 @@ async def test_other_sounds_are_sent_as_wav_at_their_own_rate():
 
 async def test_sounds_of_results_may_follow_in_messages_of_the_user():
     assistant, result = called("x")
-    result["content"][1] = {"type": "audio", "audio": sound_file("WAV")}
+    result["content"][1] = {"type": "audio", "audio": sound_file(SAMPLES, 22_050)}
     body = await sent([user("a"), assistant, result], tool_images="user")
     assert body["messages"][2]["content"][1]["text"] == "(The media of this result are in a message of the user below.)"
     assert [part["type"] for part in body["messages"][3]["content"]] == ["text", "input_audio"]
@@ -314,7 +309,11 @@ async def test_a_path_is_read_only_below_an_allowed_directory(tmp_path):
     [
         ([{"type": "text", "text": "a"}, {"type": "video", "video": PIXELS[None]}], MessageError, "part 1: .*videos"),
         ([{"type": "image", "image": b"no image"}], MediaDecodeError, "message 0, part 0"),
-        ([{"type": "audio", "audio": sound_file("WAV")[:2000]}], MediaDecodeError, "message 0, part 0: .*corrupt"),
+        (
+            [{"type": "audio", "audio": sound_file(SAMPLES, 22_050)[:2000]}],
+            MediaDecodeError,
+            "message 0, part 0: .*corrupt",
+        ),
         ([{"type": "audio", "audio": SAMPLES}], MediaDecodeError, "message 0, part 0: .*without a sampling rate"),
         ("half \ud800", MessageError, "message 0: half of a surrogate pair"),
         ([{"type": "text", "text": "\udc00"}], MessageError, "message 0, part 0: half of a surrogate pair"),

@@ -74,7 +74,7 @@ async def test_another_processor_is_found(server, tiny_audio_dir, tmp_path, sett
     assert "copy the processor's files" in found[check]
 
 
-async def test_a_model_without_ears_is_found(tiny_audio_dir, tmp_path):
+async def test_a_model_that_ignores_sounds_is_found(tiny_audio_dir, tmp_path):
     model = load_model(tiny_audio_dir)
     with torch.no_grad():
         for parameter in model.model.multi_modal_projector.parameters():
