@@ -27,6 +27,9 @@ _CONTROL_TOKENS = [
     "<|video_pad|>",
 ]
 _AUDIO_TOKENS = ["<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"]
+# Of `tiny_qwen2_audio`: the longest sound in seconds, and the bands of its features.
+_MAX_SOUND_SECONDS = 2
+_MELS = 40
 _MARKER_TOKENS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
 
 CHAT_TEMPLATE = """\
@@ -105,10 +108,6 @@ def tiny_qwen3_vl(directory: str | Path, seed: int = 0, *, weights: bool = True)
     return directory
 
 
-#: Of `tiny_qwen2_audio`: the longest sound, in seconds.
-MAX_SOUND_SECONDS = 2
-
-
 def tiny_qwen2_audio(directory: str | Path, seed: int = 0) -> Path:
     """Write a `Qwen2AudioForConditionalGeneration` checkpoint; return its directory.
 
@@ -129,7 +128,7 @@ def tiny_qwen2_audio(directory: str | Path, seed: int = 0) -> Path:
         template = template.replace(given, audio)
     (directory / "chat_template.jinja").write_text(template, encoding="utf-8")
     features = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": _MELS, "sampling_rate": 16_000}
-    window = {"chunk_length": MAX_SOUND_SECONDS, "hop_length": 160, "n_fft": 400, "padding_side": "right"}
+    window = {"chunk_length": _MAX_SOUND_SECONDS, "hop_length": 160, "n_fft": 400, "padding_side": "right"}
     _write_json(directory / "preprocessor_config.json", {**features, **window, "padding_value": 0.0})
     _write_json(directory / "processor_config.json", {"processor_class": "Qwen2AudioProcessor"})
     _write_audio_model(directory, token_ids, seed)
@@ -211,9 +210,6 @@ def _write_model(directory: Path, token_ids: dict[str, int], seed: int) -> None:
     _save(Qwen3VLForConditionalGeneration, config, directory, token_ids, seed)
 
 
-_MELS = 40
-
-
 def _write_audio_model(directory: Path, token_ids: dict[str, int], seed: int) -> None:
     from transformers import Qwen2AudioConfig, Qwen2AudioForConditionalGeneration
 
@@ -225,7 +221,7 @@ def _write_audio_model(directory: Path, token_ids: dict[str, int], seed: int) ->
             "encoder_layers": 2,
             "encoder_attention_heads": 2,
             "encoder_ffn_dim": 128,
-            "max_source_positions": 50 * MAX_SOUND_SECONDS,
+            "max_source_positions": 50 * _MAX_SOUND_SECONDS,
             "initializer_range": 0.05,
         },
         audio_token_index=token_ids["<|AUDIO|>"],

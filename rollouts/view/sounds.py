@@ -17,9 +17,9 @@ from renderers.media.audio_decoding import audio_info, decode_audio
 from renderers.media.policy import MediaPolicy
 from renderers.media.samples import wav_bytes
 
-#: Of a longer sound the page has the beginning.
-PLAYED_SECONDS: Final = 60
-COLUMNS: Final = 240
+# Of a longer sound the page has the beginning.
+_PLAYED_SECONDS: Final = 60
+_COLUMNS: Final = 240
 # What models of speech hear; a second is 32 kB. Browsers play no sound of less than 3000 Hz.
 _PLAYED_RATES: Final = (8000, 16000)
 _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
@@ -39,7 +39,7 @@ def display_sound(source: MediaSource, policy: MediaPolicy) -> dict[str, Any]:
     info = audio_info(source, policy)
     rate = int(np.clip(info.sampling_rate, *_PLAYED_RATES))
     samples = decode_audio(source, policy, rate)
-    largest = peaks(samples, COLUMNS)
+    largest = peaks(samples, _COLUMNS)
     peak = float(largest.max())
     return {
         "seconds": info.seconds,
@@ -48,8 +48,8 @@ def display_sound(source: MediaSource, policy: MediaPolicy) -> dict[str, Any]:
         "format": info.format,
         "peak": peak,
         "peaks": (largest / (peak or 1)).round(3).tolist(),
-        "played": min(info.seconds, PLAYED_SECONDS),
-        "wave": base64.b64encode(wav_bytes(_int16(samples[: PLAYED_SECONDS * rate]), rate)).decode(),
+        "played": min(info.seconds, _PLAYED_SECONDS),
+        "wave": base64.b64encode(wav_bytes(_int16(samples[: _PLAYED_SECONDS * rate]), rate)).decode(),
     }
 
 
