@@ -131,8 +131,8 @@ def _reader(source: MediaSource, policy: MediaPolicy, deadline: Deadline) -> Abs
     data = _without_tags(bytes(source.data))
     if holds_several(data, sniff(data) or ""):
         raise MediaDecodeError(
-            f"sound {source.digest[:12]} is several files joined to one, and the first alone would be read; join their "
-            "samples, or pass them as several sounds",
+            f"sound {source.digest[:12]} is several files joined into one, and the first alone would be read; join "
+            "their samples, or pass them as several sounds",
             digest=source.digest,
         )
     container = container_of(source, "sound")
@@ -220,7 +220,7 @@ def _sndfile(source: MediaSource, data: bytes, deadline: Deadline) -> Iterator[_
 
 
 def _without_tags(data: bytes) -> bytes:
-    """The file behind its tags of ID3v2, behind which libsndfile would read any format."""
+    """The file without its ID3v2 tags: libsndfile would read any format that follows them."""
     while data.startswith(b"ID3"):
         size = sum((byte & 0x7F) << shift for byte, shift in zip(data[6:10], (21, 14, 7, 0), strict=False))
         data = data[10 + size :]

@@ -33,7 +33,7 @@ class Deadline:
 
 
 class TimedBytes(io.BytesIO):
-    """A file in memory whose `read` raises `TimeoutError` after a deadline, and whose `readinto` is at the end then.
+    """A file in memory that ends at a deadline: `read` raises `TimeoutError`, and `readinto` returns no more bytes.
 
     Decoders read a file in small pieces between their steps, so this bounds the time for files of very many parts
     (chunks of a PNG, frames of a GIF, comments, runs) as well as for slow decoders. Pillow calls `read`, libsndfile

@@ -146,7 +146,7 @@ def test_a_file_of_floats_that_are_integers_is_refused_as_an_array_of_them_is(sc
 
 @pytest.mark.parametrize("name", ["mp3", "vorbis", "opus", "m4a"])
 def test_joined_files_are_no_sound_of_the_first_alone(name: str) -> None:
-    with pytest.raises(MediaDecodeError, match="several files joined to one, and the first alone would be read"):
+    with pytest.raises(MediaDecodeError, match="several files joined into one, and the first alone would be read"):
         decoded(FILES[name] * 2)
 
 
