@@ -7,12 +7,13 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from renderers import MediaItem
 from renderers.placement import PlacedItem
 from rollouts.errors import SampleError
-from rollouts.models.architecture import EXTEND, MERGE
+from rollouts.models.architecture import EXTEND, MERGE, Architecture
 from rollouts.models.placed_rows import PlacedRows
 
 # Model types whose towers let the padding of a batch change the features of a shorter sound.
@@ -110,19 +111,29 @@ def encoding_alone(base: Any, rows: PlacedRows) -> Mapping[str, Any]:
     return {"get_audio_features": _one_by_one(base.get_audio_features, sounds)}
 
 
-def refuse_changed_sounds(model_type: str, rows: PlacedRows) -> None:
-    """Raise `SampleError` for sounds of which the model's own forward makes other features in this batch than alone."""
+def refuse_changed_sounds(architecture: Architecture, rows: PlacedRows, trained: np.ndarray) -> None:
+    """Raise `SampleError` for sounds of which the model's own forward makes other features in this batch than alone, or
+    than those that tokens in `trained`, bool (B, T), were sampled with.
+    """
     placed = rows.items()
     sounds = [each for each in placed if each.item.modality == "audio"]
     seeing = {each.sequence for each in placed if each.item.modality == "image"}
-    is_mixed = model_type == "phi4_multimodal" and len({each.sequence in seeing for each in sounds}) > 1
-    if is_mixed or (model_type in _PADDING_CHANGES and _are_padded([each.item for each in sounds])):
-        beside = "rows with images and rows without" if is_mixed else "sounds of other lengths"
-        raise SampleError(
-            rows.sequences[sounds[-1].sequence].name,
-            f"its sound is in a batch with {beside}, which would change the features of a sound in the forward of "
-            f"{model_type}. Compute the batch with token_logprobs, or make batches of rows that are alike",
-        )
+    if architecture.model_type in _PADDING_CHANGES and _are_padded([each.item for each in sounds]):
+        beside = "sounds of other lengths"
+    elif architecture.search == EXTEND and len({each.sequence in seeing for each in sounds}) > 1:
+        beside = "rows with images and rows without"
+    elif any(
+        trained[row, column : column + length_heard_otherwise(architecture.search, sequence.media)].any()
+        for sequence, (row, column) in zip(rows.sequences, rows.starts, strict=True)
+    ):
+        beside = "an image behind what was sampled from it"
+    else:
+        return
+    raise SampleError(
+        rows.sequences[sounds[-1].sequence].name,
+        f"its sound is in a batch with {beside}, which would change the features of a sound in the forward of "
+        f"{architecture.model_type}. Compute the batch with token_logprobs, or make batches of rows that are alike",
+    )
 
 
 def _are_padded(items: Sequence[MediaItem]) -> bool:

@@ -48,7 +48,7 @@ def model_inputs(batch: TrainingBatch, model: Any) -> dict[str, Any]:
         rows,
         "transformers would take it for an image. Compute this row with token_logprobs",
     )
-    refuse_changed_sounds(known.model_type, rows)
+    refuse_changed_sounds(known, rows, batch.loss_mask.cpu().numpy())
     with_media = any(sample.media for sample in batch.samples)
     packing = packing_of(known, with_media=with_media) if rows.packed else None
     if rows.packed and packing is None:

@@ -1,5 +1,6 @@
 """Log-probabilities and gradients of architectures that hear: by range, padded and packed, against a plain forward."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import audio_models
@@ -121,7 +122,9 @@ def test_what_was_sampled_before_the_first_image_of_a_row_was_sampled_without_it
     beside = family.row("beside").sample
     with torch.no_grad():
         alone = of_samples(family.model, [first])[0]
-        logits = family.model(**model_inputs(TrainingBatch.from_samples([whole], pad_id=0), family.model)).logits[0]
+        second = replace(whole, loss_mask=whole.loss_mask & (np.arange(len(whole)) > trained[0][-1]))
+        given = model_inputs(TrainingBatch.from_samples([second], pad_id=0), family.model)
+        logits = family.model(**given).logits[0]
         scored = torch.log_softmax(logits[:-1], -1).gather(
             1, torch.from_numpy(whole.token_ids.astype(np.int64))[1:, None]
         )
@@ -130,6 +133,8 @@ def test_what_was_sampled_before_the_first_image_of_a_row_was_sampled_without_it
             ours = of_samples(family.model, [whole, beside], **layout)[0]
             assert close([ours[:count], ours[count:]], [alone, beside_image[count:]])
         assert not close([alone], [beside_image[:count]])
+    with pytest.raises(SampleError, match="with an image behind what was sampled from it"):
+        model_inputs(TrainingBatch.from_samples([whole], pad_id=0), family.model)
     assert_same_gradients(family.model, [whole, beside])
     trainer = Trainer.from_pretrained(family.directory, device="cpu")
     trainer.create_model("all", lora=LoraOptions(rank=1))
