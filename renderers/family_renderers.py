@@ -46,7 +46,7 @@ def create_renderer(
     `FamilyRenderer`; for `RendererOptions` a `TemplateRenderer`; the class that a `CustomRendererConfig` names.
 
     For a multimodal model, `tokenizer.name_or_path` must be a directory with its preprocessor_config.json; else the
-    renderer reads text only and raises `MessageError` for an image. Raises a `LoadError` for a tokenizer
+    renderer reads text only and raises `MessageError` for a medium. Raises a `LoadError` for a tokenizer
     without a `tokenizers` backend or without a template, `ConfigError` for the configuration of another family than the
     template's, `ValueError` for a template variable that the family does not have.
     """

@@ -51,7 +51,7 @@ def sampled_turn(renderer: TemplateRenderer, messages: Messages, index: int, too
         raise UnreachableTurnError(index, f"the template prints it in {len(runs)} separate pieces")
     start, end = runs[0]
     if any(start <= placeholder.offset < end for _, placeholder in media_with_ranges(printed)):
-        raise UnreachableTurnError(index, "it shows an image")
+        raise UnreachableTurnError(index, "it shows a medium")
     turn_ids = printed.token_ids[start:end]
     if printed.token_ids[:start] != prompt.token_ids:
         merged = _merged_ids(renderer, prompt.token_ids, printed.token_ids[:start])

@@ -118,7 +118,7 @@ def build_training_sample(
 
     - `role_to_mask(message)` False: the sampled tokens of this message carry no loss.
     - `content_sft_roles`: messages of these roles carry loss on the text of their body, never on the scaffold around it
-      or on placeholders of images.
+      or on placeholders of media.
     - `message_loss_mask`, one bool (or 0/1) per message. False: no token of this message carries loss.
     - `ensure_final_stop`: if the conversation ends with a trained turn that the template does not close (GLM closes it
       with the next role's token), the sample ends with the stop token that the model would sample there, with loss.

@@ -1,4 +1,4 @@
-"""Bytes between processes: typed arrays and media in frames and files, each image once, nothing copied.
+"""Bytes between processes: typed arrays and media in frames and files, each medium once, nothing copied.
 
 frames = encode_frames(trajectory)          # or encode(trajectory) -> bytes
 trajectory = decode_frames(frames)

@@ -268,7 +268,7 @@ class ContentForms:
     def converted(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """A checked message in a form that the template reads; unchanged if it is read or cannot be converted.
 
-        Several texts are joined by a line break, as in vLLM. Content with an image stays a list of parts: a string
+        Several texts are joined by a line break, as in vLLM. Content with a medium stays a list of parts: a string
         cannot hold one.
         """
         if not _is_convertible(message):

@@ -336,7 +336,7 @@ class ChatEngine(Protocol):
     async def chat(
         self, messages: Sequence[Message], *, tools: Any = None, sampling: SamplingParams, seed: int | None = None
     ) -> ChatAnswer:
-        """Answer checked messages, whose images are `MediaSource`s. Raises an `EngineError`."""
+        """Answer checked messages, whose media are `MediaSource`s. Raises an `EngineError`."""
         ...
 
     async def close(self) -> None:

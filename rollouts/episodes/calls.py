@@ -67,7 +67,7 @@ class ShortCalls:
 def renderer_pool(renderer: Renderer | RendererPool | None) -> Iterator[RendererPool | None]:
     """The pool that was given, or a pool of the renderer, which is closed at the end of the block; None without one.
 
-    Closing does not wait: after a cancellation a thread may stay busy for as long as fetching an image takes.
+    Closing does not wait: after a cancellation a thread may stay busy for as long as fetching a medium takes.
     """
     if renderer is None or _is_pool(renderer):
         yield renderer  # type: ignore[misc]  # it has the methods that are used, if not the class

@@ -135,7 +135,7 @@ def unsupported_field(message: str, param: str) -> RequestError:
 
 
 def invalid_message(message: str, param: str) -> RequestError:
-    """A message of a request, or an image in it, cannot be rendered."""
+    """A message of a request, or a medium in it, cannot be rendered."""
     return RequestError(400, message, param, code="invalid_message")
 
 

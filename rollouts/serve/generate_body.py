@@ -138,7 +138,7 @@ _NO_ALTERNATIVES = "must be 0 or 1: this server reports no tokens beside the sam
 
 
 def sampling_of(body: GenerateBody, model: ServedModel, *, prompt_tokens: int) -> SamplingParams:
-    """The sampling options of a request, stop tokens of the model included; `prompt_tokens` with those of images.
+    """The sampling options of a request, stop tokens of the model included; `prompt_tokens` with those of media.
 
     Raises `RequestError` (400).
     """

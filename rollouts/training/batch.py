@@ -271,8 +271,8 @@ class TrainingBatch:
     0 or False on padding.
 
     `starts` int64 (N, 2) holds row and column of each sample's first token, `lengths` int64 (N,) the numbers of
-    tokens; both stay on the CPU. Images and routed experts stay in `samples`: they are neither padded nor copied.
-    `media_tensors` makes tensors of images, floating-point ones in `media_dtype` if it is given ("bfloat16"). `extras`
+    tokens; both stay on the CPU. Media and routed experts stay in `samples`: they are neither padded nor copied.
+    `media_tensors` makes tensors of media, floating-point ones in `media_dtype` if it is given ("bfloat16"). `extras`
     are tensors of the caller's own, one for each sample: see `with_extras`.
 
     The tensors are the batch's values: selections, copies and files have what the tensors hold, also after a change of
@@ -446,11 +446,11 @@ class TrainingBatch:
         return [self[start:end] for start, end in chunk_bounds(len(self), count)]
 
     def repeat(self, times: int) -> TrainingBatch:
-        """All samples `times` times: (a, b) becomes (a, b, a, b). Images are shared, not copied."""
+        """All samples `times` times: (a, b) becomes (a, b, a, b). Media are shared, not copied."""
         return self[np.tile(np.arange(len(self)), check_integer("times", times, least=0))]
 
     def repeat_interleave(self, times: int) -> TrainingBatch:
-        """Each sample `times` times: (a, b) becomes (a, a, b, b). Images are shared, not copied."""
+        """Each sample `times` times: (a, b) becomes (a, a, b, b). Media are shared, not copied."""
         return self[np.repeat(np.arange(len(self)), check_integer("times", times, least=0))]
 
     @classmethod

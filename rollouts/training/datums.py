@@ -44,7 +44,7 @@ def datum_from_sample(sample: TrainingSample, loss: str) -> Datum:
         data = [datum_from_sample(sample, "ppo") for sample in samples]
 
     The weights of `cross_entropy` are the advantages, 1 in a supervised sample; tokens outside of the loss mask have no
-    part in any loss. Raises `SampleError` for a sample of one token, and for one whose last token belongs to an image.
+    part in any loss. Raises `SampleError` for a sample of one token, and for one whose last token belongs to a medium.
     """
     count, known = len(sample) - 1, named_loss(loss)
     if count < 1:

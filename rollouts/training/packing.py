@@ -304,7 +304,7 @@ def pack_samples(
     row gets a copy of a sample with shared media and without loss.
 
     `too_long` decides what becomes of a sample that exceeds a budget. "drop" leaves it out, "truncate" cuts it, never
-    inside an image (see `truncate_sample`), and leaves it out if no trained token remains; "error" raises
+    inside a medium (see `truncate_sample`), and leaves it out if no trained token remains; "error" raises
     `SampleError`. What is left out is in `quarantine`, which may be the one that collected the samples. A sample
     without tokens is always left out.
 

@@ -32,7 +32,7 @@ class TrainingSample:
     """A row of n tokens.
 
     `token_ids` int32 (n,); `loss_mask` bool (n,), True where log p(token | earlier tokens) is trained; `logprobs`
-    float32 (n,), the sampler's, 0 outside the mask; `advantages` float32 (n,); `media`, the images with the ranges
+    float32 (n,), the sampler's, 0 outside the mask; `advantages` float32 (n,); `media`, the items with the ranges
     of their placeholder tokens. `weight_spans` count trained tokens: 0 is the first token of the mask. `name`
     identifies the row in errors. `routed_experts`, integers (n, layers, experts a token), are those of the sampler's
     pass that predicted each token, the first row without meaning; None where the engine did not report them. They

@@ -369,7 +369,7 @@ def _kind(tensor: torch.Tensor) -> str:
 def token_logprobs(model: Any, batch: TrainingBatch) -> torch.Tensor:
     """log p(token t | tokens before t) float32 (B, T) where `loss_mask` is True, 0 elsewhere. Differentiable.
 
-    Any model of transformers with an output layer of its own, through its own forward. Images are placed by range, so
+    Any model of transformers with an output layer of its own, through its own forward. Media are placed by range, so
     that a sampled placeholder token is text. The log-probabilities are computed in chunks, on trained positions only.
     Equal samples of a padded batch share one forward pass (episodes of a group often sample the same completion), and
     for Qwen3-VL an image that is in many rows passes the vision tower once. A packed batch of a model that cannot keep

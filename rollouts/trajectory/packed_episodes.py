@@ -1,7 +1,7 @@
-"""Episodes packed for another process, with their images as sources, as pixels, or as hashes alone.
+"""Episodes packed for another process, with their media as sources, as pixels, or as hashes alone.
 
     packed = pack_episodes([trajectory], pixels="bfloat16", processors=renderer.processors)
-    message = encoder.encode_frames(packed)         # transport.CompactEncoder: each image once per connection
+    message = encoder.encode_frames(packed)         # transport.CompactEncoder: each medium once per connection
 
     packed = decoder.decode_frames(message)
     samples_from_trajectory(packed.episodes[0], advantage=1.0, processors=packed.processors())

@@ -2,8 +2,8 @@
 
 A node holds the new tokens of a prompt, or a completion. The nodes from a root to a leaf, concatenated, are what the
 engine received and what it sampled. A turn attaches to the longest path that is a prefix of its prompt, token by token
-and image by image (two images of one size have the same placeholder tokens). Where no path ends at a completion that
-the prompt extends, the tree forks. So a shared prefix is stored once, and an image is stored on the node that
+and medium by medium (two images of one size have the same placeholder tokens). Where no path ends at a completion that
+the prompt extends, the tree forks. So a shared prefix is stored once, and a medium is stored on the node that
 introduced it. Branches, compacted histories and sub-agents need no further rules.
 """
 
@@ -425,7 +425,7 @@ class Trajectory:
 
         A chat endpoint gives such turns. Their nodes have no tokens: `has_tokens` is False, and no training sample is
         made of them. `messages` are all of a conversation, or the new ones after the turn whose node is `after`; their
-        images are `MediaSource`s. Messages are copied.
+        media are `MediaSource`s. Messages are copied.
 
         Raises `TrajectoryFinishedError`, `NodeIndexError` for an `after` that is no node, and `InvalidTurnError` for
         what cannot be stored. After an error the trajectory is unchanged.

@@ -51,7 +51,7 @@ class EngineFleet:
     All requests of a session go to one member, which has its prefix in the KV cache and its images. Which one is a hash
     of the session's id; a member that is overloaded is passed over for new sessions, which then stay where they are.
     A member that fails its health checks, or fails a request and then a check, is ejected: its requests in flight and
-    its sessions move to others (an engine for a server sends the images again), and it serves again once its checks
+    its sessions move to others (an engine for a server sends the media again), and it serves again once its checks
     pass. A turn is always sampled by one member: what a failed member has sampled of it is dropped.
 
     `engines` maps a name, which errors and `members` show, to an engine that this fleet closes. The members must serve

@@ -33,8 +33,8 @@ class RoutedEngine(VLLMEngine):
         engine = RoutedEngine("http://router:8080", ["http://10.0.0.1:8000", "http://10.0.0.2:8000"])
 
     Requests go to the router; `control`, a `FleetControl`, calls each of `servers`, which are all servers behind it.
-    The `options` are those of `VLLMEngine`. The data of an image are sent once in each session. A router that does not
-    keep sessions costs time and no correctness: the server reports that it lacks an image, and the request is sent
+    The `options` are those of `VLLMEngine`. The data of a medium are sent once in each session. A router that does not
+    keep sessions costs time and no correctness: the server reports that it lacks them, and the request is sent
     again with it. Where that happens repeatedly within sessions, a warning with the cure is logged once
     (`lost_sessions` counts).
 

@@ -81,8 +81,8 @@ class VLLMEngine:
     """`Engine` over `/inference/v1/generate` of one vLLM server (0.20 and later).
 
     The first request probes what the server is and which pixels it expects; `expected` replaces what the probe finds,
-    and a contradiction is an error. Every request is checked before it is sent. The data of an image are sent once,
-    afterwards only its hash; a server that has evicted the image gets the data again. `media` chooses what is sent:
+    and a contradiction is an error. Every request is checked before it is sent. The data of a medium are sent once,
+    afterwards only its hash; a server that has evicted them gets the data again. `media` chooses what is sent:
     processed "features", source files as "content_parts", or "auto": features for each request where they can carry
     all of its items, else files. Where a mode cannot carry an item, the error gives the reason, and advises the other
     mode only if that one can. Images are sent as PNG files of the pixels as decoded here, because decoders of JPEG

@@ -69,10 +69,10 @@ _CONTROL = re.compile(r"<[^\s<>]{1,60}>|\[/?[A-Z_]{2,60}\]")
 class ServerIdentity(NamedTuple):
     """Properties of a server that rendering depends on.
 
-    `fingerprint` is a digest of everything known that decides the tensors of an image: version, model, and the tensors
-    of a probe image. Size limits that a small image does not reach have no effect on it. `marker_id` is the token that
-    stands for an image's features and `marker` its text, both None where the server takes no images. `control_texts`
-    are the control tokens that its template prints around a message.
+    `fingerprint` is a digest of everything known that decides the tensors of a modality: version, model, and the
+    tensors of a small probe, on which size limits have no effect. `marker_id` is the token that stands for features of
+    an image (of a sound: `ServerRenderer.hearing`) and `marker` its text, both None where the server takes no images.
+    `control_texts` are the control tokens that its template prints around a message.
     """
 
     model: str
@@ -359,7 +359,7 @@ class ServerRenderer:
         return await self._known_server()
 
     def forget(self) -> None:
-        """Probe the server again and render every image again, because the server may have restarted."""
+        """Probe the server again and render every medium again, because the server may have restarted."""
         self._identity = None
         self._generation += 1
         self._cache_holds_media = True

@@ -24,7 +24,7 @@ from rollouts.values import check_integer, check_positive
 class GatewayLimits:
     """Upper bounds.
 
-    - `max_body_bytes`: of the body of a request, images in base64 included.
+    - `max_body_bytes`: of the body of a request, media in base64 included.
     - `max_parts`: messages of a request, parts of their contents, tool calls and tools, together.
     - `max_field_bytes`: of each field that a session keeps: `group_id`, `error`, `metrics`, and the `info` of a reward.
     - `body_seconds`: until the body of a request has arrived.

@@ -65,8 +65,8 @@ class Gateway:
 
     `model` is the name that requests have to give; None accepts and returns any name. The name of a LoRA adapter that
     the engine has loaded (`VLLMEngine.load_adapter`) is accepted too, and samples with the adapter. `sampling` has the
-    options that a request leaves out. `allow_media_urls` lets http(s) URLs of images through to the renderer, whose
-    `MediaPolicy` decides about them; otherwise images are data URLs. `on_session_end` is called with the trajectory of
+    options that a request leaves out. `allow_media_urls` lets http(s) URLs of media through to the renderer, whose
+    `MediaPolicy` decides about them; otherwise media are data URLs. `on_session_end` is called with the trajectory of
     every session that ends, is deleted or is evicted. Where it raises, the session is kept, and it is called again when
     the session is ended or deleted once more, would be evicted, and by `close`. One event loop serves a gateway. Raises
     `ArgumentError`.

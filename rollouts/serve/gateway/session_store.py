@@ -49,7 +49,7 @@ def record_file(trajectory: Trajectory) -> bytes:
 
 
 def trajectory_object(trajectory: Trajectory) -> dict[str, Any]:
-    """The trajectory as a JSON object. An image has its bytes in base64 where it is introduced."""
+    """The trajectory as a JSON object. A medium has its bytes in base64 where it is introduced."""
     return trajectory_json(trajectory, _media_entries)
 
 
