@@ -10,7 +10,7 @@ import numpy as np
 
 from renderers.errors import TemplateError, UnreachableTurnError, short_repr
 from renderers.media.item import MediaItem
-from renderers.messages import check_messages
+from renderers.messages import NOUNS, check_messages
 from renderers.protocol import Messages, Renderer, Tools
 from renderers.rendered import PlaceholderRange, RenderedTokens, TokenSpan, merge_adjacent
 from renderers.template_renderer import TemplateRenderer
@@ -50,8 +50,9 @@ def sampled_turn(renderer: TemplateRenderer, messages: Messages, index: int, too
     if len(runs) > 1:
         raise UnreachableTurnError(index, f"the template prints it in {len(runs)} separate pieces")
     start, end = runs[0]
-    if any(start <= placeholder.offset < end for _, placeholder in media_with_ranges(printed)):
-        raise UnreachableTurnError(index, "it shows a medium")
+    for item, placeholder in media_with_ranges(printed):
+        if start <= placeholder.offset < end:
+            raise UnreachableTurnError(index, f"it shows {NOUNS[item.modality]}")
     turn_ids = printed.token_ids[start:end]
     if printed.token_ids[:start] != prompt.token_ids:
         merged = _merged_ids(renderer, prompt.token_ids, printed.token_ids[:start])
