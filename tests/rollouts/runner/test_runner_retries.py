@@ -254,7 +254,7 @@ def test_an_episode_that_waits_for_its_next_attempt_leaves_its_place_to_others(r
 
 def test_an_outage_of_the_engine_draws_no_more_tasks_than_twice_as_many_as_may_run(renderer):
     async def world():
-        retried, taken = [], []
+        retried, taken, both = [], [], asyncio.Event()
         retry = RetryPolicy(first_delay=3600.0, max_delay=3600.0)
 
         def endless():
@@ -268,12 +268,13 @@ def test_an_outage_of_the_engine_draws_no_more_tasks_than_twice_as_many_as_may_r
         def listen(event):
             if isinstance(event, EpisodeRetried):
                 retried.append(event)
+            if len(retried) == 2:
+                both.set()
 
         engine = ScriptedEngine(fail, renderer=renderer)
         async with make_runner(renderer, engine=engine, concurrency=2, retry=retry, listeners=[listen]) as runner:
             waiting = asyncio.ensure_future(anext(runner.stream(endless())))
-            while len(retried) < 2:  # threads render the prompts
-                await asyncio.sleep(0.01)
+            await both.wait()  # threads render the prompts
             for _ in range(3000):
                 await asyncio.sleep(0)
             assert len(retried) <= len(taken) <= 4
