@@ -23,7 +23,7 @@ from test_served_engine import TEXT, image_messages, request_of
 
 from rollouts import SamplingParams
 from rollouts.engines.lora import LoRAEngine
-from rollouts.engines.vllm import VLLMEngine
+from rollouts.engines.vllm import HttpLimits, VLLMEngine
 from rollouts.engines.vllm.transfer import FileSender, IPCSender, NCCLSender, TransferEngine, update_info
 from rollouts.errors import CapabilityError, ServerError, UnknownAdapterError, WeightUpdateError
 from rollouts.runner import Asynchronous, EpisodeLimits, Runner, Task
@@ -500,7 +500,7 @@ async def test_a_trainer_that_is_killed_leaves_no_file_and_the_next_one_sends_th
 async def test_a_server_that_is_killed_during_a_transfer_leaves_no_file(checkpoints, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     async with served_process(checkpoints[0], "--name", "tiny") as served:
-        engine = VLLMEngine(served.base_url)
+        engine = VLLMEngine(served.base_url, limits=HttpLimits(retries=1))
         sender = FileSender(tmp_path)
 
         def tensors():
