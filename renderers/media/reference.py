@@ -103,15 +103,16 @@ def _modality(part: Mapping[str, Any]) -> Modality:
 
 
 def _value_and_rate(part: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The medium of a part, and for a sound its sampling rate."""
+    """The medium of a part, and for a sound its sampling rate. Each call copies base64 that is no data URL yet."""
     value = media_value(part)
     return array_and_rate(value, part.get("sampling_rate")) if _modality(part) == "audio" else (value, None)
 
 
 def load_source(part: Mapping[str, Any], policy: MediaPolicy, store: MediaStore) -> MediaSource:
     """The source of a part, from the store if it was loaded before. Raises the errors of `source_of_part`."""
-    key = _reference_key(_value_and_rate(part)[0], policy)  # for a file: its state before it is read
-    source = _stored_source(part, key, policy, store)
+    value, rate = _value_and_rate(part)
+    key = _reference_key(value, policy)  # for a file: its state before it is read
+    source = _stored_source(part, key, rate, policy, store)
     if source is None:
         source = store.references.put(key, store.add_source(source_of_part(part, policy)))
     return source
@@ -123,10 +124,13 @@ def cached_source(part: Mapping[str, Any], policy: MediaPolicy, store: MediaStor
     Raises `MediaError` for a URL or path that the policy does not allow, a file that cannot be read, and for what was
     loaded as a medium of another type.
     """
-    return _stored_source(part, _reference_key(_value_and_rate(part)[0], policy), policy, store)
+    value, rate = _value_and_rate(part)
+    return _stored_source(part, _reference_key(value, policy), rate, policy, store)
 
 
-def _stored_source(part: Mapping[str, Any], key: Any, policy: MediaPolicy, store: MediaStore) -> MediaSource | None:
+def _stored_source(
+    part: Mapping[str, Any], key: Any, rate: Any, policy: MediaPolicy, store: MediaStore
+) -> MediaSource | None:
     cached = store.references.get(key)
     # Stores are shared between policies. A source past the limit of this policy is loaded again, which raises the
     # error. For raw pixels and samples the policy limits their number, not their bytes.
@@ -135,7 +139,7 @@ def _stored_source(part: Mapping[str, Any], key: Any, policy: MediaPolicy, store
     # It may have been loaded from a part of another type.
     match _modality(part):
         case "audio":
-            _check_audio(cached, _value_and_rate(part)[1], policy)
+            _check_audio(cached, rate, policy)
         case "video":
             _check_video(cached, part.get("fps"), policy)
         case _:
