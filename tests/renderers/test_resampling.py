@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import sys
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -28,10 +32,12 @@ def torchs(planes: np.ndarray, height: int, width: int, resample: int) -> np.nda
 
 
 def check_equal(planes: np.ndarray, height: int, width: int, resample: int) -> None:
-    ours = resampling.resize(planes, height, width, resample)
-    assert ours.dtype == np.uint8
-    assert ours.shape == (3, height, width)
-    np.testing.assert_array_equal(ours, torchs(planes, height, width, resample))
+    is_changed = planes.shape[1:] != (height, width)
+    for resize in (resampling.resize, *[resampling._resize_in_blas] * is_changed):
+        ours = resize(planes, height, width, resample)
+        assert ours.dtype == np.uint8
+        assert ours.shape == (3, height, width)
+        np.testing.assert_array_equal(ours, torchs(planes, height, width, resample))
 
 
 @settings(max_examples=250, deadline=None)
@@ -73,9 +79,10 @@ def test_floats_of_32_bits_are_taken_only_where_their_sums_are_exact() -> None:
         assert largest < (1 << 24 if bands[0].dtype == np.float32 else 1 << 53)
 
 
-def test_leading_axes_are_planes_of_their_own() -> None:
+@pytest.mark.parametrize("resize", [resampling._resize_in_blas, resampling._resize_in_torch])
+def test_leading_axes_are_planes_of_their_own(resize: Callable[..., np.ndarray]) -> None:
     frames = np.stack([pixels(40, 30, seed) for seed in range(4)])
-    resized = resampling.resize(frames, 56, 28, 3)
+    resized = resize(frames, 56, 28, 3)
     assert resized.shape == (4, 3, 56, 28)
     for frame, expected in zip(resized, frames, strict=True):
         np.testing.assert_array_equal(frame, torchs(expected, 56, 28, 3))
@@ -89,6 +96,28 @@ def test_a_view_of_every_second_pixel_is_read_as_it_is() -> None:
 def test_pixels_that_keep_their_size_are_not_copied() -> None:
     planes = pixels(20, 30)
     assert np.shares_memory(resampling.resize(planes, 20, 30, 3), planes)
+
+
+def test_a_process_resizes_with_the_torch_that_it_has_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    for name in ("_resize_in_blas", "_resize_in_torch"):
+        monkeypatch.setattr(resampling, name, lambda *_, name=name: calls.append(name))
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    resampling.resize(pixels(20, 30), 28, 28, 3)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    resampling.resize(pixels(20, 30), 28, 28, 3)
+    monkeypatch.delitem(sys.modules, "torch")
+    resampling.resize(pixels(20, 30), 28, 28, 3)
+    assert calls == ["_resize_in_torch", "_resize_in_blas", "_resize_in_blas"]
+
+
+def test_a_forked_process_resizes_after_its_parent_has_used_the_threads_of_torch() -> None:
+    planes = pixels(750, 1000)
+    expected = torchs(planes, 736, 992, 3)
+    torch.ones(1 << 20).exp().sum()
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        found = pool.apply_async(resampling.resize, (planes, 736, 992, 3)).get(timeout=60)
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("change", ["_MAX_FRACTION_BITS", "kernel"])
