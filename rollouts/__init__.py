@@ -23,6 +23,7 @@ from rollouts.engines.protocol import (  # noqa: E402  (only once `renderers` is
     GenerateRequest,
     GenerateResult,
     SamplingParams,
+    TopLogprobs,
     WeightSpan,
 )
 from rollouts.episodes.context import ChildEpisode, EpisodeContext, GeneratedTurn  # noqa: E402
@@ -78,6 +79,7 @@ __all__ = [
     "Task",
     "ThreadedEnvironment",
     "TokenNode",
+    "TopLogprobs",
     "Trajectory",
     "Turn",
     "VLLMEngine",

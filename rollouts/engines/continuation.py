@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, TokenListener, WeightSpan
+from rollouts.engines.protocol import (
+    Completion,
+    FinishReason,
+    GenerateRequest,
+    TokenListener,
+    TopLogprobs,
+    WeightSpan,
+)
 
 #: Parameters that depend on the tokens generated so far. In a continuation those tokens are part of the prompt: a
 #: grammar, for example, would start again in the middle of the completion.
@@ -45,6 +52,7 @@ def continuation(
         sampled=[*request.sampled, (length, length + done)] if done else request.sampled,
         request_id=f"{request.request_id}.{partial.index}.{round_number}",
         prompt_logprobs=request.prompt_logprobs and not done,
+        prompt_top_logprobs=0 if done else request.prompt_top_logprobs,
     )
 
 
@@ -59,6 +67,7 @@ def single_samples(request: GenerateRequest) -> list[GenerateRequest]:
             sampling=replace(request.sampling, n=1, seed=_sample_seed(request.sampling.seed, index)),
             request_id=f"{request.request_id}.{index}",
             prompt_logprobs=request.prompt_logprobs and not index,
+            prompt_top_logprobs=0 if index else request.prompt_top_logprobs,
         )
         for index in range(request.sampling.n)
     ]
@@ -76,7 +85,7 @@ def restarts_from_prompt(request: GenerateRequest) -> bool:
 
 
 def join_completions(partial: Completion, rest: Completion) -> Completion:
-    """One completion of both parts: ids, log-probs, weight versions, experts and masks."""
+    """One completion of both parts: ids, log-probs, likeliest tokens, weight versions, experts and masks."""
     done = len(partial.token_ids)
     if not done:  # nothing was sampled, so no mask and no expert is missing
         return replace(rest, index=partial.index)
@@ -95,6 +104,9 @@ def join_completions(partial: Completion, rest: Completion) -> Completion:
         sampling_masks=None
         if partial.sampling_masks is None or rest.sampling_masks is None
         else partial.sampling_masks + rest.sampling_masks,
+        top_logprobs=None
+        if partial.top_logprobs is None or rest.top_logprobs is None
+        else TopLogprobs(*map(np.concatenate, zip(partial.top_logprobs, rest.top_logprobs, strict=True))),
     )
 
 

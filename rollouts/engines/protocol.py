@@ -116,11 +116,12 @@ class SamplingParams:
     """Sampling options. `top_k` 0 and `top_p` 1 switch those filters off; `temperature` 0 is greedy.
 
     Numbers may be numpy scalars. Raises `InvalidRequestError`, which names the field, for a value of another type or
-    range. The engine limits `n` and `max_tokens` (`EngineLimits`).
+    range. The engine limits `n`, `max_tokens` and `top_logprobs` (`EngineLimits`).
 
     With a `seed`, a completion depends on (weights, prompt, seed, index) alone, not on other requests. `extra` holds
     sampling options under the engine's own names (`min_p`, `repetition_penalty`...); an engine refuses options that it
-    does not know, because servers ignore them without an error.
+    does not know, because servers ignore them without an error. `top_logprobs` k requests the k likeliest tokens in the
+    place of each sampled one, under the raw distribution (`Completion.top_logprobs`); 0: none.
     """
 
     max_tokens: int = 256
@@ -131,9 +132,10 @@ class SamplingParams:
     n: int = 1
     stop_token_ids: tuple[int, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
+    top_logprobs: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "top_k", "n"):
+        for name in ("max_tokens", "top_k", "n", "top_logprobs"):
             self._set(name, whole_number(getattr(self, name)), "an integer")
         if self.seed is not None:
             self._set("seed", whole_number(self.seed), "an integer or None")
@@ -149,6 +151,7 @@ class SamplingParams:
             ("top_p", 0 < self.top_p <= 1, "a number above 0, up to 1"),
             ("top_k", self.top_k >= 0, "0 (off) or more"),
             ("n", self.n >= 1, "at least 1"),
+            ("top_logprobs", self.top_logprobs >= 0, "0 (none) or more"),
         ):
             if not is_allowed:
                 text = f"SamplingParams.{name} is {short_repr(getattr(self, name))}; pass {allowed}"
@@ -179,9 +182,9 @@ class GenerateRequest:
     whose server processes media needs it. `sampled` holds the half-open ranges of the prompt that earlier completions
     sampled: a media token inside them is text, a media token elsewhere outside of a placeholder is an error.
     `session_id` is the same for all turns of an episode. A server that schedules by priority serves a smaller
-    `priority` earlier. `prompt_logprobs` requests the log-probability of each prompt token too. `adapter` names a LoRA
-    adapter that the engine has loaded; None samples with the weights of the model alone. Raises `InvalidRequestError`
-    for a field of another type.
+    `priority` earlier. `prompt_logprobs` requests the log-probability of each prompt token too, `prompt_top_logprobs` k
+    the k likeliest tokens in the place of each (0: none). `adapter` names a LoRA adapter that the engine has loaded;
+    None samples with the weights of the model alone. Raises `InvalidRequestError` for a field of another type.
     """
 
     prompt_ids: Sequence[int]
@@ -194,6 +197,7 @@ class GenerateRequest:
     priority: int = field(default=0, kw_only=True)
     prompt_logprobs: bool = field(default=False, kw_only=True)
     adapter: str | None = field(default=None, kw_only=True)
+    prompt_top_logprobs: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
         for name, (types, expected) in _REQUEST_FIELDS.items():
@@ -205,6 +209,10 @@ class GenerateRequest:
         if (priority := whole_number(self.priority)) is None:
             raise self._type_error("priority", self.priority, "an integer")
         object.__setattr__(self, "priority", priority)
+        top = whole_number(self.prompt_top_logprobs)
+        if top is None or top < 0:
+            raise self._type_error("prompt_top_logprobs", self.prompt_top_logprobs, "an integer, 0 (none) or more")
+        object.__setattr__(self, "prompt_top_logprobs", top)
         if (error := prompt_error(self.prompt_ids)) is not None:
             raise InvalidRequestError(self.request_id, error)
 
@@ -213,6 +221,11 @@ class GenerateRequest:
         return InvalidRequestError(
             request_id, f"{name} is {short_repr(value)} ({type(value).__name__}), not {expected}"
         )
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities in the places of the prompt are requested; a stream has none."""
+        return self.prompt_logprobs or self.prompt_top_logprobs > 0
 
     @property
     def media(self) -> list[PlacedItem]:
@@ -242,13 +255,32 @@ class WeightSpan:
     end: int
 
 
+@wire_type("rollouts.TopLogprobs")
+class TopLogprobs(NamedTuple):
+    """The k likeliest tokens in the place of each of n tokens, the likeliest first.
+
+        completion.top_logprobs.token_ids[0]  # the k likeliest first tokens of the completion
+
+    `token_ids` int32 (n, k); `logprobs` float32 (n, k), under the raw distribution, as `Completion.logprobs`. Each row
+    has exactly k tokens, the sampled one only if it is among them; more than the vocabulary has are refused. In the
+    place of a token that nothing predicts, as the first of a prompt, the ids are -1 and the log-probabilities NaN.
+    """
+
+    token_ids: np.ndarray
+    logprobs: np.ndarray
+
+
+#: The id in places of `TopLogprobs` without a prediction.
+NO_TOKEN: Final = -1
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
     """One sample: ids int32 (n,), their log-probabilities float32 (n,) under the raw model distribution.
 
-    Raw means before temperature, top-k and top-p, as vLLM reports by default. The ids include the stop token. Some
-    engines also report `routed_experts`, integers (prompt + n - 1, layers, experts per token), and `sampling_masks`,
-    for each token the ids (int32) that it was sampled from.
+    Raw means before temperature, top-k and top-p, as vLLM reports by default. The ids include the stop token.
+    `top_logprobs`, if requested, has a row for each token. Some engines also report `routed_experts`, integers (prompt
+    + n - 1, layers, experts per token), and `sampling_masks`, for each token the ids (int32) that it was sampled from.
     """
 
     index: int
@@ -259,15 +291,22 @@ class Completion:
     weight_spans: tuple[WeightSpan, ...] = ()
     routed_experts: np.ndarray | None = None
     sampling_masks: tuple[np.ndarray, ...] | None = None
+    top_logprobs: TopLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenDelta:
-    """New tokens of completion `index`: ids int32 (n,) and their log-probabilities float32 (n,)."""
+    """New tokens of completion `index`: ids int32 (n,), their log-probabilities float32 (n,), and `top_logprobs`."""
 
     index: int
     token_ids: np.ndarray
     logprobs: np.ndarray
+    top_logprobs: TopLogprobs | None = None
+
+    @classmethod
+    def of(cls, completion: Completion) -> TokenDelta:
+        """All tokens of a completion."""
+        return cls(completion.index, completion.token_ids, completion.logprobs, completion.top_logprobs)
 
 
 #: Receives the tokens of a request as they are sampled.
@@ -276,19 +315,13 @@ TokenListener = Callable[[TokenDelta], None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerateResult:
-    """The completions of one request. `prompt_logprobs`, if requested: float32 (prompt,), NaN for the first token."""
+    """The completions of one request. `prompt_logprobs`, if requested: float32 (prompt,), NaN for the first token;
+    `prompt_top_logprobs`, if requested: a row for each token of the prompt, the first one without a prediction."""
 
     request_id: str
     completions: list[Completion]
     prompt_logprobs: np.ndarray | None = None
-
-
-class TopLogprobs(NamedTuple):
-    """The k likeliest ids in the place of each of n tokens, the likeliest first: int32 (n, k), and their
-    log-probabilities under the raw distribution, float32 (n, k)."""
-
-    token_ids: np.ndarray
-    logprobs: np.ndarray
+    prompt_top_logprobs: TopLogprobs | None = None
 
 
 @runtime_checkable
@@ -352,7 +385,7 @@ class StreamingEngine(Engine, Protocol):
         """As `generate`; `listen` is called on the event loop with the new tokens, before the result has them all.
 
         The tokens of each completion, joined in order, are those of the result. Raises `InvalidRequestError` for a
-        request with `prompt_logprobs`, and what `generate` raises.
+        request that `scores_prompt`, and what `generate` raises.
         """
         ...
 
@@ -464,7 +497,8 @@ def check_result(request: GenerateRequest, result: GenerateResult, *, vocab_size
 
     The result has the id of the request, and no completion has more than `max_tokens` tokens. Token ids are integers
     from 0, below `vocab_size` where it is given. Log-probabilities are finite and at most 0 (but for rounding); values
-    at or below -9999 are refused too: some servers write that number for a missing one.
+    at or below -9999 are refused too: some servers write that number for a missing one. Where the request asks for the
+    likeliest tokens, each place has as many of them, in descending order.
     Raises `MalformedResultError`, `MissingLogProbsError`.
     """
     name = request.request_id
@@ -480,6 +514,8 @@ def check_result(request: GenerateRequest, result: GenerateResult, *, vocab_size
         )
     for completion in result.completions:
         _check_completion(name, completion, request.sampling.max_tokens, vocab_size)
+    if request.sampling.top_logprobs or request.prompt_top_logprobs:
+        _check_top_logprobs(request, result, vocab_size)
     if len(result.completions) == 1 and result.completions[0].index == 0:
         return
     indices = sorted([completion.index for completion in result.completions])
@@ -507,6 +543,55 @@ def _check_completion(name: str, completion: Completion, max_tokens: int, vocab_
         raise MalformedResultError(name, f"{_which(completion)}: {error}")
     if not count and completion.finish_reason is not FinishReason.ABORT:
         raise MalformedResultError(name, f"{_which(completion)} holds no token")
+
+
+def _check_top_logprobs(request: GenerateRequest, result: GenerateResult, vocab_size: int | None) -> None:
+    for completion in result.completions:
+        count = len(completion.token_ids)
+        # A completion that was aborted before its first token may have none.
+        if request.sampling.top_logprobs and (count or completion.top_logprobs is not None):
+            error = top_logprobs_error(completion.top_logprobs, count, request.sampling.top_logprobs, vocab_size)
+            if error is not None:
+                raise MissingLogProbsError(request.request_id, f"{_which(completion)}: {error}")
+    is_aborted = all(completion.finish_reason is FinishReason.ABORT for completion in result.completions)
+    top = result.prompt_top_logprobs
+    if request.prompt_top_logprobs and not (top is None and is_aborted):
+        error = top_logprobs_error(top, len(request.prompt_ids), request.prompt_top_logprobs, vocab_size, unpredicted=1)
+        if error is not None:
+            raise MissingLogProbsError(request.request_id, f"prompt: {error}")
+
+
+def top_logprobs_error(
+    top: object, count: int, k: int | None, vocab_size: int | None = None, *, unpredicted: int = 0
+) -> str | None:
+    """The likeliest tokens in the places of `count` tokens are a `TopLogprobs` of valid rows, the likeliest first.
+
+    `k`: how many there are in each place; None: any number. The first `unpredicted` rows are without a prediction.
+    """
+    if not isinstance(top, TopLogprobs):
+        wanted = "the likeliest" if k is None else f"the {k} likeliest"
+        given = "none" if top is None else f"a {type(top).__name__}"
+        return f"{wanted} tokens in the place of each are requested, and {given} reported; use an engine that has them"
+    ids, logprobs = top
+    for what, rows, kinds in (("ids", ids, "iu"), ("log-probabilities", logprobs, "f")):
+        if not isinstance(rows, np.ndarray) or rows.dtype.kind not in kinds or rows.ndim != 2:
+            described = f"{rows.dtype} {rows.shape}" if isinstance(rows, np.ndarray) else _type_name(rows)
+            return f"the {what} of the likeliest tokens are {described}, not numbers (tokens, k)"
+    columns = ids.shape[1] if k is None else k
+    if ids.shape != logprobs.shape or ids.shape != (count, columns):
+        return (
+            f"the likeliest tokens are ids {ids.shape} and log-probabilities {logprobs.shape}; {count} tokens with "
+            f"{columns} each need ({count}, {columns}) of both"
+        )
+    first, ids, logprobs = ids[:unpredicted], ids[unpredicted:], logprobs[unpredicted:]
+    if (first != NO_TOKEN).any():
+        return f"the likeliest tokens in the place of the first one are {first[0].tolist()}; nothing predicts it"
+    error = token_ids_error(ids.ravel(), vocab_size) or logprobs_error(logprobs.ravel(), ids.size)
+    if error is not None:
+        return f"of {columns} likeliest tokens a place: {error}"
+    if (wrong := (logprobs[:, 1:] > logprobs[:, :-1]).any(axis=1)).any():
+        return f"the likeliest tokens in place {int(wrong.argmax()) + unpredicted} are not in descending order"
+    return None
 
 
 def _which(completion: Completion) -> str:
@@ -546,26 +631,40 @@ def weight_span_error(spans: object, count: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """Upper bounds for `SamplingParams.n` and `max_tokens`, checked before anything is reserved for a request."""
+    """Upper bounds, checked before anything is reserved for a request: for `n`, `max_tokens` and `top_logprobs` of
+    `SamplingParams`, the last one also for `GenerateRequest.prompt_top_logprobs`."""
 
     n: int = 1024
     max_tokens: int = 2**20
+    top_logprobs: int = 1024
 
     def __post_init__(self) -> None:
-        for name in ("n", "max_tokens"):
-            rule = "pass an integer of at least 1: a smaller limit admits no request"
-            check_integer(f"EngineLimits.{name}", getattr(self, name), rule=rule)
+        for name, least in (("n", 1), ("max_tokens", 1), ("top_logprobs", 0)):
+            rule = f"pass an integer of at least {least}" + (": a smaller limit admits no request" if least else "")
+            check_integer(f"EngineLimits.{name}", getattr(self, name), least=least, rule=rule)
 
     def check(self, request: GenerateRequest) -> None:
         """Raise `InvalidRequestError`, naming the field, for a request that exceeds a bound."""
-        for name in ("n", "max_tokens"):
-            value, limit = getattr(request.sampling, name), getattr(self, name)
-            if value > limit:
+        sampling = request.sampling
+        for name, value, limited in (
+            ("n", sampling.n, "n"),
+            ("max_tokens", sampling.max_tokens, "max_tokens"),
+            ("top_logprobs", sampling.top_logprobs, "top_logprobs"),
+            ("prompt_top_logprobs", request.prompt_top_logprobs, "top_logprobs"),
+        ):
+            if value > (limit := getattr(self, limited)):
                 raise InvalidRequestError(
                     request.request_id,
                     f"{name} is {short_repr(value)} and this engine takes at most {limit}. Use a smaller one, or give "
-                    f"the engine other EngineLimits({name}=...)",
+                    f"the engine other EngineLimits({limited}=...)",
                 )
+
+
+def check_streamable(request: GenerateRequest) -> None:
+    """Raise `InvalidRequestError` for a request that a stream cannot answer."""
+    if request.scores_prompt:
+        name = "prompt_logprobs" if request.prompt_logprobs else "prompt_top_logprobs"
+        raise InvalidRequestError(request.request_id, f"a stream cannot return {name}; use generate")
 
 
 def check_prompt(request: GenerateRequest, max_length: int, vocab_size: int | None) -> np.ndarray:

@@ -14,7 +14,14 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, TokenDelta, TokenListener
+from rollouts.engines.protocol import (
+    Completion,
+    FinishReason,
+    GenerateRequest,
+    TokenDelta,
+    TokenListener,
+    TopLogprobs,
+)
 from rollouts.errors import EngineError
 
 Decode = Callable[[Sequence[int]], str]
@@ -33,7 +40,7 @@ def cut_at_stop(completion: Completion, stop: Sequence[str], decode: Decode) -> 
     if length == len(ids):
         return replace(completion, finish_reason=FinishReason.STOP, stop_token_id=None), string
     spans = tuple(replace(span, end=min(span.end, length)) for span in completion.weight_spans if span.start < length)
-    experts, masks = completion.routed_experts, completion.sampling_masks
+    experts, masks, top = completion.routed_experts, completion.sampling_masks, completion.top_logprobs
     cut = replace(
         completion,
         token_ids=completion.token_ids[:length],
@@ -43,6 +50,7 @@ def cut_at_stop(completion: Completion, stop: Sequence[str], decode: Decode) -> 
         weight_spans=spans,
         routed_experts=None if experts is None else experts[: len(experts) - (len(ids) - length)],
         sampling_masks=None if masks is None else masks[:length],
+        top_logprobs=None if top is None else TopLogprobs(*(array[:length] for array in top)),
     )
     return cut, string
 

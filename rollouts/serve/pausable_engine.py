@@ -250,13 +250,13 @@ class PausableEngine:
         return replace(task.result(), request_id=request.request_id), exchange.is_kept
 
     async def _call(self, request: GenerateRequest, listen: TokenListener | None) -> GenerateResult:
-        whole = listen is None or request.prompt_logprobs or restarts_from_prompt(request)
+        whole = listen is None or request.scores_prompt or restarts_from_prompt(request)
         if listen is not None and not whole and is_streaming(self.engine):
             return await self.engine.generate_streamed(request, listen)
         result = await self.engine.generate(request)
         if listen is not None:
             for completion in result.completions:
-                listen(TokenDelta(completion.index, completion.token_ids, completion.logprobs))
+                listen(TokenDelta.of(completion))
         return result
 
     async def _wait_until_open(self, running: _Running) -> bool:

@@ -15,7 +15,7 @@ from rollouts.errors import EngineClosedError, RolloutsError
 from rollouts.models.loading import load_model
 from rollouts.tinker.bounded_pool import BoundedPool
 from rollouts.tinker.requests import SampleRequest, SampleResult
-from rollouts.tinker.sampler import Endings, SavedWeights, generated, with_likeliest
+from rollouts.tinker.sampler import Endings, SavedWeights, generated
 from rollouts.training.trainer import Trainer
 from rollouts.values import check_integer
 
@@ -116,8 +116,7 @@ class _EngineOfModel:
         engine = self._engine
         with engine.expecting_request():  # a client sends the requests of a step one after another: one batch for them
             await asyncio.sleep(_GATHER_SECONDS)
-        result = await generated(engine, request, self._endings, max_length=engine.max_model_len, adapter=adapter)
-        return await with_likeliest(result, request, engine.top_logprobs, adapter=adapter)
+        return await generated(engine, request, self._endings, max_length=engine.max_model_len, adapter=adapter)
 
 
 class _TrainedAsAWholeError(RolloutsError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +16,9 @@ from renderers import MultiModalData
 from renderers.loading import load_tokenizer
 from renderers.model_files import ModelFiles
 from renderers.placement import PlacedItem
-from rollouts.calls import gathered
 from rollouts.engines.protocol import (
+    MAX_TOKEN_ID,
+    NO_TOKEN,
     Completion,
     Engine,
     FinishReason,
@@ -143,11 +144,12 @@ async def generated(
     extra: Mapping[str, Any] | None = None,
     placeholder_token_ids: Mapping[str, int] | None = None,
 ) -> SampleResult:
-    """Sample with an engine, without the likeliest tokens. `max_length`: the model's, of prompt and sequence together.
+    """Sample with an engine. `max_length`: the model's, of prompt and sequence together.
 
     `extra` are options of the engine. Raises what the engine raises, and `GenerationInterruptedError`.
     """
     ids = request.prompt.token_ids
+    most = getattr(engine, "vocab_size", None) or MAX_TOKEN_ID  # the likeliest tokens are at most all that there are
     stop_ids, texts = endings.of_request(request.stop)
     is_greedy = request.temperature == 0
     asked = _asked(
@@ -162,15 +164,24 @@ async def generated(
             n=1 if is_greedy else request.num_samples,
             stop_token_ids=stop_ids,
             extra=extra or {},
+            top_logprobs=min(request.topk_sample, most),
         ),
         prompt_logprobs=request.prompt_logprobs,
+        prompt_top_logprobs=min(request.topk_prompt, most),
         adapter=adapter,
         placeholder_token_ids=placeholder_token_ids or {},
     )
     result = await _with_texts(engine, asked, texts, endings)
     check_uninterrupted(asked, result.completions)
     sequences = [_sequence(each) for each in sorted(result.completions, key=lambda each: each.index)]
-    return SampleResult(sequences * request.num_samples if is_greedy else sequences, result.prompt_logprobs)
+    of_prompt = result.prompt_top_logprobs
+    if of_prompt is not None:
+        is_empty = of_prompt.token_ids == NO_TOKEN
+        of_prompt = TopLogprobs(
+            np.where(is_empty, 0, of_prompt.token_ids), np.where(is_empty, _NO_LOGPROB, of_prompt.logprobs)
+        )
+    sequences = sequences * request.num_samples if is_greedy else sequences
+    return SampleResult(sequences, result.prompt_logprobs, of_prompt)
 
 
 def _asked(prompt: ModelInput, sampling: SamplingParams, **options: Any) -> GenerateRequest:
@@ -180,51 +191,13 @@ def _asked(prompt: ModelInput, sampling: SamplingParams, **options: Any) -> Gene
     return GenerateRequest(ids, sampling, items, sampled=_texts_between(media, len(ids)), **options)
 
 
-async def with_likeliest(
-    result: SampleResult,
-    request: SampleRequest,
-    top_of: Callable[[GenerateRequest, int], Coroutine[Any, Any, TopLogprobs]],
-    *,
-    adapter: str | None,
-    placeholder_token_ids: Mapping[str, int] | None = None,
-) -> SampleResult:
-    """The result with the likeliest tokens that the request asks for; `top_of` is `top_logprobs` of an engine."""
-    count = max(request.topk_prompt, request.topk_sample)
-    if not count:
-        return result
-    prompt, sequences = request.prompt.token_ids, result.sequences
-    rows = [np.concatenate([prompt, each.token_ids]) for each in sequences] if request.topk_sample else [prompt]
-    options: dict[str, Any] = {"adapter": adapter, "placeholder_token_ids": placeholder_token_ids or {}}
-    asked = [_asked(ModelInput(row, request.prompt.media), SamplingParams(max_tokens=1), **options) for row in rows]
-    tops = await gathered(top_of(each, count) for each in asked)
-    last = len(prompt) - 1
-    if request.topk_sample:
-        sequences = [
-            replace(each, topk=_top_k(top, slice(last, None), request.topk_sample))
-            for each, top in zip(sequences, tops, strict=True)
-        ]
-    if not request.topk_prompt:
-        return replace(result, sequences=sequences)
-    ids, values = _top_k(tops[0], slice(last), request.topk_prompt)
-    empty = (1, ids.shape[1])  # nothing predicts the first token
-    of_prompt = TopLogprobs(
-        np.concatenate([np.zeros(empty, np.int32), ids]),
-        np.concatenate([np.full(empty, _NO_LOGPROB, np.float32), values]),
-    )
-    return replace(result, sequences=sequences, topk_prompt=of_prompt)
-
-
-def _top_k(top: TopLogprobs, rows: slice, count: int) -> TopLogprobs:
-    return TopLogprobs(top.token_ids[rows, :count], top.logprobs[rows, :count])
-
-
 async def _with_texts(
     engine: Engine, request: GenerateRequest, texts: tuple[str, ...], endings: Endings
 ) -> GenerateResult:
     """The completions up to the first of `texts`; the engine ends them there if it reports tokens as they come."""
     if not texts:
         return await engine.generate(request)
-    if is_streaming(engine) and not request.prompt_logprobs:
+    if is_streaming(engine) and not request.scores_prompt:
         early_stop = EarlyStop(engine.abort if is_abortable(engine) else None, request, texts, endings.decode)
         result = await engine.generate_streamed(request, early_stop)
         await early_stop.close()
@@ -236,7 +209,7 @@ async def _with_texts(
 
 def _sequence(completion: Completion) -> SampledSequence:
     stopped = completion.finish_reason is FinishReason.STOP
-    return SampledSequence(completion.token_ids, completion.logprobs, stopped)
+    return SampledSequence(completion.token_ids, completion.logprobs, stopped, completion.top_logprobs)
 
 
 def _texts_between(media: Sequence[PlacedItem], length: int) -> list[tuple[int, int]]:

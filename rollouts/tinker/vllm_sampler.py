@@ -14,7 +14,7 @@ from rollouts.engines.vllm import VLLMEngine
 from rollouts.errors import ArgumentError, EngineClosedError, EngineError, ServerTimeoutError, ServerUnreachableError
 from rollouts.tinker.bounded_pool import BoundedPool
 from rollouts.tinker.requests import SampleRequest, SampleResult
-from rollouts.tinker.sampler import Endings, SavedWeights, generated, with_likeliest
+from rollouts.tinker.sampler import Endings, SavedWeights, generated
 from rollouts.values import check_integer
 
 T = TypeVar("T")
@@ -26,7 +26,8 @@ class VLLMSampler:
     They are connected to at the first request, with `sleep` at the first training step too.
     `directory` is that of the base model. The servers read the directories of adapters themselves, at most
     `max_adapters` of them at a time; they need --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True. Directories
-    with whole models are refused. They report up to 20 of the likeliest tokens, or as many as --max-logprobs.
+    with whole models are refused. They report up to 20 of the likeliest tokens, or as many as --max-logprobs; up to
+    vLLM 0.32 one less in the places of sampled tokens.
 
     With `sleep`, the servers free their memory for training steps: a step runs after the requests before it have ended,
     and those after it wake the servers up. They need VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode. Without it
@@ -113,20 +114,13 @@ class VLLMSampler:
 
     async def _generated(self, adapter: str | None, request: SampleRequest) -> SampleResult:
         engine = self._connected()
-        result = await generated(
+        return await generated(
             engine,
             request,
             self._endings,
             max_length=0 if request.max_tokens is not None else await self._max_model_len(engine),
             adapter=adapter,
             extra={"ignore_eos": True},  # the ids that end a sequence are named
-            placeholder_token_ids=self._placeholder_token_ids,
-        )
-        return await with_likeliest(
-            result,
-            request,
-            lambda row, count: _of_first(engine, lambda each: each.top_logprobs(row, count)),
-            adapter=adapter,
             placeholder_token_ids=self._placeholder_token_ids,
         )
 

@@ -17,14 +17,19 @@ from renderers import MediaItem, MediaSource, Message, PlaceholderRange
 from renderers.messages import PLURALS, Modality, part_kind
 from renderers.placement import placement_error
 from renderers.vision.processor import MediaProcessor
-from rollouts.engines.protocol import Completion, FinishReason, WeightSpan, token_ids_error, weight_span_error
+from rollouts.engines.protocol import (
+    NO_TOKEN,
+    Completion,
+    FinishReason,
+    WeightSpan,
+    token_ids_error,
+    weight_span_error,
+)
 from rollouts.errors import ArgumentError, InvalidTurnError, PixelMismatchError, RolloutsError, short_repr
 from transport import wire_type
 from transport.errors import quoted
 
 ROUTED_EXPERTS, SAMPLING_MASK = "routed_experts", "sampling_mask"
-#: Padding of the rows of `sampling_mask`.
-NO_TOKEN = -1
 
 
 class ReportedExtras(NamedTuple):

@@ -1,9 +1,11 @@
 """What is refused of an engine's answer, and of a caller's sampling parameters."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from rollouts import Completion, FinishReason, GenerateRequest, GenerateResult, SamplingParams
+from rollouts import Completion, FinishReason, GenerateRequest, GenerateResult, SamplingParams, TopLogprobs
 from rollouts.engines.protocol import EngineLimits, check_result
 from rollouts.errors import ArgumentError, InvalidRequestError, MalformedResultError, MissingLogProbsError
 
@@ -162,3 +164,78 @@ def test_the_error_of_a_request_past_the_limits_has_the_field_and_both_numbers(f
 def test_limits_that_admit_nothing_are_refused(limits):
     with pytest.raises(ArgumentError, match="admits no request"):
         EngineLimits(**limits)
+
+
+def with_top(ids, logprobs, *, of_prompt=None):
+    top = TopLogprobs(np.array(ids, np.int32), np.array(logprobs, np.float32))
+    found = result([5, 6], [-0.1, -2.0])
+    return replace(
+        found,
+        completions=[replace(each, top_logprobs=top) for each in found.completions],
+        prompt_top_logprobs=of_prompt,
+    )
+
+
+TOP = replace(REQUEST, sampling=SamplingParams(top_logprobs=2))
+ROWS = [[5, 7], [8, 6]], [[-0.1, -3.0], [-0.5, -2.0]]
+NO_PREDICTION = [-1, -1], [np.nan, np.nan]
+
+
+def test_as_many_likeliest_tokens_as_requested_are_accepted():
+    check_result(TOP, with_top(*ROWS), vocab_size=9)
+    of_prompt = TopLogprobs(np.array([[-1, -1], [3, 4]], np.int32), np.array([[np.nan] * 2, [-1, -2]], np.float32))
+    both = replace(TOP, prompt_top_logprobs=2)
+    check_result(both, with_top(*ROWS, of_prompt=of_prompt))
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (result([5, 6], [-0.1, -2.0]), "the 2 likeliest tokens in the place of each are requested, and none reported"),
+        (with_top([[5], [8]], [[-0.1], [-0.5]]), r"2 tokens with 2 each need \(2, 2\)"),
+        (with_top(ROWS[0][:1], ROWS[1][:1]), r"2 tokens with 2 each need \(2, 2\)"),
+        (with_top(ROWS[0], [[-0.1, -3.0], [-0.5, np.nan]]), "log-probability nan"),
+        (with_top(ROWS[0], [[-0.1, -3.0], [-0.5, -9999.0]]), "log-probability -9999"),
+        (with_top(ROWS[0], [[-0.1, -3.0], [-2.0, -0.5]]), "place 1 are not in descending order"),
+        (with_top([[5, 7], [8, 9]], ROWS[1]), "id 9; ids run from 0 to 8"),
+        (with_top([[5, 7], [8, -1]], ROWS[1]), "id -1"),
+    ],
+)
+def test_likeliest_tokens_that_are_missing_or_wrong_are_an_error(found, words):
+    with pytest.raises(MissingLogProbsError, match=words):
+        check_result(TOP, found, vocab_size=9)
+
+
+@pytest.mark.parametrize(
+    ("of_prompt", "words"),
+    [
+        (None, "none reported"),
+        (TopLogprobs(np.array([[3], [4]], np.int32), np.array([[-1], [-1]], np.float32)), "nothing predicts it"),
+        (TopLogprobs(np.array([[-1]], np.int32), np.array([[np.nan]], np.float32)), r"2 tokens with 1 each"),
+    ],
+)
+def test_likeliest_tokens_of_a_prompt_are_checked_too(of_prompt, words):
+    request = replace(REQUEST, prompt_top_logprobs=1)
+    with pytest.raises(MissingLogProbsError, match=words):
+        check_result(request, replace(result([5], [-0.1]), prompt_top_logprobs=of_prompt))
+
+
+def test_an_aborted_completion_without_tokens_needs_no_likeliest_tokens():
+    aborted = Completion(0, np.empty(0, np.int32), np.empty(0, np.float32), FinishReason.ABORT)
+    check_result(replace(TOP, prompt_top_logprobs=2), GenerateResult("r1", [aborted]))
+
+
+@pytest.mark.parametrize("value", ["5", 1.5, True, None, -1])
+def test_a_number_of_likeliest_tokens_is_an_integer_from_zero(value):
+    with pytest.raises(InvalidRequestError, match="top_logprobs"):
+        SamplingParams(top_logprobs=value)
+    with pytest.raises(InvalidRequestError, match="prompt_top_logprobs"):
+        GenerateRequest([1], SamplingParams(), prompt_top_logprobs=value)
+
+
+def test_more_likeliest_tokens_than_the_engine_admits_are_refused_by_name():
+    limits = EngineLimits(top_logprobs=20)
+    limits.check(replace(TOP, sampling=SamplingParams(top_logprobs=20), prompt_top_logprobs=20))
+    for asked, name in ((SamplingParams(top_logprobs=21), 0), (SamplingParams(), 21)):
+        with pytest.raises(InvalidRequestError, match=r"top_logprobs is 21 and this engine takes at most 20"):
+            limits.check(replace(TOP, sampling=asked, prompt_top_logprobs=name))

@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from renderers import RenderedTokens
 from rollouts import FinishReason, GenerateRequest, SamplingParams
 from rollouts.engines.local import LocalEngine
 from rollouts.engines.local.batch import RowSampler
-from rollouts.engines.protocol import UpdatableEngine
+from rollouts.engines.protocol import UpdatableEngine, check_result
 from rollouts.engines.vllm import VLLMEngine
 from rollouts.errors import ArgumentError, EngineClosedError, WeightUpdateError
 from rollouts.testing import ScriptedEngine, tiny_qwen3_vl
@@ -104,15 +105,20 @@ async def test_the_engines_of_this_distribution_are_updatable(engine):
 async def test_a_completion_in_flight_continues_with_the_new_weights(
     engine, in_flight, prompt, tiny_model_dir, other_model_dir, mode
 ):
-    (result,) = await update_in_flight(engine, in_flight, mode, other_model_dir, request(prompt))
+    asked = replace(request(prompt, top_logprobs=engine.vocab_size), prompt_top_logprobs=1)
+    (result,) = await update_in_flight(engine, in_flight, mode, other_model_dir, asked)
     (completion,) = result.completions
     spans = [(span.version, span.start, span.end) for span in completion.weight_spans]
     assert spans == [("0", 0, SPLIT), ("1", SPLIT, LENGTH)]
+    check_result(asked, result)
     assert (len(completion.token_ids), completion.finish_reason) == (LENGTH, FinishReason.LENGTH)
     by_old = logprobs_by(tiny_model_dir, prompt, completion.token_ids)
     by_new = logprobs_by(other_model_dir, prompt, completion.token_ids)
     np.testing.assert_allclose(completion.logprobs[:SPLIT], by_old[:SPLIT], atol=1e-5)
     np.testing.assert_allclose(completion.logprobs[SPLIT:], by_new[SPLIT:], atol=1e-5)
+    # Each row of all tokens has the sampled one with the log-probability of the weights that sampled it.
+    top_ids, top_logprobs = completion.top_logprobs
+    np.testing.assert_array_equal(top_logprobs[top_ids == completion.token_ids[:, None]], completion.logprobs)
     assert np.abs(by_old - by_new).max() > 0.1
 
 

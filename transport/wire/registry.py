@@ -75,6 +75,7 @@ DECLARED_IN: Final[Mapping[str, str]] = MappingProxyType(
         "rollouts.Task": "rollouts.task",
         "rollouts.TensorList": "rollouts.training.tensor_list",
         "rollouts.TokenNode": "rollouts.trajectory.token_node",
+        "rollouts.TopLogprobs": "rollouts.engines.protocol",
         "rollouts.TrainingBatch": "rollouts.training.batch",
         "rollouts.TrainingSample": "rollouts.training.samples",
         "rollouts.Trajectory": "rollouts.trajectory.tree",

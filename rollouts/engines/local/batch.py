@@ -11,11 +11,13 @@ from transformers import DynamicCache
 
 from rollouts.engines.local.request_queue import RunningRequest
 from rollouts.engines.protocol import (
+    NO_TOKEN,
     Completion,
     FinishReason,
     GenerateResult,
     SamplingParams,
     TokenDelta,
+    TopLogprobs,
     WeightSpan,
 )
 from rollouts.models.forward_pass import EncodeImages, ForwardPass
@@ -23,6 +25,16 @@ from rollouts.models.placed_rows import TokenSequence, padded_rows
 
 # Uniform numbers are generated for this many steps at a time: a completion may end long before its `max_tokens`.
 _STEPS = 64
+
+
+class SampledTokens(NamedTuple):
+    """Of one step: ids int64 (rows,) and their raw log-probabilities float32 (rows,); the likeliest ids int32 (rows, k)
+    and theirs float32 (rows, k), for the largest k that a row asks for."""
+
+    ids: torch.Tensor
+    logprobs: torch.Tensor
+    top_ids: torch.Tensor
+    top_logprobs: torch.Tensor
 
 
 class RowSampler:
@@ -40,9 +52,10 @@ class RowSampler:
         self._top_k = torch.tensor([p.top_k for p in params], device=device)
         self._top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device)
         self._filters = bool((self._top_k > 0).any() or (self._top_p < 1).any())
+        self._most = max(p.top_logprobs for p in params)
 
-    def sample(self, logits: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits (rows, vocabulary) -> ids int64 (rows,) and their raw log-probabilities float32 (rows,)."""
+    def sample(self, logits: torch.Tensor, step: int) -> SampledTokens:
+        """One token a row, from logits (rows, vocabulary)."""
         if step >= self._first + self._uniforms.shape[1]:
             uniforms = np.stack([generator.random(_STEPS) for generator in self._generators])
             self._uniforms, self._first = torch.from_numpy(uniforms).to(logits.device), step
@@ -56,7 +69,7 @@ class RowSampler:
         draws = self._uniforms[:, step - self._first, None] * cumulative[:, -1:]
         drawn = torch.searchsorted(cumulative, draws, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
         ids = torch.where(greedy, logits.argmax(-1), drawn)
-        return ids, logprobs.gather(-1, ids[:, None])[:, 0]
+        return SampledTokens(ids, logprobs.gather(-1, ids[:, None])[:, 0], *_likeliest(logprobs, self._most))
 
     def keep(self, rows: torch.Tensor) -> None:
         """Drop every row except these."""
@@ -75,6 +88,14 @@ class RowSampler:
         kept &= (before < self._top_p[:, None]) | (self._top_p[:, None] >= 1)
         kept[:, 0] = True
         return scaled.masked_fill(~torch.zeros_like(kept).scatter(-1, order, kept), -torch.inf)
+
+
+def _likeliest(logprobs: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k likeliest ids int32 (rows, k) of log-probabilities (rows, vocabulary), and theirs float32 (rows, k)."""
+    if not k:
+        return logprobs.new_empty((len(logprobs), 0), dtype=torch.int32), logprobs[:, :0]
+    values, ids = logprobs.topk(k, dim=-1)
+    return ids.to(torch.int32), values
 
 
 def _generator(seed: int | None, index: int) -> np.random.Generator:
@@ -98,14 +119,21 @@ class _Sample(NamedTuple):
 class _Prefilled(NamedTuple):
     """After the prompts: logits (samples, vocabulary), cache, attention mask and next positions of the samples.
 
-    `prompt_logprobs` has those of the requests that ask for them, by index.
+    `scores` has those of the prompts of requests that ask for them, by the index of the request.
     """
 
     logits: torch.Tensor
     cache: DynamicCache
     mask: torch.Tensor
     positions: torch.Tensor
-    prompt_logprobs: dict[int, np.ndarray]
+    scores: dict[int, _Scores]
+
+
+class _Scores(NamedTuple):
+    """Log-probabilities in the places of a prompt's tokens: of these, float32 (tokens,), and the likeliest ones."""
+
+    logprobs: np.ndarray
+    top: TopLogprobs
 
 
 class Batch:
@@ -145,11 +173,12 @@ class Batch:
 
     def run(self, weight_version: str) -> list[GenerateResult]:
         """Sample every completion; the results are in the order of the requests."""
-        logits, cache, mask, positions, prompt_logprobs = self._prefill()
-        ids, logprobs = self._decode(logits, cache, mask, positions)
+        logits, cache, mask, positions, scores = self._prefill()
         completions: list[list[Completion]] = [[] for _ in self._requests]
-        for sample, row_ids, row_logprobs in zip(self._samples, ids, logprobs, strict=True):
+        columns = self._decode(logits, cache, mask, positions)
+        for sample, (row_ids, row_logprobs, top_ids, top_logprobs) in zip(self._samples, columns, strict=True):
             reason = self._finish_reason(sample, row_ids)
+            k = self._requests[sample.request].sampling.top_logprobs
             completion = Completion(
                 index=sample.number,
                 token_ids=row_ids,
@@ -157,12 +186,20 @@ class Batch:
                 finish_reason=reason,
                 stop_token_id=int(row_ids[-1]) if reason is FinishReason.STOP else None,
                 weight_spans=(WeightSpan(weight_version, 0, len(row_ids)),),
+                top_logprobs=_first(k, top_ids, top_logprobs),
             )
             completions[sample.request].append(completion)
-        return [
-            GenerateResult(request.request_id, of_request, prompt_logprobs.get(index))
-            for index, (request, of_request) in enumerate(zip(self._requests, completions, strict=True))
-        ]
+        results = []
+        for index, (request, of_request) in enumerate(zip(self._requests, completions, strict=True)):
+            of_prompt = scores.get(index)
+            result = GenerateResult(
+                request.request_id,
+                of_request,
+                of_prompt.logprobs if of_prompt is not None and request.prompt_logprobs else None,
+                None if of_prompt is None else _first(request.prompt_top_logprobs, *of_prompt.top),
+            )
+            results.append(result)
+        return results
 
     def _limit(self, sample: _Sample) -> int:
         """The largest number of tokens of a completion."""
@@ -184,31 +221,38 @@ class Batch:
         if len(self._samples) > len(self._prompts):
             cache.reorder_cache(prompts)
         mask = torch.from_numpy(rows.attention_mask).to(hidden.device)[prompts]
-        return _Prefilled(logits[prompts], cache, mask, following[prompts], self._prompt_logprobs(hidden))
+        return _Prefilled(logits[prompts], cache, mask, following[prompts], self._prompt_scores(hidden))
 
-    def _prompt_logprobs(self, hidden: torch.Tensor) -> dict[int, np.ndarray]:
+    def _prompt_scores(self, hidden: torch.Tensor) -> dict[int, _Scores]:
         """By the index of each request that asks for them. `hidden` (prompts, T, hidden) is padded on the left."""
         prompts = {sample.request: sample.prompt for sample in self._samples}
-        wanted = {index: prompts[index] for index, each in enumerate(self._requests) if each.prompt_logprobs}
-        scored = {prompt: self._scored(hidden[prompt], self._prompts[prompt].ids) for prompt in set(wanted.values())}
+        wanted = {index: prompts[index] for index, each in enumerate(self._requests) if each.scores_prompt}
+        most = dict.fromkeys(wanted.values(), 0)
+        for index, prompt in wanted.items():
+            most[prompt] = max(most[prompt], self._requests[index].prompt_top_logprobs)
+        scored = {prompt: self._scored(hidden[prompt], self._prompts[prompt].ids, k) for prompt, k in most.items()}
         return {index: scored[prompt] for index, prompt in wanted.items()}
 
-    def _scored(self, hidden: torch.Tensor, ids: np.ndarray) -> np.ndarray:
-        """The log-probabilities of a prompt, float32 (tokens,), NaN first; `hidden` (T, hidden) ends with it."""
+    def _scored(self, hidden: torch.Tensor, ids: np.ndarray, k: int) -> _Scores:
+        """The scores of a prompt with the k likeliest tokens in each place; `hidden` (T, hidden) ends with it."""
         states = hidden[len(hidden) - len(ids) : -1]
         targets = torch.from_numpy(ids[1:].copy()).to(hidden.device)
         values = [torch.full((1,), torch.nan)]
+        top_ids, top_values = [torch.full((1, k), NO_TOKEN, dtype=torch.int32)], [torch.full((1, k), torch.nan)]
         for start in range(0, len(targets), _SCORED_POSITIONS):
             part = slice(start, start + _SCORED_POSITIONS)
             logprobs = torch.log_softmax(self._forward.head.logits(states[part]).float(), dim=-1)
             values.append(logprobs.gather(-1, targets[part, None])[:, 0].cpu())
-        joined: np.ndarray = torch.cat(values).numpy()
-        return joined
+            likeliest = _likeliest(logprobs, k)
+            top_ids.append(likeliest[0].cpu())
+            top_values.append(likeliest[1].cpu())
+        top = TopLogprobs(torch.cat(top_ids).numpy(), torch.cat(top_values).numpy())
+        return _Scores(torch.cat(values).numpy(), top)
 
     def _decode(
         self, logits: torch.Tensor, cache: DynamicCache, mask: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """The sampled ids (int32) and log-probabilities (float32) of each sample."""
+    ) -> list[tuple[np.ndarray, ...]]:
+        """Of each sample the columns of `SampledTokens`, with int32 ids."""
         device = logits.device
         params = [self._requests[sample.request].sampling for sample in self._samples]
         sampler = RowSampler(params, [sample.number for sample in self._samples], device)
@@ -218,12 +262,13 @@ class Batch:
         stop_rows = [torch.tensor([*each.stop_token_ids, -1]) for each in params]
         stops = torch.nn.utils.rnn.pad_sequence(stop_rows, batch_first=True, padding_value=-1).to(device)
         active = torch.arange(len(params), device=device)  # the sample of each row that still generates
-        steps: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []  # of each step: samples, ids, logprobs
+        steps: list[tuple[torch.Tensor, SampledTokens]] = []  # of each step: samples, tokens
 
         for step in range(max(limits)):
-            ids, logprobs = sampler.sample(logits, step)
-            steps.append((active, ids, logprobs))
-            self._report(active, ids, logprobs)
+            sampled = sampler.sample(logits, step)
+            ids = sampled.ids
+            steps.append((active, sampled))
+            self._report(active, sampled)
             unfinished = ~(ids[:, None] == stops[active]).any(-1) & (step + 1 < max_tokens[active])
             if any(each.is_aborted for each in self._running):
                 unfinished &= ~self._are_aborted(active)
@@ -245,27 +290,35 @@ class Batch:
                 break
             positions = positions + 1
 
-        samples, sampled_ids, sampled_logprobs = (
-            torch.cat(column).cpu().numpy() for column in zip(*steps, strict=True)
-        )
+        samples = torch.cat([active for active, _ in steps]).cpu().numpy()
         order = np.argsort(samples, kind="stable")
         ends = np.cumsum(np.bincount(samples))[:-1]
-        return (
-            [part.copy() for part in np.split(sampled_ids[order].astype(np.int32), ends)],
-            [part.copy() for part in np.split(sampled_logprobs[order], ends)],
-        )
+        parts = []
+        for column in zip(*(tokens for _, tokens in steps), strict=True):
+            array = torch.cat(column).cpu().numpy()
+            array = array.astype(np.int32) if array.dtype == np.int64 else array
+            parts.append([part.copy() for part in np.split(array[order], ends)])
+        return list(zip(*parts, strict=True))
 
     def _are_aborted(self, active: torch.Tensor) -> torch.Tensor:
         """bool (rows,): whether the request of each row was aborted."""
         aborted = [self._running[self._samples[sample].request].is_aborted for sample in active.tolist()]
         return torch.tensor(aborted, device=active.device)
 
-    def _report(self, active: torch.Tensor, ids: torch.Tensor, logprobs: torch.Tensor) -> None:
+    def _report(self, active: torch.Tensor, sampled: SampledTokens) -> None:
         """Pass the tokens of one step to the listeners of their requests."""
         if all(each.listen is None for each in self._running):
             return
-        tokens, values = ids.cpu().numpy().astype(np.int32), logprobs.cpu().numpy()
-        for row, index in enumerate(active.tolist()):
-            sample = self._samples[index]
+        ids, values, *top = (column.cpu().numpy() for column in sampled)
+        tokens = ids.astype(np.int32)
+        for index, sample in enumerate(self._samples[each] for each in active.tolist()):
             if (listen := self._running[sample.request].listen) is not None:
-                listen(TokenDelta(sample.number, tokens[row : row + 1], values[row : row + 1]))
+                row = slice(index, index + 1)
+                k = self._requests[sample.request].sampling.top_logprobs
+                likeliest = _first(k, *(each[row] for each in top))
+                listen(TokenDelta(sample.number, tokens[row], values[row], likeliest))
+
+
+def _first(k: int, ids: np.ndarray, logprobs: np.ndarray) -> TopLogprobs | None:
+    """The k likeliest of tokens in arrays of at least k columns, copied where there are more; None for k 0."""
+    return TopLogprobs(*(np.ascontiguousarray(array[:, :k]) for array in (ids, logprobs))) if k else None

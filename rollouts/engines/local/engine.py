@@ -31,8 +31,8 @@ from rollouts.engines.protocol import (
     InFlight,
     TokenDelta,
     TokenListener,
-    TopLogprobs,
     check_prompt,
+    check_streamable,
     check_update_arguments,
     check_version,
 )
@@ -46,12 +46,10 @@ except ImportError as error:
     raise MissingExtraError("LocalEngine", "torch", "torch") from error
 
 from rollouts.engines.local.batch import Batch
-from rollouts.engines.local.top_logprobs import top_logprobs
 from rollouts.engines.local.weights import LocalAdapter, LocalAdapters, checkpoint_weights, matched_weights
 from rollouts.models.forward_pass import ForwardPass
 from rollouts.models.loading import load_model
 from rollouts.models.lora_modules import inserted
-from rollouts.models.placed_rows import TokenSequence
 from rollouts.models.qwen3_vl import VisionFeatures
 
 
@@ -155,20 +153,8 @@ class LocalEngine:
 
     async def generate_streamed(self, request: GenerateRequest, listen: TokenListener) -> GenerateResult:
         """As `generate`; `listen` receives each token on the event loop, as soon as it is sampled."""
-        if request.prompt_logprobs:
-            raise InvalidRequestError(request.request_id, "a stream cannot return prompt_logprobs; use generate")
+        check_streamable(request)
         return await self._generate(request, listen)
-
-    async def top_logprobs(self, request: GenerateRequest, count: int) -> TopLogprobs:
-        """The `count` likeliest tokens in the place of every token of the prompt but the first, from one forward pass.
-
-        Raises `UnknownAdapterError`, `EngineClosedError`, and `SampleError` for tokens that the model cannot take.
-        """
-        if self._closed.is_set():
-            raise closed_error(request.request_id)
-        found = self._adapters.find(request.request_id, request.adapter)
-        sequence = TokenSequence(np.asarray(request.prompt_ids), request.media, request.request_id)
-        return await asyncio.wrap_future(self._worker.submit(self._top_logprobs, sequence, count, found))
 
     async def abort(self, request_ids: Iterable[str]) -> None:
         """End requests: their `generate` returns the tokens so far, with `FinishReason.ABORT`.
@@ -320,6 +306,9 @@ class LocalEngine:
             raise InvalidRequestError(name, f"LocalEngine has no sampling option {option!r}; VLLMEngine does")
         if sampling.seed is not None and sampling.seed < 0:
             raise InvalidRequestError(name, f"seed is {sampling.seed}; LocalEngine takes 0 or more")
+        if (most := max(sampling.top_logprobs, request.prompt_top_logprobs)) > self._vocab_size:
+            rule = f"the {most} likeliest tokens are requested and the vocabulary has {self._vocab_size}; ask for fewer"
+            raise InvalidRequestError(name, rule)
         ids = check_prompt(request, self._max_length, self._vocab_size)
         if (error := item_placement_error(request.media, len(ids))) is not None:
             raise InvalidRequestError(name, error)
@@ -346,10 +335,6 @@ class LocalEngine:
 
             batch = Batch(self._forward, requests, encode, self._max_length, lambda: bool(self._interrupting))
             return batch.run(version)
-
-    def _top_logprobs(self, sequence: TokenSequence, count: int, adapter: LocalAdapter | None) -> TopLogprobs:
-        with self._lock, torch.inference_mode(), inserted(() if adapter is None else adapter.replacements):
-            return top_logprobs(self._forward, sequence, count)
 
     def _encode_images(self, items: Sequence[Any], adapter: LocalAdapter | None, version: str) -> list[VisionFeatures]:
         """Features of images; those that the current weights have encoded before come from the cache."""

@@ -32,8 +32,8 @@ from rollouts.engines.protocol import (
     InFlight,
     TokenDelta,
     TokenListener,
-    TopLogprobs,
     check_result,
+    check_streamable,
     check_update_arguments,
 )
 from rollouts.engines.vllm.adapters import ServerAdapters
@@ -181,28 +181,14 @@ class VLLMEngine:
 
     async def generate_streamed(self, request: GenerateRequest, listen: TokenListener) -> GenerateResult:
         """As `generate`; `listen` is called with the tokens as they are sampled, also across pauses."""
-        if request.prompt_logprobs:
-            raise InvalidRequestError(request.request_id, "a stream cannot return prompt_logprobs; use generate")
+        check_streamable(request)
         if not restarts_from_prompt(request):
             return await self._generate(request, listen)
         # A completion that may be sampled again from its beginning is reported only after its end.
         result = await self._generate(request, None)
         for completion in result.completions:
-            listen(TokenDelta(completion.index, completion.token_ids, completion.logprobs))
+            listen(TokenDelta.of(completion))
         return result
-
-    async def top_logprobs(self, request: GenerateRequest, count: int) -> TopLogprobs:
-        """The `count` likeliest tokens in the place of every token of the prompt but the first; samples one token.
-
-        A server reports up to 20, or as many as its --max-logprobs. Raises what `generate` raises.
-        """
-        with error_context(self.base_url, request.request_id), self._adapters.in_use(request.adapter):
-            await self._checked(request)
-            sampling = replace(request.sampling, n=1, max_tokens=1, extra={"prompt_logprobs": count})
-            scored = replace(request, sampling=sampling, prompt_logprobs=True)
-            with self._requests.running(request.request_id):
-                generation = await self._exchange(scored, request.request_id, None)
-            return generation.prompt_top_logprobs(len(request.prompt_ids), count)
 
     async def update_weight_version(self, version: str) -> None:
         """As `control.update_weight_version`."""
@@ -304,11 +290,9 @@ class VLLMEngine:
                     completions = await gathered(
                         self._complete(request, each, listen, generations) for each in completions
                     )
-            prompt_logprobs = None
-            if request.prompt_logprobs and any(each.finish_reason is not FinishReason.ABORT for each in completions):
-                source = next((each for each in generations if each.has_prompt_logprobs(len(request.prompt_ids))), None)
-                prompt_logprobs = (source or generations[0]).prompt_logprobs(request.prompt_ids)
-            result = GenerateResult(request.request_id, completions, prompt_logprobs)
+            result = GenerateResult(request.request_id, completions)
+            if request.scores_prompt and any(each.finish_reason is not FinishReason.ABORT for each in completions):
+                result = _with_prompt_scores(request, result, generations)
             check_result(request, result)
             self._adopt_version(completions, version_before)
             if request.adapter is not None:
@@ -391,7 +375,8 @@ class VLLMEngine:
 
         `root_id` is the id of the caller's request, of which this request may be a part or a continuation.
         """
-        generation = Generation(request.request_id, request.sampling.n)
+        sampling = request.sampling
+        generation = Generation(request.request_id, sampling.n, top=sampling.top_logprobs)
         with self._requests.waiting(root_id, request.request_id) as wait:
             try:
                 async with wait:
@@ -470,6 +455,14 @@ class VLLMEngine:
                 if error.status == 503 and capabilities.control and await self._is_paused():
                     await self._wait_until_resumed(root_id)
                     continue
+                asked = request.sampling.top_logprobs
+                if error.status == 400 and asked and capabilities.cuts_likeliest and "logprobs" in str(error):
+                    rule = (
+                        f"{error}. vLLM up to 0.32 has the sampled token in the place of one of the {asked} likeliest, "
+                        f"so that one more is requested: ask for fewer, start the server with --max-logprobs "
+                        f"{asked + 1}, or take vLLM 0.33"
+                    )
+                    raise InvalidRequestError(request.request_id, rule) from error
                 if error.status == 404 and request.adapter is not None:
                     await self._adapters.require_after_refusal(root_id, request.adapter)
                 missing = reservation.omitted and payload.is_cache_miss(error.status, error.body)
@@ -499,10 +492,10 @@ class VLLMEngine:
     ) -> None:
         # A request with data that other requests wait for is streamed, because its first token shows that the server
         # has the data. A streamed response cannot carry the log-probabilities of a prompt.
-        first: Chunks = "first" if reservation.included and not request.prompt_logprobs else None
+        first: Chunks = "first" if reservation.included and not request.scores_prompt else None
         # Where an abort closes the connection, what has not arrived by then is lost.
         loses_tokens = capabilities.rust_frontend is not None and not capabilities.control
-        chunks: Chunks = "each" if listen or (loses_tokens and not request.prompt_logprobs) else first
+        chunks: Chunks = "each" if listen or (loses_tokens and not request.scores_prompt) else first
         try:
             # Encoding images takes milliseconds; in a thread it does not delay the other requests of this loop.
             try:
@@ -524,6 +517,7 @@ class VLLMEngine:
                 cache_salt=salt,
                 chunks=chunks,
                 return_prompt=payload.returns_prompt,
+                cuts_likeliest=capabilities.cuts_likeliest,
             )
             headers = {} if request.session_id is None else {"X-Session-ID": request.session_id}
             if chunks is None:
@@ -607,3 +601,20 @@ class VLLMEngine:
         for completion in completions:
             if completion.weight_spans and self._weight_version == before != completion.weight_spans[-1].version:
                 self._set_weight_version(completion.weight_spans[-1].version)
+
+
+def _with_prompt_scores(
+    request: GenerateRequest, result: GenerateResult, generations: Iterable[Generation]
+) -> GenerateResult:
+    """The result with what is requested of its prompt, from the first response that has it.
+
+    Raises `MissingLogProbsError`.
+    """
+    first, *others = generations
+    tokens, k = len(request.prompt_ids), request.prompt_top_logprobs
+    source = next((each for each in (first, *others) if each.has_prompt_logprobs(tokens)), first)
+    return replace(
+        result,
+        prompt_logprobs=source.prompt_logprobs(request.prompt_ids) if request.prompt_logprobs else None,
+        prompt_top_logprobs=source.prompt_top_logprobs(tokens, k) if k else None,
+    )

@@ -43,6 +43,7 @@ async def reads_features(request: GenerateRequest, items: Sequence[PlacedItem], 
                 sampled=(),
                 request_id=f"features-{uuid.uuid4().hex}",
                 prompt_logprobs=True,
+                prompt_top_logprobs=0,
             )
         )
         for each in (item, _with_other_pixels(item), item)

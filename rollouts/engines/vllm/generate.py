@@ -6,6 +6,7 @@ import base64
 import binascii
 import io
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -15,6 +16,7 @@ import numpy as np
 from renderers import PlaceholderRange
 from renderers.placement import placement_error
 from rollouts.engines.protocol import (
+    NO_TOKEN,
     Completion,
     FinishReason,
     GenerateRequest,
@@ -45,12 +47,15 @@ def request_body(
     cache_salt: str | None,
     chunks: Chunks,
     return_prompt: bool,
+    cuts_likeliest: bool = False,
 ) -> Body:
     """The body of a request. `media` is `MediaPayload.body_field`: one member of the object, or empty.
 
+    `cuts_likeliest`: the server puts the sampled token before the likeliest ones and cuts the list, up to vLLM 0.32.
+
     Raises `InvalidRequestError` for sampling options that JSON cannot represent.
     """
-    sampling = _sampling(request, chunks)
+    sampling = _sampling(request, chunks, cuts_likeliest)
     fields: dict[str, Any] = {
         "request_id": request.request_id,
         "model": model,
@@ -71,7 +76,7 @@ def request_body(
     return [opening, b",", *media, b"}"] if media else [opening, b"}"]
 
 
-def _sampling(request: GenerateRequest, chunks: Chunks) -> Mapping[str, Any]:
+def _sampling(request: GenerateRequest, chunks: Chunks, cuts_likeliest: bool) -> Mapping[str, Any]:
     """Every sampling parameter, explicitly: a server fills missing ones with its own defaults."""
     sampling = request.sampling
     fields: dict[str, Any] = {
@@ -82,12 +87,13 @@ def _sampling(request: GenerateRequest, chunks: Chunks) -> Mapping[str, Any]:
         "top_k": sampling.top_k,
         "seed": sampling.seed,
         "stop_token_ids": list(sampling.stop_token_ids),
-        "logprobs": 0,  # of the sampled token only
+        # 0: of the sampled token only. One more than the likeliest leaves them all in a list that is cut.
+        "logprobs": sampling.top_logprobs + (cuts_likeliest and sampling.top_logprobs > 0),
         "detokenize": False,
         **sampling.extra,
     }
-    if request.prompt_logprobs:
-        fields.setdefault("prompt_logprobs", 0)  # of the tokens of the prompt only
+    if request.scores_prompt:
+        fields["prompt_logprobs"] = request.prompt_top_logprobs  # 0: of the tokens of the prompt only
     if chunks == "first":
         fields["stream_interval"] = _ONE_CHUNK
     return fields
@@ -102,6 +108,7 @@ class _Choice:
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    top: list[TopLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: Any = None
     weight_versions: list[Mapping[str, Any]] = field(default_factory=list)
@@ -118,11 +125,15 @@ class PromptExpansion:
 
 
 class Generation:
-    """Accumulates the samples of one request from a whole response, or from the chunks of a streamed one."""
+    """Accumulates the samples of one request from a whole response, or from the chunks of a streamed one.
 
-    def __init__(self, name: str, count: int) -> None:
+    `top`: how many of the likeliest tokens it asks for in the place of each sampled one.
+    """
+
+    def __init__(self, name: str, count: int, *, top: int = 0) -> None:
         self._name = name
         self._count = count
+        self._top = top
         self.clear()
 
     def clear(self) -> None:
@@ -195,20 +206,47 @@ class Generation:
         values[0] = np.nan
         return values
 
-    def prompt_top_logprobs(self, prompt_tokens: int, count: int) -> TopLogprobs:
-        """The `count` likeliest tokens in the place of each but the first. Raises `MissingLogProbsError`."""
+    def prompt_top_logprobs(self, prompt_tokens: int, k: int) -> TopLogprobs:
+        """The k likeliest tokens in the place of each, the first row without any. Raises `MissingLogProbsError`."""
+        if not self.has_prompt_logprobs(prompt_tokens):
+            raise MissingLogProbsError(self._name, f"the response has no likeliest tokens for {prompt_tokens} tokens")
         try:
-            if not self.has_prompt_logprobs(prompt_tokens):
-                raise ValueError(f"the response has none of {prompt_tokens} tokens")
             rows = [
-                sorted((entry["rank"], int(token), entry["logprob"]) for token, entry in entries.items())[:count]
+                [(entry["rank"], token, entry["logprob"]) for token, entry in entries.items()]
                 for entries in self._prompt_logprobs[1:]
             ]
-            ids = np.array([[token for _, token, _ in row] for row in rows], np.int32).reshape(len(rows), count)
-            values = np.array([[value for _, _, value in row] for row in rows], np.float32).reshape(len(rows), count)
-        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-            text = f"the {count} likeliest tokens in place of each of the prompt cannot be read ({error!r})"
+        except (AttributeError, KeyError, TypeError) as error:
+            text = f"the {k} likeliest tokens in the place of each of the prompt cannot be read ({error!r})"
             raise MissingLogProbsError(self._name, text) from error
+        ids, values = self._likeliest(rows, k, "the prompt")
+        first = np.full((1, k), NO_TOKEN, np.int32), np.full((1, k), np.nan, np.float32)
+        return TopLogprobs(*map(np.concatenate, zip(first, (ids, values), strict=True)))
+
+    def _likeliest(self, rows: Sequence[Sequence[tuple[Any, Any, Any]]], k: int, what: str) -> TopLogprobs:
+        """The k likeliest of each row of (rank or None, id, log-probability), which are k or more in any order.
+
+        A server counts ranks from 1. The tokens beside the k likeliest, as the sampled one, have a larger rank or None.
+        Where no token has a rank, a row needs one token beside them, which shows that none of the likeliest is missing.
+        """
+        lengths = {len(row) for row in rows}
+        if rows and min(lengths) < k:
+            text = f"{what}: a token has {min(lengths)} alternatives, and the {k} likeliest are requested"
+            raise MissingLogProbsError(self._name, f"{text}; ask for as many as the vocabulary and the server have")
+        try:
+            ordered = [sorted(row, key=_order)[:k] for row in rows]
+            flat = [entry for row in ordered for entry in row]
+            ids = self._int32(what, [int(token) for _, token, _ in flat]).reshape(-1, k)
+            values = np.array([value for _, _, value in flat], np.float32).reshape(-1, k)
+            ranks = np.array([np.nan if rank is None else rank for rank, _, _ in flat], np.float64).reshape(-1, k)
+        except (TypeError, ValueError, OverflowError) as error:
+            text = f"{what}: the {k} likeliest tokens in the place of each cannot be read ({error!r})"
+            raise MissingLogProbsError(self._name, text) from error
+        are_known = not np.isnan(ranks).all()
+        if (are_known and (ranks != np.arange(1, k + 1)).any()) or (rows and not are_known and min(lengths) == k):
+            raise MissingLogProbsError(
+                self._name,
+                f"{what}: the response lacks one of the {k} likeliest tokens, whose place the sampled one took",
+            )
         return TopLogprobs(ids, values)
 
     def prompt_expansion(self) -> PromptExpansion:
@@ -233,7 +271,9 @@ class Generation:
         if ids and content is None:
             raise MissingLogProbsError(self._name, f"choice {index} has tokens without log-probabilities")
         logprobs = self._logprobs(index, ids, content or [])
+        top = self._top_logprobs(index, content or []) if self._top else None
         choice.logprobs += logprobs
+        choice.top += [] if top is None else [top]
         choice.token_ids += ids
         choice.finish_reason = part.get("finish_reason") or choice.finish_reason
         choice.stop_reason = part.get("stop_reason", choice.stop_reason)
@@ -241,7 +281,7 @@ class Generation:
         choice.sampling_mask += part.get("sampling_mask") or []
         if part.get("routed_experts"):
             choice.routed_experts.append(part["routed_experts"])
-        return TokenDelta(index, self._int32(index, ids), np.array(logprobs, dtype=np.float32))
+        return TokenDelta(index, self._int32(f"choice {index}", ids), np.array(logprobs, dtype=np.float32), top)
 
     def _logprobs(self, index: int, ids: Sequence[int], content: Sequence[Mapping[str, Any]]) -> list[float]:
         """The log-probabilities of new tokens, from either of the two shapes that servers use."""
@@ -263,6 +303,19 @@ class Generation:
             raise MissingLogProbsError(self._name, f"choice {index}: token {values.index(None)} has none")
         return [float(value) for value in values]
 
+    def _top_logprobs(self, index: int, content: Sequence[Mapping[str, Any]]) -> TopLogprobs:
+        rows = [
+            [
+                # Without ids and ranks up to vLLM 0.31, as in `_logprobs`.
+                (entry.get("rank"), entry["token_id"], entry["logprob"])
+                if "token_id" in entry
+                else (None, entry["token"].removeprefix("token_id:"), entry["logprob"])
+                for entry in token["top_logprobs"]
+            ]
+            for token in content
+        ]
+        return self._likeliest(rows, self._top, f"choice {index}")
+
     def _completion(self, index: int, choice: _Choice, prompt_tokens: int, fallback_version: str) -> Completion:
         if choice.finish_reason is None:
             raise self._malformed(f"choice {index} has no finish reason")
@@ -270,7 +323,7 @@ class Generation:
             reason = FinishReason(choice.finish_reason)
         except ValueError:
             raise self._malformed(f"choice {index} finished with {choice.finish_reason!r}") from None
-        ids = self._int32(index, choice.token_ids)
+        ids = self._int32(f"choice {index}", choice.token_ids)
         masks = choice.sampling_mask
         if masks and len(masks) != len(ids):
             raise self._malformed(f"choice {index} has {len(ids)} tokens and {len(masks)} sampling masks")
@@ -282,7 +335,8 @@ class Generation:
             stop_token_id=self._stop_token(reason, choice.stop_reason, choice.token_ids),
             weight_spans=self._weight_spans(index, choice.weight_versions, len(ids), fallback_version),
             routed_experts=self._experts(index, choice.routed_experts, prompt_tokens + len(ids) - 1),
-            sampling_masks=tuple(self._int32(index, mask) for mask in masks) if masks else None,
+            sampling_masks=tuple(self._int32(f"choice {index}", mask) for mask in masks) if masks else None,
+            top_logprobs=TopLogprobs(*map(np.concatenate, zip(*choice.top, strict=True))) if choice.top else None,
         )
 
     def _stop_token(self, reason: FinishReason, stop: Any, ids: Sequence[int]) -> int | None:
@@ -322,17 +376,23 @@ class Generation:
             )
         return experts
 
-    def _int32(self, index: int, ids: Sequence[int]) -> np.ndarray:
+    def _int32(self, what: str, ids: Sequence[int]) -> np.ndarray:
         try:
             array = np.asarray(ids)
         except ValueError as error:
-            raise self._malformed(f"choice {index} has token ids that are not a flat list ({error})") from error
+            raise self._malformed(f"{what} has token ids that are not a flat list ({error})") from error
         if len(array) and (array.ndim != 1 or array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= 2**31):
-            raise self._malformed(f"choice {index} has token ids that are not 32-bit integers of at least 0")
+            raise self._malformed(f"{what} has token ids that are not 32-bit integers of at least 0")
         return array.astype(np.int32)
 
     def _malformed(self, reason: str) -> MalformedResultError:
         return MalformedResultError(self._name, reason)
+
+
+def _order(entry: tuple[Any, Any, Any]) -> tuple[float, float]:
+    """Sorts tokens by their ranks, those without one last and by their log-probabilities."""
+    rank, _, logprob = entry
+    return (math.inf if rank is None else rank, -logprob)
 
 
 # The response of `/render`: token ids, and for each image or video its placeholder and perhaps its tensors.

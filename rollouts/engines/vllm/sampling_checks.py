@@ -41,10 +41,11 @@ _STOP_STRINGS = "stop strings are matched against text, and the server makes non
 _REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("max_tokens", "n", "seed", "stop_token_ids", "temperature", "top_k", "top_p"), _FIELD),
     **dict.fromkeys(("detokenize", "skip_special_tokens", "spaces_between_special_tokens"), _TEXT),
-    **dict.fromkeys(("logprobs", "logprob_token_ids", "flat_logprobs"), _LOGPROBS),
+    "logprobs": "set SamplingParams.top_logprobs",
+    **dict.fromkeys(("logprob_token_ids", "flat_logprobs"), _LOGPROBS),
     **dict.fromkeys(("output_kind", "skip_clone", "stream_interval"), _OUTPUT),
     **dict.fromkeys(("include_stop_str_in_output", "stop"), _STOP_STRINGS),
-    "prompt_logprobs": "set GenerateRequest.prompt_logprobs",
+    "prompt_logprobs": "set GenerateRequest.prompt_logprobs or prompt_top_logprobs",
     "prompt_logprob_start": "prompt log-probabilities are returned for the whole prompt",
     "prompt_logprob_token_ids": "only the log-probabilities of the prompt's own tokens are read",
     "routed_experts_prompt_start": "the experts of the prompt's tokens would be missing from the response",

@@ -25,7 +25,7 @@ from rollouts.engines.protocol import FinishReason
 from rollouts.engines.vllm import VLLMEngine
 from rollouts.engines.vllm.control import ServerControl
 from rollouts.engines.vllm.transfer import FileSender, update_info
-from rollouts.errors import EngineClosedError, ServerError, UnknownAdapterError, WeightUpdateError
+from rollouts.errors import EngineClosedError, UnknownAdapterError, WeightUpdateError
 from rollouts.testing import tiny_qwen3_vl
 
 SECONDS = 60
@@ -139,12 +139,6 @@ async def tokens_are_received_as_they_are_sampled(served):
         assert np.concatenate([each.token_ids for each in deltas]).tolist() == completion.token_ids.tolist()
         assert len(deltas) > 1
     assert difference(served.first, None, request, completion) < 1e-5
-
-
-@uses("top_logprobs")
-async def the_likeliest_tokens_of_a_prompt_are_refused_by_name(served):
-    with pytest.raises(ServerError, match="prompt_logprobs must be 0 or 1"):  # a real vLLM has them: tests/real
-        await served.engine.top_logprobs(served.request(), 3)
 
 
 async def running(served, request_id):

@@ -206,9 +206,11 @@ def test_the_likeliest_tokens_of_a_prompt_are_in_the_order_of_their_ranks_withou
     answer = Generation("r", 1)
     answer.add_response(whole(choice(), prompt_logprobs=[None, ranked(_7=12, _9=2, _3=1), ranked(_8=1, _5=2)]))
     top = answer.prompt_top_logprobs(3, 2)
-    assert top.token_ids.tolist() == [[3, 9], [8, 5]]
-    assert top.logprobs.tolist() == [[-1, -2], [-1, -2]]
-    assert answer.prompt_top_logprobs(3, 1).token_ids.tolist() == [[3], [8]]
+    assert top.token_ids.tolist() == [[-1, -1], [3, 9], [8, 5]]
+    assert np.isnan(top.logprobs[0]).all()
+    assert top.logprobs[1:].tolist() == [[-1, -2], [-1, -2]]
+    assert (top.token_ids.dtype, top.logprobs.dtype) == (np.int32, np.float32)
+    assert answer.prompt_top_logprobs(3, 1).token_ids.tolist() == [[-1], [3], [8]]
 
 
 @pytest.mark.parametrize(
@@ -218,8 +220,102 @@ def test_the_likeliest_tokens_of_a_prompt_are_in_the_order_of_their_ranks_withou
 def test_missing_likeliest_tokens_are_an_error(entries):
     answer = Generation("r", 1)
     answer.add_response(whole(choice(), prompt_logprobs=entries))
-    with pytest.raises(MissingLogProbsError, match="2 likeliest tokens"):
+    with pytest.raises(MissingLogProbsError, match="likeliest"):
         answer.prompt_top_logprobs(3, 2)
+
+
+def likeliest(shape, *rows):
+    """The log-probabilities of `IDS`; a row has (token, log-probability, rank) of each alternative."""
+    content = shape()["content"]
+    for token, row in zip(content, rows, strict=True):
+        token["top_logprobs"] = [
+            {"token": f"token_id:{each}", "logprob": value}
+            if shape is chat
+            else {"token_id": each, "logprob": value, "rank": rank}
+            for each, value, rank in row
+        ]
+    return {"content": content}
+
+
+# What servers answer where the two likeliest are requested: the sampled token (7, 9, 2) in front or not, beside them.
+NEWEST = likeliest(
+    integers,
+    [(7, -0.5, 1), (4, -2.0, 2)],
+    [(9, -1.25, 2), (6, -0.25, 1)],
+    [(2, -3.0, 9), (5, -0.5, 1), (8, -1.5, 2)],
+)
+CUT_AT_THREE = likeliest(
+    integers,
+    [(7, -0.5, 1), (4, -2.0, 2), (3, -2.5, 3)],
+    [(9, -1.25, 2), (6, -0.25, 1), (3, -4.0, 3)],
+    [(2, -3.0, 9), (5, -0.5, 1), (8, -1.5, 2)],
+)
+WITHOUT_RANKS = likeliest(
+    chat,
+    [(7, -0.5, 0), (4, -2.0, 0), (3, -2.5, 0)],
+    [(9, -1.25, 0), (6, -0.25, 0), (3, -4.0, 0)],
+    [(2, -3.0, 0), (5, -0.5, 0), (8, -1.5, 0)],
+)
+WITHOUT_THE_RANK_OF_THE_SAMPLED = likeliest(
+    integers,
+    [(7, -0.5, 1), (4, -2.0, 2)],
+    [(6, -0.25, 1), (9, -1.25, 2)],
+    [(5, -0.5, 1), (8, -1.5, 2), (2, -3.0, None)],
+)
+
+
+@pytest.mark.parametrize("shape", [NEWEST, CUT_AT_THREE, WITHOUT_RANKS, WITHOUT_THE_RANK_OF_THE_SAMPLED])
+def test_exactly_the_likeliest_tokens_come_out_of_every_shape_of_a_response(shape):
+    answer = Generation("r", 1, top=2)
+    (delta,) = answer.add_response(whole(choice(logprobs=shape)))
+    (completion,) = answer.completions(5, "unlabelled")
+    for top in (delta.top_logprobs, completion.top_logprobs):
+        assert top.token_ids.tolist() == [[7, 4], [6, 9], [5, 8]]
+        assert top.logprobs.tolist() == [[-0.5, -2.0], [-0.25, -1.25], [-0.5, -1.5]]
+        assert (top.token_ids.dtype, top.logprobs.dtype) == (np.int32, np.float32)
+
+
+CUT_AT_TWO = likeliest(
+    integers, [(7, -0.5, 1), (4, -2.0, 2)], [(9, -1.25, 2), (6, -0.25, 1)], [(2, -3.0, 9), (5, -0.5, 1)]
+)
+CUT_WITHOUT_RANKS = likeliest(
+    chat, [(7, -0.5, 0), (4, -2.0, 0)], [(9, -1.25, 0), (6, -0.25, 0)], [(2, -3.0, 0), (5, -0.5, 0)]
+)
+TOO_FEW = likeliest(integers, [(7, -0.5, 1)], [(9, -1.25, 2)], [(2, -3.0, 9)])
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        (CUT_AT_TWO, "lacks one of the 2 likeliest tokens"),
+        (CUT_WITHOUT_RANKS, "lacks one of the 2 likeliest tokens"),
+        (TOO_FEW, "a token has 1 alternatives"),
+    ],
+)
+def test_a_list_in_which_the_sampled_token_has_the_place_of_a_likelier_one_is_an_error(shape, words):
+    answer = Generation("r", 1, top=2)
+    with pytest.raises(MissingLogProbsError, match=words):
+        answer.add_response(whole(choice(logprobs=shape)))
+
+
+@pytest.mark.parametrize("logprobs", [integers(), likeliest(integers, *[[("x", -1.0, 1), (4, -2.0, 2)]] * 3)])
+def test_requested_likeliest_tokens_that_a_response_lacks_are_an_error(logprobs):
+    answer = Generation("r", 1, top=2)
+    with pytest.raises(MissingLogProbsError, match="likeliest"):
+        answer.add_response(whole(choice(logprobs=logprobs)))
+
+
+def test_the_likeliest_tokens_of_a_streamed_response_are_those_of_the_whole_one():
+    streamed = Generation("r", 1, top=2)
+    rows = NEWEST["content"]
+    pieces = [
+        choice(token_ids=IDS[:1], logprobs={"content": rows[:1]}, finish_reason=None, weight_versions=None),
+        choice(token_ids=IDS[1:], logprobs={"content": rows[1:]}),
+    ]
+    deltas = [delta for piece in pieces for delta in streamed.add_response(whole(piece))]
+    assert [each.top_logprobs.token_ids.tolist() for each in deltas] == [[[7, 4]], [[6, 9], [5, 8]]]
+    (completion,) = streamed.completions(5, "unlabelled")
+    assert completion.top_logprobs.token_ids.tolist() == [[7, 4], [6, 9], [5, 8]]
 
 
 def npy(array: np.ndarray) -> str:

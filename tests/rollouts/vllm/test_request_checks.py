@@ -365,7 +365,7 @@ def test_extra_options_that_vllm_would_ignore_are_refused(name):
     [
         ("temperature", "field of SamplingParams"),
         ("max_tokens", "field of SamplingParams"),
-        ("logprobs", "already"),
+        ("logprobs", "top_logprobs"),
         ("prompt_logprobs", "GenerateRequest.prompt_logprobs"),
         ("stream_interval", "the engine"),
         ("output_kind", "the engine"),

@@ -1,0 +1,131 @@
+"""The likeliest tokens that `LocalEngine` reports against the logits of transformers' own forward."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText
+
+from rollouts import GenerateRequest, SamplingParams, TopLogprobs
+from rollouts.engines.local import LocalEngine
+from rollouts.engines.protocol import check_result
+from rollouts.engines.stop_strings import cut_at_stop
+from rollouts.errors import InvalidRequestError
+from rollouts.training import TrainingBatch, TrainingSample
+from rollouts.training.sequence_logprobs import model_inputs
+
+LENGTH = 6
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_model_dir):
+    return AutoModelForImageTextToText.from_pretrained(tiny_model_dir, dtype=torch.float32).eval()
+
+
+@pytest.fixture
+async def engine(tiny_model_dir):
+    engine = LocalEngine.from_pretrained(tiny_model_dir)
+    yield engine
+    await engine.close()
+
+
+@pytest.fixture
+def rendered(renderer):
+    image = np.random.default_rng(0).integers(0, 256, (64, 32, 3), dtype=np.uint8)
+    parts = [{"type": "image", "image": image}, {"type": "text", "text": "What is it?"}]
+    return renderer.render([{"role": "user", "content": parts}], add_generation_prompt=True)
+
+
+def text(**options):
+    sampling = {"max_tokens": LENGTH, "seed": 3, **options.pop("sampling", {})}
+    return GenerateRequest([5, 6, 7], SamplingParams(**sampling), **options)
+
+
+def with_image(rendered, **options):
+    return replace(text(**options), prompt_ids=rendered.token_ids, multi_modal_data=rendered.multi_modal_data)
+
+
+def all_logprobs(model, request, ids):
+    """log p of every token in the place of each of prompt and completion but the first: (n - 1, vocabulary)."""
+    row = np.array([*request.prompt_ids, *ids], np.int32)
+    zeros = np.zeros(len(row), np.float32)
+    sample = TrainingSample(row, np.arange(len(row)) > 0, zeros, zeros, tuple(request.media))
+    with torch.no_grad():
+        inputs = model_inputs(TrainingBatch.from_samples([sample], pad_id=0), model)
+        return torch.log_softmax(model(**inputs, use_cache=False).logits[0, :-1].float(), -1)
+
+
+def check_top(top, expected, k):
+    """The ids may differ from the model's where two tokens are as likely as rounding tells."""
+    assert (top.token_ids.dtype, top.logprobs.dtype) == (np.int32, np.float32)
+    assert top.token_ids.shape == top.logprobs.shape == (len(expected), k)
+    np.testing.assert_allclose(top.logprobs, expected.topk(k).values, atol=1e-4)
+    of_ids = expected.gather(1, torch.from_numpy(top.token_ids.astype(np.int64)))
+    np.testing.assert_allclose(of_ids, top.logprobs, atol=1e-4)
+    assert all(len(set(row)) == k for row in top.token_ids.tolist())
+
+
+async def test_the_likeliest_tokens_of_texts_and_images_are_those_of_the_logits(engine, reference, rendered):
+    requests = [
+        text(sampling={"top_logprobs": 5, "n": 2, "temperature": 0.5, "top_k": 4}),
+        text(prompt_top_logprobs=2, prompt_logprobs=True, sampling={"seed": 4}),
+        with_image(rendered, prompt_top_logprobs=3, sampling={"top_logprobs": 2}),
+        text(sampling={"seed": 5}),
+    ]
+    results = await asyncio.gather(*map(engine.generate, requests))
+    for request, result in zip(requests, results, strict=True):
+        check_result(request, result, vocab_size=engine.vocab_size)
+        count, k = len(request.prompt_ids), request.sampling.top_logprobs
+        for completion in result.completions:
+            expected = all_logprobs(reference, request, completion.token_ids)
+            if k:
+                check_top(completion.top_logprobs, expected[count - 1 :], k)
+            else:
+                assert completion.top_logprobs is None
+        if k := request.prompt_top_logprobs:
+            assert result.prompt_top_logprobs.token_ids[0].tolist() == [-1] * k
+            assert np.isnan(result.prompt_top_logprobs.logprobs[0]).all()
+            check_top(TopLogprobs(*(array[1:] for array in result.prompt_top_logprobs)), expected[: count - 1], k)
+        else:
+            assert result.prompt_top_logprobs is None
+        assert (result.prompt_logprobs is None) == (not request.prompt_logprobs)
+
+
+async def test_requesting_the_likeliest_tokens_changes_nothing_that_is_sampled(engine):
+    without, with_top = [
+        (await engine.generate(text(sampling={"top_logprobs": k, "n": 2}))).completions for k in (0, 4)
+    ]
+    for one, other in zip(without, with_top, strict=True):
+        np.testing.assert_array_equal(one.token_ids, other.token_ids)
+        np.testing.assert_array_equal(one.logprobs, other.logprobs)
+
+
+async def test_a_stream_has_the_likeliest_tokens_of_the_result(engine):
+    deltas = {0: [], 1: []}
+    asked = text(sampling={"top_logprobs": 3, "n": 2})
+    result = await engine.generate_streamed(asked, lambda delta: deltas[delta.index].append(delta.top_logprobs))
+    for completion in result.completions:
+        for column, whole in zip(zip(*deltas[completion.index], strict=True), completion.top_logprobs, strict=True):
+            np.testing.assert_array_equal(np.concatenate(column), whole)
+    with pytest.raises(InvalidRequestError, match="a stream cannot return prompt_top_logprobs; use generate"):
+        await engine.generate_streamed(replace(asked, prompt_top_logprobs=1), print)
+
+
+async def test_a_vocabulary_with_fewer_tokens_than_are_requested_is_named(engine):
+    size = engine.vocab_size
+    for asked in (text(sampling={"top_logprobs": size + 1}), text(prompt_top_logprobs=size + 1)):
+        with pytest.raises(InvalidRequestError, match=f"{size + 1} likeliest tokens .* vocabulary has {size}"):
+            await engine.generate(asked)
+    (completion,) = (await engine.generate(text(sampling={"top_logprobs": size, "max_tokens": 1}))).completions
+    assert sorted(completion.top_logprobs.token_ids[0].tolist()) == list(range(size))
+    assert np.exp(completion.top_logprobs.logprobs[0].astype(np.float64)).sum() == pytest.approx(1, abs=1e-5)
+
+
+async def test_a_completion_that_a_stop_text_cuts_keeps_the_likeliest_tokens_of_its_tokens(engine):
+    (whole,) = (await engine.generate(text(sampling={"top_logprobs": 3}))).completions
+    cut, _ = cut_at_stop(whole, ["xxx"], lambda ids: "x" * len(ids))
+    assert len(cut.token_ids) == 3
+    for column, of_whole in zip(cut.top_logprobs, whole.top_logprobs, strict=True):
+        np.testing.assert_array_equal(column, of_whole[:3])
