@@ -28,8 +28,8 @@ import httpx
 from render import Report, milliseconds
 
 from rollouts import GenerateRequest, SamplingParams
+from rollouts.engines.http.connection import ServerConnection
 from rollouts.engines.vllm import HttpLimits, VLLMEngine
-from rollouts.engines.vllm.connection import ServerConnection
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "rollouts" / "vllm"))
 

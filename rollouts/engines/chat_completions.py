@@ -18,9 +18,9 @@ from renderers.media.samples import is_raw_audio, raw_samples, wav_bytes
 from renderers.messages import AUDIO_PART_TYPES, VIDEO_PART_TYPES
 from renderers.parsing.literals import MAX_DEPTH, InvalidJsonError, is_deeper_than, parse_json
 from renderers.parsing.response import ToolCallParseStatus as Status
+from rollouts.engines.http.exchange import excerpt
+from rollouts.engines.http.source_files import SourceFile
 from rollouts.engines.protocol import ChatAnswer, FinishReason
-from rollouts.engines.vllm.exchange import excerpt
-from rollouts.engines.vllm.source_files import SourceFile
 from rollouts.errors import (
     EngineError,
     GenerationInterruptedError,

@@ -19,9 +19,9 @@ from renderers.process.caches import ByteLRU
 from rollouts.calls import call_on_thread
 from rollouts.engines.chat_completions import is_json, overflow_in, read_answer, sent_messages, sent_tools, wav_or_mp3
 from rollouts.engines.event_loop import EngineLoop
+from rollouts.engines.http.exchange import HttpResponse, redacted, response_error
+from rollouts.engines.http.source_files import image_file
 from rollouts.engines.protocol import ChatAnswer, SamplingParams
-from rollouts.engines.vllm.exchange import HttpResponse, redacted, response_error
-from rollouts.engines.vllm.source_files import image_file
 from rollouts.errors import (
     ApiKeyError,
     ArgumentError,

@@ -107,7 +107,7 @@ def _served_engine(
     def make() -> Engine:
         from rollouts.engines.fleet import EngineFleet, RoutedEngine
         from rollouts.engines.fleet.fleet import RETRIES_IN_FLEET
-        from rollouts.engines.vllm.connection import HttpLimits
+        from rollouts.engines.http.connection import HttpLimits
 
         limits = HttpLimits(concurrency=file.config.concurrency)
         if isinstance(section, VLLMEngineSection):
@@ -169,7 +169,7 @@ def _addresses(
 
 
 def _check_address(file: ConfigFile, key: KeyPath, url: str) -> None:
-    from rollouts.engines.vllm.exchange import parse_address
+    from rollouts.engines.http.exchange import parse_address
 
     try:
         _, credentials = parse_address(url, api_key=None)

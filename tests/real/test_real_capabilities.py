@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from transformers import AutoConfig
 
+from rollouts.engines.http.connection import ServerConnection
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe
-from rollouts.engines.vllm.connection import ServerConnection
 from rollouts.errors import CapabilityError
 
 PIXELS = {

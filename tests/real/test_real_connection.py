@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 from vllm_server import VLLMServer
 
-from rollouts.engines.vllm.connection import ServerConnection
-from rollouts.engines.vllm.exchange import HttpResponse
+from rollouts.engines.http.connection import ServerConnection
+from rollouts.engines.http.exchange import HttpResponse
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "rollouts" / "vllm"))
 

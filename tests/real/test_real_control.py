@@ -14,8 +14,8 @@ from safetensors.numpy import load_file, save_file
 from vllm_server import GENERATED, LONGEST_SECONDS
 
 from renderers import load_renderer
+from rollouts.engines.http.connection import ServerConnection
 from rollouts.engines.vllm.capabilities import probe
-from rollouts.engines.vllm.connection import ServerConnection
 from rollouts.engines.vllm.control import ServerControl
 from rollouts.engines.vllm.features import encode_features
 from rollouts.errors import EngineError, ServerError, WeightUpdateError

@@ -22,8 +22,8 @@ from rollouts.cli.doctor.generation_checks import image_pixels
 from rollouts.cli.doctor.image_rendering_checks import image_rendering
 from rollouts.cli.doctor.mismatch_check import mismatch
 from rollouts.cli.doctor.target import Outcome, Target, fresh_image, ok
+from rollouts.engines.http.connection import ServerConnection
 from rollouts.engines.vllm import ServerCapabilities, VLLMEngine
-from rollouts.engines.vllm.connection import ServerConnection
 
 EVERY_GENERATING = pytest.mark.parametrize(
     "vllm_server", ["float32", "float32-host-normalise", "bfloat16", "bfloat16-host-normalise"], indirect=True

@@ -21,9 +21,9 @@ from rollouts.cli.doctor.command import Check, doctor
 from rollouts.cli.doctor.mismatch_check import mismatch
 from rollouts.cli.doctor.server_checks import keep_alive
 from rollouts.cli.doctor.target import Outcome, Target, absent, failed, ok, print_findings, skipped, summary
+from rollouts.engines.http.exchange import HttpResponse
 from rollouts.engines.protocol import Completion, FinishReason, GenerateResult
 from rollouts.engines.vllm.capabilities import ServerCapabilities
-from rollouts.engines.vllm.exchange import HttpResponse
 from rollouts.errors import OverlongPromptError, ServerError, ServerUnreachableError
 
 CAPABILITIES = ServerCapabilities(

@@ -21,8 +21,8 @@ from rollouts.cli.doctor.sound_checks import sound_rendering, sound_request
 from rollouts.cli.doctor.target import Finding, Outcome, Target, failed, print_findings, skipped, summary, weights_dtype
 from rollouts.cli.doctor.token_checks import text_tokens
 from rollouts.cli.serve import api_key_advice, api_key_from_environment
+from rollouts.engines.http.connection import HttpLimits, ServerConnection
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe
-from rollouts.engines.vllm.connection import HttpLimits, ServerConnection
 from rollouts.engines.vllm.engine import VLLMEngine
 from rollouts.errors import ApiKeyError, CapabilityError, EngineError, OverlongPromptError, RolloutsError
 from rollouts.terminal.table import exit_with_error, print_json, print_line

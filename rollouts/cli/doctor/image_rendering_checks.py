@@ -28,7 +28,7 @@ from rollouts.cli.doctor.target import (
     skipped,
 )
 from rollouts.cli.doctor.token_checks import first_difference
-from rollouts.engines.vllm.exchange import HttpResponse, response_error
+from rollouts.engines.http.exchange import HttpResponse, response_error
 from rollouts.engines.vllm.features import DecodedTensor, decode_item, encoded_entries, tensor_type
 from rollouts.engines.vllm.generate import RenderResponse, parse_render_response
 

@@ -22,9 +22,9 @@ from rollouts.cli.doctor.target import (
     ok,
     skipped,
 )
+from rollouts.engines.http.connection import HttpLimits
+from rollouts.engines.http.exchange import response_error
 from rollouts.engines.vllm.capabilities import release_of
-from rollouts.engines.vllm.connection import HttpLimits
-from rollouts.engines.vllm.exchange import response_error
 from rollouts.errors import EngineError
 
 #: The oldest and the newest version whose wire format is known, from their sources or from tests.

@@ -11,12 +11,12 @@ from renderers import RenderedTokens
 from rollouts.cli.doctor.generation_checks import SAME_COMPLETION, max_logprob_difference
 from rollouts.cli.doctor.target import Finding, Outcome, Target, absent, failed, images_of, ok, skipped
 from rollouts.cli.doctor.token_checks import first_difference
+from rollouts.engines.http.exchange import response_error
+from rollouts.engines.http.source_files import source_file
 from rollouts.engines.vllm.capabilities import RENDER_PATH
-from rollouts.engines.vllm.exchange import response_error
 from rollouts.engines.vllm.features import decode_item
 from rollouts.engines.vllm.generate import RenderResponse, parse_render_response
 from rollouts.engines.vllm.media_payload import select_mode
-from rollouts.engines.vllm.source_files import source_file
 
 _RENDERING = "rendering a sound"
 _SECONDS, _RATE = 1.27, 16_000

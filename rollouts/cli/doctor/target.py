@@ -18,14 +18,14 @@ from rich.text import Text
 
 from renderers import MediaItem, MultiModalData, PlaceholderRange, RenderedTokens, TemplateRenderer
 from renderers.process.files import read_json
+from rollouts.engines.http.connection import ServerConnection
+from rollouts.engines.http.exchange import HttpResponse, response_error
+from rollouts.engines.http.source_files import image_file
 from rollouts.engines.protocol import Completion, Engine, GenerateRequest, SamplingParams
 from rollouts.engines.vllm.capabilities import ServerCapabilities
-from rollouts.engines.vllm.connection import ServerConnection
 from rollouts.engines.vllm.control import ServerControl
-from rollouts.engines.vllm.exchange import HttpResponse, response_error
 from rollouts.engines.vllm.generate import Generation, request_body
 from rollouts.engines.vllm.media_payload import MediaMode, MediaPayload, media_payload, select_mode
-from rollouts.engines.vllm.source_files import image_file
 from rollouts.errors import CapabilityError, InvalidRequestError, OverlongPromptError
 from rollouts.terminal.table import Column, Row, print_table, printable_line
 

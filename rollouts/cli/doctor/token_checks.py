@@ -7,7 +7,7 @@ from typing import Any
 
 from renderers.errors import TemplateError
 from rollouts.cli.doctor.target import Finding, Target, failed, ok
-from rollouts.engines.vllm.exchange import response_error
+from rollouts.engines.http.exchange import response_error
 
 # Text in which tokenizers and templates often differ: spaces, line breaks, digits, scripts, code, ends of turns.
 _CONVERSATION = [

@@ -15,11 +15,11 @@ from rollouts.engines.fleet.control import FleetControl
 from rollouts.engines.fleet.membership import FleetLimits, Member, Membership, MemberState, MemberStatus, checked_engine
 from rollouts.engines.fleet.routing import SessionTable
 from rollouts.engines.fleet.servers import RayServerNames, ServerFile
+from rollouts.engines.http.connection import HttpLimits
+from rollouts.engines.http.exchange import server_identity
 from rollouts.engines.lazy import LazyEngine
 from rollouts.engines.protocol import Engine, GenerateRequest, GenerateResult, InFlight
-from rollouts.engines.vllm.connection import HttpLimits
 from rollouts.engines.vllm.engine import VLLMEngine
-from rollouts.engines.vllm.exchange import server_identity
 from rollouts.engines.vllm.server_media_cache import MediaCacheCounts
 from rollouts.errors import (
     ArgumentError,

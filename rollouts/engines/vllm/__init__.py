@@ -1,10 +1,10 @@
 """The engine and the renderer over HTTP for vLLM servers; neither imports vllm."""
 
+from rollouts.engines.http.connection import HttpLimits
+from rollouts.engines.http.resuming import ResumePolicy
 from rollouts.engines.protocol import TokenDelta
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities
-from rollouts.engines.vllm.connection import HttpLimits
 from rollouts.engines.vllm.engine import VLLMEngine
-from rollouts.engines.vllm.request_checks import ResumePolicy
 from rollouts.engines.vllm.server_renderer import (
     BlockingServerRenderer,
     ImageChunk,

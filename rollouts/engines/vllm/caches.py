@@ -30,8 +30,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, get_args
 
+from rollouts.engines.http.connection import ServerConnection
 from rollouts.engines.vllm.capabilities import ServerCapabilities, json_object
-from rollouts.engines.vllm.connection import ServerConnection
 from rollouts.engines.vllm.server_state import ControlRoutes, ServerState, required_field
 from rollouts.errors import EngineError, InvalidRequestError, MalformedResultError, ServerError
 

@@ -19,8 +19,8 @@ import numpy as np
 from PIL import Image
 
 from rollouts.engines.event_loop import SingleFlight
-from rollouts.engines.vllm.connection import ServerConnection
-from rollouts.engines.vllm.exchange import HttpResponse, redacted, response_error
+from rollouts.engines.http.connection import ServerConnection
+from rollouts.engines.http.exchange import HttpResponse, redacted, response_error
 from rollouts.engines.vllm.features import DecodedTensor, PixelDtype, decode_item, tensor_type
 from rollouts.engines.vllm.generate import parse_render_response, single_token
 from rollouts.engines.vllm.sounds import SoundFormat, probe_sound_url, sound_format

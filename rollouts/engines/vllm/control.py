@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Literal, get_args
 
+from rollouts.engines.http.exchange import HttpResponse, name_errors_after_methods
 from rollouts.engines.vllm.capabilities import json_object
-from rollouts.engines.vllm.exchange import HttpResponse, name_errors_after_methods
 from rollouts.engines.vllm.server_state import ServerMetrics, required_field
 from rollouts.engines.vllm.weight_updates import TransferControl
 from rollouts.errors import (

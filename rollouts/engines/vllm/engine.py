@@ -16,13 +16,15 @@ import numpy as np
 from renderers import RendererError
 from rollouts.calls import gathered
 from rollouts.engines.continuation import (
-    continuation,
-    join_completions,
     restarts_from_prompt,
     single_samples,
     with_index,
 )
 from rollouts.engines.event_loop import SingleFlight
+from rollouts.engines.http.connection import HttpLimits, ServerConnection
+from rollouts.engines.http.exchange import error_context, response_error
+from rollouts.engines.http.resuming import ResumePolicy, completed
+from rollouts.engines.http.running_requests import RunningRequests
 from rollouts.engines.protocol import (
     Completion,
     EngineLimits,
@@ -38,14 +40,11 @@ from rollouts.engines.protocol import (
 )
 from rollouts.engines.vllm.adapters import ServerAdapters
 from rollouts.engines.vllm.capabilities import CapabilityCache, ExpectedCapabilities, ServerCapabilities, probe
-from rollouts.engines.vllm.connection import HttpLimits, ServerConnection
 from rollouts.engines.vllm.control import ServerControl
-from rollouts.engines.vllm.exchange import error_context, response_error
 from rollouts.engines.vllm.feature_proof import reads_features
 from rollouts.engines.vllm.generate import Chunks, Generation, request_body
 from rollouts.engines.vllm.media_payload import FeaturesPayload, MediaMode, MediaPayload, media_payload
-from rollouts.engines.vllm.request_checks import CacheSalts, ResumePolicy, check_request
-from rollouts.engines.vllm.running_requests import RunningRequests
+from rollouts.engines.vllm.request_checks import CacheSalts, check_request
 from rollouts.engines.vllm.server_media_cache import (
     DEFAULT_MEDIA_CACHE_BYTES,
     MediaCacheCounts,
@@ -314,30 +313,25 @@ class VLLMEngine:
         self, request: GenerateRequest, partial: Completion, listen: TokenListener | None, generations: list[Generation]
     ) -> Completion:
         """A completion, continued as often as pauses cut it off. Appends what is sampled to `generations`."""
-        rounds = 0
-        while partial.finish_reason is FinishReason.ABORT and not self._requests.is_aborted(request.request_id):
-            rounds += 1
-            if rounds > self._resume.rounds:
-                raise EngineError(
-                    request.request_id,
-                    f"completion {partial.index} was aborted {self._resume.rounds} times without an end; "
-                    "pause the server less often, or raise ResumePolicy.rounds",
-                )
-            await self._wait_until_resumed(request.request_id)
-            if self._requests.is_aborted(request.request_id):
-                return partial
-            rest_request = continuation(request, partial, rounds, (await self.capabilities()).max_model_len)
-            if rest_request is None:
-                return replace(partial, finish_reason=FinishReason.LENGTH)  # aborted at its last possible token
-            log.info("request %s: cut off after %d tokens; continued", request.request_id, len(partial.token_ids))
+
+        async def send(rest_request: GenerateRequest) -> Completion:
             generation = await self._exchange(rest_request, request.request_id, with_index(listen, partial.index))
             generations.append(generation)
             (rest,) = generation.completions(len(rest_request.prompt_ids), self._weight_version)
-            if restarts_from_prompt(request):
-                partial = replace(rest, index=partial.index)
-            else:
-                partial = join_completions(partial, rest)
-        return partial
+            return rest
+
+        async def max_model_len() -> int:
+            return (await self.capabilities()).max_model_len
+
+        return await completed(
+            request,
+            partial,
+            rounds=self._resume.rounds,
+            max_model_len=max_model_len,
+            is_aborted=lambda: self._requests.is_aborted(request.request_id),
+            wait_until_resumed=lambda: self._wait_until_resumed(request.request_id),
+            send=send,
+        )
 
     async def _wait_until_resumed(self, request_id: str) -> None:
         """Wait until the server is not paused or the request is aborted.

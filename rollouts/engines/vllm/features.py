@@ -16,7 +16,7 @@ import numpy as np
 from renderers import MultiModalData
 from renderers.media.item import MediaItem, PackedArray, PixelScale, TensorField
 from renderers.vision.patches import ScaledPixels, StillPatches, bfloat16_to_float32, float32_to_bfloat16, normalise
-from rollouts.engines.vllm.exchange import Body
+from rollouts.engines.http.exchange import Body
 from rollouts.errors import MalformedResultError
 from rollouts.values import Bfloat16Array
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from renderers import PlaceholderRange
 from renderers.placement import placement_error
+from rollouts.engines.http.exchange import Body, server_error
 from rollouts.engines.protocol import (
     NO_TOKEN,
     Completion,
@@ -25,7 +26,6 @@ from rollouts.engines.protocol import (
     WeightSpan,
     logprobs_error,
 )
-from rollouts.engines.vllm.exchange import Body, server_error
 from rollouts.errors import InvalidRequestError, MalformedResultError, MissingLogProbsError
 
 #: Tokens in a chunk, so many that a streamed response has two chunks: the first token, which shows that the prompt and

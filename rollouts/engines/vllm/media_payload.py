@@ -16,9 +16,11 @@ from renderers.media.sniffing import sniff
 from renderers.messages import PLURALS
 from renderers.placement import PlacedItem
 from renderers.vision.patches import ScaledPixels
+from rollouts.engines.http.exchange import Body
+from rollouts.engines.http.prompt_checks import feature_token, item_name
+from rollouts.engines.http.source_files import MIN_VIDEO_FRAMES, source_file
 from rollouts.engines.protocol import GenerateRequest
 from rollouts.engines.vllm.capabilities import ServerCapabilities
-from rollouts.engines.vllm.exchange import Body
 from rollouts.engines.vllm.features import (
     FLOATS,
     PixelDtype,
@@ -30,7 +32,6 @@ from rollouts.engines.vllm.features import (
 )
 from rollouts.engines.vllm.generate import Generation
 from rollouts.engines.vllm.sounds import in_server_layout
-from rollouts.engines.vllm.source_files import MIN_VIDEO_FRAMES, source_file
 from rollouts.errors import CapabilityError, EngineError, InvalidRequestError, MalformedResultError
 
 __all__ = ["MediaMode", "MediaPayload", "media_payload", "select_mode"]
@@ -152,10 +153,6 @@ class Objection(NamedTuple):
         return f"{item_name(self.item)}: {self.reason}"
 
 
-def item_name(item: MediaItem) -> str:
-    return f"{item.modality} {item.mm_hash[:12]}"
-
-
 def select_mode(request: GenerateRequest, mode: MediaMode, capabilities: ServerCapabilities) -> SelectedMode:
     """The mode that sends every item of the request; "auto" prefers features.
 
@@ -200,18 +197,6 @@ def content_objections(request: GenerateRequest, capabilities: ServerCapabilitie
     return [objection for objection in found if objection is not None]
 
 
-def feature_token(request: GenerateRequest, item: MediaItem, capabilities: ServerCapabilities) -> int | None:
-    """The token that stands for one feature of an item; None if neither server nor renderer names it.
-
-    The server's token takes precedence. Otherwise it is the marker of the template, if the marker is only repeated;
-    Gemma 3 replaces <start_of_image> by text around <image_soft_token>, which stands for the features.
-    """
-    token = capabilities.placeholder_ids.get(item.modality)
-    if token is None and item.expansion is None:
-        return request.placeholder_token_ids.get(item.modality)
-    return token
-
-
 def _against_features(
     request: GenerateRequest, item: MediaItem, placeholder: PlaceholderRange, capabilities: ServerCapabilities
 ) -> Objection | None:
@@ -237,7 +222,7 @@ def _against_features(
             "features cannot describe",
             None if capabilities.content_parts else _UPGRADE,
         )
-    if item.expansion is None and feature_token(request, item, capabilities) is None:
+    if item.expansion is None and feature_token(request, item, capabilities.placeholder_ids) is None:
         return Objection(
             item,
             f"which token stands for a {item.modality} in {capabilities.model} is not known; the server names one for "

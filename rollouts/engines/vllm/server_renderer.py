@@ -37,6 +37,9 @@ from renderers.messages import (
 from renderers.placement import PlacedItem
 from renderers.rendered import TokenSpan
 from rollouts.engines.event_loop import SingleFlight
+from rollouts.engines.http.connection import HttpLimits, ServerConnection
+from rollouts.engines.http.exchange import Body, HttpResponse, name_server_in_errors, response_error
+from rollouts.engines.http.source_files import SourceFile, image_file, sound_file
 from rollouts.engines.vllm.capabilities import (
     PROBE_NAME,
     RENDER_PATH,
@@ -48,11 +51,8 @@ from rollouts.engines.vllm.capabilities import (
     served_model,
     server_version,
 )
-from rollouts.engines.vllm.connection import HttpLimits, ServerConnection
-from rollouts.engines.vllm.exchange import Body, HttpResponse, name_server_in_errors, response_error
 from rollouts.engines.vllm.features import decode_item, encoded_entries
 from rollouts.engines.vllm.generate import RenderedMedia, RenderResponse, parse_render_response, single_token
-from rollouts.engines.vllm.source_files import SourceFile, image_file, sound_file
 from rollouts.errors import (
     CapabilityError,
     EngineClosedError,

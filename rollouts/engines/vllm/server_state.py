@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from rollouts.engines.http.connection import ServerConnection
+from rollouts.engines.http.exchange import HttpResponse, excerpt, redacted, response_error
 from rollouts.engines.vllm.capabilities import ServerCapabilities, json_object
-from rollouts.engines.vllm.connection import ServerConnection
-from rollouts.engines.vllm.exchange import HttpResponse, excerpt, redacted, response_error
 from rollouts.errors import CapabilityError, EngineError, MalformedResultError
 
 _CALL_NAME = "metrics"

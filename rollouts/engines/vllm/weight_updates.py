@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from rollouts.engines.http.exchange import redacted
 from rollouts.engines.vllm.caches import CacheControl, PauseMode, check_pause_mode
 from rollouts.engines.vllm.capabilities import json_object
-from rollouts.engines.vllm.exchange import redacted
 from rollouts.engines.vllm.server_state import required_field
 from rollouts.errors import (
     CapabilityError,

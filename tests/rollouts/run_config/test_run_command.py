@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from rollouts.cli.main import app
 from rollouts.cli.run.output import GroupFiles
-from rollouts.engines.vllm.connection import HttpLimits
+from rollouts.engines.http.connection import HttpLimits
 from rollouts.run_config.tasks import FileTaskSource
 from rollouts.runner.group import Group
 from rollouts.runner.journal import Recorder

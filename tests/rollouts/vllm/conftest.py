@@ -51,7 +51,7 @@ async def control(server: Any) -> AsyncIterator[Any]:
     """A `ServerControl` of the fixture `server`, which records its callbacks among the server's events."""
     from controlled_server import capabilities_of
 
-    from rollouts.engines.vllm.connection import HttpLimits, ServerConnection
+    from rollouts.engines.http.connection import HttpLimits, ServerConnection
     from rollouts.engines.vllm.control import ServerControl
 
     connection = ServerConnection(

@@ -12,8 +12,8 @@ from fake_http import error_response
 from fake_responses import answer, change
 from fake_server import GENERATE, IMAGE_PAD, RENDER, FakeVLLM
 
+from rollouts.engines.http.connection import HttpLimits, ServerConnection
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe, release_of
-from rollouts.engines.vllm.connection import HttpLimits, ServerConnection
 from rollouts.errors import CapabilityError, MalformedResultError, ServerError, ServerUnreachableError
 
 QUICK = HttpLimits(retries=1, backoff_seconds=0, longest_backoff_seconds=0)

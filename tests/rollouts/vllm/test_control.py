@@ -10,7 +10,7 @@ from controlled_server import ENCODER, LABEL, MM, PREFIX, RELOAD, Controlled, ca
 from fake_responses import answer, hold
 from fake_server import ABORT
 
-from rollouts.engines.vllm.connection import HttpLimits, ServerConnection
+from rollouts.engines.http.connection import HttpLimits, ServerConnection
 from rollouts.engines.vllm.control import ServerControl
 from rollouts.errors import (
     CapabilityError,

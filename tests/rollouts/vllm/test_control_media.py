@@ -10,7 +10,7 @@ from fake_responses import answer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rollouts.engines.vllm.connection import HttpLimits, ServerConnection
+from rollouts.engines.http.connection import HttpLimits, ServerConnection
 from rollouts.engines.vllm.control import ServerControl
 from rollouts.errors import EngineError, ServerError
 

@@ -11,9 +11,9 @@ from engine_inputs import PAD, connected, expected, generate_one, image, request
 from fake_responses import answer, hold, reset, stream_pieces
 from fake_server import GENERATE, FakeVLLM
 
+from rollouts.engines.http.source_files import SourceFile
 from rollouts.engines.vllm import VLLMEngine, media_payload
 from rollouts.engines.vllm.media_payload import ContentPartsPayload
-from rollouts.engines.vllm.source_files import SourceFile
 from rollouts.errors import (
     CapabilityError,
     InvalidRequestError,

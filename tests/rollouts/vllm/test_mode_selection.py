@@ -21,6 +21,7 @@ from renderers.media.policy import MediaPolicy
 from renderers.media.video_decoding import decode_video
 from renderers.vision.patches import ScaledPixels, normalise
 from rollouts import GenerateRequest, SamplingParams
+from rollouts.engines.http.source_files import encode_avi
 from rollouts.engines.vllm.features import decode_item, encode_features
 from rollouts.engines.vllm.generate import PromptExpansion
 from rollouts.engines.vllm.media_payload import (
@@ -33,7 +34,6 @@ from rollouts.engines.vllm.media_payload import (
     select_mode,
 )
 from rollouts.engines.vllm.request_checks import check_request
-from rollouts.engines.vllm.source_files import encode_avi
 from rollouts.errors import CapabilityError, InvalidRequestError, MalformedResultError
 
 MARKER, EMBED, VIDEO_MARKER, TEXT = 301, 302, 303, 7

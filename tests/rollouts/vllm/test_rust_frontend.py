@@ -22,10 +22,10 @@ from renderers import MediaSource
 from renderers.media.policy import MediaPolicy
 from rollouts import FinishReason
 from rollouts.engines.continuation import single_samples
+from rollouts.engines.http.source_files import image_file, source_file
 from rollouts.engines.vllm import ExpectedCapabilities, ServerRenderer, VLLMEngine
 from rollouts.engines.vllm.generate import Generation
 from rollouts.engines.vllm.media_payload import ContentPartsPayload, is_source_missing, media_payload, select_mode
-from rollouts.engines.vllm.source_files import image_file, source_file
 from rollouts.errors import CapabilityError, ServerError
 
 RUST = replace(SERVER, pixel_dtype=None, rust_frontend="0.33.0", reads_features=False)

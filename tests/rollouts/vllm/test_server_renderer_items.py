@@ -29,7 +29,7 @@ from renderers.errors import (
     MessageError,
 )
 from renderers.media.item import PixelScale
-from rollouts.engines.vllm.exchange import HttpResponse
+from rollouts.engines.http.exchange import HttpResponse
 from rollouts.engines.vllm.server_renderer import ImageChunk, ServerRenderer, TokenChunk
 from rollouts.errors import (
     CapabilityError,

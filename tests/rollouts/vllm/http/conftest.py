@@ -6,7 +6,7 @@ import pytest
 from fake_server import FakeVLLM
 from http_calls import Clock
 
-from rollouts.engines.vllm.connection import ServerConnection
+from rollouts.engines.http.connection import ServerConnection
 
 
 @pytest.fixture
@@ -19,9 +19,9 @@ async def server() -> AsyncIterator[FakeVLLM]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Replaces the sleep, the jitter and the wall clock (1,700,000,000) of retries."""
     clock = Clock()
-    monkeypatch.setattr("rollouts.engines.vllm.connection.sleep", lambda seconds: clock.sleep(seconds))
-    monkeypatch.setattr("rollouts.engines.vllm.connection.random.random", lambda: clock.chance)
-    monkeypatch.setattr("rollouts.engines.vllm.connection.time.time", lambda: 1_700_000_000.0)
+    monkeypatch.setattr("rollouts.engines.http.connection.sleep", lambda seconds: clock.sleep(seconds))
+    monkeypatch.setattr("rollouts.engines.http.connection.random.random", lambda: clock.chance)
+    monkeypatch.setattr("rollouts.engines.http.connection.time.time", lambda: 1_700_000_000.0)
     return clock
 
 

@@ -6,8 +6,8 @@ import json
 
 from fake_server import GENERATE
 
-from rollouts.engines.vllm.connection import ServerConnection
-from rollouts.engines.vllm.exchange import HttpResponse
+from rollouts.engines.http.connection import ServerConnection
+from rollouts.engines.http.exchange import HttpResponse
 
 
 class Clock:

@@ -17,8 +17,8 @@ from http_calls import Clock, generate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollouts.engines.vllm.connection import HttpLimits, ServerConnection
-from rollouts.engines.vllm.exchange import HttpResponse, response_error
+from rollouts.engines.http.connection import HttpLimits, ServerConnection
+from rollouts.engines.http.exchange import HttpResponse, response_error
 from rollouts.errors import (
     MalformedResultError,
     ServerTimeoutError,

@@ -16,7 +16,7 @@ from fake_responses import hold, stream_pieces
 from fake_server import GENERATE, FakeVLLM
 from http_calls import GENERATION, generate
 
-from rollouts.engines.vllm.connection import HttpLimits, ServerConnection
+from rollouts.engines.http.connection import HttpLimits, ServerConnection
 from rollouts.errors import (
     EngineClosedError,
     EngineError,
@@ -185,7 +185,7 @@ def test_a_forked_process_is_refused_and_leaves_the_connections_of_its_parent_al
         """
 import asyncio, os, sys
 from fake_server import GENERATE, FakeVLLM
-from rollouts.engines.vllm.connection import ServerConnection
+from rollouts.engines.http.connection import ServerConnection
 from rollouts.errors import EngineError
 
 async def in_child(connection):

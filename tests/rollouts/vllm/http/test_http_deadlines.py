@@ -10,7 +10,7 @@ from fake_responses import busy, hold, raw
 from fake_server import GENERATE, FakeVLLM
 from http_calls import Clock, generate
 
-from rollouts.engines.vllm.connection import HttpLimits, ServerConnection
+from rollouts.engines.http.connection import HttpLimits, ServerConnection
 from rollouts.errors import (
     EngineClosedError,
     ServerTimeoutError,

@@ -14,8 +14,8 @@ from fake_server import GENERATE, FakeVLLM, Step
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollouts.engines.vllm.connection import HttpLimits, ServerConnection
-from rollouts.engines.vllm.exchange import EventDecoder
+from rollouts.engines.http.connection import HttpLimits, ServerConnection
+from rollouts.engines.http.exchange import EventDecoder
 from rollouts.errors import (
     EngineClosedError,
     MalformedResultError,
@@ -120,7 +120,7 @@ async def connection(
     async def return_at_once(seconds: float) -> None:
         pass
 
-    monkeypatch.setattr("rollouts.engines.vllm.connection.sleep", return_at_once)
+    monkeypatch.setattr("rollouts.engines.http.connection.sleep", return_at_once)
     made = ServerConnection(server.base_url, on_lost=lambda: losses.append(1))
     yield made
     await made.close()
@@ -224,7 +224,7 @@ async def test_a_busy_server_is_a_status_after_the_last_retry(server: FakeVLLM) 
 async def test_leaving_a_stream_early_closes_its_connection_at_once(
     server: FakeVLLM, connection: ServerConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollouts.engines.vllm.connection._AFTER_DONE_SECONDS", 60)
+    monkeypatch.setattr("rollouts.engines.http.connection._AFTER_DONE_SECONDS", 60)
     server.script[GENERATE] += [stream_pieces(b"data: 1\n\n", asyncio.Event())]
     async with asyncio.timeout(10):
         async with connection.stream(GENERATE, name="s", body=BODY) as events:

@@ -16,8 +16,8 @@ from http_calls import Clock, generate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollouts.engines.vllm.connection import HttpLimits, ServerConnection
-from rollouts.engines.vllm.exchange import HttpResponse
+from rollouts.engines.http.connection import HttpLimits, ServerConnection
+from rollouts.engines.http.exchange import HttpResponse
 from rollouts.errors import (
     MalformedResultError,
     ServerError,

@@ -14,7 +14,7 @@ from http_calls import GENERATION, Clock, generate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollouts.engines.vllm.connection import HttpLimits, ServerConnection
+from rollouts.engines.http.connection import HttpLimits, ServerConnection
 from rollouts.errors import (
     ServerUnreachableError,
 )
@@ -166,7 +166,7 @@ async def test_no_retry_waits_past_the_deadline(server: FakeVLLM, connection: Se
 async def test_a_series_of_failures_is_one_warning_and_its_end_one_line(
     server: FakeVLLM, connection: ServerConnection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG, "rollouts.engines.vllm")
+    caplog.set_level(logging.DEBUG, "rollouts.engines.http")
     server.script[GENERATE] += [busy(503)] * 12
     await asyncio.gather(*(generate(connection) for _ in range(8)))
     levels = [record.levelname for record in caplog.records]

@@ -20,7 +20,7 @@ from yarl import URL
 
 from renderers.media.fetching import client_tls_context
 from rollouts.engines.event_loop import EngineLoop
-from rollouts.engines.vllm.exchange import (
+from rollouts.engines.http.exchange import (
     Body,
     Call,
     EventDecoder,
@@ -101,13 +101,13 @@ def _retry_after_seconds(value: str | None) -> float | None:
         return None
 
 
-# Requests to one vLLM server: an aiohttp session, slots, deadlines, retries.
+# Requests to one server: an aiohttp session, slots, deadlines, retries.
 #
 # Proxy settings of the environment are not used: an engine inside a cluster must not send its prompts, images and key
 # through the proxy that a shell's `HTTP_PROXY` names.
 
 
-_LOG = logging.getLogger("rollouts.engines.vllm")
+_LOG = logging.getLogger("rollouts.engines.http")
 # Too Many Requests, Service Unavailable: the statuses that invite a retry.
 _BUSY = frozenset((429, 503))
 _CONTROL_SLOTS = 32
