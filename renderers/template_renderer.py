@@ -364,6 +364,11 @@ class TemplateRenderer:
     # Media.
 
     @property
+    def placeholder_token_ids(self) -> Mapping[str, int]:
+        """By modality the token that stands for one unexpanded item, as in `RenderedTokens`."""
+        return self._placeholder_token_ids
+
+    @property
     def processors(self) -> Mapping[Modality, MediaProcessor]:
         """The processors of media, by modality; empty for a model that only reads text."""
         return self._media.processors

@@ -115,6 +115,12 @@ class TemplateTokenizer:
             position = found.end
         return ids + self.encode_run(scaffold[position:]).ids
 
+    def vocabulary(self) -> dict[str, int]:
+        """The id of every token, as the tokenizer writes it; the control tokens are among them."""
+        hidden = self._token_of.keys()
+        body = self.body.get_vocab(with_added_tokens=True)
+        return {token: token_id for token, token_id in body.items() if token_id not in hidden} | self._control.id_of
+
     # Text.
 
     def added_token(self, token_id: int) -> str | None:

@@ -1,6 +1,7 @@
 """From trajectories to gradients: samples, batches, model inputs, losses and the mismatch. Needs the `torch` extra."""
 
 from rollouts.errors import MissingExtraError
+from rollouts.scoring import TokenScores, check_teacher, score, with_scores
 
 try:
     import torch as _torch  # noqa: F401
@@ -13,10 +14,14 @@ from rollouts.training.checkpoints import save_checkpoint
 from rollouts.training.losses import (
     PolicyLoss,
     cispo_loss,
+    distillation_advantages,
     dro_loss,
+    forward_kl_loss,
+    generalised_jsd_loss,
     importance_sampling_loss,
     kl_loss,
     policy_gradient_loss,
+    reverse_kl_loss,
     sequence_ratio_loss,
     sft_loss,
     truncated_ratio_loss,
@@ -37,9 +42,10 @@ from rollouts.training.mismatch import (
 )
 from rollouts.training.packing import PackingPlan, Truncation, pack_samples, truncate_sample
 from rollouts.training.quarantine import Quarantine, QuarantinedRow
-from rollouts.training.samples import TrainingSample, sample_from_rendered, samples_from_trajectory
+from rollouts.training.samples import TrainingSample, sample_from_rendered, samples_from_trajectory, with_teacher
 from rollouts.training.sequence_logprobs import (
     SequenceLogprobs,
+    candidate_logprobs,
     model_inputs,
     sequence_logprobs,
     token_logprobs,
@@ -67,16 +73,22 @@ __all__ = [
     "Staleness",
     "StalenessSplit",
     "TensorList",
+    "TokenScores",
     "TrainingBatch",
     "TrainingSample",
     "Truncation",
+    "candidate_logprobs",
     "check_mismatch",
+    "check_teacher",
     "cispo_loss",
     "degenerate_groups",
     "diagnose_mismatch",
     "diagnosis_text",
+    "distillation_advantages",
     "dro_loss",
+    "forward_kl_loss",
     "fresh_token_mask",
+    "generalised_jsd_loss",
     "group_advantages",
     "importance_sampling_loss",
     "kl_loss",
@@ -90,10 +102,12 @@ __all__ = [
     "replace_tokens",
     "report_json",
     "report_text",
+    "reverse_kl_loss",
     "sample_from_rendered",
     "sample_staleness",
     "samples_from_trajectory",
     "save_checkpoint",
+    "score",
     "sequence_logprobs",
     "sequence_ratio_loss",
     "sft_loss",
@@ -104,4 +118,6 @@ __all__ = [
     "truncate_sample",
     "truncated_ratio_loss",
     "truncated_ratios",
+    "with_scores",
+    "with_teacher",
 ]

@@ -171,6 +171,33 @@ def rows_of_tokens(name: str, extra: TensorList, samples: Sequence[TrainingSampl
     return torch.cat(present) if present else torch.zeros(0)
 
 
+#: A teacher's columns of samples, which stay in the samples as media do: they are laid out where a loss needs them.
+TEACHER_COLUMNS = ("teacher_logprobs", "teacher_top_ids", "teacher_top_logprobs")
+
+
+def teacher_rows(name: str, samples: Sequence[TrainingSample]) -> TensorList:
+    """One tensor for each sample: its column `name`, ids as int64.
+
+    Raises `BatchError`, which names the sample, for one that trains tokens and has no such column, and for columns of
+    several widths.
+    """
+    columns = [getattr(sample, name) for sample in samples]
+    shapes = {column.shape[1:] for column in columns if column is not None}
+    if len(shapes) > 1:
+        widths = " and ".join(str(shape[0]) for shape in sorted(shapes))
+        raise BatchError(f"the {name} of the samples have {widths} tokens a row; score all samples with one top_k")
+    shape = next(iter(shapes), () if name == "teacher_logprobs" else (0,))
+    dtype = np.dtype(np.int64 if name == "teacher_top_ids" else np.float32)
+    for index, (sample, column) in enumerate(zip(samples, columns, strict=True)):
+        if column is None:
+            if sample.loss_mask.any():
+                raise BatchError(
+                    f"sample {sample.name:.80} has no {name}; add it: with_teacher(samples, await score(samples, ...))"
+                )
+            columns[index] = np.full((len(sample), *shape), 0 if dtype.kind == "i" else np.nan, dtype)
+    return TensorList(torch.from_numpy(column.astype(dtype)) for column in columns)
+
+
 def neutral_extra(extra: TensorList, lengths: torch.Tensor) -> torch.Tensor | None:
     """Zeros (1, ...) for a sample of one token, if the extra has one row for each token of each sample; else None."""
     rows = list(zip(extra, lengths.tolist(), strict=True))
@@ -513,7 +540,9 @@ class TrainingBatch:
     def column(self, name: str) -> torch.Tensor:
         """The extra `name`, one row for each token, laid out as (B, T, ...); 0 on padding.
 
-        Raises `BatchError` for an extra that does not exist and for a sample without one row for each of its tokens.
+        Also a teacher's column of the samples: "teacher_logprobs", "teacher_top_ids", "teacher_top_logprobs"; these are
+        NaN or 0 in a sample that has none and trains no token. Raises `BatchError` for an extra that does not exist and
+        for a sample without one row for each of its tokens.
         """
         values = rows_of_tokens(name, self._extra(name), self.samples)
         out = values.new_zeros((self.input_ids.numel(), *values.shape[1:]))
@@ -521,6 +550,8 @@ class TrainingBatch:
         return out.reshape(*self._shape, *values.shape[1:])
 
     def _extra(self, name: str) -> TensorList:
+        if name in TEACHER_COLUMNS and name not in self.extras:
+            return teacher_rows(name, self.samples).to(self.input_ids.device)
         if name not in self.extras:
             raise BatchError(f"there is no extra {name!r:.80}; this batch has {sorted(self.extras)}")
         return self.extras[name]
@@ -596,11 +627,13 @@ class TrainingBatch:
 
 
 def _equal_origin(one: TrainingSample, other: TrainingSample) -> bool:
-    """Whether two samples have one name, the same weight versions and routed experts, and equal media."""
+    """Whether two samples have one name, the same weight versions, experts and teacher, and equal media."""
     return one is other or (
         (one.name, one.weight_spans) == (other.name, other.weight_spans)
         and equal_media(one.media, other.media)
-        and _equal_arrays(one.routed_experts, other.routed_experts)
+        and all(
+            _equal_arrays(getattr(one, name), getattr(other, name)) for name in ("routed_experts", *TEACHER_COLUMNS)
+        )
     )
 
 

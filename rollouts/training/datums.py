@@ -13,7 +13,7 @@ from rollouts.errors import ArgumentError, SampleError, short_repr
 from rollouts.models.architecture import Architecture
 from rollouts.models.placed_rows import TokenSequence, padded_rows
 from rollouts.models.placeholders import check_placeholders, check_token_ids
-from rollouts.training.named_losses import NamedLoss, named_loss
+from rollouts.training.named_losses import CANDIDATES, NamedLoss, named_loss
 from rollouts.training.packing import tower_rows
 from rollouts.training.samples import TrainingSample, are_placed_items
 
@@ -24,7 +24,8 @@ class Datum:
 
     `token_ids` integers (n,), with `media` and the ranges of their placeholder tokens; `target_ids` integers (n,): the
     model predicts target t from the tokens 0 to t, so that it usually is token t + 1. `inputs` are what the loss takes
-    for each target, finite numbers (n,) by name: `weights`, `logprobs`, `advantages`, `mask`, `sequence_ratio_mask`.
+    for each target, finite numbers (n,) by name: `weights`, `logprobs`, `advantages`, `mask`, `sequence_ratio_mask`,
+    `teacher_logprobs`; and (n, k), with one k for all rows, `teacher_top_ids` and `teacher_top_logprobs`.
 
     A `Trainer` checks it.
     """
@@ -44,7 +45,8 @@ def datum_from_sample(sample: TrainingSample, loss: str) -> Datum:
         data = [datum_from_sample(sample, "ppo") for sample in samples]
 
     The weights of `cross_entropy` are the advantages, 1 in a supervised sample; tokens outside of the loss mask have no
-    part in any loss. Raises `SampleError` for a sample of one token, and for one whose last token belongs to a medium.
+    part in any loss. Losses with a teacher need its columns (`with_teacher`). Raises `SampleError` for a sample of one
+    token, for one whose last token belongs to a medium, and for one without a column that the loss needs.
     """
     count, known = len(sample) - 1, named_loss(loss)
     if count < 1:
@@ -60,7 +62,13 @@ def datum_from_sample(sample: TrainingSample, loss: str) -> Datum:
         "mask": mask,
         "sequence_ratio_mask": mask,
     }
-    inputs = {name: columns[name].astype(np.float32) for name in sorted(known.required | known.optional)}
+    names = sorted(known.required | known.optional)
+    for name in names:
+        if name not in columns:
+            if (column := getattr(sample, name)) is None:
+                raise SampleError(sample.name, f"the loss {loss!r} needs its {name}; add them with with_teacher")
+            columns[name] = np.where(mask if column.ndim == 1 else mask[:, None], column[1:], 0)
+    inputs = {name: columns[name].astype(np.float32) for name in names}
     return Datum(sample.token_ids[:count], sample.token_ids[1:], inputs, sample.media)
 
 
@@ -82,6 +90,8 @@ def check_data(data: Any, loss: NamedLoss, architecture: Architecture, vocabular
             target = f"target {wrong[0]} is {datum.target_ids[wrong[0]]}"
             raise SampleError(name, f"{target}; the ids of the model are from 0 to {vocabulary - 1}")
         _check_inputs(name, datum.inputs, loss, count)
+        if loss.has_candidates:
+            _check_candidates(name, datum.inputs, data[0].inputs, vocabulary)
         if not are_placed_items(datum.media):
             raise SampleError(name, "media are not pairs of a MediaItem and a PlaceholderRange")
         if (error := item_placement_error(datum.media, count)) is not None:
@@ -120,15 +130,30 @@ def _check_inputs(name: str, inputs: Any, loss: NamedLoss, count: int) -> None:
     if missing := sorted(loss.required - inputs.keys()):
         raise SampleError(name, f"the loss needs the input {missing[0]!r}, one number for each target")
     for key, values in inputs.items():
-        if not isinstance(values, np.ndarray) or values.shape != (count,) or values.dtype.kind not in "fiub":
-            raise SampleError(name, f"{key} is {_described(values)}; pass numbers ({count},), one for each target")
-        if len(wrong := np.flatnonzero(~np.isfinite(values.astype(np.float32)))):
-            raise SampleError(name, f"{key}[{wrong[0]}] is {values[wrong[0]]}; pass finite numbers")
+        shape = (count, *values.shape[1:2]) if key in CANDIDATES and isinstance(values, np.ndarray) else (count,)
+        if not isinstance(values, np.ndarray) or values.shape != shape or values.dtype.kind not in "fiub":
+            raise SampleError(name, f"{key} is {_described(values)}; pass numbers {shape}, one for each target")
+        if len(wrong := np.argwhere(~np.isfinite(values.astype(np.float32)))):
+            place = tuple(wrong[0].tolist())
+            raise SampleError(name, f"{key}[{', '.join(map(str, place))}] is {values[place]}; pass finite numbers")
     if "sequence_ratio_mask" in inputs:
         outside = np.flatnonzero((inputs["sequence_ratio_mask"] == 0) & (inputs["advantages"] != 0))
         if len(outside):
             reason = f"token {outside[0]} has an advantage, and sequence_ratio_mask is 0 there"
             raise SampleError(name, f"{reason}; pass an advantage of 0 outside of the sampled tokens")
+
+
+def _check_candidates(
+    name: str, inputs: Mapping[str, np.ndarray], of_first: Mapping[str, np.ndarray], vocabulary: int
+) -> None:
+    """The ids of a teacher are those of the model, and each row has as many, with a log-probability for each."""
+    ids, logprobs = inputs["teacher_top_ids"], inputs["teacher_top_logprobs"]
+    if ids.ndim != 2 or ids.shape != logprobs.shape or ids.shape[1:] != of_first["teacher_top_ids"].shape[1:]:
+        reason = f"teacher_top_ids is {_described(ids)} and teacher_top_logprobs {_described(logprobs)}"
+        raise SampleError(name, f"{reason}; pass both (n, k), with the k of the first row")
+    if ids.size and not 0 <= ids.min() <= ids.max() < vocabulary:
+        wrong = ids.max() if ids.max() >= vocabulary else ids.min()
+        raise SampleError(name, f"teacher_top_ids has {wrong}; the ids of the model are from 0 to {vocabulary - 1}")
 
 
 def _described(value: object) -> str:

@@ -1,7 +1,7 @@
 """The losses of a `Trainer` by name: sums over tokens, with the names of inputs and options that Tinker's API has.
 
-Definitions: https://tinker-docs.thinkingmachines.ai/losses. A loss gets the values of all tokens of several rows, one
-after another, as tensors (1, n).
+Definitions: https://tinker-docs.thinkingmachines.ai/losses; those with a teacher are our own. A loss gets the values of
+all tokens of several rows, one after another, as tensors (1, n).
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from rollouts.errors import ArgumentError, short_repr
 from rollouts.training.losses import (
     PolicyLoss,
     cispo_loss,
+    distillation_advantages,
     dro_loss,
+    forward_kl_loss,
+    generalised_jsd_loss,
     importance_sampling_loss,
     policy_gradient_loss,
     sequence_ratio_loss,
@@ -44,7 +47,8 @@ class NamedLoss:
 
     `required` and `optional` are the inputs that a row has besides its target tokens. Without a `mask`, the tokens of a
     row that count are those with an advantage, or with `counts_all` all of them. `options` are the defaults of
-    the numbers that a caller may set; None: it must set it.
+    the numbers that a caller may set; None: it must set it. With `has_candidates` a row has the inputs `CANDIDATES`
+    (n, k), and `compute` gets the trained model's log-probabilities of these ids as the input `candidate_logprobs`.
     """
 
     compute: Callable[[torch.Tensor, Tensors, torch.Tensor, Mapping[str, float]], Outcome]
@@ -52,6 +56,7 @@ class NamedLoss:
     optional: frozenset[str] = frozenset()
     options: Mapping[str, float | None] = field(default_factory=dict)
     counts_all: bool = False
+    has_candidates: bool = False
 
     def inputs_of(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The inputs of a row with a `mask`, where the loss takes one."""
@@ -115,6 +120,30 @@ def _gspo(logprobs: torch.Tensor, inputs: Tensors, rows: torch.Tensor, options: 
     return _outcome(result, mask)
 
 
+def _reverse_kl(logprobs: torch.Tensor, inputs: Tensors, rows: torch.Tensor, options: Mapping[str, float]) -> Outcome:
+    """The policy gradient of the advantages and of `coefficient` times what a teacher thinks of the sampled tokens."""
+    mask, old = inputs["mask"] != 0, inputs["logprobs"]
+    taught = distillation_advantages(old, inputs["teacher_logprobs"], mask, coefficient=options["coefficient"])
+    return _policy(
+        importance_sampling_loss, logprobs, {**inputs, "advantages": inputs["advantages"] + taught}, rows, {}
+    )
+
+
+def _with_divergence(
+    loss: Callable[..., torch.Tensor],
+    logprobs: torch.Tensor,
+    inputs: Tensors,
+    rows: torch.Tensor,
+    options: Mapping[str, float],
+) -> Outcome:
+    """The policy gradient of the advantages, and `coefficient` times a divergence from a teacher's likeliest tokens."""
+    own = {name: number for name, number in options.items() if name != "coefficient"}
+    policy = _policy(importance_sampling_loss, logprobs, inputs, rows, {})
+    mask, teacher = inputs["mask"] != 0, inputs["teacher_top_logprobs"]
+    divergence = loss(inputs["candidate_logprobs"], teacher, mask, normaliser=1.0, **own)
+    return policy._replace(loss=policy.loss + options["coefficient"] * divergence)
+
+
 def _clip(options: Mapping[str, float]) -> tuple[float, float]:
     return 1 - options["clip_low_threshold"], options["clip_high_threshold"] - 1
 
@@ -126,6 +155,8 @@ def _outcome(result: PolicyLoss, mask: torch.Tensor) -> Outcome:
 
 _POLICY = frozenset({"logprobs", "advantages"})
 _MASK = frozenset({"mask"})
+#: A teacher's likeliest ids in the place of each target, and their log-probabilities under it.
+CANDIDATES = frozenset({"teacher_top_ids", "teacher_top_logprobs"})
 #: Of PPO and CISPO: the limits of PPO's authors (Schulman et al. 2017, table 1), which Tinker documents as its own.
 _THRESHOLDS = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
 #: Of GSPO: those of its authors (Zheng et al. 2025, section 5.1). A mean over a sequence varies much less.
@@ -139,6 +170,19 @@ NAMED_LOSSES: Mapping[str, NamedLoss] = MappingProxyType(
         "cispo": NamedLoss(partial(_clipped, cispo_loss), _POLICY, _MASK, _THRESHOLDS),
         "dro": NamedLoss(_dro, _POLICY, _MASK, {"beta": None}, counts_all=True),
         "gspo": NamedLoss(_gspo, _POLICY | {"sequence_ratio_mask"}, frozenset(), _SEQUENCE_THRESHOLDS),
+        "reverse_kl": NamedLoss(_reverse_kl, _POLICY | _MASK | {"teacher_logprobs"}, options={"coefficient": 1.0}),
+        "forward_kl": NamedLoss(
+            partial(_with_divergence, forward_kl_loss),
+            _POLICY | _MASK | CANDIDATES,
+            options={"coefficient": 1.0},
+            has_candidates=True,
+        ),
+        "jsd": NamedLoss(
+            partial(_with_divergence, generalised_jsd_loss),
+            _POLICY | _MASK | CANDIDATES,
+            options={"coefficient": 1.0, "beta": 0.5},
+            has_candidates=True,
+        ),
     }
 )
 
@@ -161,8 +205,8 @@ def loss_options(name: str, given: Mapping[str, Any] | None) -> dict[str, float]
         if key not in known:
             taken = f"it takes {', '.join(known)}" if known else "it takes none"
             raise ArgumentError("options", short_repr(key), f"{name} has no such option; {taken}")
-        if key == "beta":
-            options[key] = check_positive("options['beta']", value, "the weight of the square: pass one above 0")
+        if key in ("beta", "coefficient"):
+            options[key] = check_positive(f"options[{key!r}]", value, "pass a number above 0")
             continue
         number = finite_number(value)
         if key == "clip_low_threshold" and (number is None or not 0 <= number <= 1):

@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -195,6 +195,10 @@ def sample_rows(sample: TrainingSample) -> int:
     return sum(tower_rows(item) for item, _ in sample.media)
 
 
+#: Columns of a sample with a row for each token, or None.
+_OPTIONAL = ("routed_experts", "teacher_logprobs", "teacher_top_ids", "teacher_top_logprobs")
+
+
 def truncate_sample(
     sample: TrainingSample, max_tokens: int, max_patches: int | None = None
 ) -> tuple[TrainingSample, Truncation]:
@@ -217,6 +221,9 @@ def truncate_sample(
     media = tuple((item, placeholder) for item, placeholder in sample.media if placeholder.end <= end)
     kept, all_trained = int(sample.loss_mask[:end].sum()), int(sample.loss_mask.sum())
     spans = [span for span in sample.weight_spans if span.start < kept]
+    optional: dict[str, Any] = {
+        name: None if (column := getattr(sample, name)) is None else column[:end] for name in _OPTIONAL
+    }
     truncated = replace(
         sample,
         token_ids=sample.token_ids[:end],
@@ -225,7 +232,7 @@ def truncate_sample(
         advantages=sample.advantages[:end],
         media=media,
         weight_spans=tuple(WeightSpan(span.version, span.start, min(span.end, kept)) for span in spans),
-        routed_experts=None if sample.routed_experts is None else sample.routed_experts[:end],
+        **optional,
     )
     return truncated, Truncation(sample.name, (len(sample), end), (all_trained, kept), (len(sample.media), len(media)))
 

@@ -15,7 +15,14 @@ from renderers.placement import item_placement_error
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import WeightSpan, weight_span_error
 from rollouts.errors import ArgumentError, SampleError, TrajectoryError
-from rollouts.trajectory.token_node import ROUTED_EXPERTS, TokenNode
+from rollouts.scoring import TokenScores
+from rollouts.trajectory.token_node import (
+    ROUTED_EXPERTS,
+    TEACHER_LOGPROBS,
+    TEACHER_TOP_IDS,
+    TEACHER_TOP_LOGPROBS,
+    TokenNode,
+)
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import check_choice, finite_number
 from transport import wire_type
@@ -38,6 +45,10 @@ class TrainingSample:
     pass that predicted each token, the first row without meaning; None where the engine did not report them. They
     change no loss: `diagnose_mismatch` reads them.
 
+    A teacher's columns (`rollouts.training.score`), each None where there was no teacher: `teacher_logprobs` float32
+    (n,), finite on trained tokens; `teacher_top_ids` int32 and `teacher_top_logprobs` float32 (n, k), the likeliest
+    tokens in the place of each. `with_teacher` adds them.
+
     Raises `SampleError` for token ids that are no int32 from 0, and for dtypes, lengths, log-probabilities, advantages,
     spans, ranges and experts that contradict each other.
     """
@@ -50,6 +61,9 @@ class TrainingSample:
     weight_spans: tuple[WeightSpan, ...] = ()
     name: str = ""
     routed_experts: np.ndarray | None = None
+    teacher_logprobs: np.ndarray | None = None
+    teacher_top_ids: np.ndarray | None = None
+    teacher_top_logprobs: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         for column, (kinds, dtype) in _COLUMNS.items():
@@ -87,6 +101,37 @@ class TrainingSample:
         if self.routed_experts is not None and not _are_experts(self.routed_experts, count):
             rule = f"pass integers ({count}, layers, experts a token), or None"
             raise SampleError(self.name, f"routed_experts is {_kind(self.routed_experts)}; {rule}")
+        if (
+            self.teacher_logprobs is not None
+            or self.teacher_top_ids is not None
+            or self.teacher_top_logprobs is not None
+        ):
+            self._check_teacher(count)
+
+    def _check_teacher(self, count: int) -> None:
+        logprobs, ids, top = self.teacher_logprobs, self.teacher_top_ids, self.teacher_top_logprobs
+        if not isinstance(logprobs, np.ndarray) or logprobs.dtype.kind != "f" or logprobs.shape != (count,):
+            raise SampleError(self.name, f"teacher_logprobs is {_kind(logprobs)}; pass float32 ({count},)")
+        if len(wrong := np.flatnonzero(self.loss_mask & ~np.isfinite(logprobs))):
+            reason = f"token {wrong[0]} is trained and its log-probability under the teacher is {logprobs[wrong[0]]}"
+            raise SampleError(self.name, f"{reason}; score the sample again")
+        if ids is None and top is None:
+            return
+        for name, column, kinds in (("teacher_top_ids", ids, "iu"), ("teacher_top_logprobs", top, "f")):
+            if (
+                not isinstance(column, np.ndarray)
+                or column.ndim != 2
+                or len(column) != count
+                or column.dtype.kind not in kinds
+            ):
+                raise SampleError(self.name, f"{name} is {_kind(column)}; pass int32 and float32 ({count}, k)")
+        assert ids is not None
+        assert top is not None
+        if ids.shape != top.shape:
+            raise SampleError(self.name, f"teacher_top_ids {ids.shape} and teacher_top_logprobs {top.shape} differ")
+        trained = ids[self.loss_mask]
+        if trained.size and (trained.min() < 0 or np.isnan(top[self.loss_mask]).any()):
+            raise SampleError(self.name, "a trained token lacks the teacher's likeliest tokens; score the sample again")
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -213,6 +258,7 @@ def samples_from_trajectory(
                 weight_spans=_trained_spans([trajectory.nodes[index] for index in trained]),
                 name=f"{trajectory.episode_id}/{leaf}",
                 routed_experts=_routed_experts(trajectory, leaf, path),
+                **_teacher_columns(trajectory, leaf, path),
             )
         )
         trained_nodes.update(path)
@@ -240,6 +286,15 @@ def _routed_experts(trajectory: Trajectory, leaf: int, path: Sequence[int]) -> n
     if any(ROUTED_EXPERTS not in trajectory.nodes[index].extras for index in path):
         return None
     return trajectory.extra(leaf, ROUTED_EXPERTS)  # noqa: S610 - the rule is about Django's querysets
+
+
+def _teacher_columns(trajectory: Trajectory, leaf: int, path: Sequence[int]) -> dict[str, np.ndarray]:
+    """The columns of a teacher that every node of a path has."""
+    return {
+        name: trajectory.extra(leaf, name)  # noqa: S610 - the rule is about Django's querysets
+        for name in (TEACHER_LOGPROBS, TEACHER_TOP_IDS, TEACHER_TOP_LOGPROBS)
+        if all(name in trajectory.nodes[index].extras for index in path)
+    }
 
 
 def _trained_spans(nodes: Sequence[TokenNode]) -> tuple[WeightSpan, ...]:
@@ -287,6 +342,24 @@ def _turn_advantage(name: str, entry: float | np.ndarray, sampled: int) -> float
         rule = f"pass a finite number, or an array with one for each of the {sampled} tokens that the turn sampled"
         raise ArgumentError(name, entry, rule)
     return array
+
+
+def with_teacher(samples: Sequence[TrainingSample], scores: Sequence[TokenScores]) -> list[TrainingSample]:
+    """Samples with the columns of a teacher, from what `score(samples, teacher)` returned.
+
+    Raises `ArgumentError` for another number of scores, `SampleError` for scores of other lengths.
+    """
+    if len(samples) != len(scores):
+        raise ArgumentError("scores", f"{len(scores)} scores", f"pass one for each of the {len(samples)} samples")
+    return [
+        replace(
+            sample,
+            teacher_logprobs=scored.logprobs,
+            teacher_top_ids=None if scored.top is None else scored.top.token_ids,
+            teacher_top_logprobs=None if scored.top is None else scored.top.logprobs,
+        )
+        for sample, scored in zip(samples, scores, strict=True)
+    ]
 
 
 # Samples that train nothing: they fill a batch up to the number of samples that all ranks need.

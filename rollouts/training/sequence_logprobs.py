@@ -80,7 +80,7 @@ def batch_sequences(batch: TrainingBatch) -> list[TokenSequence]:
 
 
 class SequenceLogprobs(NamedTuple):
-    """`logprobs` and `entropy`, float32 (P,), in nats."""
+    """`logprobs` and `entropy`, float32 (P,), in nats; `logprobs` (P, K) for K targets a position."""
 
     logprobs: torch.Tensor
     entropy: torch.Tensor
@@ -112,10 +112,10 @@ def sequence_logprobs(
     """log p(target) at P positions, and the entropy of the distribution there. Differentiable once.
 
     `hidden` floating (P, H) are the last hidden states, `weight` (V, H) and `bias` (V,) the output layer in the same
-    dtype, `targets` integers (P,) from 0 to V - 1. The logits are `hidden @ weight.T + bias` in that dtype, and from
-    there on float32: plus what an adapter adds to them (`low_rank`, as the `OutputHead` of the model has it), times
-    `scale`, then `softcap * tanh(logits / softcap)` (Gemma 2, arXiv:2408.00118, section 2), then divided by
-    `temperature`.
+    dtype, `targets` integers (P,) from 0 to V - 1, or (P, K) for K of them at each position. The logits are
+    `hidden @ weight.T + bias` in that dtype, and from there on float32: plus what an adapter adds to them (`low_rank`,
+    as the `OutputHead` of the model has it), times `scale`, then `softcap * tanh(logits / softcap)` (Gemma 2,
+    arXiv:2408.00118, section 2), then divided by `temperature`.
 
     Logits exist only as tiles of `chunk_positions` x `chunk_vocabulary`; the backward pass computes each tile again
     (as Wijmans et al. 2024, arXiv:2411.09009, and Hsu et al. 2024, arXiv:2410.10989). Beyond the arguments and their
@@ -139,14 +139,15 @@ def sequence_logprobs(
     low, up = None, None
     if low_rank is not None:
         low, up = low_rank.scale * (hidden.to(low_rank.down.dtype) @ low_rank.down.T), low_rank.up
-    logprobs, entropy = _TiledLogprobs.apply(hidden, weight, bias, low, up, targets.long(), head)  # type: ignore[no-untyped-call]
-    return SequenceLogprobs(logprobs, entropy)
+    columns = targets.long() if targets.dim() == 2 else targets.long()[:, None]
+    logprobs, entropy = _TiledLogprobs.apply(hidden, weight, bias, low, up, columns, head)  # type: ignore[no-untyped-call]
+    return SequenceLogprobs(logprobs if targets.dim() == 2 else logprobs[:, 0], entropy)
 
 
 class _TiledLogprobs(torch.autograd.Function):
     """The forward pass keeps two numbers for each position; the backward pass computes the logits again.
 
-    `low` (P, r) and `up` (V, r) of an adapter add `low @ up.T` to the logits; both None without one.
+    `targets` are (P, K). `low` (P, r) and `up` (V, r) of an adapter add `low @ up.T` to the logits; both None without.
     """
 
     @staticmethod
@@ -163,15 +164,14 @@ class _TiledLogprobs(torch.autograd.Function):
         count = len(hidden)
         log_sum = hidden.new_full((count,), -math.inf, dtype=torch.float32)
         entropy = torch.zeros_like(log_sum)
-        target_logits = torch.zeros_like(log_sum)
+        target_logits = torch.zeros_like(targets, dtype=torch.float32)
         with torch.autocast(hidden.device.type, enabled=False):
             for words in _slices(len(weight), head.chunk_vocabulary):
                 for rows in _slices(count, head.chunk_positions):
                     added = _product(low, up, rows, words)
                     logits, _ = _tile(hidden[rows], weight[words], _part(bias, words), added, head)
                     index, is_here = _targets_in(targets[rows], words)
-                    found = logits.gather(1, index[:, None])[:, 0]
-                    target_logits[rows] = torch.where(is_here, found, target_logits[rows])
+                    target_logits[rows] = torch.where(is_here, logits.gather(1, index), target_logits[rows])
                     tile_log_sum, tile_entropy = _log_sum_and_entropy(logits)
                     # The chain rule of entropy: of the choice of a tile, and of the choice within it.
                     total = torch.logaddexp(log_sum[rows], tile_log_sum)
@@ -182,7 +182,7 @@ class _TiledLogprobs(torch.autograd.Function):
         ctx.save_for_backward(hidden, weight, bias, low, up, targets, log_sum, entropy)
         ctx.set_materialize_grads(False)
         ctx.head = head
-        return target_logits - log_sum, entropy
+        return target_logits - log_sum[:, None], entropy
 
     @staticmethod
     @once_differentiable
@@ -293,14 +293,15 @@ def _logit_gradient(
     With p = softmax(z): d log p_t / d z_j = [j = t] - p_j, and d H / d z_j = -p_j (log p_j + H).
     """
     gradient = torch.exp(log_probabilities)
-    factor = torch.zeros_like(entropy) if grad_logprobs is None else grad_logprobs
+    index, is_here = targets
+    factors = torch.zeros_like(is_here, dtype=torch.float32) if grad_logprobs is None else grad_logprobs
+    factor = factors.sum(dim=1)
     if grad_entropy is None:
         gradient *= -factor[:, None]
     else:
         inner = log_probabilities.add_(entropy[:, None]).mul_(grad_entropy[:, None]).add_(factor[:, None])
         gradient *= inner.neg_()
-    index, is_here = targets
-    return gradient.scatter_add_(1, index[:, None], torch.where(is_here, factor, 0)[:, None])
+    return gradient.scatter_add_(1, index, torch.where(is_here, factors, 0))
 
 
 def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
@@ -343,10 +344,10 @@ def _check_tensors(
         raise ArgumentError("weight", _kind(weight), rule)
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ArgumentError("bias", _kind(bias), f"pass ({len(weight)},), one value for each row of weight, or None")
-    if targets.shape != hidden.shape[:1] or targets.is_floating_point() or targets.dtype == torch.bool:
-        raise ArgumentError(
-            "targets", _kind(targets), f"pass integers ({len(hidden)},), one token id for each position"
-        )
+    is_wrong = targets.dim() not in (1, 2) or targets.shape[:1] != hidden.shape[:1]
+    if is_wrong or targets.is_floating_point() or targets.dtype == torch.bool:
+        rule = f"pass integers ({len(hidden)},), one token id for each position, or ({len(hidden)}, K) for K"
+        raise ArgumentError("targets", _kind(targets), rule)
     for name, tensor in tensors.items():
         if tensor.device != hidden.device:
             raise ArgumentError(f"the device of {name}", str(tensor.device), f"move it to {hidden.device}, as hidden")
@@ -354,10 +355,10 @@ def _check_tensors(
             raise ArgumentError(f"the dtype of {name}", str(tensor.dtype), f"pass {hidden.dtype}, as hidden has")
     outside = ((targets < 0) | (targets >= len(weight))).nonzero()
     if len(outside):
-        position = int(outside[0])
+        position = outside[0].tolist()
         raise ArgumentError(
-            f"targets[{position}]",
-            int(targets[position]),
+            f"targets[{', '.join(map(str, position))}]",
+            int(targets[tuple(position)]),
             f"pass trained positions only, and ids from 0 to {len(weight) - 1}",
         )
 
@@ -384,16 +385,37 @@ def token_logprobs(model: Any, batch: TrainingBatch) -> torch.Tensor:
     return token_logprobs_and_entropy(model, batch).logprobs
 
 
+def candidate_logprobs(model: Any, batch: TrainingBatch, candidates: torch.Tensor) -> torch.Tensor:
+    """`token_logprobs` of K other tokens in the place of each: float32 (B, T, K), 0 outside of `loss_mask`.
+
+        ids = torch.cat([batch.input_ids[..., None], batch.column("teacher_top_ids")], -1)
+        logprobs = candidate_logprobs(model, batch, ids)  # [..., 0] are those of the sampled tokens
+
+    `candidates` integers (B, T, K), of the batch's rows and columns. One forward pass, as for `token_logprobs`, with
+    the same errors, and `ArgumentError` for candidates of another shape or outside of the vocabulary.
+    """
+    shape = tuple(batch.loss_mask.shape)
+    if not isinstance(candidates, torch.Tensor) or candidates.dim() != 3 or tuple(candidates.shape[:2]) != shape:
+        given = _kind(candidates) if isinstance(candidates, torch.Tensor) else candidates
+        raise ArgumentError("candidates", given, f"pass integers {(*shape, 'K')}, such as a teacher's likeliest tokens")
+    return _scored(model, batch, candidates, 1.0).logprobs
+
+
 def token_logprobs_and_entropy(model: Any, batch: TrainingBatch, *, temperature: float = 1.0) -> SequenceLogprobs:
     """`token_logprobs`, and the entropy of the distribution that each token is drawn from: both float32 (B, T), in
     nats, 0 outside of `loss_mask`. The logits are divided by `temperature`. Differentiable, with the same errors.
     """
+    return _scored(model, batch, batch.input_ids, temperature)
+
+
+def _scored(model: Any, batch: TrainingBatch, targets: torch.Tensor, temperature: float) -> SequenceLogprobs:
+    """For targets (B, T) or (B, T, K): their log-probabilities, in the same shape, and the entropy (B, T)."""
     trained = batch.loss_mask.cpu()
     check_trained(trained, batch.position_ids.cpu(), batch.sequence_ids, batch.samples)
     forward = ForwardPass(model)
     if not batch.lengths.any():
-        empty = torch.zeros(batch.loss_mask.shape, dtype=torch.float32, device=forward.model.device)
-        return SequenceLogprobs(empty, empty.clone())
+        empty = torch.zeros(targets.shape, dtype=torch.float32, device=forward.model.device)
+        return SequenceLogprobs(empty, empty.new_zeros(batch.loss_mask.shape))
     sequences = batch_sequences(batch)
     number, position = batch.sequence_ids.cpu()[trained].long(), batch.position_ids.cpu()[trained]
     parts: list[TokenSequence] = []
@@ -413,20 +435,23 @@ def token_logprobs_and_entropy(model: Any, batch: TrainingBatch, *, temperature:
     # A token is predicted at the position before it; the first token of a sample is never trained.
     states = hidden[row.to(hidden.device), column.to(hidden.device) - 1]
     mask = batch.loss_mask.to(hidden.device)
-    targets = batch.input_ids.to(hidden.device)[mask]
     head = forward.head
     scored = sequence_logprobs(
         states,
         head.weight,
-        targets,
+        targets.to(hidden.device)[mask],
         bias=head.bias,
         low_rank=head.low_rank,
         softcap=head.softcap,
         scale=head.scale,
         temperature=temperature,
     )
+    logprobs = torch.zeros(targets.shape, dtype=torch.float32, device=hidden.device)
+    where = mask if targets.dim() == 2 else mask[..., None].expand_as(logprobs)
     nothing = torch.zeros(mask.shape, dtype=torch.float32, device=hidden.device)
-    return SequenceLogprobs(*(nothing.masked_scatter(mask, values) for values in scored))
+    return SequenceLogprobs(
+        logprobs.masked_scatter(where, scored.logprobs), nothing.masked_scatter(mask, scored.entropy)
+    )
 
 
 def _distinct(sequences: Sequence[TokenSequence]) -> tuple[list[TokenSequence], list[int]]:

@@ -238,8 +238,9 @@ class Trainer:
         """Add the gradient of a loss, which is a sum over all tokens of the rows, to the gradients of a model.
 
         `loss` is a name, `options` are its numbers, as the guide lists them: "cross_entropy", "importance_sampling",
-        "ppo", "cispo", "dro", "gspo". All rows are checked before the first of them is computed; `SampleError` names
-        the index of the row. After any error, of memory too, the gradients are what they were.
+        "ppo", "cispo", "dro", "gspo"; with a teacher "reverse_kl", "forward_kl", "jsd". All rows are checked before the
+        first of them is computed; `SampleError` names the index of the row. After any error, of memory too, the
+        gradients are what they were.
         """
         with self.lock, torch.enable_grad():
             trained = self._find(model_id)
@@ -412,10 +413,14 @@ class Trainer:
             row[(row == index) & (column < lengths[index])] = number
         states = hidden[torch.from_numpy(row).to(hidden.device), torch.from_numpy(column).to(hidden.device)]
         head = self._forward.head
+        targets = np.concatenate([datum.target_ids for datum in data.values()])
+        if loss.has_candidates:
+            candidates = np.concatenate([datum.inputs["teacher_top_ids"] for datum in data.values()])
+            targets = np.concatenate([targets[:, None], candidates], axis=1)
         values = sequence_logprobs(
             states,
             head.weight,
-            torch.from_numpy(np.concatenate([datum.target_ids for datum in data.values()]).astype(np.int64)).to(device),
+            torch.from_numpy(targets.astype(np.int64)).to(device),
             bias=head.bias,
             low_rank=head.low_rank,
             softcap=head.softcap,
@@ -427,9 +432,12 @@ class Trainer:
             for name in dict.fromkeys(name for _, one in of_rows for name in one)
         }
         rows = np.repeat(np.arange(len(data)), [len(datum) for datum in data.values()])
+        tensors = {name: torch.from_numpy(array.astype(np.float32)).to(device)[None] for name, array in inputs.items()}
+        if loss.has_candidates:
+            values, tensors["candidate_logprobs"] = values[:, 0], values[None, :, 1:]
         outcome = loss.compute(
             values[None],
-            {name: torch.from_numpy(array.astype(np.float32)).to(device)[None] for name, array in inputs.items()},
+            tensors,
             torch.from_numpy(rows).to(device)[None],
             options,
         )

@@ -30,6 +30,9 @@ from transport import wire_type
 from transport.errors import quoted
 
 ROUTED_EXPERTS, SAMPLING_MASK = "routed_experts", "sampling_mask"
+#: What a teacher said of the tokens (`rollouts.training.score`).
+TEACHER_LOGPROBS = "teacher_logprobs"
+TEACHER_TOP_IDS, TEACHER_TOP_LOGPROBS = "teacher_top_ids", "teacher_top_logprobs"
 
 
 class ReportedExtras(NamedTuple):

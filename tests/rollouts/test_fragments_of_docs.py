@@ -17,12 +17,14 @@ from test_docs_pages import BLOCK, DOCS, run_page
 import renderers
 from renderers import load_renderer
 from rollouts import LocalEngine, SamplingParams, StepResult, VLLMEngine, run_episode
+from rollouts.models.loading import load_model
 from rollouts.serve.app import create_app
 from rollouts.serve.gateway.routes import Gateway
 from rollouts.serve.pausable_engine import PausableEngine
 from rollouts.serve.served_model import served_model
 from rollouts.serve.server import base_url, bound_socket
 from rollouts.testing import CHAT_TEMPLATE, ScriptedEngine
+from rollouts.training import samples_from_trajectory
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 QUESTION = [{"role": "user", "content": "Which?"}]
@@ -164,3 +166,21 @@ async def test_the_page_on_chat_endpoints(renderer):
         1,
         False,
     )
+
+
+def test_the_page_on_distillation(tiny_model_dir):
+    engine, renderer = LocalEngine.from_pretrained(tiny_model_dir), load_renderer(tiny_model_dir)
+    options = {"engine": engine, "renderer": renderer, "sampling": SamplingParams(max_tokens=4, seed=0)}
+    trajectory = asyncio.run(run_episode(Asks(), max_turns=2, **options))
+    samples = samples_from_trajectory(trajectory, advantage=1.0, processors=renderer.processors)
+    names = run_page(
+        "distillation.md",
+        samples=samples,
+        renderer=renderer,
+        load_renderer=load_renderer,
+        teacher_directory=tiny_model_dir,
+        model=load_model(tiny_model_dir).train(),
+    )
+    assert names["samples"][0].teacher_top_ids.shape == (len(samples[0]), 8)
+    for name in ("reverse", "forward", "between"):  # the teacher is the student
+        assert abs(names[name].item()) < 1e-4

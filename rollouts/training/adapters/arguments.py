@@ -174,12 +174,15 @@ def _refuse_pixels_without_scale(target: str, sample: TrainingSample) -> None:
 
 
 def checked_samples(samples: object) -> tuple[TrainingSample, ...]:
-    """Raises `SampleError` unless `samples` is a sequence of at least one `TrainingSample`."""
+    """Raises `SampleError` unless `samples` is a sequence of `TrainingSample` without a teacher, at least one."""
     if not isinstance(samples, Sequence) or not samples:
         raise SampleError("-", f"pass a list of at least one TrainingSample, not {short_repr(samples)}")
     for index, sample in enumerate(samples):
         if not isinstance(sample, TrainingSample):
             raise SampleError(str(index), f"{short_repr(sample)} is not a TrainingSample")
+        if sample.teacher_logprobs is not None:
+            cure = "replace(sample, teacher_logprobs=None, teacher_top_ids=None, teacher_top_logprobs=None)"
+            raise SampleError(sample.name, f"no adapter carries a teacher's columns; remove them: {cure}")
     return tuple(samples)
 
 

@@ -1,0 +1,257 @@
+"""Log-probabilities of tokens that exist already, under any engine: a teacher, a reference, a judge of samples."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from renderers import MultiModalData, TemplateRenderer
+from renderers.placement import PlacedItem
+from rollouts.calls import gathered
+from rollouts.engines.protocol import NO_TOKEN, Engine, GenerateRequest, SamplingParams, TopLogprobs, is_chat
+from rollouts.errors import ArgumentError, MissingLogProbsError, TrajectoryError, short_repr
+from rollouts.trajectory.token_node import TEACHER_LOGPROBS, TEACHER_TOP_IDS, TEACHER_TOP_LOGPROBS
+from rollouts.trajectory.tree import Trajectory
+from rollouts.values import check_integer
+
+#: One token is sampled, because no server takes a request for none; it is not used.
+_SAMPLING: Final = SamplingParams(max_tokens=1, temperature=0.0)
+
+
+@runtime_checkable
+class TokenRow(Protocol):
+    """A row of tokens with its media, as a `TrainingSample` is."""
+
+    @property
+    def token_ids(self) -> np.ndarray: ...
+    @property
+    def media(self) -> Sequence[PlacedItem]: ...
+    @property
+    def name(self) -> str: ...
+
+
+class TokenScores(NamedTuple):
+    """Of a row of n tokens: `logprobs` float32 (n,), log p(token | earlier tokens); NaN for the first one.
+
+    `top`, if asked for: the k likeliest tokens in the place of each, (n, k); the first row has -1 and NaN.
+    """
+
+    logprobs: np.ndarray
+    top: TopLogprobs | None = None
+
+
+async def score(
+    subject: Trajectory | Sequence[TokenRow],
+    engine: Engine,
+    *,
+    top_k: int = 0,
+    renderer: TemplateRenderer | None = None,
+    teacher: TemplateRenderer | None = None,
+    adapter: str | None = None,
+    concurrency: int = 64,
+) -> list[TokenScores]:
+    """The log-probabilities of the tokens of samples, or of the leaves of a trajectory, under an engine.
+
+        scores = await score(samples, VLLMEngine("http://127.0.0.1:8001"), renderer=renderer)
+        kl = np.nanmean(samples[0].logprobs - scores[0].logprobs, where=samples[0].loss_mask)
+
+    - subject: `TrainingSample`s; the scores are in their order. Or a trajectory, with one for each of its leaves.
+    - engine: any that answers requests with `prompt_logprobs`.
+    - top_k: also the so many likeliest tokens in the place of each; a vLLM server limits it (`--max-logprobs`).
+    - renderer: the one that rendered the tokens. A trajectory with media needs it, to compute them again from their
+      sources; and a server that processes media itself does.
+    - teacher: the renderer of the engine's model, to check that both give tokens and pixels the same meaning
+      (`check_teacher`). Without it nothing but the range of the ids is known to agree.
+    - adapter: a LoRA adapter that the engine has loaded.
+    - concurrency: how many requests are open at a time.
+
+    A request has the tokens of a row as its prompt and samples one token more, so that a row may have at most one token
+    less than the engine's context. Rows with equal tokens and media are one request. Rows that begin alike are whole
+    requests all the same: an engine computes log-probabilities of a prompt without its prefix cache. The data of a
+    picture are sent once to a server; rows with the same first picture go to the same server of a fleet.
+
+    Raises `ArgumentError`, the errors of `engine.generate`, and for a trajectory those of
+    `Trajectory.multi_modal_data`.
+    """
+    if is_chat(engine):
+        raise ArgumentError(
+            "engine", engine, "a chat endpoint gives no log-probabilities of given tokens; pass another"
+        )
+    check_integer("top_k", top_k, least=0)
+    check_integer("concurrency", concurrency)
+    if teacher is not None:
+        if renderer is None:
+            raise ArgumentError(
+                "renderer", None, "pass the renderer of the tokens, to compare that of the teacher with"
+            )
+        check_teacher(renderer, teacher)
+    rows = _rows(subject, renderer)
+    _check_ids(rows, getattr(engine, "vocab_size", None))
+    markers = {} if renderer is None else renderer.placeholder_token_ids
+    requests: dict[tuple[Any, ...], GenerateRequest] = {}
+    keys = []
+    for row in rows:
+        keys.append((row.token_ids.tobytes(), tuple((item.mm_hash, place.offset) for item, place in row.media)))
+        if len(row.token_ids) > 1 and keys[-1] not in requests:
+            requests[keys[-1]] = _request(row, top_k, adapter, markers)
+    slots = asyncio.Semaphore(concurrency)
+
+    async def scores_of(request: GenerateRequest) -> TokenScores:
+        async with slots:
+            result = await engine.generate(request)
+        if result.prompt_logprobs is None or (top_k and result.prompt_top_logprobs is None):
+            reason = "the engine returned no log-probabilities of the prompt; score with VLLMEngine or LocalEngine"
+            raise MissingLogProbsError(request.request_id, reason)
+        return TokenScores(result.prompt_logprobs, result.prompt_top_logprobs if top_k else None)
+
+    found = dict(zip(requests, await gathered(map(scores_of, requests.values())), strict=True))
+    return [
+        found[key] if key in found else _without_prediction(row, top_k) for key, row in zip(keys, rows, strict=True)
+    ]
+
+
+class _Leaf(NamedTuple):
+    token_ids: np.ndarray
+    media: Sequence[PlacedItem]
+    name: str
+
+
+def _rows(subject: object, renderer: TemplateRenderer | None) -> Sequence[TokenRow]:
+    if isinstance(subject, Trajectory):
+        if not subject.has_tokens:
+            reason = "its engine gave messages without tokens, and there is nothing to score"
+            raise TrajectoryError(f"episode {subject.episode_id}: {reason}; sample with an engine of tokens")
+        if renderer is None and next(subject.all_media(), None) is not None:
+            rule = f"episode {subject.episode_id} has media; pass the renderer of its tokens, which computes them again"
+            raise ArgumentError("renderer", None, rule)
+        processors = {} if renderer is None else renderer.processors
+        return [
+            _Leaf(
+                subject.token_ids(leaf),
+                [(reference.derive(processors), reference.placeholder) for reference in subject.media(leaf)],
+                f"{subject.episode_id}/{leaf}",
+            )
+            for leaf in subject.leaves()
+        ]
+    if not isinstance(subject, Sequence) or not all(isinstance(row, TokenRow) for row in subject):
+        raise ArgumentError("subject", short_repr(subject), "pass a Trajectory, or a list of TrainingSample")
+    return subject
+
+
+def _check_ids(rows: Sequence[TokenRow], vocab_size: int | None) -> None:
+    for row in rows:
+        if vocab_size is not None and len(row.token_ids) and (largest := int(row.token_ids.max())) >= vocab_size:
+            rule = f"the engine's vocabulary has {vocab_size} ids: take a teacher with the tokenizer of the samples"
+            raise ArgumentError(f"a token of {row.name or 'a row'}", largest, rule)
+
+
+def _request(row: TokenRow, top_k: int, adapter: str | None, markers: Mapping[str, int]) -> GenerateRequest:
+    # What stands outside of the media was checked when it was sampled: a media token there is text.
+    ends = [0, *(place.end for _, place in row.media)]
+    starts = [*(place.offset for _, place in row.media), len(row.token_ids)]
+    return GenerateRequest(
+        row.token_ids.tolist(),
+        _SAMPLING,
+        MultiModalData.from_items(row.media) if row.media else None,
+        session_id=f"scored-{row.media[0][0].mm_hash}" if row.media else None,
+        placeholder_token_ids=markers,
+        sampled=[(start, end) for start, end in zip(ends, starts, strict=True) if start < end],
+        prompt_logprobs=True,
+        prompt_top_logprobs=top_k,
+        adapter=adapter,
+    )
+
+
+def _without_prediction(row: TokenRow, top_k: int) -> TokenScores:
+    """The scores of a row of one token or none."""
+    shape = (len(row.token_ids), top_k)
+    top = TopLogprobs(np.full(shape, NO_TOKEN, np.int32), np.full(shape, np.nan, np.float32)) if top_k else None
+    return TokenScores(np.full(len(row.token_ids), np.nan, np.float32), top)
+
+
+# What a teacher says about tokens that it would have read otherwise has no meaning.
+
+#: A conversation that most templates take, of each kind of turn.
+_PROBE: Final = [
+    {"role": "user", "content": "Which of the two?\n"},
+    {"role": "assistant", "content": "The first, 10:15."},
+    {"role": "user", "content": "Why? <b>Ünïcode</b>"},
+]
+
+
+def check_teacher(renderer: TemplateRenderer, teacher: TemplateRenderer) -> None:
+    """Raise `ArgumentError`, which says why, unless a teacher reads the tokens of `renderer` as its own would be read.
+
+    Compared are the tokens of all ids of `renderer` (the teacher may have more); the chat templates, by a conversation
+    of three turns where their texts differ; and the processors of media, by their fingerprints.
+    """
+    for name, each in (("renderer", renderer), ("teacher", teacher)):
+        if not isinstance(each, TemplateRenderer):
+            raise ArgumentError(name, each, "pass the renderer that load_renderer returns")
+    own, other = renderer.tokenizer.vocabulary(), teacher.tokenizer.vocabulary()
+    if differing := [(token_id, token) for token, token_id in own.items() if other.get(token) != token_id]:
+        first_id, first = min(differing)
+        rule = (
+            f"its tokenizer of {len(other)} tokens gives {first!r} the id {other.get(first)}, and that of the student, "
+            f"of {len(own)} tokens, {first_id}: take a teacher with the student's vocabulary"
+        )
+        raise ArgumentError("teacher", teacher, rule)
+    if renderer.template.source != teacher.template.source:
+        ids, of_teacher = (each.render_ids(_PROBE, add_generation_prompt=True) for each in (renderer, teacher))
+        if ids != of_teacher:
+            place = next(
+                (place for place, (one, two) in enumerate(zip(ids, of_teacher, strict=False)) if one != two), 0
+            )
+            printed, expected = (
+                each.tokenizer.decode(row[place : place + 8]) for each, row in ((renderer, ids), (teacher, of_teacher))
+            )
+            rule = (
+                f"its chat template prints another prompt, {expected!r} where the student's prints {printed!r}: take a "
+                "teacher of the same template, or load its renderer with chat_template= if it was trained on this one"
+            )
+            raise ArgumentError("teacher", teacher, rule)
+    for modality, processor in renderer.processors.items():
+        of_teacher_too = teacher.processors.get(modality)
+        if of_teacher_too is None or of_teacher_too.fingerprint != processor.fingerprint:
+            rule = f"it processes {modality} input in another way, or not at all: it would see other features"
+            raise ArgumentError("teacher", teacher, f"{rule}. Take a teacher with the student's processor")
+
+
+# Scores in a trajectory: columns of its nodes, which `samples_from_trajectory` gives to the samples.
+
+
+def with_scores(trajectory: Trajectory, scores: Sequence[TokenScores]) -> Trajectory:
+    """A copy of a trajectory whose nodes have the scores of its leaves as `extras`, 4 + 8 k bytes a token.
+
+    The columns are `teacher_logprobs`, `teacher_top_ids` and `teacher_top_logprobs`. A node that leaves share has
+    those of the first. `metrics["teacher_kl"]` is the mean of log p(sampler) - log p(teacher) over the sampled tokens:
+    an estimate of KL(sampler || teacher) in nats per token. Raises `ArgumentError` for scores of another trajectory.
+    """
+    leaves = trajectory.leaves()
+    if len(scores) != len(leaves):
+        rule = f"episode {trajectory.episode_id} has {len(leaves)} leaves; pass what score returned for it"
+        raise ArgumentError("the number of scores", len(scores), rule)
+    nodes = list(trajectory.nodes)
+    differences = [np.empty(0, np.float32)]
+    scored: set[int] = set()
+    for leaf, (logprobs, top) in zip(leaves, scores, strict=True):
+        columns = {TEACHER_LOGPROBS: logprobs}
+        if top is not None:
+            columns |= {TEACHER_TOP_IDS: top.token_ids, TEACHER_TOP_LOGPROBS: top.logprobs}
+        start = 0
+        for index in trajectory.path(leaf):
+            node, end = nodes[index], start + len(nodes[index])
+            if index not in scored:
+                own = {name: column[start:end] for name, column in columns.items()}
+                nodes[index] = replace(node, extras={**node.extras, **own})
+                differences.append(node.logprobs - logprobs[start:end][node.sampled])
+                scored.add(index)
+            start = end
+    metrics = dict(trajectory.metrics)
+    if len(joined := np.concatenate(differences)):
+        metrics["teacher_kl"] = float(joined.mean(dtype=np.float64))
+    return replace(trajectory, nodes=tuple(nodes) if trajectory.finished else nodes, metrics=metrics)

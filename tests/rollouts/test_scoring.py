@@ -1,0 +1,334 @@
+"""Scores of given tokens under an engine, against the log-probabilities that the trainer computes of them."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from family_rows import loaded_family
+
+from renderers import RendererPool, load_renderer
+from rollouts import Completion, FinishReason, LocalEngine, Trajectory
+from rollouts.errors import ArgumentError, BatchError, MissingLogProbsError, SampleError
+from rollouts.scoring import check_teacher, score, with_scores
+from rollouts.testing import ScriptedEngine, tiny_qwen2_audio, tiny_qwen3_vl
+from rollouts.training import (
+    TrainingBatch,
+    candidate_logprobs,
+    samples_from_trajectory,
+    token_logprobs,
+    truncate_sample,
+    with_teacher,
+)
+
+FAMILIES = ("qwen3_vl", "gemma3", "llava_next", "internvl", "qwen2_audio")
+
+
+class CountingEngine:
+    """Counts the requests of a LocalEngine, and keeps them."""
+
+    def __init__(self, engine):
+        self.engine, self.requests = engine, []
+
+    async def generate(self, request):
+        self.requests.append(request)
+        return await self.engine.generate(request)
+
+    async def close(self):
+        await self.engine.close()
+
+
+def scored(subject, model, **options):
+    async def run():
+        engine = CountingEngine(LocalEngine(model))
+        try:
+            return await score(subject, engine, **options), engine.requests
+        finally:
+            await engine.close()
+
+    return asyncio.run(run())
+
+
+def all_trained(sample):
+    """A sample that trains every token but the first and those of media."""
+    mask = np.ones(len(sample), bool)
+    mask[0] = False
+    for _, placeholder in sample.media:
+        mask[placeholder.offset : placeholder.end] = False
+    return replace(sample, loss_mask=mask)
+
+
+def by_trainer(model, samples, **layout):
+    """The trainer's log-probabilities of the trained tokens of each sample, NaN elsewhere."""
+    found = []
+    for sample in samples:
+        batch = TrainingBatch.from_samples([sample], pad_id=0, **layout)
+        with torch.no_grad():
+            values = token_logprobs(model, batch)[0].numpy()
+        found.append(np.where(sample.loss_mask, values[: len(sample)], np.nan))
+    return found
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_scores_are_the_trainers_log_probabilities_of_text_images_and_sounds(name):
+    family = loaded_family(name)
+    rows = family.rows_with_sounds() if name == "qwen2_audio" else family.rows()
+    samples = [all_trained(row.sample) for row in rows]
+    scores, requests = scored(samples, family.model, renderer=family.renderer, teacher=family.renderer)
+    assert len(requests) == len(samples)
+    for sample, found, expected in zip(samples, scores, by_trainer(family.model, samples), strict=True):
+        assert found.logprobs.dtype == np.float32
+        assert np.isnan(found.logprobs[0])
+        np.testing.assert_allclose(found.logprobs[sample.loss_mask], expected[sample.loss_mask], atol=1e-4)
+
+
+def test_the_likeliest_tokens_of_a_teacher_are_those_of_its_logits():
+    family = loaded_family("qwen3_vl")
+    sample = all_trained(family.row("one", [family.pixels(32, 48)]).sample)
+    (found,), _ = scored([sample], family.model, top_k=5)
+    batch = TrainingBatch.from_samples([sample], pad_id=0)
+    size = family.model.config.text_config.vocab_size
+    every = torch.arange(size).expand(1, len(sample), size)
+    with torch.no_grad():
+        expected = candidate_logprobs(family.model, batch, every)[0].numpy()
+    mask = sample.loss_mask
+    assert found.top.token_ids.shape == (len(sample), 5)
+    np.testing.assert_allclose(found.top.logprobs[mask], -np.sort(-expected[mask], axis=-1)[:, :5], atol=1e-4)
+    at = np.take_along_axis(expected, np.maximum(found.top.token_ids, 0).astype(np.int64), -1)
+    np.testing.assert_allclose(found.top.logprobs[mask], at[mask], atol=1e-4)
+    (taught,) = with_teacher([sample], [found])
+    assert taught.teacher_top_ids[0].tolist() == [-1] * 5
+
+
+def test_another_picture_changes_the_scores():
+    """The planted fault of the comparison above."""
+    family = loaded_family("qwen3_vl")
+    one, other = (family.row("one", [family.pixels(32, 48)]).sample for _ in range(2))
+    (first, second), requests = scored([one, other], family.model)
+    assert np.array_equal(one.token_ids, other.token_ids)
+    assert len(requests) == 2
+    assert np.abs(first.logprobs - second.logprobs)[one.loss_mask].max() > 1e-4
+
+
+def test_equal_rows_are_one_request_and_rows_of_one_token_none():
+    family = loaded_family("qwen3_vl")
+    sample = family.row("one", [family.pixels(32, 48)]).sample
+    short, _ = truncate_sample(sample, 1)
+    scores, requests = scored([sample, replace(sample, name="again"), short], family.model)
+    assert len(requests) == 1
+    assert np.array_equal(scores[0].logprobs, scores[1].logprobs, equal_nan=True)
+    assert np.isnan(scores[2].logprobs).tolist() == [True]
+
+
+@pytest.fixture(scope="module")
+def renderer(tiny_model_dir):
+    return load_renderer(tiny_model_dir)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model_dir):
+    from rollouts.models.loading import load_model
+
+    return load_model(tiny_model_dir)
+
+
+def completion(ids, logprobs=None):
+    values = np.full(len(ids), -1.0) if logprobs is None else logprobs
+    return Completion(0, np.array(ids, np.int32), np.asarray(values, np.float32), FinishReason.LENGTH)
+
+
+def forked(renderer):
+    """An episode of one prompt with a picture, and two completions of it: a tree with two leaves."""
+    picture = np.random.default_rng(0).integers(0, 256, (32, 48, 3), dtype=np.uint8)
+    messages = [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "Which?"}]}]
+    prompt = renderer.render(messages, add_generation_prompt=True)
+    trajectory = Trajectory("forked")
+    for ids in ([65, 66, 67], [65, 68]):
+        trajectory.add_turn(prompt, completion(ids), {"role": "assistant", "content": ""}, messages=messages)
+    trajectory.finish()
+    return trajectory
+
+
+def test_the_scores_of_a_trajectory_are_columns_of_its_nodes_and_of_its_samples(renderer, model):
+    trajectory = forked(renderer)
+    scores, requests = scored(trajectory, model, renderer=renderer)
+    assert [len(request.prompt_ids) for request in requests] == [
+        len(trajectory.token_ids(leaf)) for leaf in trajectory.leaves()
+    ]
+    assert len({request.session_id for request in requests}) == 1  # the picture goes to one server
+    taught = with_scores(trajectory, scores)
+    assert taught.finished
+    assert not trajectory.nodes[0].extras
+    samples = samples_from_trajectory(taught, advantage=1.0, processors=renderer.processors)
+    for sample, found in zip(samples, scores, strict=True):
+        np.testing.assert_allclose(sample.teacher_logprobs, found.logprobs, atol=1e-5)
+    expected = by_trainer(model, samples)
+    differences = np.concatenate(
+        [(sample.logprobs - one)[sample.loss_mask] for sample, one in zip(samples, expected, strict=True)]
+    )
+    assert taught.metrics["teacher_kl"] == pytest.approx(differences.mean(), abs=1e-4)
+
+
+def test_a_trajectory_with_media_needs_its_renderer(renderer, model):
+    with pytest.raises(ArgumentError, match="renderer is None; episode forked has media"):
+        scored(forked(renderer), model)
+
+
+def test_scores_of_another_trajectory_are_refused(renderer, model):
+    trajectory = forked(renderer)
+    scores, _ = scored(trajectory, model, renderer=renderer)
+    with pytest.raises(ArgumentError, match="the number of scores is 1; episode forked has 2 leaves"):
+        with_scores(trajectory, scores[:1])
+
+
+def test_an_engine_without_log_probabilities_of_the_prompt_is_refused(renderer):
+    trajectory = forked(renderer)
+
+    async def run():
+        await score(trajectory, ScriptedEngine(["x"] * 2, renderer=renderer), renderer=renderer)
+
+    with pytest.raises(MissingLogProbsError, match="no log-probabilities of the prompt"):
+        asyncio.run(run())
+
+
+# The columns in samples and batches.
+
+
+def taught_samples(count=3, k=2):
+    family = loaded_family("qwen3_vl")
+    samples = [family.row("word " * number).sample for number in range(1, count + 1)]
+    taught = []
+    for number, sample in enumerate(samples):
+        rng, n = np.random.default_rng(number), len(sample)
+        columns = {
+            "teacher_logprobs": -rng.random(n, np.float32),
+            "teacher_top_logprobs": -rng.random((n, k), np.float32),
+        }
+        taught.append(replace(sample, teacher_top_ids=rng.integers(0, 99, (n, k), dtype=np.int32), **columns))
+    return taught
+
+
+@pytest.mark.parametrize("layout", [{"layout": "padded"}, {"layout": "padded", "side": "left"}, {"layout": "packed"}])
+def test_a_batch_lays_out_the_columns_of_a_teacher_and_keeps_them_through_selections(layout):
+    samples = taught_samples()
+    batch = TrainingBatch.from_samples(samples, pad_id=0, **layout)[[2, 0]]
+    for name in ("teacher_logprobs", "teacher_top_ids", "teacher_top_logprobs"):
+        column = batch.column(name)
+        assert column.shape[:2] == batch.input_ids.shape
+        for number, sample in enumerate((samples[2], samples[0])):
+            np.testing.assert_array_equal(column[batch.sequence_ids == number].numpy(), getattr(sample, name))
+        assert not column[batch.sequence_ids < 0].any()
+
+
+def test_a_batch_in_a_file_has_the_columns_of_a_teacher(tmp_path):
+    batch = TrainingBatch.from_samples(taught_samples(), pad_id=0)
+    batch.save(tmp_path / "batch.mmr")
+    assert TrainingBatch.load(tmp_path / "batch.mmr") == batch
+    others = [replace(sample, teacher_logprobs=sample.teacher_logprobs - 1) for sample in batch.samples]
+    assert TrainingBatch.from_samples(others, pad_id=0) != batch
+
+
+def test_a_truncated_sample_has_the_beginning_of_the_columns():
+    (sample,) = taught_samples(1)
+    shorter, _ = truncate_sample(sample, len(sample) - 2)
+    np.testing.assert_array_equal(shorter.teacher_logprobs, sample.teacher_logprobs[:-2])
+    np.testing.assert_array_equal(shorter.teacher_top_ids, sample.teacher_top_ids[:-2])
+
+
+def test_a_trained_sample_without_a_teacher_is_an_error_and_a_neutral_one_is_not():
+    taught = taught_samples(2)
+    untaught = replace(taught[1], teacher_logprobs=None, teacher_top_ids=None, teacher_top_logprobs=None, name="plain")
+    with pytest.raises(BatchError, match="sample plain has no teacher_logprobs; add it: with_teacher"):
+        TrainingBatch.from_samples([taught[0], untaught], pad_id=0).column("teacher_logprobs")
+    padded = TrainingBatch.from_samples(taught[:1], pad_id=0).pad_samples(3)
+    assert padded.column("teacher_top_ids").shape == (3, len(taught[0]), 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda sample: {"teacher_logprobs": sample.teacher_logprobs[:-1]}, "teacher_logprobs is float32"),
+        (lambda sample: {"teacher_logprobs": np.full(len(sample), np.nan, np.float32)}, "under the teacher is nan"),
+        (lambda sample: {"teacher_top_ids": sample.teacher_top_ids[:, :1]}, "differ"),
+        (lambda sample: {"teacher_top_ids": None}, "teacher_top_ids is a NoneType"),
+        (lambda sample: {"teacher_top_ids": sample.teacher_top_ids - 200}, "lacks the teacher's likeliest"),
+    ],
+)
+def test_columns_that_contradict_each_other_are_refused(change, message):
+    (sample,) = taught_samples(1)
+    with pytest.raises(SampleError, match=message):
+        replace(sample, **change(sample))
+
+
+def test_scores_are_added_to_as_many_samples():
+    samples = taught_samples(2)
+    with pytest.raises(ArgumentError, match="scores is '1 scores'; pass one for each of the 2 samples"):
+        with_teacher(samples, [(samples[0].teacher_logprobs, None)])
+
+
+# Teachers that read other tokens.
+
+
+@pytest.fixture
+def changed(tiny_model_dir, tmp_path):
+    """A function that writes a copy of the tiny model with one of its files changed, and loads its renderer."""
+
+    def load(file, change):
+        directory = tiny_qwen3_vl(tmp_path / "teacher", weights=False)
+        path = directory / file
+        path.write_text(change(path.read_text()))
+        return load_renderer(directory)
+
+    return load
+
+
+def test_a_teacher_with_the_same_files_is_accepted(renderer, tmp_path):
+    check_teacher(renderer, load_renderer(tiny_qwen3_vl(tmp_path / "teacher", seed=3, weights=False)))
+
+
+def test_a_teacher_with_another_template_is_refused_with_the_text_that_differs(renderer, changed):
+    teacher = changed("chat_template.jinja", lambda text: text.replace("<|im_start|>", "<|im_start|>the "))
+    with pytest.raises(ArgumentError, match=r"its chat template prints another prompt.*the user.*chat_template="):
+        check_teacher(renderer, teacher)
+
+
+def test_a_template_that_differs_in_a_comment_alone_is_accepted(renderer, changed):
+    check_teacher(renderer, changed("chat_template.jinja", lambda text: "{# a comment #}" + text))
+
+
+def test_a_teacher_with_another_vocabulary_is_refused_with_the_token_that_differs(renderer, changed):
+    def exchange(text):
+        definition = json.loads(text)
+        vocabulary = definition["model"]["vocab"]
+        vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+        return json.dumps(definition)
+
+    with pytest.raises(ArgumentError, match=r"its tokenizer of \d+ tokens gives 'a' the id 65, .* 64: take"):
+        check_teacher(renderer, changed("tokenizer.json", exchange))
+
+
+def test_a_teacher_with_another_processor_of_images_is_refused(renderer, changed):
+    teacher = changed(
+        "preprocessor_config.json", lambda text: json.dumps({**json.loads(text), "image_mean": [0.1] * 3})
+    )
+    with pytest.raises(ArgumentError, match="it processes image input in another way"):
+        check_teacher(renderer, teacher)
+
+
+def test_a_teacher_that_cannot_see_is_refused(renderer, tmp_path):
+    with pytest.raises(ArgumentError, match="its tokenizer of"):
+        check_teacher(renderer, load_renderer(tiny_qwen2_audio(tmp_path / "hears")))
+
+
+def test_ids_beyond_the_vocabulary_of_the_engine_are_refused_before_any_request(model):
+    sample = loaded_family("qwen3_vl").row("one").sample
+    beyond = replace(sample, token_ids=sample.token_ids + 100_000)
+    with pytest.raises(ArgumentError, match=r"a token of one is 100\d\d\d; the engine's vocabulary has"):
+        asyncio.run(score([beyond], LocalEngine(model)))
+
+
+def test_a_pool_is_no_renderer_of_a_teacher(renderer):
+    with RendererPool(renderer) as pool, pytest.raises(ArgumentError, match="pass the renderer that load_renderer"):
+        check_teacher(renderer, pool)
