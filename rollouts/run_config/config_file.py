@@ -291,10 +291,14 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """A configuration and its file. Paths in it are relative to `directory`."""
+    """A configuration and its file. Paths in it are relative to `directory`.
+
+    `prefix` is the table that has the tables of `config`, in errors: those of the teacher are `teacher.engine`...
+    """
 
     path: Path
     config: RunConfig
+    prefix: KeyPath = ()
 
     @property
     def renderer(self) -> RendererSection:
@@ -313,7 +317,7 @@ class ConfigFile:
 
     def error(self, key: KeyPath, reason: str) -> RunConfigError:
         """The error that the value of `key` cannot be used."""
-        return RunConfigError(self.path, [ConfigProblem(key_text(key), reason)])
+        return RunConfigError(self.path, [ConfigProblem(key_text((*self.prefix, *key)), reason)])
 
     @contextmanager
     def naming(self, *key: str | int) -> Iterator[None]:

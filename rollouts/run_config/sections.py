@@ -268,6 +268,21 @@ class RendererSection(Section):
     media: MediaSection = MediaSection()
 
 
+class TeacherSection(Section):
+    """A model that scores every episode when it has ended (`rollouts.training.score`).
+
+    `engine` and `renderer` are tables as those of the run. The renderer, by default that of a local directory, is
+    compared with the run's: vocabulary, chat template, processors. `top_k`: also so many likeliest tokens in the place
+    of each.
+    """
+
+    engine: Annotated[
+        VLLMEngineSection | FleetEngineSection | RouterEngineSection | LocalEngineSection, Field(discriminator="kind")
+    ]
+    renderer: RendererSection | None = None
+    top_k: Annotated[int, Field(ge=0)] = 0
+
+
 class SamplingSection(Section):
     """Options of `SamplingParams`. `extra` holds options under the engine's own names."""
 
@@ -414,6 +429,7 @@ class RunConfig(Section):
     ray: RaySection = RaySection()
     group_rewards: list[RewardSection] = Field(default_factory=list)
     skip_group: ImportPath | None = None
+    teacher: TeacherSection | None = None
     evaluation: EvaluationSection = EvaluationSection()
     stop_after_failed_groups: Annotated[int, Field(ge=0)] = 8
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0

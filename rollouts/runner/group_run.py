@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Self, get_args
+from typing import Self, TypeAlias, get_args
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from rollouts.engines.protocol import SamplingParams
 from rollouts.episodes.deadlines import EpisodeLimits
 from rollouts.episodes.errors import EpisodeError, ErrorKind, ends_task, error_kind, is_outage
 from rollouts.episodes.turns import derived_seed
-from rollouts.errors import ArgumentError
+from rollouts.errors import ArgumentError, describe_exception, short_repr, text_with_notes
 from rollouts.rewards import GroupReward, reward_parts, score_group
 from rollouts.runner.errors import GroupFailedError
 from rollouts.runner.events import (
@@ -124,6 +124,10 @@ class FailedAttempts:
         return self._policy.delay(error, self._counted)
 
 
+#: Gets an episode that has ended without an error, and returns a copy of it with more extras or metrics.
+ScoreEpisode: TypeAlias = Callable[[Trajectory], Awaitable[Trajectory]]
+
+
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
     """What the groups of a runner have in common. `workers` run their episodes: that of this process, or others."""
@@ -139,6 +143,7 @@ class GroupSettings:
     history: VersionHistory
     reporter: Reporter
     journal: Journal | None
+    score_episode: ScoreEpisode | None = None
 
 
 class GroupRun:
@@ -306,7 +311,8 @@ class GroupRun:
 
     async def _attempt(self, index: int, attempt: int) -> tuple[Trajectory, BaseException | None]:
         """Run one attempt; the episode, and the exception that it failed with."""
-        reporter, workers, job = self._settings.reporter, self._settings.workers, self._job(index, attempt)
+        settings, job = self._settings, self._job(index, attempt)
+        reporter, workers = settings.reporter, settings.workers
         episode = self._running[index] = job.new_trajectory()
         self._began[index] = self._settings.history.current_place
         reporter.counters.episodes_started += 1
@@ -325,6 +331,8 @@ class GroupRun:
             else:
                 reporter.emit(EpisodeWaiting, job.episode_id, 0, "worker")
                 episode = await workers.run(job, observer)
+            if settings.score_episode is not None:
+                episode = await _scored(settings.score_episode, episode)
             outcome = "done" if episode.done else "truncated"
         except EpisodeError as error:
             episode, outcome, failure = error.trajectory, "failed", error.__cause__ or error
@@ -398,6 +406,21 @@ class GroupRun:
             oldest_version="" if oldest is None else settings.history.name_of(oldest),
             seconds=self._seconds if self._started_at is None else time.monotonic() - self._started_at,
         )
+
+
+async def _scored(score_episode: ScoreEpisode, episode: Trajectory) -> Trajectory:
+    """The episode with its scores. Raises `EpisodeError`, with the episode as a failed one."""
+    try:
+        scored = await score_episode(episode)
+    except BaseException as error:  # a function of a user may raise anything
+        if ends_task(error):
+            raise
+        reason = f"score_episode: {text_with_notes(error, describe_exception(error))}"
+        raise EpisodeError(reason, replace(episode, done=False, truncated=False, error=reason)) from error
+    if not isinstance(scored, Trajectory) or scored.episode_id != episode.episode_id:
+        reason = f"score_episode returned {short_repr(scored)}; return the episode with its scores, as with_scores does"
+        raise EpisodeError(reason, replace(episode, done=False, truncated=False, error=reason))
+    return scored
 
 
 def _oldest(places: Sequence[int | None]) -> int | None:

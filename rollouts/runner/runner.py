@@ -18,7 +18,7 @@ from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.rewards import GroupReward, check_names
 from rollouts.runner.events import Listener, Reporter
 from rollouts.runner.group import Group
-from rollouts.runner.group_run import GroupRun, GroupSettings, RetryPolicy
+from rollouts.runner.group_run import GroupRun, GroupSettings, RetryPolicy, ScoreEpisode
 from rollouts.runner.journal import Journal, ResumedRun
 from rollouts.runner.modes import Demand, Mode, Synchronous
 from rollouts.runner.schedule import FirstGroups, Schedule, SkipGroup
@@ -56,6 +56,7 @@ def check_options(
     seed: object,
     group_rewards: object,
     skip_group: object,
+    score_episode: object,
     journal: object,
     listeners: object,
 ) -> None:
@@ -74,6 +75,8 @@ def check_options(
     if iscoroutinefunction(skip_group) or iscoroutinefunction(getattr(skip_group, "__call__", None)):  # noqa: B004
         rule = "pass a function that is not async; compute what it has to wait for in a group reward"
         raise ArgumentError("skip_group", skip_group, rule)
+    if score_episode is not None and not callable(score_episode):
+        raise ArgumentError("score_episode", score_episode, "pass an async function of a Trajectory, or None")
     if journal is not None and not isinstance(journal, Journal):
         raise ArgumentError("journal", journal, "pass Journal.open(directory), or None")
     if not isinstance(group_rewards, Sequence) or not all(isinstance(one, GroupReward) for one in group_rewards):
@@ -103,7 +106,9 @@ class Runner:
     `retry` says, and if that does not help it is in its group with its `error` and its completed turns: no episode ends
     another. `mode` says how far groups may run ahead of updates of the weights. `group_rewards` are computed when the
     episodes of a group have ended, and added to their own. `skip_group(group)` may return True or a reason to leave a
-    group out, such as one whose rewards are all equal. Where all episodes of the `stop_after_failed_groups` groups that
+    group out, such as one whose rewards are all equal. `await score_episode(episode)` gets each episode that has ended
+    without an error and returns it with a teacher's scores (`rollouts.training.with_scores`); where it raises an
+    exception, the episode has failed with that. Where all episodes of the `stop_after_failed_groups` groups that
     begin first fail with one kind of error, and none succeeds, their consumer receives them and then a `RolloutsError`
     with the text of the first; 0 runs on. With a `journal`, the work of an earlier process is continued.
     `listeners` are called with each event (`rollouts.runner.events`). `tasks` are those of `collect`.
@@ -133,6 +138,7 @@ class Runner:
         seed: int = 0,
         group_rewards: Sequence[GroupReward] = (),
         skip_group: SkipGroup | None = None,
+        score_episode: ScoreEpisode | None = None,
         stop_after_failed_groups: int = 8,
         journal: Journal | None = None,
         listeners: Sequence[Listener] = (),
@@ -157,6 +163,7 @@ class Runner:
                 seed=seed,
                 group_rewards=group_rewards,
                 skip_group=skip_group,
+                score_episode=score_episode,
                 journal=journal,
                 listeners=listeners,
             )
@@ -188,6 +195,7 @@ class Runner:
                 history=self._updates.history,
                 reporter=self._reporter,
                 journal=journal,
+                score_episode=score_episode,
             )
             self._mode = mode
             self._skip_group = skip_group

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -54,8 +54,9 @@ from rollouts.run_config.parts import (
 )
 from rollouts.run_config.sections import VerifiersSection, WorkersSection
 from rollouts.run_config.tasks import FileTaskSource, TaskSource, first_tasks, make_tasks
+from rollouts.run_config.teacher import Teacher, make_teacher
 from rollouts.runner.events import Listener
-from rollouts.runner.group_run import RetryPolicy
+from rollouts.runner.group_run import RetryPolicy, ScoreEpisode
 from rollouts.runner.journal import Journal
 from rollouts.runner.runner import Runner
 from rollouts.task import MakeEnvironment, Task
@@ -88,6 +89,7 @@ class RunParts:
     skip_group: Callable[..., Any] | None
     verifiers: Any = None
     """The environment of verifiers that is in place of `make_environment`."""
+    teacher: Teacher | None = None
 
     @asynccontextmanager
     async def place(
@@ -117,6 +119,7 @@ class RunParts:
         *,
         journal: Journal,
         listeners: Sequence[Listener],
+        score_episode: ScoreEpisode | None = None,
     ) -> Runner:
         """The runner of the configuration; its episodes run here with an engine, or on workers."""
         config = self.file.config
@@ -134,6 +137,7 @@ class RunParts:
             seed=config.seed,
             group_rewards=self.group_rewards,
             skip_group=self.skip_group,
+            score_episode=score_episode,
             stop_after_failed_groups=config.stop_after_failed_groups,
             journal=journal,
             listeners=listeners,
@@ -178,6 +182,11 @@ class RunParts:
             engine["kind"] = "vllm"
         if isinstance(self.tasks, FileTaskSource) and not self.tasks.has_ids:
             values["tasks"]["content_of_the_file"] = self.tasks.digest()
+        if values["teacher"] is None:  # a run that an earlier version began has no such key
+            del values["teacher"]
+        else:
+            of_teacher = values["teacher"]["engine"]
+            values["teacher"]["engine"] = {key: of_teacher[key] for key in of_teacher if key not in _PLACE_OF_SERVERS}
         plain: dict[str, Any] = json.loads(json.dumps(values | {"engine": engine}, default=str))
         return plain
 
@@ -201,7 +210,8 @@ def make_parts(file: ConfigFile, *, offline: bool) -> RunParts:
     make_engine = problems.attempt(lambda: engine_factory(file, renderer))
     problems.attempt(lambda: check_sampling(file))
     problems.check()
-    return RunParts(file, tasks, make_environment, renderer, make_engine, group_rewards, skip_group, verifiers)
+    teacher = make_teacher(file, renderer, offline=offline)  # compared with the renderer, which is there now
+    return RunParts(file, tasks, make_environment, renderer, make_engine, group_rewards, skip_group, verifiers, teacher)
 
 
 def _skip_group(file: ConfigFile) -> Callable[..., Any] | None:
@@ -250,6 +260,7 @@ class Execution:
         self._rerun_failed = rerun_failed
         self._metrics: RunMetrics | None = None
         self._journal: Journal | None = None
+        self._score_episode: ScoreEpisode | None = None
 
     def run(self) -> None:
         """Run, and write every group as it finishes. Called once, in the main thread.
@@ -276,6 +287,11 @@ class Execution:
     async def _run(self, engine: Engine | ChatEngine | None) -> None:
         async with AsyncExitStack() as opened:
             sources: list[Source] = []
+            if (teacher := self._parts.teacher) is not None:
+                of_teacher = teacher.make_engine()
+                opened.push_async_callback(of_teacher.close)
+                await connect(teacher.file, of_teacher)
+                self._score_episode = partial(teacher.scored, of_teacher)
             if engine is not None:
                 opened.push_async_callback(engine.close)
                 await connect(self._parts.file, engine)
@@ -306,7 +322,9 @@ class Execution:
             sinks = self._sinks()
             self._metrics = metrics = RunMetrics(sources=sources)
             waits = WaitWatcher(threshold_seconds=_LONG_WAIT_SECONDS)
-            runner = parts.make_runner(place, journal=journal, listeners=[metrics, waits])
+            runner = parts.make_runner(
+                place, journal=journal, listeners=[metrics, waits], score_episode=self._score_episode
+            )
             progress = ProgressDisplay(metrics, total_groups=limit, console=self._console)
             history = MetricHistory(metrics, sinks, first_step=last_step(self._output.runner_metrics))
             with waits, history, progress:

@@ -1,0 +1,124 @@
+"""The table `[teacher]`: every episode that ends is scored; a teacher that cannot do it is refused before the run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from run_config_files import CONFIG, FOURS, groups_of, run, write_run
+
+from renderers import load_renderer
+from rollouts import LocalEngine
+from rollouts.cli.run.execution import make_parts
+from rollouts.run_config.config_file import RunConfigError, read_config
+from rollouts.testing import tiny_qwen3_vl
+from rollouts.training import samples_from_trajectory, score
+
+TEACHER = """
+[teacher]
+engine = { kind = "local", directory = "teacher" }
+top_k = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a teacher, which has ended."""
+    directory = tmp_path_factory.mktemp("run")
+    tiny_qwen3_vl(directory / "teacher", seed=5)
+    result = run(write_run(directory, FOURS + TEACHER))
+    assert result.exit_code == 0, result.output
+    return directory
+
+
+def test_every_episode_in_the_file_has_the_scores_of_the_teacher(directory: Path) -> None:
+    renderer = load_renderer(directory / "teacher")
+    samples = [
+        sample
+        for group in groups_of(directory)
+        for episode in group
+        for sample in samples_from_trajectory(episode, advantage=1.0, processors=renderer.processors)
+    ]
+
+    async def expected() -> list[np.ndarray]:
+        engine = LocalEngine.from_pretrained(directory / "teacher")
+        try:
+            return [each.logprobs for each in await score(samples, engine)]
+        finally:
+            await engine.close()
+
+    for sample, logprobs in zip(samples, asyncio.run(expected()), strict=True):
+        np.testing.assert_allclose(sample.teacher_logprobs, logprobs, atol=1e-5)
+        assert sample.teacher_top_ids is not None
+        assert sample.teacher_top_ids.shape == (len(sample), 2)
+    for episode in (episode for group in groups_of(directory) for episode in group):
+        assert np.isfinite(episode.metrics["teacher_kl"])
+
+
+def test_a_run_with_a_teacher_is_continued_with_it_and_not_with_another(directory: Path) -> None:
+    assert run(directory / "run.toml", "--resume").exit_code == 0
+    other = directory / "other.toml"
+    other.write_text((FOURS + TEACHER).replace("top_k = 2", "top_k = 3"))
+    result = run(other, "--resume")
+    assert result.exit_code == 2
+    assert "teacher" in result.output
+
+
+def problem_of(directory: Path, table: str, config: str = CONFIG) -> tuple[str, str]:
+    with pytest.raises(RunConfigError) as caught:
+        make_parts(read_config(write_run(directory, config + table)), offline=True)
+    (problem,) = caught.value.problems
+    return problem.key, problem.reason
+
+
+def test_a_teacher_of_another_template_is_refused_before_the_run(tmp_path: Path) -> None:
+    template = tiny_qwen3_vl(tmp_path / "teacher") / "chat_template.jinja"
+    template.write_text(template.read_text().replace("<|im_start|>", "<|im_start|>the "))
+    key, reason = problem_of(tmp_path, TEACHER)
+    assert key == "teacher.renderer"
+    assert "its chat template prints another prompt" in reason
+
+
+def test_a_teacher_of_another_vocabulary_is_refused_before_the_run(tmp_path: Path) -> None:
+    file = tiny_qwen3_vl(tmp_path / "teacher") / "tokenizer.json"
+    definition = json.loads(file.read_text())
+    vocabulary = definition["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    file.write_text(json.dumps(definition))
+    key, reason = problem_of(tmp_path, TEACHER)
+    assert key == "teacher.renderer"
+    assert "take a teacher with the student's vocabulary" in reason
+
+
+def test_problems_of_the_tables_of_a_teacher_are_named_as_theirs(tmp_path: Path) -> None:
+    key, reason = problem_of(tmp_path / "a", TEACHER)
+    assert key == "teacher.engine.directory"
+    assert "there is no" in reason
+    served = '[teacher]\nengine = { kind = "vllm", base_url = "http://127.0.0.1:1" }\n'
+    key, reason = problem_of(tmp_path / "b", served)
+    assert key == "teacher.renderer"
+    assert "add [teacher.renderer]" in reason
+    unset = served + '[teacher.renderer]\nmodel = "model"\n'
+    key, _ = problem_of(tmp_path / "c", unset.replace('" }', '", api_key_env = "NO_SUCH_KEY" }'))
+    assert key == "teacher.engine.api_key_env"
+
+
+def test_a_chat_endpoint_has_no_teacher(tmp_path: Path) -> None:
+    endpoint = 'kind = "openai"\nbase_url = "http://127.0.0.1:1"\nmodel = "m"'
+    config = CONFIG.replace('kind = "scripted"\ncompletions = ["4", "7"]', endpoint).replace(
+        '[renderer]\nmodel = "model"\n', ""
+    )
+    key, reason = problem_of(tmp_path, TEACHER, config)
+    assert key == "teacher"
+    assert "no tokens to score" in reason
+
+
+def test_a_teacher_that_cannot_be_reached_is_an_error_before_the_run(tmp_path: Path) -> None:
+    served = '[teacher]\nengine = { kind = "vllm", base_url = "http://127.0.0.1:1" }\nrenderer = { model = "model" }\n'
+    result = run(write_run(tmp_path, CONFIG + served))
+    assert result.exit_code == 2
+    assert "teacher.engine.base_url" in result.output
+    assert not (tmp_path / "out/metrics.jsonl").exists() or not (tmp_path / "out/metrics.jsonl").read_text()

@@ -1,0 +1,102 @@
+"""`score_episode` of a runner: what it returns is in groups and journal, and what it raises fails the episode."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from runner_world import Counting, make_runner, run_groups, tasks
+
+from rollouts.errors import ArgumentError, ServerError
+from rollouts.runner import Journal, RetryPolicy
+
+NO_DELAY = RetryPolicy(max_attempts=3, first_delay=0.0)
+
+
+async def scored(episode):
+    return replace(episode, metrics={**episode.metrics, "scored": 1.0})
+
+
+def test_every_episode_of_a_group_is_scored_once_it_has_ended(renderer):
+    groups, _ = run_groups(renderer, tasks(3), group_size=2, score_episode=scored)
+    episodes = [episode for group in groups.values() for episode in group.episodes]
+    assert [episode.metrics["scored"] for episode in episodes] == [1.0] * 6
+    assert all(episode.done for episode in episodes)
+
+
+def test_an_episode_whose_scoring_fails_as_an_engine_does_is_run_again(renderer):
+    failures = iter([True, False])
+
+    async def once_unavailable(episode):
+        if next(failures):
+            raise ServerError("r", "teacher", status=500, body="try again")
+        return await scored(episode)
+
+    groups, _ = run_groups(renderer, tasks(1), score_episode=once_unavailable, retry=NO_DELAY)
+    (group,) = groups.values()
+    assert group.attempts == (2,)
+    assert group.episodes[0].metrics["scored"] == 1.0
+
+
+def test_an_episode_that_cannot_be_scored_is_a_failed_one_with_its_turns(renderer):
+    async def refuse(episode):
+        raise ArgumentError("engine", "teacher", "it has another vocabulary")
+
+    groups, _ = run_groups(renderer, tasks(1), score_episode=refuse, retry=NO_DELAY)
+    (group,) = groups.values()
+    (episode,) = group.episodes
+    assert group.attempts == (1,)
+    assert episode.error.startswith("score_episode: ArgumentError: engine is 'teacher'; it has another vocabulary")
+    assert not episode.done
+    assert episode.num_turns > 0
+
+
+def test_a_failed_episode_is_not_scored(renderer):
+    class Broken(Counting):
+        def step(self, assistant):
+            raise ValueError("broken")
+
+    seen = []
+
+    async def note(episode):
+        seen.append(episode)
+        return episode
+
+    groups, _ = run_groups(renderer, tasks(1), Broken, score_episode=note)
+    assert "broken" in groups["t0"].episodes[0].error
+    assert not seen
+
+
+@pytest.mark.parametrize("wrong", [None, "episode"])
+def test_another_value_than_the_episode_fails_it(renderer, wrong):
+    async def other(episode):
+        return wrong
+
+    groups, _ = run_groups(renderer, tasks(1), score_episode=other)
+    assert "return the episode with its scores" in groups["t0"].episodes[0].error
+
+
+def test_scores_are_in_the_journal_and_not_computed_again(renderer, tmp_path):
+    calls = []
+
+    async def counted(episode):
+        calls.append(episode.episode_id)
+        return await scored(episode)
+
+    async def runs():
+        for _ in range(2):
+            journal = Journal.open(tmp_path / "journal")
+            async with make_runner(renderer, journal=journal, score_episode=counted) as runner:
+                # A group that is not asked for a second time does not count as delivered.
+                group = await anext(runner.stream(tasks(1)))
+                yield group
+
+    async def collect():
+        return [group async for group in runs()]
+
+    first, second = asyncio.run(asyncio.wait_for(collect(), 60))
+    assert [len(calls), *(group.episodes[0].metrics["scored"] for group in (first, second))] == [1, 1.0, 1.0]
+
+
+def test_what_is_no_function_is_refused(renderer):
+    with pytest.raises(ArgumentError, match="score_episode is 'x'; pass an async function"):
+        make_runner(renderer, score_episode="x")
