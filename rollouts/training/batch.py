@@ -18,6 +18,7 @@ from renderers.placement import PlacedItem
 from renderers.rendered import TOKEN_TYPE_IDS
 from renderers.vision.batching import combine
 from renderers.vision.patches import StillPatches
+from rollouts.engines.protocol import NO_TOKEN, TopLogprobs
 from rollouts.errors import ArgumentError, BatchError, SampleError, short_repr
 from rollouts.files import replaced_path
 from rollouts.training.rows import (
@@ -298,9 +299,10 @@ class TrainingBatch:
     0 or False on padding.
 
     `starts` int64 (N, 2) holds row and column of each sample's first token, `lengths` int64 (N,) the numbers of
-    tokens; both stay on the CPU. Media and routed experts stay in `samples`: they are neither padded nor copied.
-    `media_tensors` makes tensors of media, floating-point ones in `media_dtype` if it is given ("bfloat16"). `extras`
-    are tensors of the caller's own, one for each sample: see `with_extras`.
+    tokens; both stay on the CPU. Media, routed experts and likeliest tokens stay in `samples`: they are neither padded
+    nor copied. `top_logprobs` makes tensors of the likeliest tokens, `media_tensors` of media, floating-point ones in
+    `media_dtype` if it is given ("bfloat16"). `extras` are tensors of the caller's own, one for each sample: see
+    `with_extras`.
 
     The tensors are the batch's values: selections, copies and files have what the tensors hold, also after a change of
     `advantages` in place. Raises `BatchError` for tensors of other shapes or dtypes, and for a `loss_mask` that is True
@@ -549,6 +551,38 @@ class TrainingBatch:
         out[torch.from_numpy(token_numbers(first_tokens(self), self.lengths.numpy())).to(out.device)] = values
         return out.reshape(*self._shape, *values.shape[1:])
 
+    def top_logprobs(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sampler's k likeliest tokens in the place of each trained one: ids int64 and float32, both (trained, k).
+
+            ids, logprobs = batch.top_logprobs()  # rows as in batch.logprobs[batch.loss_mask]
+
+        Raises `BatchError` for a trained token without them and for samples with different k.
+        """
+        first, loss_mask = first_tokens(self), self.loss_mask.reshape(-1).cpu().numpy()
+        parts: list[TopLogprobs] = []
+        for number in np.argsort(first).tolist():
+            sample = self.samples[number]
+            trained = np.flatnonzero(loss_mask[first[number] : first[number] + len(sample)])
+            if not len(trained):
+                continue
+            if sample.top_logprobs is None:
+                rule = "request them (SamplingParams.top_logprobs)"
+                raise BatchError(f"sample {number} ({sample.name:.80}) has no likeliest tokens; {rule}")
+            part = TopLogprobs(*(column[trained] for column in sample.top_logprobs))
+            if (lacking := (part.token_ids == NO_TOKEN).any(axis=1)).any():
+                where = f"token {trained[lacking.argmax()]} of sample {number} ({sample.name:.80})"
+                raise BatchError(f"{where} is trained and has no likeliest tokens: the sampler recorded none there")
+            if parts and part.token_ids.shape[1] != parts[0].token_ids.shape[1]:
+                k, before = part.token_ids.shape[1], parts[0].token_ids.shape[1]
+                rule = f"has {k} likeliest tokens in a place and others have {before}; sample with one k"
+                raise BatchError(f"sample {number} ({sample.name:.80}) {rule}")
+            parts.append(part)
+        if not parts:
+            parts = [TopLogprobs(np.empty((0, 0), np.int32), np.empty((0, 0), np.float32))]
+        ids, logprobs = (np.concatenate(column) for column in zip(*parts, strict=True))
+        device = self.input_ids.device
+        return torch.from_numpy(ids).to(device, torch.int64), torch.from_numpy(logprobs).to(device, torch.float32)
+
     def _extra(self, name: str) -> TensorList:
         if name in TEACHER_COLUMNS and name not in self.extras:
             return teacher_rows(name, self.samples).to(self.input_ids.device)
@@ -627,13 +661,14 @@ class TrainingBatch:
 
 
 def _equal_origin(one: TrainingSample, other: TrainingSample) -> bool:
-    """Whether two samples have one name, the same weight versions, experts and teacher, and equal media."""
+    """Whether two samples have one name, the same weight versions and optional columns, and equal media."""
     return one is other or (
         (one.name, one.weight_spans) == (other.name, other.weight_spans)
         and equal_media(one.media, other.media)
         and all(
             _equal_arrays(getattr(one, name), getattr(other, name)) for name in ("routed_experts", *TEACHER_COLUMNS)
         )
+        and all(map(_equal_arrays, one.top_logprobs or (None, None), other.top_logprobs or (None, None)))
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from renderers import MediaItem
-from rollouts.engines.protocol import WeightSpan
+from rollouts.engines.protocol import TopLogprobs, WeightSpan
 from rollouts.errors import ArgumentError, SampleError, short_repr
 from rollouts.training.batch import TrainingBatch
 from rollouts.training.quarantine import Quarantine
@@ -224,6 +224,7 @@ def truncate_sample(
     optional: dict[str, Any] = {
         name: None if (column := getattr(sample, name)) is None else column[:end] for name in _OPTIONAL
     }
+    top = sample.top_logprobs
     truncated = replace(
         sample,
         token_ids=sample.token_ids[:end],
@@ -233,6 +234,7 @@ def truncate_sample(
         media=media,
         weight_spans=tuple(WeightSpan(span.version, span.start, min(span.end, kept)) for span in spans),
         **optional,
+        top_logprobs=None if top is None else TopLogprobs(top.token_ids[:end], top.logprobs[:end]),
     )
     return truncated, Truncation(sample.name, (len(sample), end), (all_trained, kept), (len(sample.media), len(media)))
 

@@ -13,7 +13,7 @@ from renderers import MediaItem, PlaceholderRange, RenderedTokens, RenderedTrain
 from renderers.messages import Modality
 from renderers.placement import item_placement_error
 from renderers.vision.processor import MediaProcessor
-from rollouts.engines.protocol import WeightSpan, weight_span_error
+from rollouts.engines.protocol import TopLogprobs, WeightSpan, weight_span_error
 from rollouts.errors import ArgumentError, SampleError, TrajectoryError
 from rollouts.scoring import TokenScores
 from rollouts.trajectory.token_node import (
@@ -43,14 +43,15 @@ class TrainingSample:
     of their placeholder tokens. `weight_spans` count trained tokens: 0 is the first token of the mask. `name`
     identifies the row in errors. `routed_experts`, integers (n, layers, experts a token), are those of the sampler's
     pass that predicted each token, the first row without meaning; None where the engine did not report them. They
-    change no loss: `diagnose_mismatch` reads them.
+    change no loss: `diagnose_mismatch` reads them. `top_logprobs` (n, k) are the likeliest tokens of the sampler in the
+    place of each token, with -1 and NaN where none were recorded, as in prompts; None where none were at all.
 
     A teacher's columns (`rollouts.training.score`), each None where there was no teacher: `teacher_logprobs` float32
     (n,), finite on trained tokens; `teacher_top_ids` int32 and `teacher_top_logprobs` float32 (n, k), the likeliest
     tokens in the place of each. `with_teacher` adds them.
 
     Raises `SampleError` for token ids that are no int32 from 0, and for dtypes, lengths, log-probabilities, advantages,
-    spans, ranges and experts that contradict each other.
+    spans, ranges, experts and likeliest tokens that contradict each other.
     """
 
     token_ids: np.ndarray
@@ -64,6 +65,7 @@ class TrainingSample:
     teacher_logprobs: np.ndarray | None = None
     teacher_top_ids: np.ndarray | None = None
     teacher_top_logprobs: np.ndarray | None = None
+    top_logprobs: TopLogprobs | None = None
 
     def __post_init__(self) -> None:
         for column, (kinds, dtype) in _COLUMNS.items():
@@ -101,6 +103,9 @@ class TrainingSample:
         if self.routed_experts is not None and not _are_experts(self.routed_experts, count):
             rule = f"pass integers ({count}, layers, experts a token), or None"
             raise SampleError(self.name, f"routed_experts is {_kind(self.routed_experts)}; {rule}")
+        if self.top_logprobs is not None and not _are_likeliest(self.top_logprobs, count):
+            rule = f"pass a TopLogprobs of integers and floats, both ({count}, k), or None"
+            raise SampleError(self.name, f"top_logprobs has other types or shapes; {rule}")
         if (
             self.teacher_logprobs is not None
             or self.teacher_top_ids is not None
@@ -160,6 +165,15 @@ def _are_experts(experts: object, count: int) -> bool:
     if not isinstance(experts, np.ndarray) or experts.dtype.kind not in "iu":
         return False
     return experts.ndim == 3 and len(experts) == count
+
+
+def _are_likeliest(top: TopLogprobs, count: int) -> bool:
+    return (
+        isinstance(top, TopLogprobs)
+        and all(isinstance(each, np.ndarray) and each.ndim == 2 and len(each) == count for each in top)
+        and (top.token_ids.dtype.kind, top.logprobs.dtype.kind) == ("i", "f")
+        and top.token_ids.shape == top.logprobs.shape
+    )
 
 
 def are_placed_items(media: object) -> bool:
@@ -225,8 +239,8 @@ def samples_from_trajectory(
 
     `processors` (a renderer's, by modality) compute the pixels again from the sources; raises `PixelMismatchError` if
     they differ from the pixels that the sampler saw. Raises `ArgumentError` for another advantage, `shared` or
-    `agents`, and `TrajectoryError` for routed experts whose numbers of layers or dtypes differ along a path, and for an
-    episode of a chat endpoint, of which no tokens are known.
+    `agents`, and `TrajectoryError` for routed experts whose numbers of layers or dtypes differ along a path, for other
+    numbers of likeliest tokens along it, and for an episode of a chat endpoint, of which no tokens are known.
     """
     if not trajectory.has_tokens:
         raise TrajectoryError(
@@ -259,6 +273,7 @@ def samples_from_trajectory(
                 name=f"{trajectory.episode_id}/{leaf}",
                 routed_experts=_routed_experts(trajectory, leaf, path),
                 **_teacher_columns(trajectory, leaf, path),
+                top_logprobs=trajectory.top_logprobs(leaf),
             )
         )
         trained_nodes.update(path)
@@ -390,4 +405,5 @@ def without_training(sample: TrainingSample) -> TrainingSample:
         weight_spans=(),
         name=_PADDING,
         routed_experts=None,
+        top_logprobs=None,
     )

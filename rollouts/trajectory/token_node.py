@@ -23,6 +23,7 @@ from rollouts.engines.protocol import (
     FinishReason,
     WeightSpan,
     token_ids_error,
+    top_logprobs_error,
     weight_span_error,
 )
 from rollouts.errors import ArgumentError, InvalidTurnError, PixelMismatchError, RolloutsError, short_repr
@@ -33,6 +34,7 @@ ROUTED_EXPERTS, SAMPLING_MASK = "routed_experts", "sampling_mask"
 #: What a teacher said of the tokens (`rollouts.training.score`).
 TEACHER_LOGPROBS = "teacher_logprobs"
 TEACHER_TOP_IDS, TEACHER_TOP_LOGPROBS = "teacher_top_ids", "teacher_top_logprobs"
+TOP_IDS, TOP_LOGPROBS = "top_ids", "top_logprobs"
 
 
 class ReportedExtras(NamedTuple):
@@ -49,8 +51,9 @@ def reported_extras(completion: Completion, prompt_tokens: int, start: int) -> R
     read the token before it. So a row depends only on the tokens before its token, every sampled token has a row as
     soon as it is sampled, and the rows from a root to a leaf, without the first row, belong to the inputs of a forward
     pass over all tokens but the last. The first token of a prompt is not predicted: its row is zeros.
-    `sampling_mask` int32 (n, longest): the ids that a token was sampled from, then -1. Raises `InvalidTurnError` where
-    counts do not agree.
+    `sampling_mask` int32 (n, longest): the ids that a token was sampled from, then -1. `top_ids` int32 (n, k) and
+    `top_logprobs` float32 (n, k): the arrays of `Completion.top_logprobs`. Raises `InvalidTurnError` where counts do
+    not agree.
     """
     prompt: dict[str, np.ndarray] = {}
     sampled: dict[str, np.ndarray] = {}
@@ -71,6 +74,10 @@ def reported_extras(completion: Completion, prompt_tokens: int, start: int) -> R
         if len(masks) != len(completion.token_ids):
             raise InvalidTurnError(f"{len(masks)} sampling masks for {len(completion.token_ids)} sampled tokens")
         sampled[SAMPLING_MASK] = _padded(masks)
+    if (top := completion.top_logprobs) is not None:
+        if (error := top_logprobs_error(top, len(completion.token_ids), None)) is not None:
+            raise InvalidTurnError(error)
+        sampled[TOP_IDS], sampled[TOP_LOGPROBS] = top.token_ids.astype(np.int32), top.logprobs.astype(np.float32)
     return ReportedExtras(prompt, sampled)
 
 
@@ -169,7 +176,7 @@ class TokenNode:
     token, in order; `weight_spans` count sampled tokens likewise. `parent` is the index of the previous node, -1 at a
     root. `content` is bool (n,), True on message bodies, or None if unknown. `messages` are the messages that begin in
     this node, with `MediaSource`s for their media. `media` are in prompt order. `extras` are further arrays with one
-    row per token, by name (`routed_experts`, `sampling_mask`, `advantages`).
+    row per token, by name (`routed_experts`, `sampling_mask`, `top_ids` and `top_logprobs`, `advantages`).
 
     Raises `InvalidTurnError` for values of another type, shape or length, also when decoded. `Trajectory` and its
     `add_turn` check that token ids and log-probabilities are in range.

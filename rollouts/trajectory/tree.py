@@ -22,7 +22,15 @@ from renderers import MediaSource, Message, MultiModalData, PlaceholderRange, Re
 from renderers.messages import Modality, is_media_part, media_parts, media_value, part_kind
 from renderers.placement import placement_error
 from renderers.vision.processor import MediaProcessor
-from rollouts.engines.protocol import Completion, FinishReason, ending_error, logprobs_error, token_ids_error
+from rollouts.engines.protocol import (
+    NO_TOKEN,
+    Completion,
+    FinishReason,
+    TopLogprobs,
+    ending_error,
+    logprobs_error,
+    token_ids_error,
+)
 from rollouts.errors import (
     InvalidTrajectoryError,
     InvalidTurnError,
@@ -35,6 +43,8 @@ from rollouts.errors import (
 from rollouts.trajectory.provenance import Provenance
 from rollouts.trajectory.storable import check_stored, check_turn_stored, copied_mapping, plain_copy, stored_copy
 from rollouts.trajectory.token_node import (
+    TOP_IDS,
+    TOP_LOGPROBS,
     MediaOfParts,
     MediaReference,
     TokenNode,
@@ -365,7 +375,7 @@ class Trajectory:
 
         `message` is the parsed completion. `messages` are the messages that the prompt's message indices refer to; for
         a bridge these are the new messages. `extras` are arrays with one row for each sampled token, in addition to
-        the routed experts and sampling masks of a completion that has them (`reported_extras`). Arrays and messages
+        those of a completion that has experts, masks or likeliest tokens (`reported_extras`). Arrays and messages
         are copied. `after` is the node of the completion that the prompt continues, where the caller knows it: of
         several completions with the same tokens, the turn attaches to that one. It is of no effect where the path to
         that node is not a prefix of the prompt, as after a bridge that was refused.
@@ -559,6 +569,31 @@ class Trajectory:
                 )
             columns.append(rows)
         return np.concatenate(columns)
+
+    def top_logprobs(self, leaf: int) -> TopLogprobs | None:
+        """The likeliest tokens, root to `leaf`: one row for each token, without a prediction where none was recorded.
+
+        Those of prompts are not recorded. None where no node of the path has any. Raises `TrajectoryError` where nodes
+        have different numbers of them.
+        """
+        nodes = [self.nodes[index] for index in self.path(leaf)]
+        widths = {node.extras[TOP_IDS].shape[1] for node in nodes if TOP_IDS in node.extras}
+        if not widths:
+            return None
+        if len(widths) > 1:
+            counts = " and ".join(map(str, sorted(widths)))
+            raise TrajectoryError(
+                f"episode {self.episode_id}: the nodes up to {leaf} have {counts} of the likeliest tokens in a place; "
+                "request as many in every turn, or take those of single nodes from nodes[i].extras"
+            )
+        (k,) = widths
+        rows = [
+            (node.extras[TOP_IDS], node.extras[TOP_LOGPROBS])
+            if TOP_IDS in node.extras
+            else (np.full((len(node), k), NO_TOKEN, np.int32), np.full((len(node), k), np.nan, np.float32))
+            for node in nodes
+        ]
+        return TopLogprobs(*map(np.concatenate, zip(*rows, strict=True)))
 
     def media(self, leaf: int) -> list[MediaReference]:
         """The media on the path to `leaf`, in prompt order; their ranges count from the root."""

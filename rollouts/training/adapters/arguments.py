@@ -236,8 +236,8 @@ def refuse_parts(target: str, sample: TrainingSample, lacking: Collection[str], 
     """Raise `AdapterError` for a sample with values in a part that the target lacks and `omit` does not name.
 
     A part has values if `logprobs` has a value other than 0, `advantages` one other than 1 (on trained tokens),
-    `weight_spans` is not empty, or `routed_experts` is not None. Raises `ArgumentError` for an `omit` that names no
-    part in `lacking`.
+    `weight_spans` is not empty, or `routed_experts` or `top_logprobs` is not None. Raises `ArgumentError` for an `omit`
+    that names no part in `lacking`.
     """
     if isinstance(omit, str) or not set(omit) <= set(lacking):
         raise ArgumentError("omit", omit, f"pass a tuple of names out of {', '.join(map(repr, sorted(lacking)))}")
@@ -247,6 +247,7 @@ def refuse_parts(target: str, sample: TrainingSample, lacking: Collection[str], 
         "advantages": bool(np.any(sample.advantages[trained] != 1)),
         "weight_spans": bool(sample.weight_spans),
         "routed_experts": sample.routed_experts is not None,
+        "top_logprobs": sample.top_logprobs is not None,
     }
     for part in lacking:
         if has_values[part] and part not in omit:
@@ -296,10 +297,15 @@ def weight_spans(sample: TrainingSample) -> list[tuple[str, int, int]]:
     return [(span.version, span.start, span.end) for span in sample.weight_spans]
 
 
-def routed_experts(samples: Sequence[TrainingSample]) -> dict[str, list[np.ndarray | None]]:
-    """The entry `routed_experts` of a trainer's own dict, integers (n, layers, experts a token) for each row or None.
+def optional_columns(samples: Sequence[TrainingSample]) -> dict[str, list[np.ndarray | None]]:
+    """Entries of a trainer's own dict, each with an array or None for a row; those that no sample has are absent.
 
-    Nothing where no sample has any.
+    `routed_experts`, integers (n, layers, experts a token); `top_ids` int32 and `top_logprobs` float32 (n, k), those of
+    `TrainingSample.top_logprobs`.
     """
-    experts = [sample.routed_experts for sample in samples]
-    return {"routed_experts": experts} if any(each is not None for each in experts) else {}
+    columns = {
+        "routed_experts": [sample.routed_experts for sample in samples],
+        "top_ids": [None if sample.top_logprobs is None else sample.top_logprobs.token_ids for sample in samples],
+        "top_logprobs": [None if sample.top_logprobs is None else sample.top_logprobs.logprobs for sample in samples],
+    }
+    return {name: rows for name, rows in columns.items() if any(row is not None for row in rows)}

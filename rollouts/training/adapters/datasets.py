@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
@@ -14,7 +14,7 @@ from renderers import MediaItem, MediaSource, PlaceholderRange
 from renderers.media.samples import is_raw_audio, raw_samples, wav_bytes
 from renderers.messages import Modality
 from renderers.vision.processor import MediaProcessor
-from rollouts.engines.protocol import WeightSpan
+from rollouts.engines.protocol import TopLogprobs, WeightSpan
 from rollouts.errors import ArgumentError, short_repr
 from rollouts.training.adapters.arguments import AdapterError, image_file, made_or_dropped, trainer_module
 from rollouts.training.quarantine import Quarantine
@@ -24,7 +24,11 @@ from rollouts.trajectory.tree import Trajectory
 from transport import read_records
 
 _ROW = "row of a dataset"
-_COLUMNS = (*(each.name for each in fields(TrainingSample) if each.name != "media"), "images", "sounds", "placeholders")
+#: What each row has; rows of earlier versions lack the likeliest tokens.
+_COLUMNS = (
+    *("name", "token_ids", "loss_mask", "logprobs", "advantages", "weight_spans", "routed_experts"),
+    *("images", "sounds", "placeholders"),
+)
 _FILES: Mapping[Modality, str] = {"image": "images", "audio": "sounds"}
 
 EpisodeAdvantage = Advantage | Callable[[Trajectory], Advantage | None]
@@ -67,6 +71,8 @@ def row_features() -> Any:
             "advantages": column(value("float32")),
             "weight_spans": column({"version": value("string"), "start": value("int64"), "end": value("int64")}),
             "routed_experts": column(column(column(value("int32")))),
+            "top_ids": column(column(value("int32"))),
+            "top_logprobs": column(column(value("float32"))),
             "images": column(datasets.Image(decode=False)),
             # As `datasets.Audio` stores files, which needs torchcodec to write them.
             "sounds": column({"bytes": value("binary"), "path": value("string")}),
@@ -121,6 +127,7 @@ def _row(sample: TrainingSample) -> dict[str, Any]:
                 "whole": placeholder.whole,
             }
         )
+    top = sample.top_logprobs
     return {
         "name": sample.name,
         "token_ids": sample.token_ids.tolist(),
@@ -131,6 +138,8 @@ def _row(sample: TrainingSample) -> dict[str, Any]:
             {"version": span.version, "start": span.start, "end": span.end} for span in sample.weight_spans
         ],
         "routed_experts": None if sample.routed_experts is None else sample.routed_experts.tolist(),
+        "top_ids": None if top is None else top.token_ids.tolist(),
+        "top_logprobs": None if top is None else top.logprobs.tolist(),
         **files,
         "placeholders": placeholders,
     }
@@ -188,6 +197,10 @@ def sample_from_row(row: Mapping[str, Any], processors: Mapping[Modality, MediaP
         weight_spans=tuple(WeightSpan(span["version"], span["start"], span["end"]) for span in row["weight_spans"]),
         name=row["name"],
         routed_experts=None if row["routed_experts"] is None else np.array(row["routed_experts"], dtype=np.int32),
+        # Rows of earlier versions lack these columns.
+        top_logprobs=None
+        if row.get("top_ids") is None
+        else TopLogprobs(np.array(row["top_ids"], np.int32), np.array(row["top_logprobs"], np.float32)),
     )
 
 

@@ -11,9 +11,9 @@ import torch
 from rollouts.training.adapters.arguments import (
     fitting_samples,
     media_arguments,
+    optional_columns,
     padded,
     presence,
-    routed_experts,
     trained_values,
     weight_spans,
 )
@@ -56,5 +56,5 @@ def openrlhf_experience(
         "response_length": torch.tensor([int(sample.loss_mask.sum()) for sample in samples]),
         "prompts": [sample.name for sample in samples],
         "mm_train_inputs": [media_arguments(_TARGET, [sample], dtype) or None for sample in samples],
-        "info": {"weight_spans": [weight_spans(sample) for sample in samples], **routed_experts(samples)},
+        "info": {"weight_spans": [weight_spans(sample) for sample in samples], **optional_columns(samples)},
     }

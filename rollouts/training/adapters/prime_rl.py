@@ -25,7 +25,7 @@ from rollouts.training.samples import TrainingSample
 from rollouts.values import check_positive
 
 _MODULE = "prime_rl.transport.types"
-_LACKING = ("weight_spans", "routed_experts")
+_LACKING = ("weight_spans", "routed_experts", "top_logprobs")
 _TEMPERATURE_RULE = "pass the temperature of sampling, a number above 0"
 _LOSS = "rl"  # prime-rl's name for the policy gradient among the losses of a token
 

@@ -15,10 +15,10 @@ from rollouts.training.adapters.arguments import (
     first_trained,
     fitting_samples,
     media_arguments,
+    optional_columns,
     padded,
     presence,
     refuse_other_arguments,
-    routed_experts,
     trained_values,
     trainer_module,
     weight_spans,
@@ -75,7 +75,7 @@ def skyrl_training_batch(
         "uids": [sample.name for sample in samples],
         "response_length": max(lengths),
         "weight_spans": [weight_spans(sample) for sample in samples],
-        **routed_experts(samples),
+        **optional_columns(samples),
     }
     return batch
 

@@ -70,7 +70,7 @@ def tinker_datum(
 
 def _datum(tinker: Any, sample: TrainingSample, *, loss: str, omit: Collection[str]) -> Any:
     row = f"sample {sample.name}"
-    lacking = ("weight_spans", "routed_experts", *(() if loss == "policy" else ("logprobs",)))
+    lacking = ("weight_spans", "routed_experts", "top_logprobs", *(() if loss == "policy" else ("logprobs",)))
     refuse_parts(_DATUM, sample, lacking, omit)
     count = len(sample) - 1
     if count < 1:

@@ -17,11 +17,11 @@ from rollouts.training.adapters.arguments import (
     made_or_dropped,
     media_arguments,
     mm_token_type_ids,
+    optional_columns,
     padded,
     presence,
     refuse_other_arguments,
     refuse_parts,
-    routed_experts,
     trained_values,
     weight_spans,
 )
@@ -29,7 +29,7 @@ from rollouts.training.quarantine import Quarantine
 from rollouts.training.samples import TrainingSample
 
 _GRPO, _SFT = "TRL GRPO inputs", "TRL SFT inputs"
-_SFT_LACKING = ("logprobs", "advantages", "weight_spans", "routed_experts")
+_SFT_LACKING = ("logprobs", "advantages", "weight_spans", "routed_experts", "top_logprobs")
 _GRPO_MEDIA = ("pixel_values", "image_grid_thw", "image_sizes")
 _NOT_TRAINED = -100
 
@@ -80,7 +80,7 @@ def trl_grpo_inputs(
         "sampling_per_token_logps": completions([trained_values(sample, "logprobs") for sample in samples], np.float32),
         "num_items_in_batch": torch.tensor(sum(int(sample.loss_mask.sum()) for sample in samples)),
         "weight_spans": [weight_spans(sample) for sample in samples],
-        **routed_experts(samples),
+        **optional_columns(samples),
         **_grpo_media(samples, starts, dtype, type_ids),
     }
 

@@ -16,9 +16,9 @@ from rollouts.training.adapters.arguments import (
     first_trained,
     fitting_samples,
     media_arguments,
+    optional_columns,
     padded,
     presence,
-    routed_experts,
     trained_values,
     trainer_module,
     weight_spans,
@@ -78,7 +78,7 @@ def verl_data_proto(
         "multi_modal_inputs": _objects([_media(sample, dtype) for sample in samples]),
         "weight_spans": _objects([weight_spans(sample) for sample in samples]),
         "sample_name": _objects([sample.name for sample in samples]),
-        **{name: _objects(values) for name, values in routed_experts(samples).items()},
+        **{name: _objects(values) for name, values in optional_columns(samples).items()},
     }
     return module.DataProto.from_dict(tensors=tensors, non_tensors=others)
 

@@ -70,6 +70,7 @@ def replace_tokens(sample: TrainingSample, start: int, end: int, ids: Sequence[i
         advantages=edited(sample.advantages, zeros),
         media=tuple(media),
         routed_experts=None,  # those of other tokens
+        top_logprobs=None,
     )
 
 

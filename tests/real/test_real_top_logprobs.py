@@ -1,0 +1,126 @@
+"""The likeliest tokens that a real server reports against the logits of transformers, across pauses and new weights."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from make_checkpoint import make_checkpoint
+from transformers import AutoModelForImageTextToText
+
+from renderers import load_renderer
+from rollouts import GenerateRequest, LocalEngine, SamplingParams, TopLogprobs, VLLMEngine
+from rollouts.errors import InvalidRequestError
+from rollouts.training import TrainingBatch, TrainingSample
+from rollouts.training.sequence_logprobs import model_inputs
+
+K = 5
+LONG = 2000
+
+
+@pytest.fixture(scope="module")
+def renderer(vllm_server):
+    return load_renderer(vllm_server.model_dir)
+
+
+@pytest.fixture
+async def engine(vllm_server):
+    async with VLLMEngine(vllm_server.base_url) as engine:
+        yield engine
+
+
+def request(renderer, image=True, **options):
+    parts = [{"type": "text", "text": "What is it?"}]
+    if image:
+        parts.insert(0, {"type": "image", "image": np.random.default_rng(3).integers(0, 256, (64, 96, 3), np.uint8)})
+    rendered = renderer.render([{"role": "user", "content": parts}], add_generation_prompt=True)
+    sampling = {"max_tokens": 12, "seed": 5, "top_logprobs": K, **options.pop("sampling", {})}
+    return GenerateRequest(rendered.token_ids, SamplingParams(**sampling), rendered.multi_modal_data, **options)
+
+
+def all_logprobs(directory, request, ids):
+    """log p of every token in the place of each of prompt and completion but the first: (n - 1, vocabulary)."""
+    model = AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32).eval()
+    row = np.array([*request.prompt_ids, *ids], np.int32)
+    zeros = np.zeros(len(row), np.float32)
+    sample = TrainingSample(row, np.arange(len(row)) > 0, zeros, zeros, tuple(request.media))
+    with torch.no_grad():
+        inputs = model_inputs(TrainingBatch.from_samples([sample], pad_id=0), model)
+        return torch.log_softmax(model(**inputs, use_cache=False).logits[0, :-1].float(), -1)
+
+
+def check_top(top, expected, k):
+    assert top.token_ids.shape == top.logprobs.shape == (len(expected), k)
+    np.testing.assert_allclose(top.logprobs, expected.topk(k).values, atol=1e-4)
+    of_ids = expected.gather(1, torch.from_numpy(top.token_ids.astype(np.int64)))
+    np.testing.assert_allclose(of_ids, top.logprobs, atol=1e-4)
+    assert all(len(set(row)) == k for row in top.token_ids.tolist())
+
+
+@pytest.mark.parametrize("image", [False, True])
+async def test_the_likeliest_tokens_of_texts_and_images_are_those_of_the_logits(engine, renderer, vllm_server, image):
+    asked = request(renderer, image, prompt_top_logprobs=3, sampling={"n": 2})
+    result = await engine.generate(asked)
+    deltas = []
+    streamed = await engine.generate_streamed(replace(asked, prompt_top_logprobs=0), deltas.append)
+    count = len(asked.prompt_ids)
+    for completion in (*result.completions, *streamed.completions):
+        expected = all_logprobs(vllm_server.model_dir, asked, completion.token_ids)
+        check_top(completion.top_logprobs, expected[count - 1 :], K)
+    assert np.isnan(result.prompt_top_logprobs.logprobs[0]).all()
+    check_top(TopLogprobs(*(column[1:] for column in result.prompt_top_logprobs)), expected[: count - 1], 3)
+    for completion in streamed.completions:
+        parts = [each.top_logprobs.logprobs for each in deltas if each.index == completion.index]
+        np.testing.assert_array_equal(np.concatenate(parts), completion.top_logprobs.logprobs)
+
+
+async def test_both_engines_report_the_same_likeliest_tokens(engine, renderer, vllm_server):
+    local = LocalEngine.from_pretrained(vllm_server.model_dir)
+    asked = request(renderer, sampling={"temperature": 0.0}, prompt_top_logprobs=K)
+    one, other = await engine.generate(asked), await local.generate(asked)
+    await local.close()
+    assert one.completions[0].token_ids.tolist() == other.completions[0].token_ids.tolist()
+    for top, expected in (
+        (one.completions[0].top_logprobs, other.completions[0].top_logprobs),
+        (one.prompt_top_logprobs, other.prompt_top_logprobs),
+    ):
+        np.testing.assert_allclose(top.logprobs, expected.logprobs, atol=1e-4)
+        assert (top.token_ids == expected.token_ids).mean() > 0.95, "but for ties"
+
+
+@pytest.mark.parametrize("mode", ["abort", "keep"])
+async def test_the_likeliest_tokens_across_a_pause_and_new_weights_are_those_of_the_weights_of_each_token(
+    engine, renderer, vllm_server, tmp_path, mode
+):
+    other = make_checkpoint(tmp_path / "other", "float32", seed=9)
+    asked = request(renderer, sampling={"max_tokens": LONG, "temperature": 0.0, "extra": {"ignore_eos": True}})
+    begun = asyncio.Event()
+    try:
+        running = asyncio.ensure_future(engine.generate_streamed(asked, lambda delta: begun.set()))
+        await asyncio.wait_for(begun.wait(), 60)
+        await engine.update_weights(other, f"new-{mode}", in_flight=mode)
+        (completion,) = (await running).completions
+    finally:
+        await engine.update_weights(vllm_server.model_dir, "default")
+    *_, last = completion.weight_spans
+    assert (last.version, last.end) == (f"new-{mode}", LONG)
+    assert completion.top_logprobs.token_ids.shape == (LONG, K)
+    count = len(asked.prompt_ids)
+    by_weights = [(vllm_server.model_dir, slice(0, last.start))]
+    if mode == "abort":  # with "keep" the new weights read the cache of the old ones
+        by_weights.append((other, slice(last.start, None)))
+    for directory, rows in by_weights:
+        expected = all_logprobs(directory, asked, completion.token_ids)[count - 1 :][rows]
+        check_top(TopLogprobs(*(column[rows] for column in completion.top_logprobs)), expected, K)
+
+
+async def test_as_many_likeliest_tokens_as_this_version_cannot_show_are_an_error_with_the_cure(engine, renderer):
+    (completion,) = (await engine.generate(request(renderer, sampling={"top_logprobs": 19}))).completions
+    assert completion.top_logprobs.token_ids.shape == (12, 19)
+    with pytest.raises(InvalidRequestError, match="--max-logprobs 21"):
+        await engine.generate(request(renderer, sampling={"top_logprobs": 20}))
+    result = await engine.generate(request(renderer, prompt_top_logprobs=20, sampling={"top_logprobs": 0}))
+    assert result.prompt_top_logprobs.token_ids.shape[1] == 20

@@ -1,0 +1,160 @@
+"""The likeliest tokens of completions in trajectories, their files, samples and batches."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from renderers import RenderedTokens
+from rollouts import Completion, FinishReason, TopLogprobs, Trajectory, pack_episodes
+from rollouts.errors import BatchError, InvalidTurnError, SampleError, TrajectoryError
+from rollouts.training import TrainingBatch, samples_from_trajectory
+from rollouts.training.packing import truncate_sample
+from rollouts.trajectory.plain_json import plain
+from transport import RecordReader, RecordWriter, decode, encode
+
+SAID = {"role": "assistant", "content": ""}
+K = 20
+
+
+def top_of(ids, k=K):
+    """Rows that tell their token: no two tokens have the same."""
+    first = np.asarray(ids, np.int32)[:, None] * 100
+    rows = first + np.arange(k, dtype=np.int32)
+    return TopLogprobs(rows, (-0.001 * (first + 1) - np.arange(k)).astype(np.float32))
+
+
+def completion(ids, top=None):
+    logprobs = np.full(len(ids), -1.0, np.float32)
+    return Completion(0, np.array(ids, np.int32), logprobs, FinishReason.STOP, top_logprobs=top)
+
+
+def two_turns(k=K, then=K):
+    trajectory = Trajectory("e")
+    trajectory.add_turn(RenderedTokens([1, 2]), completion([3, 4], top_of([3, 4], k)), SAID)
+    second = completion([6], top_of([6], then) if then else None)
+    trajectory.add_turn(RenderedTokens([1, 2, 3, 4, 5]), second, SAID)
+    trajectory.finish()
+    return trajectory
+
+
+def assert_rows(top, ids):
+    expected = top_of(ids, top.token_ids.shape[1])
+    np.testing.assert_array_equal(top.token_ids, expected.token_ids)
+    np.testing.assert_array_equal(top.logprobs, expected.logprobs)
+
+
+def test_rows_from_root_to_leaf_are_those_of_the_completions_and_none_in_prompts():
+    trajectory = two_turns()
+    top = trajectory.top_logprobs(trajectory.leaves()[0])
+    sampled = np.array([False, False, True, True, False, True])
+    assert_rows(TopLogprobs(*(column[sampled] for column in top)), [3, 4, 6])
+    assert (top.token_ids[~sampled] == -1).all()
+    assert np.isnan(top.logprobs[~sampled]).all()
+    assert (top.token_ids.dtype, top.logprobs.dtype) == (np.int32, np.float32)
+
+
+def test_a_trajectory_without_them_has_none_and_stores_nothing():
+    trajectory = Trajectory("e")
+    leaf = trajectory.add_turn(RenderedTokens([1]), completion([2]), SAID)
+    assert trajectory.top_logprobs(leaf) is None
+    assert all(not node.extras for node in trajectory.nodes)
+    (sample,) = samples_from_trajectory(trajectory, advantage=1.0, processors={})
+    assert sample.top_logprobs is None
+
+
+def test_a_turn_without_them_has_rows_without_a_prediction_and_other_numbers_are_an_error():
+    trajectory = two_turns(then=0)
+    assert trajectory.top_logprobs(trajectory.leaves()[0]).token_ids[-1].tolist() == [-1] * K
+    with pytest.raises(TrajectoryError, match="have 4 and 20 of the likeliest tokens"):
+        samples_from_trajectory(two_turns(then=4), advantage=1.0, processors={})
+
+
+@pytest.mark.parametrize(
+    "top",
+    [
+        top_of([3]),
+        TopLogprobs(top_of([3, 4]).token_ids, top_of([3, 4]).logprobs[:, :2]),
+        TopLogprobs(top_of([3, 4]).token_ids, np.full((2, K), np.nan, np.float32)),
+        (1, 2),
+    ],
+)
+def test_rows_that_do_not_fit_the_completion_are_refused(top):
+    with pytest.raises(InvalidTurnError, match="likeliest"):
+        Trajectory("e").add_turn(RenderedTokens([1]), completion([3, 4], top), SAID)
+
+
+def test_messages_files_and_packed_episodes_keep_them(tmp_path):
+    trajectory = two_turns()
+    with RecordWriter(tmp_path / "episodes.rollouts") as file:
+        file.append(trajectory)
+    with RecordReader(tmp_path / "episodes.rollouts") as reader:
+        read = reader[0]
+    (packed,) = decode(encode(pack_episodes([trajectory]))).episodes
+    for copy in (read, packed, decode(encode(trajectory))):
+        for one, other in zip(copy.top_logprobs(3), trajectory.top_logprobs(3), strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert plain(trajectory.nodes[1].extras)["top_ids"]["shape"] == [2, K]
+
+
+def many():
+    """Samples of 3 lengths, whose trained tokens are those below 50; those of prompts are above."""
+    samples = []
+    for number, count in enumerate((4, 2, 7)):
+        trajectory = Trajectory(f"e{number}")
+        ids = list(range(number * 10, number * 10 + count))
+        trajectory.add_turn(RenderedTokens([60, 61]), completion(ids, top_of(ids)), SAID)
+        samples += samples_from_trajectory(trajectory, advantage=1.0, processors={})
+    return samples
+
+
+@pytest.mark.parametrize(("layout", "side"), [("padded", "left"), ("padded", "right"), ("packed", "right")])
+def test_a_batch_has_rows_for_its_trained_tokens_in_the_order_of_its_mask(layout, side):
+    batch = TrainingBatch.from_samples(many(), pad_id=0, layout=layout, side=side)
+    batch = batch[[2, 0, 1]].pad_samples(2)
+    ids, logprobs = batch.top_logprobs()
+    assert (ids.dtype, logprobs.dtype) == (torch.int64, torch.float32)
+    assert_rows(TopLogprobs(ids.numpy(), logprobs.numpy()), batch.input_ids[batch.loss_mask].numpy())
+    batch.loss_mask[:, ::2] = False  # what a mask leaves out is left out
+    assert_rows(TopLogprobs(*map(np.asarray, batch.top_logprobs())), batch.input_ids[batch.loss_mask].numpy())
+
+
+def test_a_trained_token_without_them_is_an_error_that_names_it():
+    first, second, _ = many()
+    none = TopLogprobs(np.full((6, 3), -1, np.int32), np.full((6, 3), np.nan, np.float32))
+    for wrong, words in (
+        (replace(first, top_logprobs=None), "sample 1 .* has no likeliest tokens"),
+        (replace(first, top_logprobs=none), "token 2 of sample 1"),
+        (replace(first, top_logprobs=top_of([1] * 6, 3)), "has 3 likeliest tokens in a place and others have 20"),
+    ):
+        with pytest.raises(BatchError, match=words):
+            TrainingBatch.from_samples([second, wrong], pad_id=0).top_logprobs()
+    with pytest.raises(SampleError, match="top_logprobs"):
+        replace(first, top_logprobs=top_of([1]))
+
+
+def test_a_truncated_sample_keeps_the_rows_of_its_tokens():
+    sample = many()[2]
+    truncated, _ = truncate_sample(sample, 5)
+    for one, other in zip(truncated.top_logprobs, sample.top_logprobs, strict=True):
+        np.testing.assert_array_equal(one, other[:5])
+
+
+def test_twenty_likeliest_tokens_take_their_own_bytes_in_memory_and_in_a_file(tmp_path):
+    count = 4096
+    ids, generator = np.arange(count), np.random.default_rng(0)
+    noise = -np.sort(generator.random((count, K), np.float32), axis=1)
+    top = TopLogprobs(generator.integers(0, 150_000, (count, K)).astype(np.int32), noise)
+    sizes = {}
+    for name, columns in (("with", top), ("without", None)):
+        trajectory = Trajectory("e")
+        trajectory.add_turn(RenderedTokens([1]), completion(ids, columns), SAID)
+        with RecordWriter(tmp_path / name) as file:
+            file.append(trajectory)
+        sizes[name] = (tmp_path / name).stat().st_size
+        sizes[f"node {name}"] = sum(each.nbytes for each in trajectory.nodes[1].extras.values())
+        assert all(each.base is None for each in trajectory.nodes[1].extras.values()), "a view keeps a larger array"
+    stored = sum(each.nbytes for each in top)
+    assert sizes["with"] - sizes["without"] <= 1.1 * stored
+    assert (sizes["node with"], sizes["node without"]) == (stored, 0)
