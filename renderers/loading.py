@@ -136,7 +136,7 @@ def _arguments_of_files(
         more_stops=generation_stops(files.directory, tokenizer),
         media=_media(files.directory, processor, tokenizer, options, media_policy, media_store)
         if processors is None
-        else _given_media(processors, tokenizer, media_policy, media_store),
+        else _given_media(processors, tokenizer, options, media_policy, media_store),
         files=files,
     )
 
@@ -217,7 +217,14 @@ def _media(
     store: MediaStore | None,
 ) -> MediaLoader | None:
     """The processors of a directory, or one as `processor` would be saved; None if there is neither."""
-    load = partial(load_media, tokenizer=tokenizer, policy=policy, store=store, backend=options.image_backend)
+    load = partial(
+        load_media,
+        tokenizer=tokenizer,
+        policy=policy,
+        store=store,
+        backend=options.image_backend,
+        sound_of_videos=options.sound_of_videos,
+    )
     if processor is None:
         return load(directory) if directory.is_dir() else None
     if not hasattr(processor, "save_pretrained"):
@@ -230,11 +237,15 @@ def _media(
 def _given_media(
     processors: Mapping[Modality, MediaProcessor],
     tokenizer: TemplateTokenizer,
+    options: RendererOptions,
     policy: MediaPolicy | None,
     store: MediaStore | None,
 ) -> MediaLoader:
     """The processors that the caller has made, which have policies and stores."""
     check_processors(processors)
+    if options.sound_of_videos is not None and not getattr(processors.get("video"), "reads_sound", False):
+        rule = "without it: processors= decide what is made of a video; pass those of a renderer with this option"
+        raise ConfigError("chat_template_kwargs", options.sound_of_videos, (rule,))
     for name, value in (("media_policy", policy), ("media_store", store)):
         if value is not None:
             raise ConfigError(name, value, ("None with processors=, each of which has its own",))

@@ -26,7 +26,9 @@ class RendererOptions:
         place of the model's default template.
     format: a `Format` or the name of a family (`renderers.formats.names()`); used in place of the one that probing
         finds.
-    chat_template_kwargs: variables for the template, e.g. `{"enable_thinking": False}`.
+    chat_template_kwargs: variables for the template, e.g. `{"enable_thinking": False}`. As in `apply_chat_template`,
+        `{"use_audio_in_video": True}`, which newer transformers call `load_audio_from_video`, is an option of the
+        processor: an omni model then gets videos together with the sound inside of them.
     content_form: `auto` converts the content of each message to a form that the template reads for its role, as
         inference servers do: a string to a list with one text part where only parts are read, text parts to one
         string, joined by line breaks, where only strings are read. `as_given` leaves every message unchanged, as
@@ -68,9 +70,8 @@ class RendererOptions:
         if not isinstance(self.chat_template_kwargs, Mapping):
             raise ConfigError("chat_template_kwargs", self.chat_template_kwargs, ("a dict of variable to value",))
         for name in _SOUND_OF_VIDEO:
-            if self.chat_template_kwargs.get(name):
-                rule = "without it: the sound of a video is not read; send it as an audio part beside the video"
-                raise ConfigError("chat_template_kwargs", name, (rule,))
+            if not isinstance(self.chat_template_kwargs.get(name, False), bool):
+                raise ConfigError(f"chat_template_kwargs[{name!r}]", self.chat_template_kwargs[name], ("True", "False"))
         if not isinstance(self.body_policies, Mapping):
             raise ConfigError("body_policies", self.body_policies, ("a dict of role to policy",))
         for role, policy in self.body_policies.items():
@@ -82,8 +83,13 @@ class RendererOptions:
         if isinstance(self.cache_bytes, bool) or not isinstance(self.cache_bytes, int) or self.cache_bytes < 0:
             raise ConfigError("cache_bytes", self.cache_bytes, ("a number of bytes, 0 for no cache",))
 
+    @property
+    def sound_of_videos(self) -> str | None:
+        """The name by which `chat_template_kwargs` ask for videos with their sound; None where they do not."""
+        return next((name for name in _SOUND_OF_VIDEO if self.chat_template_kwargs.get(name)), None)
 
-# Options of the processors of omni models, both names, for which templates have no variable.
+
+# The two names of an option of the processors of omni models. Templates have no such variable.
 _SOUND_OF_VIDEO: Final = ("use_audio_in_video", "load_audio_from_video")
 
 

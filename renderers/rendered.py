@@ -63,6 +63,23 @@ class PlaceholderRange:
             mask[start:end] = True
         return mask
 
+    def runs_of(self, item: MediaItem) -> list[tuple[str, int, int]]:
+        """(modality, start, end) of the runs of feature tokens, in tokens of the prompt: those of a sound inside of a
+        video are of the modality audio. The item must have as many feature tokens as the range."""
+        if not item.has_sound:
+            return [(item.modality, start, end) for start, end in self.runs]
+        runs: list[tuple[str, int, int]] = []
+        left = list(self.runs)[::-1]
+        for modality, count in item.feature_counts:
+            while count:
+                start, end = left.pop()
+                taken = min(count, end - start)
+                runs.append((modality, start, start + taken))
+                count -= taken
+                if start + taken < end:
+                    left.append((start + taken, end))
+        return runs
+
     def shifted(self, by: int) -> PlaceholderRange:
         return PlaceholderRange(self.offset + by, self.length, self.embed_runs, self.whole)
 
@@ -313,8 +330,13 @@ class RenderedTokens:
         """
         types = [0] * len(self.token_ids)
         for modality, ranges in self._placeholders().items():
-            for start, end in itertools.chain.from_iterable(placeholder.runs for placeholder in ranges):
-                types[start:end] = [TOKEN_TYPE_IDS[modality]] * (end - start)
+            entries = self.multi_modal_data.mm_items.get(modality, ()) if self.multi_modal_data else ()
+            for placeholder, entry in itertools.zip_longest(ranges, entries):
+                runs = [(modality, *run) for run in placeholder.runs]
+                if isinstance(entry, ProcessorOutput):
+                    runs = placeholder.runs_of(entry.item)
+                for kind, start, end in runs:
+                    types[start:end] = [TOKEN_TYPE_IDS[kind]] * (end - start)
         return types
 
     # Logical ids: the input of a server that expands media itself.

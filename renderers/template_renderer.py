@@ -402,6 +402,13 @@ class TemplateRenderer:
 
     def _logical_modality(self, part: Mapping[str, Any], index: int, part_index: int) -> Modality:
         modality = MEDIA_PART_TYPES[part["type"]]
+        if self._media.reads_sound(modality):
+            raise MessageError(
+                "a video with its sound (use_audio_in_video), which a server that loads media would not read; render "
+                "it with process_multimodal=True, or load a renderer without the option",
+                message_index=index,
+                part_index=part_index,
+            )
         known = modality in self._markers.values()
         return modality if known else self._media.modality(part, index, part_index)  # raises
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from renderers.errors import MediaDecodeError
-from renderers.media.containers import Container, container_of, corrupt, open_stream
+from renderers.media.containers import Container, container_of, corrupt, has_sound_stream, open_stream
 from renderers.media.declared_length import declared_bytes, holds_several
 from renderers.media.decoding import decode_errors
 from renderers.media.item import MediaSource
@@ -97,6 +97,15 @@ def audio_info(source: MediaSource, policy: MediaPolicy) -> AudioInfo:
         if seconds is None:
             seconds = sum(len(block) for block in sound.blocks) / sound.sampling_rate
         return AudioInfo(seconds, sound.sampling_rate, sound.channels, sound.format)
+
+
+def holds_sound(source: MediaSource, policy: MediaPolicy) -> bool:
+    """Whether a file of video has a sound; animated images have none. Raises `MediaDecodeError`."""
+    container = container_of(source, "video")
+    if container is None:
+        return False
+    with decode_errors(source, policy, Deadline(policy.timeout), kind="video"):
+        return has_sound_stream(source, policy, container)
 
 
 def audio_decoder_versions() -> dict[str, str | None]:

@@ -58,12 +58,35 @@ def container_of(source: MediaSource, kind: Kind) -> Container | None:
     return container
 
 
+def has_sound_stream(source: MediaSource, policy: MediaPolicy, container: Container) -> bool:
+    """Whether a file of video has a stream of sound. Raises `MediaDecodeError` for FFmpeg's errors."""
+    with _open_container(source, policy, container, "video") as file:
+        return bool(file.streams.audio)
+
+
 @contextmanager
 def open_stream(
     source: MediaSource, policy: MediaPolicy, container: Container, kind: Kind, codecs: Collection[str]
 ) -> Iterator[tuple[Any, Any]]:
     """PyAV's container of a source and its first stream of a kind. Raises `MediaDecodeError`, also for FFmpeg's errors
     in the block."""
+    with _open_container(source, policy, container, kind) as file:
+        streams = file.streams.video if kind == "video" else file.streams.audio
+        if not streams:
+            raise MediaDecodeError(
+                f"{source.nbytes} bytes ({source.digest[:12]}, {sniff(source.data)}) hold no {kind} stream; "
+                "check where they come from",
+                digest=source.digest,
+            )
+        codec = streams[0].codec_context.codec.canonical_name
+        if codec not in codecs:
+            name = f"{kind} {source.digest[:12]} is coded as {codec}"
+            raise MediaDecodeError(f"{name}, which is not read; convert it to {_CONVERT[kind]}", digest=source.digest)
+        yield file, streams[0]
+
+
+@contextmanager
+def _open_container(source: MediaSource, policy: MediaPolicy, container: Container, kind: Kind) -> Iterator[Any]:
     import av
 
     try:
@@ -75,20 +98,7 @@ def open_stream(
             # Titles and names may be in any encoding, which PyAV has allowed without being asked since version 19.
             **({"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}),
         ) as file:
-            streams = file.streams.video if kind == "video" else file.streams.audio
-            if not streams:
-                raise MediaDecodeError(
-                    f"{source.nbytes} bytes ({source.digest[:12]}, {sniff(source.data)}) hold no {kind} stream; "
-                    "check where they come from",
-                    digest=source.digest,
-                )
-            codec = streams[0].codec_context.codec.canonical_name
-            if codec not in codecs:
-                name = f"{kind} {source.digest[:12]} is coded as {codec}"
-                raise MediaDecodeError(
-                    f"{name}, which is not read; convert it to {_CONVERT[kind]}", digest=source.digest
-                )
-            yield file, streams[0]
+            yield file
     except av.FFmpegError as error:
         raise corrupt(source, kind, str(error)) from error
 

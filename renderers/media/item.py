@@ -91,12 +91,13 @@ class TensorField(NamedTuple):
 class ExpansionPiece(NamedTuple):
     """A part of the expansion of a media marker: a control token `times` times, or text (once).
 
-    With `embed`, each of these tokens stands for one row of the output of the model's tower for this modality.
+    With `embed`, each of these tokens stands for one row of the output of the model's tower for the item's modality,
+    or for the modality that `embed` names: "audio" for the sound inside of a video.
     """
 
     text: str
     times: int = 1
-    embed: bool = False
+    embed: bool | Literal["audio"] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +120,14 @@ class MediaItem(Mapping[str, np.ndarray]):
 
     For Qwen-VL `item["pixel_values"]` holds canonical uint8 patches (after resize, before rescale and normalise) of
     shape (t*h*w, 3 * temporal_patch * patch * patch), `item["image_grid_thw"]` is int64 of shape (3,); a video has
-    `pixel_values_videos` and `video_grid_thw`, a sound `input_features` and the mask of its frames. `fields` describes
-    for each tensor how items are combined in a batch.
+    `pixel_values_videos` and `video_grid_thw`, a sound `input_features` and the mask of its frames, and a video that
+    was processed with its sound has both. `fields` describes for each tensor how items are combined in a batch.
     `mm_hash` identifies exactly these tensors: the source's digest and the fingerprint of the processor that made them.
     `scale` turns uint8 pixels into floats (`renderers.vision.patches`); None where the model takes the tensors
     unchanged.
 
-    `sampling_rate` is the rate in hertz of the samples of which a sound's tensors were made; None for other media, and
-    where a server made them.
+    `sampling_rate` is the rate in hertz of the samples of which the tensors of a sound, or of the sound of a video,
+    were made; None for other media, and where a server made them.
 
     `num_tokens` is the number of tokens that stand for the item's features. `expansion` replaces the media marker; None
     where the marker itself is repeated `num_tokens` times.
@@ -163,6 +164,22 @@ class MediaItem(Mapping[str, np.ndarray]):
 
     def __hash__(self) -> int:
         return hash((self.modality, self.mm_hash, self.num_tokens))
+
+    @property
+    def has_sound(self) -> bool:
+        """Whether it has features of a sound: it is a sound, or a video that was processed with its sound."""
+        return self.modality == "audio" or any(piece.embed == "audio" for piece in self.expansion or ())
+
+    @property
+    def feature_counts(self) -> list[tuple[Modality, int]]:
+        """The feature tokens in their order: how many follow each other, and the modality whose tower makes them."""
+        if self.expansion is None:
+            return [(self.modality, self.num_tokens)]
+        return [
+            (self.modality if piece.embed is True else piece.embed, piece.times)
+            for piece in self.expansion
+            if piece.embed
+        ]
 
     @cached_property
     def nbytes(self) -> int:

@@ -15,8 +15,9 @@ def batch_tensors(items: Sequence[MediaItem]) -> dict[str, np.ndarray]:
 
     They equal what the processor returns for the same media as samples of one batch, padding included; for sounds whose
     last frames depend on the batch, what it returns for each alone, with zeros behind it. A tensor that
-    items of one modality lack (`video_grid_thw` among images) has rows for the others only. Raises `MediaError` where
-    items of one modality have different tensors: they come from different processors.
+    items of one modality lack (`video_grid_thw` among images, features of a sound among videos without one) has rows
+    for the others only. Raises `MediaError` where items of one modality have different tensors: they come from
+    different processors.
     """
     _check_same_fields(items)
     fields = {name: field for item in items for name, field in item.fields.items()}
@@ -68,9 +69,9 @@ def _stacked(arrays: Sequence[np.ndarray], pad: float | None) -> np.ndarray:
 
 
 def _check_same_fields(items: Sequence[MediaItem]) -> None:
-    first_of: dict[str, MediaItem] = {}
+    first_of: dict[tuple[str, bool], MediaItem] = {}
     for item in items:
-        first = first_of.setdefault(item.modality, item)
+        first = first_of.setdefault((item.modality, item.has_sound), item)
         if item.fields != first.fields or item.keys() != item.fields.keys():
             raise MediaError(
                 f"the {item.modality}s of a batch hold different tensors ({_description(first)}; "

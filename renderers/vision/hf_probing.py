@@ -14,7 +14,15 @@ from renderers.errors import LoadError, MediaError
 from renderers.media.item import PixelScale, TensorField
 from renderers.messages import PLURALS
 from renderers.vision.batching import combine, same_bits
-from renderers.vision.hf_runner import PROCESSOR_ERRORS, Clip, Medium, ProcessorOutput, ProcessorRunner, Sound
+from renderers.vision.hf_runner import (
+    PROCESSOR_ERRORS,
+    Clip,
+    ClipWithSound,
+    Medium,
+    ProcessorOutput,
+    ProcessorRunner,
+    Sound,
+)
 from renderers.vision.patches import ScaledPixels
 
 # (width, height): small, wide and tall, so that each image is larger than another in some direction and a processor
@@ -85,6 +93,29 @@ def probe(runner: ProcessorRunner, *, min_frames: int, embed_tokens: Sequence[st
     fields = _fields(runner, [_with_masks(output.tensors, masks) for output in single], batch.tensors, masks)
     embed_token = _embed_token(runner, single, embed_tokens)
     return Layout(fields, embed_token, single[0].replacements[0], _scales(runner, media, single, fields), masks)
+
+
+def layout_with_sound(videos: Layout, sounds: Layout, runner: ProcessorRunner, of_sounds: ProcessorRunner) -> Layout:
+    """The layout of a processor's videos together with their sound, from those of its videos and of its sounds.
+
+    The layouts are `videos` and `sounds`, the runners `runner` and `of_sounds`. Raises `LoadError` for a processor that
+    makes other tensors of a video with its sound than of both apart, or does not put tokens of both in its place.
+    """
+    clip, own = _clip(*_CLIPS[0], 2 * _CLIP_FRAMES), sound(round(_SOUNDS[1] * runner.sampling_rate))
+    try:
+        joint = runner.run([ClipWithSound(clip, own)])
+        apart = {**runner.run([clip]).tensors, **of_sounds.run([own]).tensors}
+    except PROCESSOR_ERRORS as error:
+        raise LoadError(f"{runner.name} does not process a video with its sound: {error}") from error
+    same = joint.tensors.keys() == apart.keys() and all(same_bits(joint.tensors[name], apart[name]) for name in apart)
+    tokens = {piece.text for piece in runner.pieces(joint.replacements[0])}
+    if not same or not tokens >= {videos.embed_token, sounds.embed_token}:
+        raise LoadError(
+            f"{runner.name} puts {joint.replacements[0][:80]!r} in place of a video with its sound, and returns the "
+            f"tensors {', '.join(joint.tensors)}; apart they are {', '.join(apart)}"
+        )
+    fields = {**videos.fields, **sounds.fields}
+    return Layout(fields, videos.embed_token, joint.replacements[0], videos.scales, sounds.masks)
 
 
 def _scales(

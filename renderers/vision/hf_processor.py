@@ -10,16 +10,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from renderers.errors import LoadError, MediaError, MissingExtraError, missing_token
-from renderers.media.audio_decoding import audio_decoder_versions, decode_audio
-from renderers.media.decoding import decode_image, decoder_versions
+from renderers.media.audio_decoding import audio_decoder_versions, decode_audio, holds_sound
+from renderers.media.decoding import decode_image, decoder_versions, is_raw_video
 from renderers.media.item import ExpansionPiece, MediaItem, MediaSource, PackedArray
 from renderers.media.policy import MediaPolicy
 from renderers.media.store import MediaStore
@@ -27,11 +28,12 @@ from renderers.media.video_decoding import decode_video, package_version, video_
 from renderers.messages import PLURALS, Modality
 from renderers.process.files import read_json
 from renderers.process.fork_reset import ProcessLock
-from renderers.vision.hf_probing import Layout, item_tensor, probe
+from renderers.vision.hf_probing import Layout, item_tensor, layout_with_sound, probe
 from renderers.vision.hf_runner import (
     PROCESSOR_ERRORS,
     WITHOUT_PROCESSOR,
     Clip,
+    ClipWithSound,
     Medium,
     ProcessorRunner,
     Sound,
@@ -97,6 +99,13 @@ class HFProcessor(StoringProcessor):
         self._runner = runner
         self._layout = layout
         self._lengths = SoundLengths(runner)
+        self._embeds: dict[str, bool | Literal["audio"]] = {self.embed_token: True}
+
+    def usable_layout(self) -> Layout:
+        """The layout. Raises the error of a probing that failed."""
+        if isinstance(self._layout, LoadError):
+            raise self._layout
+        return self._layout
 
     def make_item(self, source: MediaSource) -> MediaItem:
         layout = self._layout
@@ -105,18 +114,11 @@ class HFProcessor(StoringProcessor):
                 f"this model's {PLURALS[self.modality]} cannot be processed: {layout}", digest=source.digest
             ) from layout
         fields = layout.fields
-        medium: Medium
-        rate: int | None = None
-        if self.modality == "image":
-            medium = decode_image(source, self.policy)
-        elif self.modality == "audio":
-            rate = int(self._runner.part.sampling_rate)
-            medium = Sound(decode_audio(source, self.policy, rate))
-        else:
-            medium = Clip(*decode_video(source, self.policy))
+        medium = self._decoded(source)
+        sound = medium.sound if isinstance(medium, ClipWithSound) else medium
         try:
-            if isinstance(medium, Sound):
-                self._lengths.check(len(medium.samples), source.digest)
+            if isinstance(sound, Sound):
+                self._lengths.check(len(sound.samples), source.digest, self.modality)
             output = self._runner.run([medium], raw=bool(layout.scales))
         except PROCESSOR_ERRORS as error:
             raise MediaError(
@@ -145,16 +147,17 @@ class HFProcessor(StoringProcessor):
                 )
             tensors[name] = array if scale is None else ScaledPixels(array, scale)
         pieces = tuple(
-            piece._replace(embed=True) if piece.text == self.embed_token else piece
+            piece._replace(embed=self._embeds.get(piece.text, False))
             for piece in self._runner.pieces(output.replacements[0])
         )
+        for token in self._embeds:
+            if all(piece.text != token for piece in pieces):
+                raise MediaError(
+                    f"{self._runner.name} puts no {token} in place of {self.modality} {source.digest[:12]}, so "
+                    "the model would not notice it. A sound is too short: append silence, or leave it out",
+                    digest=source.digest,
+                )
         num_tokens = sum(piece.times for piece in pieces if piece.embed)
-        if not num_tokens:
-            raise MediaError(
-                f"{self._runner.name} puts no {self.embed_token} in place of {self.modality} {source.digest[:12]}, so "
-                "the model would not notice it. A sound is too short: append silence, or leave it out",
-                digest=source.digest,
-            )
         only_markers = pieces == (ExpansionPiece(self.marker, num_tokens, embed=True),)
         return MediaItem(
             self.modality,
@@ -165,8 +168,52 @@ class HFProcessor(StoringProcessor):
             scale=None,
             fields=fields,
             expansion=None if only_markers else pieces,
-            sampling_rate=rate,
+            sampling_rate=self._runner.sampling_rate if isinstance(sound, Sound) else None,
         )
+
+    def _decoded(self, source: MediaSource) -> Medium:
+        if self.modality == "image":
+            return decode_image(source, self.policy)
+        if self.modality == "audio":
+            return Sound(decode_audio(source, self.policy, self._runner.sampling_rate))
+        return Clip(*decode_video(source, self.policy))
+
+
+class VideosWithSound(HFProcessor):
+    """Turns videos into `MediaItem`s together with the sound inside of them, as the processors of omni models do it.
+
+    An item has the tensors of the video and those of its sound, and its expansion has the tokens of both, in the order
+    of time. A video file without a sound is processed as a video alone. Raises `LoadError` for a processor that does
+    not read videos with their sound.
+    """
+
+    reads_sound = True
+
+    def __init__(self, videos: HFProcessor, sounds: HFProcessor) -> None:
+        layout = layout_with_sound(videos.usable_layout(), sounds.usable_layout(), videos._runner, sounds._runner)
+        described = json.dumps([videos.fingerprint, sounds.fingerprint, layout.example])
+        fingerprint = hashlib.sha256(described.encode()).hexdigest()[:16]
+        super().__init__(videos._runner, layout, fingerprint=fingerprint, policy=videos.policy, store=videos.store)
+        self._videos = videos
+        self._sounds = sounds
+        self._lengths = sounds._lengths
+        self._embeds[sounds.embed_token] = "audio"
+
+    def make_item(self, source: MediaSource) -> MediaItem:
+        if is_raw_video(source.data):
+            raise MediaError(
+                "frames have no sound, and use_audio_in_video asks for that of the video; pass the file of the video",
+                digest=source.digest,
+            )
+        if holds_sound(source, self.policy):
+            return super().make_item(source)
+        return replace(self._videos.make_item(source), mm_hash=self.mm_hash(source))
+
+    def _decoded(self, source: MediaSource) -> Medium:
+        clip, sound = self._videos._decoded(source), self._sounds._decoded(source)
+        assert isinstance(clip, Clip)
+        assert isinstance(sound, Sound)
+        return ClipWithSound(clip, sound)
 
 
 def load_hf_processors(directory: str | Path, *, policy: MediaPolicy, store: MediaStore) -> dict[Modality, HFProcessor]:

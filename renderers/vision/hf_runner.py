@@ -73,7 +73,14 @@ class Sound(NamedTuple):
     samples: np.ndarray
 
 
-Medium = Image.Image | Clip | Sound
+class ClipWithSound(NamedTuple):
+    """A video, and the sound inside of it."""
+
+    clip: Clip
+    sound: Sound
+
+
+Medium = Image.Image | Clip | Sound | ClipWithSound
 
 
 class ProcessorOutput(NamedTuple):
@@ -112,6 +119,11 @@ class ProcessorRunner:
         """The processor of this modality alone, with the settings for scaling pixels."""
         return part_of(self._processor, self.modality)
 
+    @property
+    def sampling_rate(self) -> int:
+        """The rate of the processor of sounds, in hertz."""
+        return int(part_of(self._processor, "audio").sampling_rate)
+
     def run(self, media: Sequence[Medium], *, text: str = "{}", raw: bool = False) -> ProcessorOutput:
         """Process media as a batch of samples, one medium and the text (`{}` is the marker) each.
 
@@ -125,11 +137,14 @@ class ProcessorRunner:
             options |= {"images": [[image] for image in media], "images_kwargs": {"return_tensors": "pt"}}
         elif self.modality == "audio":
             sounds = [medium.samples for medium in media if isinstance(medium, Sound)]
-            rate = self.part.sampling_rate
-            options |= {"audio": sounds, "audio_kwargs": {"sampling_rate": rate, "return_tensors": "pt"}}
+            options |= self._audio_options(sounds)
             options["text_kwargs"]["return_tensors"] = "pt"  # some processors of sounds refuse anything else
         else:
-            clips = [medium for medium in media if isinstance(medium, Clip)]
+            if both := [medium for medium in media if isinstance(medium, ClipWithSound)]:
+                # The sound of each video is given, so that transformers does not decode it with torchcodec.
+                options |= self._audio_options([medium.sound.samples for medium in both])
+                options |= {"load_audio_from_video": True, "audio_from_video_indices": list(range(len(both)))}
+            clips = [medium.clip for medium in both] or [medium for medium in media if isinstance(medium, Clip)]
             metadata = []  # `VideoMetadata` of transformers
             for frames, fps in clips:
                 count, height, width, _ = frames.shape
@@ -155,6 +170,9 @@ class ProcessorRunner:
             {name: _array(name, value) for name, value in output.items() if name not in self._text_tensors},
             [self._replacement(sample) for sample in offsets],
         )
+
+    def _audio_options(self, sounds: Sequence[np.ndarray]) -> dict[str, Any]:
+        return {"audio": sounds, "audio_kwargs": {"sampling_rate": self.sampling_rate, "return_tensors": "pt"}}
 
     @contextmanager
     def _recorded_replacements(self) -> Iterator[list[Sequence[Mapping[str, Any]]]]:

@@ -123,6 +123,10 @@ class MediaLoader:
         """The modality of a part that is not loaded. Raises `MessageError` as `load` does."""
         return self._processor(part["type"], message_index, part_index).modality
 
+    def reads_sound(self, modality: Modality) -> bool:
+        """Whether media of this modality, videos, are processed together with the sound inside of them."""
+        return getattr(self.processors.get(modality), "reads_sound", False)
+
     def _processor(self, kind: str, message_index: int, part_index: int) -> MediaProcessor:
         modality = MEDIA_PART_TYPES[kind]
         processor = self.processors.get(modality)

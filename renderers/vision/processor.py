@@ -89,6 +89,8 @@ class StoringProcessor(ABC):
     modality: Modality
     marker: str
     embed_token: str
+    reads_sound = False
+    """Whether videos are processed together with the sound inside of them."""
 
     def __init__(self, fingerprint: str, policy: MediaPolicy, store: MediaStore) -> None:
         name = type(self).__name__

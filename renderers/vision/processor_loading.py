@@ -9,7 +9,7 @@ from typing import Any, get_args
 from renderers.errors import ConfigError, LoadError, short_repr
 from renderers.media.policy import MediaPolicy
 from renderers.media.store import MediaStore
-from renderers.messages import Modality
+from renderers.messages import PLURALS, Modality
 from renderers.process.files import read_json
 from renderers.tokens.tokenizer import TemplateTokenizer
 from renderers.vision.media_loader import MediaLoader
@@ -29,12 +29,16 @@ def load_media(
     policy: MediaPolicy | None,
     store: MediaStore | None,
     backend: ImageBackend | None,
+    sound_of_videos: str | None = None,
 ) -> MediaLoader:
     """Load the processors that a directory describes: native ones for Qwen-VL, else the model's own of transformers.
 
     A directory without a description belongs to a text-only model. Where the model's own processor cannot be loaded (a
     missing package, or code of the repository), or the tokenizer has no token for videos, such media are refused with
-    that reason, while text is rendered. Raises `LoadError` for invalid settings of a Qwen-VL.
+    that reason, while text is rendered. `sound_of_videos` names the option that asks for videos with their sound.
+
+    Raises `LoadError` for invalid settings of a Qwen-VL, `ConfigError` for that option where a model does not read
+    both together.
     """
     if not isinstance(policy, MediaPolicy | None):
         raise ConfigError("media_policy", policy, ("a MediaPolicy", "None"))
@@ -48,6 +52,8 @@ def load_media(
         hears = True
         if not image.keys() & {"image_processor_type", "image_mean"}:
             image = {}  # settings for sounds alone
+    if sound_of_videos is not None and not hears:
+        raise _no_sound_of_videos(sound_of_videos, f"{model} reads no sounds")
     # DeepSeek-VL2 has the settings of its images beside the name of its processor.
     if not image and not video and not hears and "image_mean" not in joint:
         return MediaLoader({}, model=model)
@@ -69,12 +75,21 @@ def load_media(
 
     is_qwen_vl = not image or is_qwen_vl_image_config(image)
     if hears or not (image or video) or not is_qwen_vl or (video and not is_qwen_vl_video_config(video)):
-        from renderers.vision.hf_processor import load_hf_processors
+        from renderers.vision.hf_processor import VideosWithSound, load_hf_processors
 
         try:
-            return MediaLoader(load_hf_processors(directory, policy=policy, store=store), model=model)
+            loaded = load_hf_processors(directory, policy=policy, store=store)
         except LoadError as error:
             return MediaLoader({}, model=model, missing=dict.fromkeys(get_args(Modality), str(error)))
+        if sound_of_videos is not None:
+            if not {"video", "audio"} <= loaded.keys():
+                read = " and ".join(PLURALS[modality] for modality in loaded)
+                raise _no_sound_of_videos(sound_of_videos, f"{model} reads only {read}")
+            try:
+                loaded["video"] = VideosWithSound(loaded["video"], loaded["audio"])
+            except LoadError as error:
+                raise _no_sound_of_videos(sound_of_videos, str(error)) from error
+        return MediaLoader(loaded, model=model)
 
     processors: dict[Modality, MediaProcessor] = {}
     missing: dict[Modality, str] = {}
@@ -90,6 +105,11 @@ def load_media(
         else:
             processors["video"] = processor
     return MediaLoader(processors, model=model, missing=missing)
+
+
+def _no_sound_of_videos(option: str, reason: str) -> ConfigError:
+    rule = f"without it: {reason}. Send the sound of a video as an audio part beside the video"
+    return ConfigError("chat_template_kwargs", option, (rule,))
 
 
 def _part(directory: Path, joint: Mapping[str, Any], name: str) -> dict[str, Any]:

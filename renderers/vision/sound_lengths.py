@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from renderers.errors import MediaError
+from renderers.messages import PLURALS, Modality
 from renderers.vision.batching import same_bits
 from renderers.vision.hf_probing import sound
 from renderers.vision.hf_runner import ProcessorRunner, Sound
@@ -29,10 +30,11 @@ class SoundLengths:
         self._read = 0  # every sound of this length, and every shorter one, is read to its end
         self._cut = False  # a longer one is not
 
-    def check(self, count: int, digest: str) -> None:
-        """Raise `MediaError` for a sound of `count` samples whose end would be left out; `digest` is its source's.
+    def check(self, count: int, digest: str, modality: Modality) -> None:
+        """Raise `MediaError` for a sound of `count` samples whose end would be left out.
 
-        Raises one of `PROCESSOR_ERRORS` where the processor does.
+        `digest` and `modality` are those of its source, a sound or a video. Raises one of `PROCESSOR_ERRORS` where the
+        processor does.
         """
         if count > self._read and not self._cut:
             self._look_beyond(count)
@@ -40,7 +42,7 @@ class SoundLengths:
             rate = self._runner.part.sampling_rate
             raise MediaError(
                 f"{self._runner.name} reads the first {self._read / rate:g} s of a sound and leaves out the rest "
-                f"without a word; this one has {count / rate:g} s. Split it into several sounds",
+                f"without a word; this one has {count / rate:g} s. Split it into several {PLURALS[modality]}",
                 digest=digest,
             )
 

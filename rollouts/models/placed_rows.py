@@ -18,7 +18,7 @@ import torch
 from renderers import MediaItem, PlaceholderRange
 from renderers.placement import PlacedItem
 from renderers.rendered import TOKEN_TYPE_IDS
-from rollouts.errors import UnsupportedModelError
+from rollouts.errors import SampleError, UnsupportedModelError
 from rollouts.models.architecture import Architecture, cache_argument
 
 
@@ -80,8 +80,8 @@ class PlacedRows:
         """int64 (B, T): 1 on feature tokens of images, 2 of videos, 3 of sounds, by range; 0 elsewhere."""
         types = np.zeros(self.input_ids.shape, dtype=np.int64)
         for each in self.items():
-            for start, end in each.placeholder.runs:
-                types[each.row, start:end] = TOKEN_TYPE_IDS[each.item.modality]
+            for modality, start, end in each.placeholder.runs_of(each.item):
+                types[each.row, start:end] = TOKEN_TYPE_IDS[modality]
         return types
 
 
@@ -137,7 +137,65 @@ def row_positions(architecture: Architecture, rows: PlacedRows) -> tuple[np.ndar
 def media_positions(architecture: Architecture, sequence: TokenSequence) -> tuple[np.ndarray, float]:
     """M-RoPE positions (3, n) of a sequence with media, and the position of the token that would follow it.
 
-    They are int64, or float32 where Qwen3-Omni gives the frames of a video fractions.
+    They are int64, or float32 where Qwen3-Omni gives the frames of a video fractions. Raises `SampleError` for a video
+    with its sound that does not begin with the tokens that Omni models want there.
+    """
+    parts: list[tuple[np.ndarray, float]] = []
+    begin = 0
+    for item, placeholder in sequence.media:
+        if item.modality == "video" and item.has_sound:
+            parts.append(_positions(architecture, _part(sequence, begin, placeholder.offset - 1)))
+            parts.append(_positions_with_sound(architecture, sequence, item, placeholder))
+            begin = placeholder.end + 1
+    if not parts:
+        return _positions(architecture, sequence)
+    parts.append(_positions(architecture, _part(sequence, begin, len(sequence.ids))))
+    starts = np.cumsum([0, *(following for _, following in parts)])
+    positions = np.concatenate([own + start for (own, _), start in zip(parts, starts[:-1], strict=True)], axis=1)
+    return _whole_numbers(positions), starts[-1].item()
+
+
+def _part(sequence: TokenSequence, begin: int, end: int) -> TokenSequence:
+    """The tokens `begin:end` of a sequence, with the media in them; it cuts no range of an item."""
+    media = [(item, at.shifted(-begin)) for item, at in sequence.media if begin <= at.offset < end]
+    return TokenSequence(sequence.ids[begin:end], media, sequence.name)
+
+
+def _whole_numbers(positions: np.ndarray) -> np.ndarray:
+    """int64 if all positions are whole numbers, else float32."""
+    return positions.astype(np.int64 if (positions == np.floor(positions)).all() else np.float32)
+
+
+def _positions_with_sound(
+    architecture: Architecture, sequence: TokenSequence, item: MediaItem, placeholder: PlaceholderRange
+) -> tuple[np.ndarray, float]:
+    """`media_positions` of a video with its sound alone, from the start token before its range to the end token behind.
+
+    The two start tokens, of the video and of its sound, have one position in Qwen2.5-Omni, and so have the end tokens.
+    """
+    begin = placeholder.offset - 1
+    config = architecture.base.config
+    starts = [config.vision_start_token_id, config.audio_start_token_id]
+    if begin < 0 or sequence.ids[begin : begin + 2].tolist() != starts:
+        raise SampleError(
+            sequence.name,
+            f"the video with its sound at {placeholder.offset} does not begin with the tokens {starts}, by which "
+            f"{architecture.model_type} finds it. Render the row with the chat template of this model",
+        )
+    ids = np.append(sequence.ids[begin : placeholder.end + 1].astype(np.int64), architecture.neutral_id)
+    positions, _ = architecture.base.get_rope_index(
+        torch.from_numpy(ids)[None],
+        attention_mask=torch.ones((1, len(ids)), dtype=torch.int64),
+        use_audio_in_video=True,
+        audio_seqlens=torch.tensor([int(item[_FRAMES].sum())]),
+        **_grids(architecture, [item]),
+    )
+    own = _whole_numbers(positions[:, 0].numpy())
+    return own[:, :-1], own[0, -1].item()
+
+
+def _positions(architecture: Architecture, sequence: TokenSequence) -> tuple[np.ndarray, float]:
+    """`media_positions` of a sequence without videos that have their sound.
 
     `get_rope_index` of the model computes them. It reads token types and takes adjacent runs of one type for one image;
     here a text token is inserted between such runs, and its position is taken out of the result again. A text token is
@@ -172,17 +230,15 @@ def media_positions(architecture: Architecture, sequence: TokenSequence) -> tupl
     given = {"attention_mask" if by_ids else "mm_token_type_ids": torch.from_numpy(types)[None]}
     # Device: the CPU, because the result is read there.
     positions, _ = architecture.base.get_rope_index(
-        torch.from_numpy(ids)[None], **given, **_grids(architecture, sequence)
+        torch.from_numpy(ids)[None], **given, **_grids(architecture, [item for item, _ in sequence.media])
     )
-    own = positions[:, 0].numpy() - (np.cumsum(inserted) - inserted)
-    own = own.astype(np.int64) if (own == np.floor(own)).all() else own.astype(np.float32)
+    own = _whole_numbers(positions[:, 0].numpy() - (np.cumsum(inserted) - inserted))
     return own[:, ~inserted], own[0, -1].item()
 
 
-def _grids(architecture: Architecture, sequence: TokenSequence) -> Mapping[str, Any]:
+def _grids(architecture: Architecture, items: Sequence[MediaItem]) -> Mapping[str, Any]:
     """The tensors of the media that `get_rope_index` takes: grids, and for some models seconds per frame."""
     takes = inspect.signature(architecture.base.get_rope_index).parameters
-    items = [item for item, _ in sequence.media]
     names = {name: name for item in items for name in item if name in takes}
     if "second_per_grids" in takes and any(_SECONDS in item for item in items):
         names["second_per_grids"] = _SECONDS
@@ -192,8 +248,9 @@ def _grids(architecture: Architecture, sequence: TokenSequence) -> Mapping[str, 
     }
 
 
-# What processors of Omni models call `second_per_grids`.
+# What processors of Omni models call `second_per_grids`, and the mask of the frames of a sound.
 _SECONDS = "video_second_per_grid"
+_FRAMES = "feature_attention_mask"
 
 
 # Attention masks of packed rows: the masks that the model makes for each sequence, as blocks on the diagonal.

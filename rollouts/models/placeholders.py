@@ -197,7 +197,9 @@ def media_inputs(
     for each, item in zip(placed, items, strict=True):
         _check(rows.sequences[each.sequence].name, item, takes, model_class)
     if pads_sounds:
-        items = [_padded_by_zeros(item) if item.modality == "audio" else item for item in items]
+        # Of videos all in one way, also those without a sound: their own tensors have one shape.
+        padded = {item.modality for item in items if item.has_sound}
+        items = [_padded_by_zeros(item) if item.modality in padded else item for item in items]
     try:
         tensors = item_tensors(items, dtype)
     except MediaError as error:

@@ -105,7 +105,7 @@ def encoding_alone(base: Any, rows: PlacedRows) -> Mapping[str, Any]:
 
     Some towers let padding change the features of a shorter sound. Empty where all sounds have one shape.
     """
-    sounds = [each.item for each in rows.items() if each.item.modality == "audio"]
+    sounds = [each.item for each in rows.items() if each.item.has_sound]
     if not encodes_alone(base) or not _are_padded(sounds):
         return {}
     return {"get_audio_features": _one_by_one(base.get_audio_features, sounds)}
@@ -116,7 +116,7 @@ def refuse_changed_sounds(architecture: Architecture, rows: PlacedRows, trained:
     than those that tokens in `trained`, bool (B, T), were sampled with.
     """
     placed = rows.items()
-    sounds = [each for each in placed if each.item.modality == "audio"]
+    sounds = [each for each in placed if each.item.has_sound]
     seeing = {each.sequence for each in placed if each.item.modality == "image"}
     if architecture.model_type in _PADDING_CHANGES and _are_padded([each.item for each in sounds]):
         beside = "sounds of other lengths"

@@ -101,7 +101,7 @@ class InputReader:
         """The tokens of an image, int64 (k,), and their range; all of its expansion unless fewer are expected."""
         pieces = item.pieces(self._media.processors["image"].marker)
         controls = [self.tokenizer.control_id(piece.text) is not None for piece in pieces]
-        features = [piece.embed for piece in pieces]
+        features = [bool(piece.embed) for piece in pieces]
         possible = []
         for part in (pieces, _between(pieces, controls), _between(pieces, features)):
             ids, placeholder = placed_tokens(part, offset, self.tokenizer)

@@ -428,12 +428,12 @@ class TrainingBatch:
 
     @property
     def mm_token_type_ids(self) -> torch.Tensor:
-        """int64 (B, T): 1 on tokens of images, 2 on tokens of videos, by range; 0 on a sampled placeholder token."""
+        """int64 (B, T): 1 on tokens of images, 2 of videos, 3 of sounds, by range; 0 on a sampled placeholder token."""
         types = torch.zeros_like(self.input_ids)
         for (row, column), sample in zip(self.starts.tolist(), self.samples, strict=True):
             for item, placeholder in sample.media:
-                for start, end in placeholder.runs:
-                    types[row, column + start : column + end] = TOKEN_TYPE_IDS[item.modality]
+                for modality, start, end in placeholder.runs_of(item):
+                    types[row, column + start : column + end] = TOKEN_TYPE_IDS[modality]
         return types
 
     def media_tensors(self, name: str) -> TensorList:

@@ -174,7 +174,7 @@ class Truncation:
 
 def tower_rows(item: MediaItem) -> int:
     """What the tower of an item's modality processes: patches of an image or video, t * h * w of its grid (Qwen-VL);
-    frames of a sound, with the padding that its processor added.
+    frames of a sound, with the padding that its processor added; of a video with its sound both.
 
     For an item of pixels without a grid, the number of tokens that stand for its features.
     """
@@ -187,7 +187,8 @@ def tower_rows(item: MediaItem) -> int:
     if grid is None:
         return item.num_tokens
     array = grid if isinstance(grid, np.ndarray) else grid.unpack()
-    return math.prod(array.tolist())
+    frames = [item[name].size for name in item if item.has_sound and name.endswith("mask")]
+    return int(math.prod(array.tolist()) + max(frames, default=0))
 
 
 def sample_rows(sample: TrainingSample) -> int:

@@ -248,9 +248,9 @@ def test_the_length_that_a_processor_reads_is_found_to_the_sample() -> None:
     reference = audio_families.FAMILIES["qwen2_audio"]()
     reference.feature_extractor = extractor
     lengths = SoundLengths(ProcessorRunner(reference, "audio", "<|AUDIO|>", ProcessLock()))
-    lengths.check(48_000, "digest")
+    lengths.check(48_000, "digest", "audio")
     with pytest.raises(MediaError, match="reads the first 3 s"):
-        lengths.check(48_001, "digest")
+        lengths.check(48_001, "digest", "audio")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")

@@ -18,7 +18,7 @@ from test_client import Client, run
 from transformers import AutoProcessor
 
 from renderers import RendererOptions, RendererPool, TemplateRenderer, build_training_sample, load_renderer
-from renderers.errors import ConfigError, MediaError, MessageError, PlaceholderCountError
+from renderers.errors import MediaError, MessageError, PlaceholderCountError
 from renderers.vision.batching import batch_tensors
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -223,13 +223,6 @@ def test_a_sound_without_a_token_is_an_error_with_its_place(family: Any) -> None
     renderer, _ = family("qwen2_audio")
     with pytest.raises(MediaError, match=r"message 0, part 1: .*too short: append silence"):
         renderer.render([user(said("Hear:"), hear(sound(0.01)))])
-
-
-@pytest.mark.parametrize("option", ["use_audio_in_video", "load_audio_from_video"])
-def test_the_sound_of_a_video_is_refused_by_the_name_of_its_option(option: str) -> None:
-    with pytest.raises(ConfigError, match=f"{option}.*send it as an audio part beside the video"):
-        RendererOptions(chat_template_kwargs={option: True})
-    RendererOptions(chat_template_kwargs={option: False})
 
 
 def test_a_client_that_leaves_sounds_to_the_server_sends_their_files_in_order(family: Any) -> None:

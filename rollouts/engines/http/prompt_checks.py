@@ -66,6 +66,12 @@ def placement_violations(
     for item, placeholder in placed:
         if item.num_tokens < 1:
             yield f"{item_name(item)} has {item.num_tokens} tokens in the prompt"
+        if item.modality == "video" and item.has_sound:
+            yield (
+                f"{item_name(item)} has the tokens of its sound among its own (use_audio_in_video), which no server "
+                "takes: a range has no mask, and a server that decodes a file reads the frames alone. Sample with "
+                "LocalEngine, or load the renderer without the option"
+            )
         known_token = feature_token(request, item, placeholder_ids)
         # If neither server nor renderer names the token, all items of a modality must have the same one.
         first_token = int(ids[placeholder.runs[0][0]])

@@ -145,12 +145,27 @@ def refuse_other_arguments(target: str, sample: TrainingSample, supported: Colle
 
 
 def mm_token_type_ids(sample: TrainingSample) -> np.ndarray:
-    """Int64 (n,): 1 on the feature tokens of images, 2 on those of videos, 0 elsewhere; by range, not by token id."""
+    """Int64 (n,): 1 on the feature tokens of images, 2 on those of videos, 3 on those of sounds, 0 elsewhere; by range,
+    not by token id."""
     types = np.zeros(len(sample), dtype=np.int64)
     for item, placeholder in sample.media:
-        for start, end in placeholder.runs:
-            types[start:end] = TOKEN_TYPE_IDS[item.modality]
+        for modality, start, end in placeholder.runs_of(item):
+            types[start:end] = TOKEN_TYPE_IDS[modality]
     return types
+
+
+def _refuse_sound_of_video(target: str, sample: TrainingSample) -> None:
+    """Raise `AdapterError` for a video with its sound: trainers call the forward without use_audio_in_video."""
+    for item, _ in sample.media:
+        if item.modality == "video" and item.has_sound:
+            raise AdapterError(
+                target,
+                sample,
+                "media",
+                f"video {item.mm_hash[:12]} has the tokens of its sound among its own (use_audio_in_video), of which "
+                f"the trainer would compute other positions. {_LEAVE_OUT}, or train it with "
+                "rollouts.training.token_logprobs",
+            )
 
 
 def _refuse_pixels_without_scale(target: str, sample: TrainingSample) -> None:
@@ -201,6 +216,7 @@ def fitting_samples(
     placeholder_ids = _placeholder_ids(given)
 
     def check(sample: TrainingSample) -> TrainingSample:
+        _refuse_sound_of_video(target, sample)
         _refuse_literal_placeholders(target, sample, placeholder_ids)
         _refuse_pixels_without_scale(target, sample)
         for each in checks:

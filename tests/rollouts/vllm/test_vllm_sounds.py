@@ -13,7 +13,7 @@ import soundfile
 import soxr
 
 from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange
-from renderers.media.item import TensorField
+from renderers.media.item import ExpansionPiece, TensorField
 from renderers.media.policy import MediaPolicy
 from renderers.media.samples import samples_source
 from rollouts import GenerateRequest, SamplingParams
@@ -243,3 +243,17 @@ def test_the_rust_frontend_gets_no_sounds():
     rust = server(None, rust_frontend="0.33.0", reads_features=False)
     with pytest.raises(CapabilityError, match=r"does not decode sounds.*VLLM_USE_RUST_FRONTEND=0"):
         media_payload(request(sound()), "auto", rust)
+
+
+@pytest.mark.parametrize("mode", ["features", "content_parts", "auto"])
+def test_a_video_with_its_sound_is_refused_by_name_in_every_mode(mode):
+    """The API has one range for each medium and no mask, and would decode the frames of a file alone."""
+    video_id, pieces = 270, [("v", 4, True), ("s", 2, "audio"), ("v", 4, True), ("s", 1, "audio")]
+    expansion = tuple(ExpansionPiece(*piece) for piece in pieces)
+    film = MediaItem("video", "film", MediaSource.of(b"film"), {}, 11, None, {}, expansion, 16_000)
+    ids = [token for text, times, _ in pieces for token in [video_id if text == "v" else AUDIO_ID] * times]
+    media = MultiModalData.from_items([(film, PlaceholderRange(1, 11))])
+    asked = GenerateRequest([5, *ids, 7], SamplingParams(max_tokens=1), media)
+    takes_both = server(omni_format(), pixel_dtype="uint8", placeholder_ids={"audio": AUDIO_ID, "video": video_id})
+    with pytest.raises(InvalidRequestError, match=r"use_audio_in_video.*Sample with LocalEngine"):
+        check_request(asked, takes_both, vocab_size=None, media=mode)
