@@ -367,7 +367,9 @@ def _groups(samples: Sequence[TrainingSample], ranks: int, uniform_modality: boo
         return [_Group(np.arange(len(samples)))]
     by_modalities: dict[tuple[str, ...], list[int]] = {}
     for number, sample in enumerate(samples):
-        by_modalities.setdefault(tuple(sorted({item.modality for item, _ in sample.media})), []).append(number)
+        # Of a video with its sound both: it runs the towers of both.
+        modalities = {modality for item, _ in sample.media for modality, _ in item.feature_counts}
+        by_modalities.setdefault(tuple(sorted(modalities)), []).append(number)
     text = by_modalities.pop((), [])
     groups = []
     for _, numbers in sorted(by_modalities.items()):

@@ -28,7 +28,7 @@ from rollouts.training import (
     token_logprobs,
 )
 from rollouts.training.adapters import AdapterError, openrlhf_experience, trl_sft_batch
-from rollouts.training.packing import sample_rows, truncate_sample
+from rollouts.training.packing import pack_samples, sample_rows, truncate_sample
 from rollouts.trajectory.packed_episodes import pack_episodes
 from transport import RecordReader, decode, encode
 
@@ -269,6 +269,15 @@ def test_trainers_that_would_place_it_otherwise_refuse_it_by_name(omni):
             convert([sample_from_rendered(rendered)])
 
 
+@ONE
+def test_with_uniform_modality_no_rank_runs_the_tower_of_sounds_alone(omni):
+    """Under FSDP the other ranks would wait in it."""
+    loud, quiet = omni.sample(film(4, 0.5), name="loud"), omni.sample(film(4, None), name="quiet")
+    plan = pack_samples([loud, quiet], max_tokens=len(loud), ranks=2, uniform_modality=True)
+    heard = [[any(item.has_sound for item, _ in row.media) for rank in step for row in rank] for step in plan.steps]
+    assert sorted(heard) == [[False, False], [True, True]]
+
+
 # Episodes.
 
 
@@ -311,6 +320,7 @@ def test_episodes_of_several_turns_are_scored_as_they_were_sampled(omni, tmp_pat
         with torch.no_grad():
             report = mismatch_report(batch, token_logprobs(omni.model, batch))
         assert report.max_abs < 1e-5
+        assert {group.label for group in report.by_modality} == {"video", "audio", "image"}
     with pytest.raises(PixelMismatchError):
         samples_from_trajectory(trajectories[0], advantage=1.0, processors=omni.silent.processors)
     packed = decode(encode(pack_episodes(trajectories, pixels="float32", processors=omni.renderer.processors)))
