@@ -356,13 +356,25 @@ class EngineFleet:
         return member
 
     async def _generate_on(self, member: Member, request: GenerateRequest) -> GenerateResult:
-        """Sample at a member that counts the request as in flight, until this returns."""
+        """Sample at a member that counts the request as in flight, until this returns.
+
+        Raises `ServerUnreachableError` where the member is given up meanwhile.
+        """
+        interrupt = asyncio.timeout(None)
         try:
-            if isinstance(member.engine, LazyEngine) and not member.is_compared:
+            if member.compared is None and isinstance(member.engine, LazyEngine):
                 await member.engine.start()
             await self._compare_again(member, request)
-            return await self._generate_unless_interrupted(member, request)
+            async with interrupt:
+                member.interrupts.add(interrupt)
+                return await member.engine.generate(request)
+        except TimeoutError as error:
+            if not interrupt.expired():
+                raise
+            reason = f"{member.name} was given up while the request ran: {member.reason}"
+            raise ServerUnreachableError(request.request_id, reason) from error
         finally:
+            member.interrupts.discard(interrupt)
             member.end_request(request.sampling.n)
 
     async def _compare_again(self, member: Member, request: GenerateRequest) -> None:
@@ -370,28 +382,12 @@ class EngineFleet:
 
         Raises `ServerUnreachableError` if the member served the same model before, so that the request moves on.
         """
-        was_compared = member.is_compared
         try:
             await self._membership.compare(member)
         except FleetMismatchError as error:
-            if not was_compared:
+            if member.compared is None:
                 raise
             raise ServerUnreachableError(request.request_id, f"it was started as another server: {error}") from error
-
-    async def _generate_unless_interrupted(self, member: Member, request: GenerateRequest) -> GenerateResult:
-        """Raises `ServerUnreachableError` where the member is given up meanwhile."""
-        try:
-            async with asyncio.timeout(None) as timeout:
-                member.interrupts.add(timeout)
-                try:
-                    return await member.engine.generate(request)
-                finally:
-                    member.interrupts.discard(timeout)
-        except TimeoutError as error:
-            if not timeout.expired():
-                raise
-            reason = f"{member.name} was given up while the request ran: {member.reason}"
-            raise ServerUnreachableError(request.request_id, reason) from error
 
     async def _follow(
         self, servers: ServerFile | RayServerNames, make_engines: Callable[[Sequence[str]], Mapping[str, Engine]]

@@ -86,15 +86,6 @@ async def health_problem(engine: Engine) -> str:
     return "" if health is None or await health() else "its health check failed"
 
 
-async def served_model(engine: Engine) -> Mapping[str, object]:
-    """What servers of a fleet must have in common; empty for an engine without `capabilities`. Raises `EngineError`."""
-    capabilities = getattr(engine, "capabilities", None)
-    if capabilities is None:
-        return {}
-    found = await capabilities()
-    return {name: getattr(found, name) for name in _COMPARED if hasattr(found, name)}
-
-
 async def served_weight_version(engine: Engine) -> str | None:
     """The version that an engine serves, read from the server where there is one; None where it cannot be known."""
     control: Any = getattr(engine, "control", None)
@@ -148,7 +139,8 @@ class Member:
     in_flight: int = 0
     failed_checks: int = 0
     passed_checks: int = 0
-    is_compared: bool = False  # its model with those of the others; an engine that has not started cannot be
+    #: Its capabilities when its model was compared with that of the others; None for an engine that has not started.
+    compared: object = None
     #: The timeouts around the requests in flight, which `interrupt` lets expire.
     interrupts: set[asyncio.Timeout] = field(default_factory=set)
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # no request is in flight
@@ -431,8 +423,11 @@ class Membership:
                 await engine.load_adapter(name, directory)
 
     async def compare(self, member: Member) -> None:
-        """Compare what a member serves with what the others do. Raises `FleetMismatchError`."""
-        model = await served_model(member.engine)
+        """Compare what a member serves with what the others do. Raises `FleetMismatchError`, `EngineError`."""
+        capabilities = getattr(member.engine, "capabilities", None)
+        if capabilities is None or (found := await capabilities()) is member.compared:
+            return
+        model = {name: getattr(found, name) for name in _COMPARED if hasattr(found, name)}
         if not model:
             return
         first, expected = self._model = self._model or (member.name, model)
@@ -440,7 +435,7 @@ class Membership:
             if model.get(key, value) != value:
                 error = FleetMismatchError(member.name, key, model[key], first, value)
                 raise error.concern(*member.servers)
-        member.is_compared = True
+        member.compared = found
 
     async def _catch_up(self, member: Member, directory: str | os.PathLike[str], version: str) -> None:
         """Load the fleet's weights into a member that came back with others; its next check admits it."""
