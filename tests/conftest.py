@@ -82,9 +82,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return SharedWorkScheduling(config, log)
 
 
+#: Folders that have tests of one mark alone: to import them takes seconds in each process.
+_FOLDERS_OF_MARKS = {"tests/real": "real", "tests/gpu": "gpu"}
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With `-m quick` no other module is imported."""
+    """With `-m quick` no other module is imported, and in a plain run none of a folder whose tests it leaves out."""
     module = collection_path.relative_to(config.rootpath).as_posix()
+    if f"not {_FOLDERS_OF_MARKS.get(module)}" in config.option.markexpr:
+        return True
     other = collection_path.name.startswith("test_") and collection_path.suffix == ".py" and module not in QUICK_MODULES
     return True if other and config.option.markexpr == "quick" else None
 

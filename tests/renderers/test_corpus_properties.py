@@ -240,7 +240,7 @@ def test_many_threads_render_the_same_as_one(template: str) -> None:
 # Loading.
 
 
-@pytest.mark.parametrize("template", ["own/deepseek-v3.1", "trl/gemma4", "trl/gptoss", "trl/qwen3"])
+@pytest.mark.parametrize("template", ["own/deepseek-v3", "trl/gemma4", "trl/gptoss", "own/qwen3-235b-a22b-mlx-4bit"])
 def test_a_renderer_made_from_a_loaded_tokenizer_gives_the_ids_of_one_loaded_from_the_directory(template: str) -> None:
     from_directory = renderer_of(template)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(str(directory_of(template)))

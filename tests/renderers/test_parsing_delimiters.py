@@ -136,7 +136,7 @@ def without_layout(renderer: TemplateRenderer, text: str) -> str:
 
 @pytest.mark.parametrize("as_text", [True, False], ids=["ordinary tokens", "control tokens"])
 @pytest.mark.parametrize("name", WITH_CALLS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(data=st.data(), in_json=st.booleans())
 def test_a_call_whose_values_hold_delimiters_is_read_back_or_flagged_without_a_loss(
     name: str, as_text: bool, data: st.DataObject, in_json: bool
