@@ -263,7 +263,7 @@ def _changes(options: Mapping[str, Any], *, kind: str) -> dict[KeyPath, Any]:
     for name, value in options["--argument"].items():
         changes["environment", "arguments", name] = value
     for name, value in options["--sampling"].items():
-        own = name in ("top_p", "top_k", "max_tokens", "temperature")
+        own = name in ("top_p", "top_k", "top_logprobs", "max_tokens", "temperature")
         changes[("sampling", name) if own else ("sampling", "extra", name)] = value
     if options["--media-dir"]:
         table = "engine" if kind == "openai" else "renderer"

@@ -247,6 +247,7 @@ class ChatEndpoint:
         for name, unset, cure in (
             ("n", 1, "call chat once for each completion"),
             ("stop_token_ids", (), 'the API takes stop strings, as extra={"stop": [...]}'),
+            ("top_logprobs", 0, "an answer is a message without tokens"),
             ("top_k", 0, 'OpenAI has no such option; for a server that has it, pass extra={"top_k": ...}'),
         ):
             if (value := getattr(sampling, name)) != unset:

@@ -148,6 +148,8 @@ def _violations(file: ConfigFile) -> Iterator[tuple[KeyPath, str]]:
 
         if sampling.top_k:
             yield ("sampling", "top_k"), 'the API of OpenAI has no such option; a server may have it as "extra"'
+        if sampling.top_logprobs:
+            yield ("sampling", "top_logprobs"), "a chat endpoint gives messages without tokens; remove it"
         for name in OWN_FIELDS.intersection(sampling.extra):
             yield ("sampling", "extra", name), "the request has this field already; set it by its own key or option"
         return

@@ -290,6 +290,7 @@ class SamplingSection(Section):
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=0)] = 0
+    top_logprobs: Annotated[int, Field(ge=0)] = 0
     extra: dict[str, Any] = Field(default_factory=dict)
 
 

@@ -7,7 +7,7 @@ import base64
 import io
 import math
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import isfinite
 from typing import Any, Literal, Self
@@ -24,6 +24,7 @@ from rollouts.engines.protocol import (
     SamplingParams,
     StreamingEngine,
     TokenDelta,
+    TopLogprobs,
 )
 from rollouts.serve.errors import RequestError
 from rollouts.serve.served_model import ServedModel
@@ -134,7 +135,7 @@ _PASSED: Mapping[str, Any] = {
 
 _MAX_TEMPERATURE = 2.0
 _MAX_COMPLETIONS = 16384  # vLLM's default; engines may take fewer
-_NO_ALTERNATIVES = "must be 0 or 1: this server reports no tokens beside the sampled one"
+_MAX_LIKELIEST = 20  # vLLM's default of --max-logprobs
 
 
 def sampling_of(body: GenerateBody, model: ServedModel, *, prompt_tokens: int) -> SamplingParams:
@@ -165,6 +166,7 @@ def sampling_of(body: GenerateBody, model: ServedModel, *, prompt_tokens: int) -
             for name, value in given.items()
             if name in _PASSED and value != _PASSED[name] and value not in (None, [], "", {})
         },
+        top_logprobs=_value(given, "logprobs", 0),
     )
 
 
@@ -200,8 +202,10 @@ def _check_values(given: Mapping[str, Any]) -> None:
         ),
         "top_p": (0 < _value(given, "top_p", 1.0) <= 1, "top_p must be in (0, 1]"),
         "top_k": (_value(given, "top_k", 0) >= -1, "top_k must be 0 or -1 (disable), or at least 1"),
-        "logprobs": (0 <= _value(given, "logprobs", 0) <= 1, f"logprobs {_NO_ALTERNATIVES}"),
-        "prompt_logprobs": (0 <= _value(given, "prompt_logprobs", 0) <= 1, f"prompt_logprobs {_NO_ALTERNATIVES}"),
+        **{
+            name: (0 <= _value(given, name, 0) <= _MAX_LIKELIEST, f"{name} must be between 0 and {_MAX_LIKELIEST}")
+            for name in ("logprobs", "prompt_logprobs")
+        },
     }
     for name, (holds, rule) in rules.items():
         if not holds:
@@ -243,7 +247,7 @@ def whole_response(
         "model": model,
         "created": int(time.time()),
         "usage": usage(len(prompt_ids), sum(len(each.token_ids) for each in result.completions)),
-        "prompt_logprobs": prompt_logprobs(result.prompt_logprobs, prompt_ids),
+        "prompt_logprobs": prompt_logprobs(result, prompt_ids),
         "prompt_token_id_logprobs": None,
         **prompt_fields(prompt_ids, expanded, returns_prompt),
         "metrics": None,
@@ -283,9 +287,15 @@ def choice(completion: Completion, start: int, *, eos_id: int | None, with_logpr
     stop = completion.stop_token_id
     experts = completion.routed_experts
     masks = completion.sampling_masks
-    rest = completion.token_ids[start:], completion.logprobs[start:]
+    top = completion.top_logprobs
+    rest = TokenDelta(
+        completion.index,
+        completion.token_ids[start:],
+        completion.logprobs[start:],
+        None if top is None else TopLogprobs(top.token_ids[start:], top.logprobs[start:]),
+    )
     return {
-        **delta(completion.index, *rest, with_logprobs=with_logprobs),
+        **delta(rest, with_logprobs=with_logprobs),
         "finish_reason": str(completion.finish_reason),
         "stop_reason": stop if completion.finish_reason is FinishReason.STOP and stop != eos_id else None,
         "routed_experts": None if experts is None else npy(experts),
@@ -296,17 +306,17 @@ def choice(completion: Completion, start: int, *, eos_id: int | None, with_logpr
     }
 
 
-def delta(index: int, token_ids: np.ndarray, logprobs: np.ndarray, *, with_logprobs: bool) -> dict[str, Any]:
+def delta(new: TokenDelta, *, with_logprobs: bool) -> dict[str, Any]:
     """New tokens of a completion that has not ended."""
     return {
-        "index": index,
+        "index": new.index,
         "finish_reason": None,
         "stop_reason": None,
-        "token_ids": token_ids.tolist(),
+        "token_ids": new.token_ids.tolist(),
         "routed_experts": None,
         "sampling_mask": None,
         "weight_versions": None,
-        "logprobs": {"content": _content(token_ids, logprobs)} if with_logprobs else None,
+        "logprobs": {"content": _content(new)} if with_logprobs else None,
     }
 
 
@@ -317,24 +327,40 @@ def npy(array: np.ndarray) -> str:
     return base64.b64encode(file.getbuffer()).decode()
 
 
-def prompt_logprobs(values: np.ndarray | None, prompt_ids: Sequence[int]) -> list[dict[str, Any] | None] | None:
-    """For each token of the prompt its log-probability by its id, null for the first one."""
+def prompt_logprobs(result: GenerateResult, prompt_ids: Sequence[int]) -> list[dict[str, Any] | None] | None:
+    """For each token of the prompt log-probabilities by id, its own first, null for the first token."""
+    values, top = result.prompt_logprobs, result.prompt_top_logprobs
     if values is None:
         return None
+    rest = None if top is None else TopLogprobs(top.token_ids[1:], top.logprobs[1:])
     entries = (
-        {str(token): {"logprob": _finite(value), "rank": None, "decoded_token": None}}
-        for token, value in zip(prompt_ids[1:], values[1:].tolist(), strict=True)
+        {str(token): {"logprob": value, "rank": rank, "decoded_token": None} for token, (value, rank) in row.items()}
+        for row in _alternatives(prompt_ids[1:], values[1:], rest)
     )
     return [None, *entries]
 
 
-def _content(token_ids: np.ndarray, logprobs: np.ndarray) -> list[dict[str, Any]]:
-    """Entries with the sampled token as the only candidate; its rank is not known."""
-    entries = [
-        {"token_id": token, "logprob": _finite(value), "rank": None}
-        for token, value in zip(token_ids.tolist(), logprobs.tolist(), strict=True)
-    ]
-    return [{**entry, "top_logprobs": [entry]} for entry in entries]
+def _content(new: TokenDelta) -> list[dict[str, Any]]:
+    """Entries with the candidates of each token, the sampled one first, as in vLLM 0.33."""
+    content = []
+    for row in _alternatives(new.token_ids.tolist(), new.logprobs, new.top_logprobs):
+        entries = [{"token_id": token, "logprob": value, "rank": rank} for token, (value, rank) in row.items()]
+        content.append({**entries[0], "top_logprobs": entries})
+    return content
+
+
+def _alternatives(
+    token_ids: Sequence[int], logprobs: np.ndarray, top: TopLogprobs | None
+) -> Iterator[dict[int, tuple[float, int | None]]]:
+    """For each token log-probability and rank by id, its own first. Its rank is not known outside of the likeliest."""
+    none: list[list[Any]] = [[]] * len(token_ids)
+    ids, values = (none, none) if top is None else (top.token_ids.tolist(), top.logprobs.tolist())
+    for token, value, row_ids, row_values in zip(token_ids, logprobs.tolist(), ids, values, strict=True):
+        likeliest = {
+            each: (_finite(logprob), rank)
+            for rank, (each, logprob) in enumerate(zip(row_ids, row_values, strict=True), 1)
+        }
+        yield {token: (_finite(value), None), **likeliest}
 
 
 def _finite(value: float) -> float:
@@ -378,5 +404,10 @@ class TokenStream:
 def _joined(deltas: list[TokenDelta]) -> TokenDelta:
     if len(deltas) == 1:
         return deltas[0]
-    token_ids = np.concatenate([each.token_ids for each in deltas])
-    return TokenDelta(deltas[0].index, token_ids, np.concatenate([each.logprobs for each in deltas]))
+    tops = [each.top_logprobs for each in deltas if each.top_logprobs is not None]
+    return TokenDelta(
+        deltas[0].index,
+        np.concatenate([each.token_ids for each in deltas]),
+        np.concatenate([each.logprobs for each in deltas]),
+        TopLogprobs(*map(np.concatenate, zip(*tops, strict=True))) if tops else None,
+    )

@@ -239,8 +239,8 @@ def samples_from_trajectory(
 
     `processors` (a renderer's, by modality) compute the pixels again from the sources; raises `PixelMismatchError` if
     they differ from the pixels that the sampler saw. Raises `ArgumentError` for another advantage, `shared` or
-    `agents`, and `TrajectoryError` for routed experts whose numbers of layers or dtypes differ along a path, for other
-    numbers of likeliest tokens along it, and for an episode of a chat endpoint, of which no tokens are known.
+    `agents`, and `TrajectoryError` for routed experts whose numbers of layers or dtypes differ along a path, and for an
+    episode of a chat endpoint, of which no tokens are known.
     """
     if not trajectory.has_tokens:
         raise TrajectoryError(

@@ -573,22 +573,15 @@ class Trajectory:
     def top_logprobs(self, leaf: int) -> TopLogprobs | None:
         """The likeliest tokens, root to `leaf`: one row for each token, without a prediction where none was recorded.
 
-        Those of prompts are not recorded. None where no node of the path has any. Raises `TrajectoryError` where nodes
-        have different numbers of them.
+        Those of prompts are not recorded. Where turns recorded different numbers of them, each row has the smallest
+        number: the k likeliest are the first k of more. None where no node of the path has any.
         """
         nodes = [self.nodes[index] for index in self.path(leaf)]
-        widths = {node.extras[TOP_IDS].shape[1] for node in nodes if TOP_IDS in node.extras}
-        if not widths:
+        k = min((node.extras[TOP_IDS].shape[1] for node in nodes if TOP_IDS in node.extras), default=None)
+        if k is None:
             return None
-        if len(widths) > 1:
-            counts = " and ".join(map(str, sorted(widths)))
-            raise TrajectoryError(
-                f"episode {self.episode_id}: the nodes up to {leaf} have {counts} of the likeliest tokens in a place; "
-                "request as many in every turn, or take those of single nodes from nodes[i].extras"
-            )
-        (k,) = widths
         rows = [
-            (node.extras[TOP_IDS], node.extras[TOP_LOGPROBS])
+            (node.extras[TOP_IDS][:, :k], node.extras[TOP_LOGPROBS][:, :k])
             if TOP_IDS in node.extras
             else (np.full((len(node), k), NO_TOKEN, np.int32), np.full((len(node), k), np.nan, np.float32))
             for node in nodes

@@ -8,7 +8,7 @@ import torch
 
 from renderers import RenderedTokens
 from rollouts import Completion, FinishReason, TopLogprobs, Trajectory, pack_episodes
-from rollouts.errors import BatchError, InvalidTurnError, SampleError, TrajectoryError
+from rollouts.errors import BatchError, InvalidTurnError, SampleError
 from rollouts.training import TrainingBatch, samples_from_trajectory
 from rollouts.training.packing import truncate_sample
 from rollouts.trajectory.plain_json import plain
@@ -64,11 +64,12 @@ def test_a_trajectory_without_them_has_none_and_stores_nothing():
     assert sample.top_logprobs is None
 
 
-def test_a_turn_without_them_has_rows_without_a_prediction_and_other_numbers_are_an_error():
+def test_a_turn_without_them_has_rows_without_a_prediction_and_of_different_numbers_the_smallest_counts():
     trajectory = two_turns(then=0)
     assert trajectory.top_logprobs(trajectory.leaves()[0]).token_ids[-1].tolist() == [-1] * K
-    with pytest.raises(TrajectoryError, match="have 4 and 20 of the likeliest tokens"):
-        samples_from_trajectory(two_turns(then=4), advantage=1.0, processors={})
+    (sample,) = samples_from_trajectory(two_turns(then=4), advantage=1.0, processors={})
+    assert_rows(TopLogprobs(*(column[sample.loss_mask] for column in sample.top_logprobs)), [3, 4, 6])
+    assert sample.top_logprobs.token_ids.shape == (6, 4)
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,6 @@ _CONSTRAINED: Final[Mapping[str, _Only]] = {
     "reasoning_effort": _Only((), "the template has the options that the server was started with"),
     "response_format": _Only(({"type": "text"},), f"{_TOKENS_ONLY}. Ask for the format in the messages"),
     "tool_choice": _Only(("auto", "none"), f"{_TOKENS_ONLY}, so that no call can be forced"),
-    "top_logprobs": _Only((0,), "the engine reports the log-probability of the sampled token alone"),
     "verbosity": _Only((), "ask for it in the messages"),
     "web_search_options": _Only((), "the server fetches nothing"),
 }
@@ -280,6 +279,8 @@ class _ChatBody(BaseModel):
     top_k: Any = None
     top_p: Any = None
     logprobs: bool = False
+    # OpenAI's limit, and vLLM's default.
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
     return_token_ids: bool = False
     stream: bool = False
     stream_options: _StreamOptions = _StreamOptions()
@@ -300,6 +301,7 @@ class ChatRequest:
     stop: tuple[str, ...]
     calls_tools: bool
     logprobs: bool
+    top_logprobs: int
     return_token_ids: bool
     stream: bool
     include_usage: bool
@@ -329,6 +331,8 @@ def read_chat_request(
     if read.stream_options.continuous_usage_stats:
         reason = "the number of tokens is in the last chunk alone; send false, and include_usage"
         raise unsupported_field(f"stream_options.continuous_usage_stats true: {reason}", "stream_options")
+    if read.top_logprobs and not read.logprobs:
+        raise invalid_field("top_logprobs are alternatives in logprobs; send logprobs true, too", "top_logprobs")
     calls_tools = fields.get("tool_choice", "auto") == "auto"
     # Without the tools in the prompt the model does not know of them.
     tools = (_tools(fields.get("tools", [])) or None) if calls_tools else None
@@ -340,6 +344,7 @@ def read_chat_request(
         stop=tuple(read.stop),
         calls_tools=calls_tools,
         logprobs=read.logprobs,
+        top_logprobs=read.top_logprobs,
         return_token_ids=read.return_token_ids,
         stream=read.stream,
         include_usage=read.stream_options.include_usage,
@@ -421,6 +426,7 @@ def _sampling(fields: Mapping[str, Any], defaults: SamplingParams, max_choices: 
     extra = {
         name: fields[name] for name, neutral in _ENGINE_OPTIONS.items() if name in fields and fields[name] != neutral
     }
+    given["top_logprobs"] = max(defaults.top_logprobs, fields.get("top_logprobs", 0))
     sampling = replace(defaults, **given, extra={**defaults.extra, **extra})
     if sampling.n > max_choices:
         raise unsupported_field(f"n is {sampling.n}; this server takes at most {max_choices}", "n")

@@ -25,6 +25,7 @@ from rollouts.engines.protocol import (
     GenerateRequest,
     TokenDelta,
     TokenListener,
+    TopLogprobs,
     is_abortable,
 )
 from rollouts.engines.stop_strings import Decode, EarlyStop, cut_at_stop, sendable_length, text_before
@@ -57,6 +58,7 @@ class Choice:
     finish_reason: str
     token_ids: list[int]
     logprobs: np.ndarray
+    top_logprobs: TopLogprobs | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +207,7 @@ async def _record(
         finish_reason=_finish_reason(completion, message),
         token_ids=list(turn.completion_ids),
         logprobs=completion.logprobs,
+        top_logprobs=completion.top_logprobs,
     )
 
 
@@ -287,7 +290,7 @@ def completion_object(completion: ChatCompletion, chat: ChatRequest, texts: Toke
         entry: dict[str, Any] = {
             "index": choice.index,
             "message": _message(choice.message),
-            "logprobs": _logprobs(choice, texts) if chat.logprobs and texts else None,
+            "logprobs": _logprobs(choice, texts, chat.top_logprobs) if chat.logprobs and texts else None,
             "finish_reason": choice.finish_reason,
             "turn": choice.turn,
         }
@@ -342,7 +345,7 @@ def completion_events(
         last = {
             "index": choice.index,
             "delta": {},
-            "logprobs": _logprobs(choice, texts) if chat.logprobs and texts else None,
+            "logprobs": _logprobs(choice, texts, chat.top_logprobs) if chat.logprobs and texts else None,
             "finish_reason": choice.finish_reason,
             "turn": choice.turn,
             **({"token_ids": choice.token_ids} if chat.return_token_ids else {}),
@@ -385,12 +388,28 @@ def _deltas(message: dict[str, Any], sent: SentText | None) -> Iterator[dict[str
         yield {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}
 
 
-def _logprobs(choice: Choice, texts: TokenTexts) -> dict[str, Any]:
+def _logprobs(choice: Choice, texts: TokenTexts, k: int) -> dict[str, Any]:
+    """The log-probabilities of the tokens, with k alternatives for each."""
+    alternatives: list[list[dict[str, Any]]] = [[] for _ in choice.token_ids]
+    if k and choice.top_logprobs is not None:
+        ids, values = (column[:, :k] for column in choice.top_logprobs)
+        # As the second of two: a decoder may drop the space before the first token of a text.
+        named = {token: texts([token, token])[1] for token in np.unique(ids).tolist()}
+        alternatives = [
+            [_entry(*named[token], logprob) for token, logprob in zip(*row, strict=True)]
+            for row in zip(ids.tolist(), values.tolist(), strict=True)
+        ]
     entries = [
-        {"token": text, "logprob": logprob, "bytes": None if data is None else list(data), "top_logprobs": []}
-        for (text, data), logprob in zip(texts(choice.token_ids), choice.logprobs.tolist(), strict=True)
+        {**_entry(text, data, logprob), "top_logprobs": others}
+        for (text, data), logprob, others in zip(
+            texts(choice.token_ids), choice.logprobs.tolist(), alternatives, strict=True
+        )
     ]
     return {"content": entries, "refusal": None}
+
+
+def _entry(text: str, data: bytes | None, logprob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": None if data is None else list(data)}
 
 
 def _usage(completion: ChatCompletion) -> dict[str, int]:

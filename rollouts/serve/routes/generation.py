@@ -120,6 +120,7 @@ class GenerationRoutes:
             request_id=request_id,
             priority=body.priority,
             prompt_logprobs=sampling.get("prompt_logprobs") is not None,
+            prompt_top_logprobs=sampling.get("prompt_logprobs") or 0,
             adapter=adapter,
         )
         eos_id = model.eos_id if model.eos_id in model_stops(sampling, model) else None
@@ -144,7 +145,7 @@ class GenerationRoutes:
             sent = dict.fromkeys(range(prompt.request.sampling.n), 0)
             async for new in stream.deltas(sampling.get("stream_interval") or 1):
                 sent[new.index] += len(new.token_ids)
-                yield chunk([delta(new.index, new.token_ids, new.logprobs, with_logprobs=with_logprobs)])
+                yield chunk([delta(new, with_logprobs=with_logprobs)])
             result = self._with_base_labels(await stream.result(), prompt.request.adapter)
             for completion in result.completions:
                 done = sent[completion.index]

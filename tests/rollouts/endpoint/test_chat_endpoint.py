@@ -215,6 +215,7 @@ async def test_the_name_of_the_limit_can_be_chosen_and_fields_left_out():
     [
         (SamplingParams(n=2), {}, "SamplingParams.n is 2.*call chat once for each"),
         (SamplingParams(top_k=5), {}, "SamplingParams.top_k is 5.*extra="),
+        (SamplingParams(top_logprobs=5), {}, "SamplingParams.top_logprobs is 5.*without tokens"),
         (SamplingParams(stop_token_ids=(1,)), {}, r"SamplingParams.stop_token_ids is \(1,\).*stop strings"),
         (SamplingParams(extra={"n": 2}), {}, "extra .* sets 'n'; use the argument"),
         (SamplingParams(extra={"max_tokens": 2}), {}, "sets 'max_tokens'"),

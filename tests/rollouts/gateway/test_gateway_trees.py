@@ -9,6 +9,7 @@ import json
 import corpus
 import httpx
 import numpy as np
+import openai
 import pytest
 from gateway_server import (
     CALL,
@@ -27,8 +28,7 @@ from test_parsing_families import renderer_of
 
 from renderers import load_renderer
 from renderers.formats import Format
-from rollouts import SamplingParams, run_episode
-from rollouts.engines.protocol import FinishReason
+from rollouts import Completion, FinishReason, SamplingParams, TopLogprobs, run_episode
 from rollouts.serve.gateway.session import _KEPT_PROMPTS
 from rollouts.testing import ScriptedEngine
 from rollouts.testing.scripted_engine import ScriptedCompletion
@@ -273,6 +273,34 @@ def test_token_ids_and_log_probabilities_are_those_of_the_tree(renderer):
     assert "".join(entry.token for entry in choice.logprobs.content) == "one<|im_end|>"
     usage = response.usage
     assert (usage.prompt_tokens, usage.completion_tokens) == (len(prompt), len(completion))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_alternatives_are_the_likeliest_tokens_and_are_in_the_tree(renderer, stream):
+    ids = [*renderer.tokenizer.encode_scaffold("one"), renderer.get_stop_token_ids()[0]]
+    rows = TopLogprobs(
+        np.stack([np.arange(3) + 65 + index for index in range(len(ids))]).astype(np.int32),
+        np.tile(np.array([-0.5, -1.5, -2.5], np.float32), (len(ids), 1)),
+    )
+    logprobs = np.full(len(ids), -3.0, np.float32)
+    completion = Completion(0, np.array(ids, np.int32), logprobs, FinishReason.STOP, ids[-1], top_logprobs=rows)
+    with served(ScriptedEngine([completion, *["without"] * 4], renderer=renderer), renderer) as server:
+        ask = server.client("s").chat.completions.create
+        options = {"model": "m", "messages": [user("a")], "logprobs": True, "top_logprobs": 3, "stream": stream}
+        response = ask(**options)
+        if stream:
+            entries = [one for chunk in response for c in chunk.choices if c.logprobs for one in c.logprobs.content]
+        else:
+            entries = response.choices[0].logprobs.content
+            with pytest.raises(openai.APIStatusError, match="likeliest"):  # an engine that has none
+                ask(**options)
+        trajectory = server.trajectory("s")
+    assert len(entries) == len(ids)
+    for entry, row in zip(entries, rows.token_ids.tolist(), strict=True):
+        assert [each.token for each in entry.top_logprobs] == [renderer.tokenizer.decode([one]) for one in row]
+        assert all(bytes(each.bytes).decode() == each.token for each in entry.top_logprobs)
+        assert [each.logprob for each in entry.top_logprobs] == [-0.5, -1.5, -2.5]
+    np.testing.assert_array_equal(trajectory.nodes[1].extras["top_ids"], rows.token_ids)
 
 
 @pytest.mark.parametrize("stream", [False, True])

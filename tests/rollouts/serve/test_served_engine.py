@@ -59,6 +59,28 @@ async def test_a_served_engine_samples_what_the_engine_itself_samples(
                 assert served.finish_reason is own.finish_reason
 
 
+@pytest.mark.parametrize("k", [1, 20])
+async def test_a_served_engine_reports_the_likeliest_tokens_of_the_engine_itself(
+    tiny_server, local_engine, renderer, k
+):
+    request = replace(request_of(renderer, image_messages(0), n=2, top_logprobs=k), prompt_top_logprobs=k)
+    expected = await local_engine.generate(request)
+    deltas = []
+    async with VLLMEngine(tiny_server.base_url) as engine:
+        result = await engine.generate(request)
+        streamed = await engine.generate_streamed(replace(request, prompt_top_logprobs=0), deltas.append)
+    pairs = [
+        (each.top_logprobs, expected.completions[each.index].top_logprobs)
+        for each in (*result.completions, *streamed.completions)
+    ]
+    for served, own in (*pairs, (result.prompt_top_logprobs, expected.prompt_top_logprobs)):
+        np.testing.assert_allclose(served.logprobs, own.logprobs, atol=1e-5)
+        assert (served.token_ids == own.token_ids).mean() > 0.95, "but for ties"
+    for completion in streamed.completions:
+        rows = [each.top_logprobs.token_ids for each in deltas if each.index == completion.index]
+        np.testing.assert_array_equal(np.concatenate(rows), completion.top_logprobs.token_ids)
+
+
 async def test_a_stop_token_of_the_request_ends_a_completion_and_is_named(tiny_server, renderer):
     async with VLLMEngine(tiny_server.base_url) as engine:
         whole = (await engine.generate(request_of(renderer, TEXT))).completions[0]
