@@ -53,6 +53,15 @@ def test_supervised_training_learns_digits_and_draws_its_curves(tmp_path):
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
+def test_a_student_reads_digits_after_distillation_from_its_own_episodes(tmp_path):
+    curves = load("distill_digits").main(["--quick", "--out", str(tmp_path)])
+    assert curves["accuracy"][0] < 0.1
+    assert curves["accuracy"][-1] > 0.2  # chance is 0.1
+    assert curves["divergence"][-1] < curves["divergence"][1]
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_grpo_trains_on_the_log_probabilities_that_the_sampler_reported():
     rewards, mismatches = load("grpo_multiturn").main(["--quick"])
     assert len(rewards) == len(mismatches) == 3

@@ -1,0 +1,67 @@
+"""`score` of given tokens on a real server, against the log-probabilities that the trainer computes of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from renderers import load_renderer
+from rollouts import VLLMEngine
+from rollouts.models.loading import load_model
+from rollouts.training import TrainingBatch, candidate_logprobs, sample_from_rendered, score, token_logprobs
+
+CLOSE, FAR = 1e-4, 1e-2
+TOP_K = 5
+
+
+def pictures(seed, count):
+    rng = np.random.default_rng(7_000_000 + seed)
+    return [{"type": "image", "image": rng.integers(0, 256, (48, 64, 3), dtype=np.uint8)} for _ in range(count)]
+
+
+def sound(seed):
+    times = np.arange(8000) / 16000
+    tone = 0.4 * np.sin(2 * np.pi * (300 + 70 * seed) * times).astype(np.float32)
+    return {"type": "audio", "audio": tone, "sampling_rate": 16000}
+
+
+def sample_of(renderer, parts, text):
+    """A conversation, of which every token but the first and those of media is trained."""
+    question = [*parts, {"type": "text", "text": text}]
+    answer = {"role": "assistant", "content": f"The answer to {text!r} is 42."}
+    sample = sample_from_rendered(renderer.render([{"role": "user", "content": question}, answer]), name=text)
+    mask = np.arange(len(sample)) > 0
+    for _, placeholder in sample.media:
+        mask[placeholder.offset : placeholder.end] = False
+    return replace(sample, loss_mask=mask)
+
+
+@pytest.mark.parametrize("vllm_server", ["float32", "internvl3", "qwen3", "qwen2-audio"], indirect=True)
+async def test_scores_of_a_server_are_the_trainers_log_probabilities(vllm_server):
+    renderer = load_renderer(vllm_server.model_dir)
+    media = {"image": lambda seed: pictures(seed, seed), "audio": lambda seed: [sound(seed)]}
+    kinds = [make for modality, make in media.items() if modality in renderer.processors]
+    samples = [sample_of(renderer, [], "only text?")]
+    samples += [sample_of(renderer, make(seed), f"which, {seed}?") for make in kinds for seed in (1, 2)]
+    async with VLLMEngine(vllm_server.base_url) as engine:
+        scores = await score(samples, engine, top_k=TOP_K, renderer=renderer, teacher=renderer)
+        again = await score(samples, engine, renderer=renderer)  # of media that the server has already
+        sent = engine.media_cache_counts
+    model = load_model(vllm_server.model_dir)
+    for sample, found, second in zip(samples, scores, again, strict=True):
+        batch, mask = TrainingBatch.from_samples([sample], pad_id=0), sample.loss_mask
+        ids = torch.from_numpy(np.maximum(found.top.token_ids, 0).astype(np.int64))[None]
+        with torch.no_grad():
+            expected = token_logprobs(model, batch)[0].numpy()[mask]
+            likeliest = candidate_logprobs(model, batch, ids)[0].numpy()[mask]
+        assert np.isnan(found.logprobs[0])
+        np.testing.assert_allclose(found.logprobs[mask], expected, atol=CLOSE)
+        np.testing.assert_allclose(second.logprobs[mask], expected, atol=CLOSE)
+        np.testing.assert_allclose(found.top.logprobs[mask], likeliest, atol=CLOSE)
+        # The planted fault: the trainer's values of the tokens beside them.
+        assert np.abs(found.logprobs[mask][1:] - expected[:-1]).max() > FAR
+    if "image" in renderer.processors:
+        assert sent.included_items == 3  # three pictures in two samples, each once
