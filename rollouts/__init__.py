@@ -48,6 +48,7 @@ from rollouts.trajectory.tree import Branch, Trajectory  # noqa: E402
 
 if TYPE_CHECKING:
     from rollouts.engines.local import LocalEngine
+    from rollouts.engines.sglang import SGLangEngine
     from rollouts.engines.vllm import VLLMEngine
 
 __all__ = [
@@ -74,6 +75,7 @@ __all__ = [
     "RetryPolicy",
     "RolloutsError",
     "Runner",
+    "SGLangEngine",
     "SamplingParams",
     "StepResult",
     "Task",
@@ -93,7 +95,11 @@ __all__ = [
 ]
 
 # Loaded when first used: one needs the extra `torch`, the other is not needed by an environment's process.
-_LAZY = {"LocalEngine": "rollouts.engines.local", "VLLMEngine": "rollouts.engines.vllm"}
+_LAZY = {
+    "LocalEngine": "rollouts.engines.local",
+    "SGLangEngine": "rollouts.engines.sglang",
+    "VLLMEngine": "rollouts.engines.vllm",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -8,23 +8,20 @@ import io
 import json
 import logging
 import re
-import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, cast, get_args
 
 import numpy as np
 from PIL import Image
 
-from rollouts.engines.event_loop import SingleFlight
 from rollouts.engines.http.connection import ServerConnection
 from rollouts.engines.http.exchange import HttpResponse, redacted, response_error
 from rollouts.engines.vllm.features import DecodedTensor, PixelDtype, decode_item, tensor_type
 from rollouts.engines.vllm.generate import parse_render_response, single_token
 from rollouts.engines.vllm.sounds import SoundFormat, probe_sound_url, sound_format
-from rollouts.errors import ApiKeyError, CapabilityError, MalformedResultError, ServerError
+from rollouts.errors import ApiKeyError, CapabilityError, MalformedResultError
 
 __all__ = ["ExpectedCapabilities", "PixelDtype", "ServerCapabilities", "probe", "release_of"]
 
@@ -508,65 +505,3 @@ async def _probe_sounds(connection: ServerConnection, model: str) -> _SoundCapab
 
 def _dtypes() -> str:
     return ", ".join(get_args(PixelDtype))
-
-
-#: Less than a server takes to start. While requests are in flight, a restart breaks their connections; after this much
-#: time without a request the server may have restarted without any connection breaking.
-_QUIET_SECONDS = 5.0
-
-
-class CapabilityCache:
-    """Probes a server once, and again after a restart of which there is any sign.
-
-    `start_time` returns when the server process started, `probe` its capabilities, and `on_restart` is called before
-    a new probe. Concurrent callers share one probe.
-    """
-
-    def __init__(
-        self,
-        probe: Callable[[], Awaitable[ServerCapabilities]],
-        start_time: Callable[[], Awaitable[float | None]],
-        on_restart: Callable[[], None],
-    ) -> None:
-        self._probe = probe
-        self._start_time = start_time
-        self._on_restart = on_restart
-        self._probing: SingleFlight[None] = SingleFlight()
-        self._server_started: float | None = None  # None where the server does not report it
-        self._last_response = 0.0
-        self.known: ServerCapabilities | None = None
-        self._exchanges = 0
-
-    async def get(self) -> ServerCapabilities:
-        """The capabilities. Raises what `probe` raises."""
-        quiet = self._exchanges == 0 and time.monotonic() - self._last_response > _QUIET_SECONDS
-        capabilities = None if quiet else self.known
-        while capabilities is None:
-            await self._probing.run("probe", self._refresh)
-            capabilities = self.known
-        return capabilities
-
-    def forget(self) -> None:
-        self.known = None
-
-    @contextmanager
-    def exchange(self) -> Iterator[None]:
-        """While a request is in flight, a restart is noticed by its connection breaking."""
-        self._exchanges += 1
-        try:
-            yield
-        finally:
-            self._exchanges -= 1
-            self._last_response = time.monotonic()
-
-    async def _refresh(self) -> None:
-        """Probe, unless the server is still the process that was probed before."""
-        try:
-            started = await self._start_time()
-        except (CapabilityError, ServerError):
-            started = None
-        if self.known is None or started is None or started != self._server_started:
-            self._on_restart()
-            self.known = await self._probe()
-        self._server_started = started
-        self._last_response = time.monotonic()

@@ -21,6 +21,7 @@ from rollouts.engines.continuation import (
     with_index,
 )
 from rollouts.engines.event_loop import SingleFlight
+from rollouts.engines.http.capability_cache import CapabilityCache
 from rollouts.engines.http.connection import HttpLimits, ServerConnection
 from rollouts.engines.http.exchange import error_context, response_error
 from rollouts.engines.http.resuming import ResumePolicy, completed
@@ -39,7 +40,7 @@ from rollouts.engines.protocol import (
     check_update_arguments,
 )
 from rollouts.engines.vllm.adapters import ServerAdapters
-from rollouts.engines.vllm.capabilities import CapabilityCache, ExpectedCapabilities, ServerCapabilities, probe
+from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe
 from rollouts.engines.vllm.control import ServerControl
 from rollouts.engines.vllm.feature_proof import reads_features
 from rollouts.engines.vllm.generate import Chunks, Generation, request_body

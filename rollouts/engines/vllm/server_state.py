@@ -3,67 +3,26 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from rollouts.engines.http.connection import ServerConnection
-from rollouts.engines.http.exchange import HttpResponse, excerpt, redacted, response_error
+from rollouts.engines.http.exchange import HttpResponse, excerpt, response_error
+from rollouts.engines.http.metrics import Metrics
 from rollouts.engines.vllm.capabilities import ServerCapabilities, json_object
 from rollouts.errors import CapabilityError, EngineError, MalformedResultError
 
 _CALL_NAME = "metrics"
 
-# name{label="value",...} value timestamp. Source: the Prometheus text exposition format, version 0.0.4.
-_LINE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)\s*(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*")
-_LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?:,|$)')
-_ESCAPE = re.compile(r'\\([\\"n])')
-
 _SLEEP_LEVELS = {"weights_offloaded": 1, "discard_all": 2}
 
 
-class Sample(NamedTuple):
-    """One number and the labels that say what it counts."""
-
-    labels: Mapping[str, str]
-    value: float
-
-
-class ServerMetrics(dict[str, list[Sample]]):
+class ServerMetrics(Metrics):
     """Samples by the server's own names ("vllm:num_requests_running"), one sample for each set of labels.
 
     The properties sum over the engines of a server. They raise `CapabilityError` where the server does not report them.
     """
-
-    @classmethod
-    def parse(cls, text: str) -> ServerMetrics:
-        """Read the Prometheus text format. Raises `MalformedResultError`."""
-        metrics = cls()
-        for line in text.split("\n"):  # `splitlines` would also split at characters that a label may hold
-            if not line.strip() or line.startswith("#"):
-                continue
-            match = _LINE.fullmatch(line)
-            if match is None or _LABEL.sub("", match[2] or ""):
-                raise MalformedResultError(_CALL_NAME, f"not a name, labels and a value: {redacted(line)[:200]!r}")
-            labels = {
-                name: _ESCAPE.sub(lambda escape: "\n" if escape[1] == "n" else escape[1], value)
-                for name, value in _LABEL.findall(match[2] or "")
-            }
-            try:
-                metrics.setdefault(match[1], []).append(Sample(labels, float(match[3])))
-            except ValueError as error:
-                raise MalformedResultError(_CALL_NAME, f"{error} in the line {redacted(line)[:200]!r}") from None
-        return metrics
-
-    def total(self, name: str, **labels: str) -> float:
-        """The sum of the samples of a name that have these labels. Raises `CapabilityError` if there are none."""
-        values = [sample.value for sample in self.get(name, ()) if labels.items() <= sample.labels.items()]
-        if not values:
-            raise CapabilityError(
-                _CALL_NAME, f"the server does not report {name}{labels or ''}; was it started with --disable-log-stats?"
-            )
-        return sum(values)
 
     @property
     def running(self) -> int:

@@ -124,7 +124,7 @@ async def test_capabilities_are_read_again_after_a_quiet_period(engine, server, 
     await server.stop()
     server.pixel_dtype = "float32"
     await server.start()
-    monkeypatch.setattr("rollouts.engines.vllm.capabilities._QUIET_SECONDS", -1)
+    monkeypatch.setattr("rollouts.engines.http.capability_cache._QUIET_SECONDS", -1)
     await generate_one(engine, request(image()))
     assert server.generations[-1].shipped == ["cat"]
     assert (await engine.capabilities()).pixel_dtype == "float32"

@@ -1,0 +1,178 @@
+"""What an SGLang server is and reports, found out once with requests that cannot harm it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rollouts.engines.http.connection import ServerConnection
+from rollouts.engines.http.exchange import HttpResponse, response_error
+from rollouts.errors import CapabilityError, MalformedResultError
+
+PROBE_NAME: Final = "probe"
+
+#: At position 0 of every vocabulary; what it means does not matter.
+_PROBE_IDS: Final = (0,)
+#: So many likeliest tokens show whether the temperature is in the log-probabilities; no model has fewer tokens.
+_PROBE_TOP: Final = 8
+_PROBE_TEMPERATURE: Final = 0.5
+#: The smallest distance between the likeliest tokens by which the two kinds are told apart.
+_LEAST_GAP: Final = 1e-3
+
+_KEYS_ERROR = re.compile(r"logit_bias must ha(?:s|ve) keys in \[0, (\d+)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class SGLangCapabilities:
+    """What a server reports of itself, and what its answers to probes show.
+
+    `vocab_size`: ids from there on end the server's process. `raw_logprobs`: log-probabilities are those before
+    temperature; None: not known, because the model finds the likeliest tokens equally likely. `returns_prompt`: the
+    server returns the ids of the prompt that it ran. `deterministic`: it takes seeds. `priority_sign`: what the
+    priority of a request is multiplied by, None where the server does not schedule by priority.
+    """
+
+    version: str
+    model: str
+    vocab_size: int
+    max_model_len: int
+    takes_images: bool
+    raw_logprobs: bool | None
+    returns_prompt: bool
+    deterministic: bool = False
+    lora: bool = False
+    routed_experts: bool = False
+    memory_saver: bool = False
+    priority_sign: int | None = None
+    weight_version: str = "default"
+
+
+async def server_info(connection: ServerConnection) -> Mapping[str, Any]:
+    """The arguments that the server was started with, and its version. Raises `CapabilityError`."""
+    return await _report(connection, "/get_server_info", "/server_info")
+
+
+async def model_info(connection: ServerConnection) -> Mapping[str, Any]:
+    """What the server says of its model and the version of its weights. Raises `CapabilityError`."""
+    return await _report(connection, "/get_model_info", "/model_info")
+
+
+async def probe(
+    connection: ServerConnection, *, vocab_size: int | None = None, max_model_len: int | None = None
+) -> SGLangCapabilities:
+    """The capabilities of a server. `vocab_size` and `max_model_len` stand for what it does not report.
+
+    Raises `CapabilityError` where it is no SGLang, or what is needed is neither reported nor given.
+    """
+    server, model = await asyncio.gather(server_info(connection), model_info(connection))
+    found_size, served_length = await asyncio.gather(_vocab_size(connection), _served_length(connection))
+    size = _agreed(connection, "vocab_size", found_size, vocab_size)
+    length = _agreed(connection, "max_model_len", served_length or server.get("context_length"), max_model_len)
+    plain, scaled = await asyncio.gather(*(_probe_tokens(connection, each) for each in (1.0, _PROBE_TEMPERATURE)))
+    return SGLangCapabilities(
+        version=str(server.get("version", "unknown")),
+        model=str(model.get("served_model_name") or model.get("model_path")),
+        vocab_size=size,
+        max_model_len=length,
+        takes_images=model.get("has_image_understanding") is True,
+        raw_logprobs=_are_raw(_gap(plain), _gap(scaled)),
+        returns_prompt=plain.get("prompt_token_ids") == list(_PROBE_IDS),
+        deterministic=server.get("enable_deterministic_inference") is True,
+        lora=bool(server.get("enable_lora")),
+        routed_experts=server.get("enable_return_routed_experts") is True,
+        memory_saver=server.get("enable_memory_saver") is True,
+        priority_sign=_priority_sign(server),
+        weight_version=str(model.get("weight_version") or "default"),
+    )
+
+
+async def _report(connection: ServerConnection, path: str, newer: str) -> Mapping[str, Any]:
+    response = await _get(connection, path)
+    if response.status in (404, 405):
+        response = await _get(connection, newer)
+    content = response.json() if response.status == 200 else None
+    if not isinstance(content, dict):
+        reason = response_error(PROBE_NAME, response, f"GET {path}").reason
+        raise CapabilityError(
+            PROBE_NAME, f"{connection.base_url} is no SGLang server, or a proxy hides its {path}: {reason}"
+        )
+    return content
+
+
+async def _get(connection: ServerConnection, path: str) -> HttpResponse:
+    return await connection.request("GET", path, name=PROBE_NAME, slot=False)
+
+
+async def _generate(connection: ServerConnection, fields: Mapping[str, Any]) -> HttpResponse:
+    body = [json.dumps({"input_ids": _PROBE_IDS, **fields}).encode()]
+    return await connection.request("POST", "/generate", name=PROBE_NAME, body=body, slot=False)
+
+
+async def _vocab_size(connection: ServerConnection) -> int | None:
+    """The size that the server names where it refuses a bias for token -1, which it does before it runs anything."""
+    response = await _generate(connection, {"sampling_params": {"max_new_tokens": 1, "logit_bias": {"-1": 0.0}}})
+    match = _KEYS_ERROR.search(response.body.decode(errors="replace"))
+    return None if match is None else int(match[1]) + 1
+
+
+async def _served_length(connection: ServerConnection) -> int | None:
+    response = await _get(connection, "/v1/models")
+    try:
+        length = response.json()["data"][0]["max_model_len"]
+    except (MalformedResultError, KeyError, IndexError, TypeError):
+        return None
+    return length if isinstance(length, int) else None
+
+
+def _agreed(connection: ServerConnection, name: str, found: object, given: int | None) -> int:
+    if isinstance(found, int) and given is not None and found != given:
+        raise CapabilityError(
+            PROBE_NAME, f"{connection.base_url} has {name} {found}, and {given} was given. Leave {name} out"
+        )
+    value = given if given is not None else found
+    if not isinstance(value, int):
+        raise CapabilityError(
+            PROBE_NAME,
+            f"{connection.base_url} does not report its {name}; give it: SGLangEngine(..., {name}=). Ids outside of "
+            "the vocabulary end the server's process",
+        )
+    return value
+
+
+async def _probe_tokens(connection: ServerConnection, temperature: float) -> Mapping[str, Any]:
+    """The answer to a request for one token."""
+    sampling = {"max_new_tokens": 1, "temperature": temperature}
+    fields = {"return_logprob": True, "top_logprobs_num": _PROBE_TOP, "return_prompt_token_ids": True}
+    response = await _generate(connection, {"sampling_params": sampling, **fields})
+    content = response.json() if response.status == 200 else None
+    if not isinstance(content, dict):
+        raise response_error(PROBE_NAME, response, f"sampling a token at {connection.base_url}")
+    return content
+
+
+def _gap(answer: Mapping[str, Any]) -> float:
+    """The distance between the log-probabilities of the likeliest tokens."""
+    try:
+        values = [entry[0] for entry in answer["meta_info"]["output_top_logprobs"][0]]
+        return float(max(values) - min(values))
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise CapabilityError(
+            PROBE_NAME, f"the log-probabilities of the likeliest tokens cannot be read ({error!r})"
+        ) from error
+
+
+def _are_raw(plain: float, scaled: float) -> bool | None:
+    """Whether log-probabilities are those before temperature, which otherwise multiplies distances by 1 / 0.5."""
+    if plain < _LEAST_GAP:
+        return None
+    return scaled / plain < (1 + 1 / _PROBE_TEMPERATURE) / 2
+
+
+def _priority_sign(server: Mapping[str, Any]) -> int | None:
+    if server.get("enable_priority_scheduling") is not True:
+        return None
+    return 1 if server.get("schedule_low_priority_values_first") else -1

@@ -1,0 +1,266 @@
+"""What a trainer does with an SGLang server except generating."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from rollouts.engines.http.connection import ServerConnection
+from rollouts.engines.http.exchange import HttpResponse, name_errors_after_methods, response_error
+from rollouts.engines.http.metrics import Metrics
+from rollouts.engines.protocol import check_version
+from rollouts.engines.sglang.capabilities import model_info, server_info
+from rollouts.errors import (
+    ArgumentError,
+    CapabilityError,
+    InvalidRequestError,
+    MalformedResultError,
+    ServerError,
+    ServerTimeoutError,
+    ServerUnreachableError,
+    WeightUpdateError,
+)
+
+MemoryTag = Literal["weights", "kv_cache"]
+
+#: "abort": running requests end, with the tokens they have. "keep": they stay on the server without their KV cache,
+#: which is computed again with the weights that it has then.
+PauseMode = Literal["abort", "keep"]
+
+_MODES = {"abort": "abort", "keep": "retract"}
+_HEALTH_SECONDS = 10.0
+
+
+@name_errors_after_methods
+class SGLangControl:
+    """The control calls of one server. `on_weight_version` is called with each new label.
+
+    All calls raise `CapabilityError` where the server has no such route, `ServerError` where it refuses, and the errors
+    of a server that does not answer.
+    """
+
+    def __init__(self, connection: ServerConnection, on_weight_version: Callable[[str], None]) -> None:
+        self._connection = connection
+        self._on_weight_version = on_weight_version
+
+    @property
+    def base_url(self) -> str:
+        return self._connection.base_url
+
+    # Pausing.
+
+    async def pause(self, mode: PauseMode = "abort") -> None:
+        """Stop sampling. Requests that arrive wait on the server until `resume`; its /health then answers 503."""
+        if mode not in get_args(PauseMode):
+            raise ArgumentError("mode", mode, f"pass one of {', '.join(map(repr, get_args(PauseMode)))}")
+        await self._call("/pause_generation", {"mode": _MODES[mode]}, "pausing")
+
+    async def resume(self) -> None:
+        """Sample again."""
+        await self._call("/continue_generation", {}, "continuing after a pause")
+
+    # Weights.
+
+    async def weight_version(self) -> str:
+        """The label of the weights in use."""
+        return str((await model_info(self._connection)).get("weight_version") or "default")
+
+    async def update_weight_version(self, version: str) -> None:
+        """Label tokens that are sampled from now on, without a change of the weights and of running requests."""
+        check_version("version", version)
+        content = {"new_version": version, "abort_all_requests": False}
+        await self._call("/update_weight_version", content, "setting the weight version")
+        self._on_weight_version(version)
+
+    async def update_weights_from_directory(
+        self, directory: str | os.PathLike[str], version: str, in_flight: PauseMode = "abort", *, check: bool = True
+    ) -> None:
+        """Load a checkpoint directory that the server reads itself, between a pause and the end of that pause.
+
+        `check` first looks for its files from this process. The prefix cache is emptied. Raises `WeightUpdateError`
+        with the server's own words about which weights are in use.
+        """
+        check_version("version", version)
+        path = await asyncio.to_thread(os.path.abspath, directory)
+        if check and not await asyncio.to_thread((Path(path) / "config.json").is_file):
+            raise WeightUpdateError(
+                f"{path} holds no checkpoint: it has no config.json. Where the server sees other files than this "
+                "process, check=False leaves out this check"
+            )
+        await self.pause(in_flight)
+        try:
+            content = {"model_path": path, "weight_version": version, "flush_cache": True}
+            await self._updated("/update_weights_from_disk", content, f"loading the weights of {path}")
+        finally:
+            await self.resume()
+        self._on_weight_version(version)
+
+    async def init_weights_update_group(
+        self, *, master_address: str, master_port: int, rank_offset: int, world_size: int, group_name: str, backend: str
+    ) -> None:
+        """Let the server join a process group, of which the trainer is rank 0, to receive tensors.
+
+        It returns once all ranks have joined, so that the trainer joins at the same time.
+        """
+        content = {
+            "master_address": master_address,
+            "master_port": master_port,
+            "rank_offset": rank_offset,
+            "world_size": world_size,
+            "group_name": group_name,
+            "backend": backend,
+        }
+        await self._updated("/init_weights_update_group", content, "joining a group for weights")
+
+    async def update_weights_from_distributed(
+        self,
+        names: Sequence[str],
+        dtypes: Sequence[str],
+        shapes: Sequence[Sequence[int]],
+        *,
+        group_name: str,
+        version: str | None = None,
+    ) -> None:
+        """Let the server receive these tensors from rank 0 of a group, in this order; the trainer broadcasts them
+        meanwhile.
+
+        Call `pause` before the first call and `resume` after the last one, which has the `version`: with another
+        set of tensors missing, the weights are neither the old ones nor the new ones. The prefix cache is emptied with
+        the last call.
+        """
+        content = {
+            "names": list(names),
+            "dtypes": list(dtypes),
+            "shapes": [list(shape) for shape in shapes],
+            "group_name": group_name,
+            "flush_cache": version is not None,
+        }
+        if version is not None:
+            check_version("version", version)
+            content["weight_version"] = version
+        await self._updated("/update_weights_from_distributed", content, "receiving weights")
+        if version is not None:
+            self._on_weight_version(version)
+
+    async def destroy_weights_update_group(self, group_name: str) -> None:
+        """Let the server leave a process group."""
+        content = {"group_name": group_name}
+        await self._updated("/destroy_weights_update_group", content, "leaving a group for weights")
+
+    # LoRA adapters.
+
+    async def load_adapter(self, name: str, directory: str) -> None:
+        """Load an adapter, whose directory the server reads itself. Raises `WeightUpdateError`."""
+        await self._updated(
+            "/load_lora_adapter", {"lora_name": name, "lora_path": directory}, f"loading the adapter {name!r}"
+        )
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload an adapter. Raises `WeightUpdateError`."""
+        await self._updated("/unload_lora_adapter", {"lora_name": name}, f"unloading the adapter {name!r}")
+
+    async def adapters(self) -> Mapping[str, str]:
+        """The directory of each loaded adapter, by its name."""
+        response = await self._connection.request("GET", "/v1/models", name="adapters", slot=False)
+        content = self._checked(response, "/v1/models", "listing the adapters").json()
+        cards = content.get("data") if isinstance(content, dict) else None
+        return {
+            card["id"]: str(card.get("root"))
+            for card in (cards if isinstance(cards, list) else ())
+            if isinstance(card, dict) and isinstance(card.get("id"), str) and card.get("parent") is not None
+        }
+
+    # Memory and caches.
+
+    async def flush_cache(self) -> None:
+        """Empty the prefix cache. The server refuses while requests run or wait: raises `ServerError`."""
+        await self._call("/flush_cache", None, "emptying the prefix cache")
+
+    async def release_memory(self, tags: Sequence[MemoryTag] | None = None) -> None:
+        """Free the memory of the weights, of the KV cache, or of both (`tags` None), for a trainer on the same device.
+
+        No request may run. Raises `CapabilityError` where the server was started without --enable-memory-saver: it
+        would answer with success and free nothing.
+        """
+        if (await server_info(self._connection)).get("enable_memory_saver") is not True:
+            raise CapabilityError(
+                "release_memory", f"{self.base_url} frees no memory; start it with --enable-memory-saver"
+            )
+        await self._call("/release_memory_occupation", _tags("release_memory", tags), "freeing memory")
+
+    async def resume_memory(self, tags: Sequence[MemoryTag] | None = None) -> None:
+        """Allocate again what `release_memory` freed. The weights then have to be loaded again."""
+        await self._call("/resume_memory_occupation", _tags("resume_memory", tags), "allocating memory")
+
+    # Ending requests.
+
+    async def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests by their ids; each returns the tokens it has. Ids that do not run are ignored."""
+        for request_id in request_ids:
+            await self._call("/abort_request", {"rid": request_id}, "aborting a request")
+
+    async def abort_all(self) -> None:
+        """End every request of every client."""
+        await self._call("/abort_request", {"abort_all": True}, "aborting all requests")
+
+    # Monitoring.
+
+    async def health(self) -> bool:
+        """Whether the server answers and samples. False for a server that is paused."""
+        try:
+            await self.check_health()
+        except (ServerUnreachableError, ServerTimeoutError, ServerError, CapabilityError):
+            return False
+        return True
+
+    async def check_health(self) -> None:
+        """Raise why `health` would be False."""
+        response = await self._connection.request(
+            "GET", "/health", name="check_health", seconds=_HEALTH_SECONDS, retry=False, slot=False
+        )
+        self._checked(response, "/health", "checking its health")
+
+    async def metrics(self) -> Metrics:
+        """Every counter and gauge of the server, which needs --enable-metrics."""
+        response = await self._connection.request("GET", "/metrics", name="metrics", slot=False)
+        if response.status in (404, 405):
+            raise CapabilityError("metrics", f"{self.base_url} has no /metrics; start it with --enable-metrics")
+        content = self._checked(response, "/metrics", "reading the metrics").body
+        return Metrics.parse(content.decode("utf-8", "replace"))
+
+    async def _updated(self, path: str, content: Mapping[str, Any], action: str) -> None:
+        try:
+            await self._call(path, content, action)
+        except ServerError as error:
+            raise WeightUpdateError(f"{self.base_url} failed at {action}: {error.reason}") from error
+
+    async def _call(self, path: str, content: Mapping[str, Any] | None, action: str) -> HttpResponse:
+        body = None if content is None else [json.dumps(content).encode()]
+        response = await self._connection.request(
+            "POST", path, name=path.strip("/"), body=body, slot=False, retry=False
+        )
+        return self._checked(response, path, action)
+
+    def _checked(self, response: HttpResponse, path: str, action: str) -> HttpResponse:
+        name = path.strip("/")
+        if response.status in (404, 405):
+            raise CapabilityError(name, f"{self.base_url} has no {path}: this SGLang is older than the route")
+        if response.status != 200:
+            raise response_error(name, response, action)
+        try:
+            content = response.json() if response.body.startswith(b"{") else {}
+        except MalformedResultError:
+            content = {}
+        if isinstance(content, dict) and content.get("success") is False:
+            raise ServerError(name, action, status=response.status, body=str(content.get("message"))[:500])
+        return response
+
+
+def _tags(name: str, tags: Sequence[MemoryTag] | None) -> Mapping[str, Any]:
+    if unknown := [tag for tag in tags or () if tag not in get_args(MemoryTag)]:
+        raise InvalidRequestError(name, f"tag {unknown[0]!r} is not one of {', '.join(get_args(MemoryTag))}")
+    return {} if tags is None else {"tags": list(tags)}

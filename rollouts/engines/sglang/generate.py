@@ -1,0 +1,242 @@
+"""Bodies of requests to `/generate` and their responses."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from renderers import RenderedTokens
+from rollouts.engines.http.exchange import Body
+from rollouts.engines.http.source_files import source_file
+from rollouts.engines.protocol import (
+    Completion,
+    FinishReason,
+    GenerateRequest,
+    WeightSpan,
+    logprobs_error,
+)
+from rollouts.engines.sglang.capabilities import SGLangCapabilities
+from rollouts.errors import InvalidRequestError, MalformedResultError, MissingLogProbsError
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+
+
+def request_body(
+    request: GenerateRequest, capabilities: SGLangCapabilities, *, experts: bool = False, jpeg_as_file: bool = False
+) -> Body:
+    """The body of a request for one sample, with the source files of its images.
+
+    Raises `InvalidRequestError` for sampling options that JSON cannot represent, and what decoding an image raises.
+    """
+    fields: dict[str, Any] = {
+        "rid": request.request_id,
+        "sampling_params": _sampling(request, capabilities),
+        "return_logprob": True,
+        "logprob_start_len": 0 if request.prompt_logprobs else -1,
+        "return_prompt_token_ids": bool(request.media),
+        "input_ids": _sent_ids(request),
+    }
+    if request.adapter is not None:
+        fields["lora_path"] = request.adapter
+    if request.priority and capabilities.priority_sign is not None:
+        fields["priority"] = capabilities.priority_sign * request.priority
+    if experts and capabilities.routed_experts:
+        fields["return_routed_experts"] = True
+    try:
+        opening = _ENCODER.encode(fields)[:-1].encode()
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(
+            request.request_id, f"a sampling option cannot be written as JSON ({error}): {fields['sampling_params']}"
+        ) from error
+    if not request.media:
+        return [opening, b"}"]
+    segments: list[bytes | memoryview] = [opening, b',"image_data":[']
+    for index, (item, _) in enumerate(request.media):
+        file = source_file(item.source, item.modality, jpeg_as_file=jpeg_as_file)
+        segments += [b',"' if index else b'"', *file.data_url(), b'"']
+    return [*segments, b"]}"]
+
+
+def _sent_ids(request: GenerateRequest) -> list[int]:
+    """The prompt with one token for each image, which the server repeats."""
+    ids = request.prompt_ids if isinstance(request.prompt_ids, list) else np.asarray(request.prompt_ids).tolist()
+    if not request.media:
+        return ids
+    return RenderedTokens(
+        ids, multi_modal_data=request.multi_modal_data, placeholder_token_ids=request.placeholder_token_ids
+    ).logical_ids
+
+
+def _sampling(request: GenerateRequest, capabilities: SGLangCapabilities) -> Mapping[str, Any]:
+    """Every sampling parameter, explicitly: a server fills missing ones with those of the model's files."""
+    sampling = request.sampling
+    fields: dict[str, Any] = {
+        # A server refuses what does not fit into its context, where other engines end the completion by its length.
+        "max_new_tokens": min(sampling.max_tokens, capabilities.max_model_len - len(request.prompt_ids)),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        "min_p": 0.0,
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "stop_token_ids": list(sampling.stop_token_ids),
+        **sampling.extra,
+    }
+    if sampling.seed is not None:
+        fields["sampling_seed"] = sampling.seed
+    return fields
+
+
+class Generation:
+    """One sample as a server returned it, with the checks of what it holds."""
+
+    def __init__(self, request: GenerateRequest, content: object) -> None:
+        self._request = request
+        self._name = request.request_id
+        if not isinstance(content, dict) or not isinstance(content.get("meta_info"), dict):
+            raise self._malformed(f"the response does not have SGLang's shape: {str(content)[:200]!r}")
+        self._content = content
+        self._meta: Mapping[str, Any] = content["meta_info"]
+
+    def check_prompt(self) -> None:
+        """Raise `MalformedResultError` unless the server ran the prompt of the request."""
+        expected = self._request.prompt_ids
+        count = self._meta.get("prompt_tokens")
+        if not self._request.media:
+            if count != len(expected):
+                raise self._malformed(f"the server ran {count} tokens of a prompt of {len(expected)}")
+            return
+        ran = self._content.get("prompt_token_ids")
+        if not isinstance(ran, list):
+            raise self._malformed(
+                "the response lacks `prompt_token_ids`, without which a prompt that was tokenised again is not noticed"
+            )
+        if ran == (expected if isinstance(expected, list) else list(expected)):
+            return
+        at = next((at for at, pair in enumerate(zip(ran, expected, strict=False)) if pair[0] != pair[1]), None)
+        where = "" if at is None else f"; the first difference is token {at}, {ran[at]} and not {expected[at]}"
+        raise self._malformed(
+            f"the server ran a prompt of {len(ran)} tokens, the renderer made {len(expected)}{where}. Either it "
+            "tokenised the prompt again, from text (start it with SGLANG_MM_AVOID_RETOKENIZE=1, and see docs/sglang.md "
+            "for models that SGLang tokenises again always), or its processor makes another number of tokens of an "
+            "image (load the renderer from the directory that the server serves)"
+        )
+
+    def completion(self, fallback_version: str, experts: tuple[int, int] | None = None) -> Completion:
+        """The sample, checked. `fallback_version` labels tokens that the server does not label; `experts`: layers, and
+        experts per token. Raises `MalformedResultError` and `MissingLogProbsError`."""
+        ids = self._ids()
+        reason, stop = self._ending(ids)
+        return Completion(
+            index=0,
+            token_ids=ids,
+            logprobs=self._logprobs(ids),
+            finish_reason=reason,
+            stop_token_id=stop,
+            weight_spans=self._weight_spans(len(ids), fallback_version),
+            routed_experts=self._experts(len(ids), experts),
+        )
+
+    def prompt_logprobs(self) -> np.ndarray:
+        """float32 (prompt,), NaN for the first token. Raises `MissingLogProbsError`."""
+        expected = np.asarray(self._request.prompt_ids)
+        entries = self._meta.get("input_token_logprobs")
+        try:
+            values = np.array([0.0, *(entry[0] for entry in entries[1:])], np.float32)  # type: ignore[index]
+            ids = np.array([entry[1] for entry in entries])  # type: ignore[union-attr]
+        except (TypeError, ValueError, IndexError) as error:
+            raise MissingLogProbsError(
+                self._name, f"no log-probability for each of {len(expected)} tokens of the prompt: {error!r}"
+            ) from error
+        if (reason := logprobs_error(values, len(expected))) is not None:
+            raise MissingLogProbsError(self._name, f"prompt: {reason}")
+        differs = ids != expected
+        for _, placeholder in self._request.media:
+            differs[placeholder.offset : placeholder.end] = False  # the server names them 0
+        if differs.any():
+            at = int(differs.argmax())
+            raise self._malformed(f"log-probability {at} of the prompt is of token {ids[at]}, not of {expected[at]}")
+        values[0] = np.nan
+        return values
+
+    def _ids(self) -> np.ndarray:
+        try:
+            ids = np.array(self._content["output_ids"], dtype=np.int64)
+            if ids.ndim != 1 or (ids.size and not 0 <= ids.min() <= ids.max() < 2**31):
+                raise ValueError(f"of shape {ids.shape}")
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise self._malformed(f"`output_ids` cannot be read ({error!r})") from error
+        return ids.astype(np.int32)
+
+    def _logprobs(self, ids: np.ndarray) -> np.ndarray:
+        entries = self._meta.get("output_token_logprobs")
+        if not isinstance(entries, list) or len(entries) != len(ids):
+            count = len(entries) if isinstance(entries, list) else "no"
+            raise MissingLogProbsError(self._name, f"the response has {len(ids)} tokens and {count} log-probabilities")
+        try:
+            named = np.array([entry[1] for entry in entries], np.int64)
+            values = np.array([entry[0] for entry in entries], np.float32)
+        except (TypeError, ValueError, IndexError, OverflowError) as error:
+            raise MissingLogProbsError(self._name, f"log-probabilities cannot be read ({error!r})") from error
+        if (wrong := named != ids).any():
+            at = int(wrong.argmax())
+            raise self._malformed(f"log-probability {at} is of token {named[at]}, not of token {ids[at]}")
+        if (reason := logprobs_error(values, len(ids))) is not None:
+            raise MissingLogProbsError(self._name, reason)
+        return values
+
+    def _ending(self, ids: np.ndarray) -> tuple[FinishReason, int | None]:
+        ending = self._meta.get("finish_reason")
+        kind = ending.get("type") if isinstance(ending, dict) else None
+        if not isinstance(ending, dict) or kind not in ("stop", "length", "abort"):
+            raise self._malformed(f"the sample finished with {ending!r:.200}")
+        if kind != "stop":
+            return FinishReason(kind), None
+        matched = ending.get("matched")
+        if not len(ids) or (isinstance(matched, int) and matched != ids[-1]):
+            raise self._malformed(f"a completion that stopped at token {matched!r:.50} does not end with it")
+        return FinishReason.STOP, int(ids[-1])
+
+    def _weight_spans(self, count: int, fallback: str) -> tuple[WeightSpan, ...]:
+        if not count:
+            return ()
+        versions = self._meta.get("weight_versions")
+        if versions is None:
+            return (WeightSpan(str(self._meta.get("weight_version") or fallback), 0, count),)
+        try:
+            spans = tuple(WeightSpan(str(v["version"]), int(v["start"]), int(v["end"])) for v in versions)
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._malformed(f"weight versions cannot be read ({error!r})") from error
+        starts, ends = [*(span.start for span in spans), count], [0, *(span.end for span in spans)]
+        if starts != ends:
+            raise self._malformed(f"weight versions {spans} do not cover its {count} tokens")
+        return tuple(span for span in spans if span.end > span.start)
+
+    def _experts(self, count: int, shape: tuple[int, int] | None) -> np.ndarray | None:
+        """int32 (prompt + count - 1, layers, experts per token)."""
+        encoded = self._meta.get("routed_experts")
+        if encoded is None or shape is None:
+            return None
+        rows = len(self._request.prompt_ids) + count - 1
+        try:
+            flat = np.frombuffer(base64.b64decode(encoded, validate=True), np.dtype("<i4"))
+            return flat.reshape(rows, *shape)
+        except (TypeError, ValueError, binascii.Error) as error:
+            raise self._malformed(
+                f"routed experts are not those of {rows} tokens in {shape[0]} layers with {shape[1]} experts each "
+                f"({error}); check routed_experts of SGLangEngine"
+            ) from error
+
+    def _malformed(self, reason: str) -> MalformedResultError:
+        return MalformedResultError(self._name, reason)
+
+
+def unfinished() -> Completion:
+    """A sample that was ended before the server returned any token."""
+    return Completion(0, np.zeros(0, np.int32), np.zeros(0, np.float32), FinishReason.ABORT)

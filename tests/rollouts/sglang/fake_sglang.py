@@ -1,0 +1,159 @@
+"""A scripted SGLang server: the routes that `SGLangEngine` uses, with answers in the shape of SGLang 0.5.23."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+
+Json = dict[str, Any]
+
+VOCABULARY = 300
+IMAGE_TOKEN = 268
+TOKENS_OF_AN_IMAGE = 12
+
+
+class FakeSGLang:
+    """Samples ids 1, 2, 3... with log-probabilities -1, -2, -3...; `spoil` changes an answer before it is sent.
+
+    `info` and `model` are what the server says of itself. `temperature_in_logprobs` divides the distances between
+    log-probabilities by the temperature, as SGLang does by default. While `paused` is set, requests wait.
+    `requests` holds the bodies of `/generate` but for the probes, `calls` those of the control routes.
+    """
+
+    def __init__(self) -> None:
+        self.info: Json = {"version": "0.5.23", "random_seed": 1}
+        self.model: Json = {"model_path": "/model", "has_image_understanding": True, "weight_version": "default"}
+        self.temperature_in_logprobs = True
+        self.spoil: Callable[[Json], None] = lambda answer: None
+        self.vocabulary_error = "logit_bias must has keys in [0, {last}], got -1."
+        self.refuse: dict[str, tuple[int, str]] = {}  # by path: a status and a body
+        self.requests: list[Json] = []
+        self.calls: list[tuple[str, Json]] = []
+        self.adapters: dict[str, str] = {}
+        self.running: dict[str, asyncio.Event] = {}
+        self.arrived = asyncio.Condition()
+        self.free = asyncio.Event()
+        self.free.set()
+        self.holds = False  # whether requests run until they are aborted
+        self._runner: web.AppRunner | None = None
+        self.base_url = ""
+
+    async def start(self, port: int = 0) -> None:
+        app = web.Application(client_max_size=2**26)
+        app.router.add_get("/get_server_info", self._report)
+        app.router.add_get("/get_model_info", self._report)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/health", self._report)
+        app.router.add_post("/generate", self._generate)
+        app.router.add_post("/{path:.*}", self._control)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", port)
+        await site.start()
+        host, port = self._runner.addresses[0][:2]
+        self.base_url = f"http://{host}:{port}"
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def until_running(self, count: int = 1) -> None:
+        async with self.arrived:
+            await self.arrived.wait_for(lambda: len(self.running) >= count)
+
+    def end(self, request_id: str) -> None:
+        """Let a held request end."""
+        if request_id in self.running:
+            self.running[request_id].set()
+
+    async def _report(self, request: web.Request) -> web.Response:
+        content = {"/get_server_info": self.info, "/get_model_info": self.model}.get(request.path, {})
+        return self._refusal(request.path) or web.json_response(content)
+
+    def _refusal(self, path: str) -> web.Response | None:
+        if path not in self.refuse:
+            return None
+        status, text = self.refuse[path]
+        return web.Response(status=status, text=text)
+
+    async def _models(self, _: web.Request) -> web.Response:
+        cards = [{"id": "/model", "root": "/model", "parent": None, "max_model_len": 4096}]
+        cards += [{"id": name, "root": path, "parent": "/model"} for name, path in self.adapters.items()]
+        return web.json_response({"object": "list", "data": cards})
+
+    async def _control(self, request: web.Request) -> web.Response:
+        path = request.path
+        content = await request.json() if request.can_read_body else {}
+        self.calls.append((path, content))
+        if (refusal := self._refusal(path)) is not None:
+            return refusal
+        if path == "/pause_generation":
+            self.free.clear()
+            if content["mode"] == "abort":
+                for ended in self.running.values():
+                    ended.set()
+        elif path == "/continue_generation":
+            self.free.set()
+        elif path == "/abort_request":
+            self.end(content.get("rid", ""))
+        elif path == "/update_weights_from_disk":
+            self.model["weight_version"] = content["weight_version"]
+        elif path == "/load_lora_adapter":
+            self.adapters[content["lora_name"]] = content["lora_path"]
+        elif path == "/unload_lora_adapter":
+            del self.adapters[content["lora_name"]]
+        return web.json_response({"success": True, "message": ""})
+
+    async def _generate(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        sampling = body["sampling_params"]
+        if "logit_bias" in sampling:
+            message = self.vocabulary_error.format(last=VOCABULARY - 1)
+            return web.json_response({"error": {"message": message}}, status=400)
+        is_probe = "rid" not in body
+        if not is_probe:
+            self.requests.append(body)
+            if (refusal := self._refusal("/generate")) is not None:
+                return refusal
+        await self.free.wait()
+        count, ending = sampling["max_new_tokens"], {"type": "length", "length": sampling["max_new_tokens"]}
+        if self.holds and not is_probe:
+            ended = self.running[body["rid"]] = asyncio.Event()
+            async with self.arrived:
+                self.arrived.notify_all()
+            try:
+                await ended.wait()
+            finally:
+                del self.running[body["rid"]]
+            count, ending = min(2, count - 1), {"type": "abort", "message": "Aborted"}
+        answer = self._sampled(body, count, ending)
+        if not is_probe:
+            self.spoil(answer)
+        return web.json_response(answer)
+
+    def _sampled(self, body: Json, count: int, ending: Json) -> Json:
+        prompt: list[int] = []
+        for token in body["input_ids"]:
+            prompt += [token] * (TOKENS_OF_AN_IMAGE if token == IMAGE_TOKEN and body.get("image_data") else 1)
+        ids = list(range(1, count + 1))
+        temperature = body["sampling_params"].get("temperature", 1.0) or 1.0
+        scale = temperature if self.temperature_in_logprobs else 1.0
+        meta: Json = {
+            "id": body.get("rid", "probe"),
+            "finish_reason": ending,
+            "prompt_tokens": len(prompt),
+            "weight_version": self.model["weight_version"],
+            "output_token_logprobs": [[-float(token), token, None] for token in ids],
+            "output_top_logprobs": [[[-float(rank) / scale, rank, None] for rank in range(1, 9)]],
+            "weight_versions": [{"version": self.model["weight_version"], "start": 0, "end": count}],
+        }
+        if body.get("logprob_start_len") == 0:
+            named = [0 if token == IMAGE_TOKEN else token for token in prompt]
+            meta["input_token_logprobs"] = [[None if not at else -0.5, token, None] for at, token in enumerate(named)]
+        answer: Json = {"text": "", "output_ids": ids, "meta_info": meta}
+        if body.get("return_prompt_token_ids"):
+            answer["prompt_token_ids"] = prompt
+        return answer

@@ -1,0 +1,420 @@
+"""`SGLangEngine` against a scripted server: what it sends, what it refuses, what it notices."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_sglang import IMAGE_TOKEN, TOKENS_OF_AN_IMAGE, VOCABULARY, FakeSGLang
+from PIL import Image
+
+from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange
+from rollouts import FinishReason, GenerateRequest, SamplingParams, WeightSpan
+from rollouts.engines.sglang import HttpLimits, SGLangEngine
+from rollouts.errors import (
+    ArgumentError,
+    CapabilityError,
+    EngineClosedError,
+    InvalidRequestError,
+    MalformedResultError,
+    MissingLogProbsError,
+    OverlongPromptError,
+    ServerError,
+    ServerUnreachableError,
+    UnknownAdapterError,
+    WeightUpdateError,
+)
+
+
+def _image(shade: int, modality: str = "image") -> MediaItem:
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8), (shade, 0, 0)).save(file, "PNG")
+    return MediaItem(modality, f"image-{shade}", MediaSource.of(file.getvalue()), {}, TOKENS_OF_AN_IMAGE, None)
+
+
+def _request(*images: MediaItem, **options: Any) -> GenerateRequest:
+    ids, placed = [5, 6], []
+    for item in images:
+        placed.append((item, PlaceholderRange(len(ids), TOKENS_OF_AN_IMAGE)))
+        ids += [IMAGE_TOKEN] * TOKENS_OF_AN_IMAGE + [7]
+    media = MultiModalData.from_items(placed) if placed else None
+    sampling = options.pop("sampling", SamplingParams(max_tokens=3))
+    options.setdefault("placeholder_token_ids", {"image": IMAGE_TOKEN})
+    return GenerateRequest(options.pop("prompt_ids", ids), sampling, media, **options)
+
+
+async def test_ids_are_sent_as_they_are_and_come_back_with_their_log_probabilities(
+    engine: SGLangEngine, server: FakeSGLang
+) -> None:
+    result = await engine.generate(_request(prompt_ids=[5, 6, 8], prompt_logprobs=True))
+    (sent,) = server.requests
+    assert (sent["input_ids"], "image_data" in sent, "text" in sent) == ([5, 6, 8], False, False)
+    (completion,) = result.completions
+    assert completion.token_ids.tolist() == [1, 2, 3]
+    assert completion.logprobs.tolist() == [-1, -2, -3]
+    assert completion.finish_reason is FinishReason.LENGTH
+    assert completion.weight_spans == (WeightSpan("default", 0, 3),)
+    np.testing.assert_array_equal(result.prompt_logprobs, np.array([np.nan, -0.5, -0.5], np.float32))
+
+
+async def test_an_image_goes_as_its_file_with_one_token_in_the_prompt(engine: SGLangEngine, server: FakeSGLang) -> None:
+    images = [_image(1), _image(2)]
+    await engine.generate(_request(*images))
+    (sent,) = server.requests
+    assert sent["input_ids"] == [5, 6, IMAGE_TOKEN, 7, IMAGE_TOKEN, 7]
+    files = [base64.b64decode(url.removeprefix("data:image/png;base64,")) for url in sent["image_data"]]
+    assert files == [bytes(item.source.data) for item in images]
+
+
+async def test_every_sampling_parameter_is_sent_so_that_the_files_of_the_model_fill_in_none(
+    engine: SGLangEngine, server: FakeSGLang
+) -> None:
+    sampling = SamplingParams(max_tokens=4, temperature=0, stop_token_ids=(9,), extra={"min_p": 0.1})
+    await engine.generate(_request(sampling=sampling))
+    assert server.requests[0]["sampling_params"] == {
+        "max_new_tokens": 4,
+        "temperature": 0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0.1,
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "stop_token_ids": [9],
+    }
+
+
+async def test_n_samples_are_n_requests_with_ids_to_abort_them_by(engine: SGLangEngine, server: FakeSGLang) -> None:
+    server.info["enable_deterministic_inference"] = True
+    result = await engine.generate(_request(sampling=SamplingParams(max_tokens=2, n=3, seed=4), request_id="group"))
+    assert [completion.index for completion in result.completions] == [0, 1, 2]
+    sent = sorted((body["rid"], body["sampling_params"]["sampling_seed"]) for body in server.requests)
+    assert sent == [("group.0", 4), ("group.1", 5), ("group.2", 6)]
+
+
+async def test_a_completion_ends_where_the_context_does(engine: SGLangEngine, server: FakeSGLang) -> None:
+    result = await engine.generate(_request(prompt_ids=[5] * 4090, sampling=SamplingParams(max_tokens=100)))
+    assert len(result.completions[0].token_ids) == 6
+
+
+def _retokenised(answer: dict[str, Any]) -> None:
+    answer["prompt_token_ids"][3:5] = [7]
+
+
+def _without(*path: str) -> Callable[[dict[str, Any]], None]:
+    def spoil(answer: dict[str, Any]) -> None:
+        *parents, last = path
+        for name in parents:
+            answer = answer[name]
+        del answer[last]
+
+    return spoil
+
+
+def _with(value: Any, *path: Any) -> Callable[[dict[str, Any]], None]:
+    def spoil(answer: dict[str, Any]) -> None:
+        *parents, last = path
+        for name in parents:
+            answer = answer[name]
+        answer[last] = value
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "text"),
+    [
+        (_retokenised, MalformedResultError, "tokenised the prompt again"),
+        (_without("prompt_token_ids"), MalformedResultError, "lacks `prompt_token_ids`"),
+        (_without("meta_info", "output_token_logprobs"), MissingLogProbsError, "3 tokens and no log-probabilities"),
+        (_with([[-1.0, 1, None]], "meta_info", "output_token_logprobs"), MissingLogProbsError, "3 tokens and 1 "),
+        (_with(None, "meta_info", "output_token_logprobs", 1, 0), MissingLogProbsError, "token 1"),
+        (_with(8, "meta_info", "output_token_logprobs", 1, 1), MalformedResultError, "is of token 8, not of token 2"),
+        (_with([1, 2, -3], "output_ids"), MalformedResultError, "`output_ids` cannot be read"),
+        (_with({"type": "cow"}, "meta_info", "finish_reason"), MalformedResultError, "finished with"),
+        (_with({"type": "stop", "matched": 2}, "meta_info", "finish_reason"), MalformedResultError, "stopped at"),
+        (_with([], "meta_info", "weight_versions"), MalformedResultError, "do not cover its 3 tokens"),
+        (_without("meta_info"), MalformedResultError, "SGLang's shape"),
+    ],
+)
+async def test_an_answer_that_is_not_that_of_the_request_is_an_error(
+    engine: SGLangEngine, server: FakeSGLang, spoil: Any, error: type[Exception], text: str
+) -> None:
+    server.spoil = spoil
+    with pytest.raises(error, match=text):
+        await engine.generate(_request(_image(1)))
+
+
+async def test_a_prompt_of_text_that_lost_a_token_is_an_error(engine: SGLangEngine, server: FakeSGLang) -> None:
+    server.spoil = _with(1, "meta_info", "prompt_tokens")
+    with pytest.raises(MalformedResultError, match="ran 1 tokens of a prompt of 2"):
+        await engine.generate(_request())
+
+
+async def test_an_older_server_without_spans_labels_whole_completions(engine: SGLangEngine, server: FakeSGLang) -> None:
+    server.spoil = _without("meta_info", "weight_versions")
+    server.model["weight_version"] = "step-7"
+    (completion,) = (await engine.generate(_request())).completions
+    assert completion.weight_spans == (WeightSpan("step-7", 0, 3),)
+    assert engine.weight_version == "step-7"
+
+
+_SAMPLED_MARKER = {"prompt_ids": [5, IMAGE_TOKEN], "sampled": [(1, 2)]}
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "text"),
+    [
+        (_request(prompt_ids=[VOCABULARY]), InvalidRequestError, "not in the vocabulary of 300"),
+        (_request(prompt_ids=[]), InvalidRequestError, "empty"),
+        (_request(prompt_ids=[1] * 4096), OverlongPromptError, "4096"),
+        (_request(sampling=SamplingParams(stop_token_ids=(300,))), InvalidRequestError, "stop_token_ids"),
+        (_request(sampling=SamplingParams(temperature=0, n=2)), InvalidRequestError, "all samples are equal"),
+        (_request(sampling=SamplingParams(temperature=1e-8)), InvalidRequestError, "replaces by 0"),
+        (_request(sampling=SamplingParams(extra={"logit_bias": {}})), InvalidRequestError, "after this change"),
+        (_request(sampling=SamplingParams(extra={"stop": "x"})), InvalidRequestError, "stop strings"),
+        (_request(sampling=SamplingParams(extra={"moo": 1})), InvalidRequestError, "unknown here"),
+        (_request(sampling=SamplingParams(temperature=0.5)), CapabilityError, "SGLANG_RETURN_ORIGINAL_LOGPROB"),
+        (_request(sampling=SamplingParams(seed=1)), CapabilityError, "--enable-deterministic-inference"),
+        (_request(priority=1), CapabilityError, "--enable-priority-scheduling"),
+        (_request(adapter="policy"), CapabilityError, "--enable-lora"),
+        (_request(_image(1), placeholder_token_ids={}), InvalidRequestError, "placeholder_token_ids"),
+        (_request(_image(1, "video")), InvalidRequestError, "tokenises a prompt with video again"),
+        (_request(prompt_ids=[5, IMAGE_TOKEN]), InvalidRequestError, "lies in no placeholder"),
+        (_request(request_id="a b"), InvalidRequestError, "without spaces"),
+    ],
+)
+async def test_what_would_end_or_mislead_the_server_is_not_sent(
+    engine: SGLangEngine, server: FakeSGLang, request_: GenerateRequest, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        await engine.generate(request_)
+    assert server.requests == []
+
+
+async def test_an_image_token_that_was_sampled_is_text_without_images_and_refused_with_them(
+    engine: SGLangEngine, server: FakeSGLang
+) -> None:
+    await engine.generate(_request(**_SAMPLED_MARKER))
+    with_image = _request(_image(1))
+    sampled = [*with_image.prompt_ids, IMAGE_TOKEN]
+    with pytest.raises(InvalidRequestError, match="sampled as text"):
+        await engine.generate(_request(_image(1), prompt_ids=sampled, sampled=[(len(sampled) - 1, len(sampled))]))
+
+
+@pytest.mark.parametrize("temperature_in_logprobs", [True, False])
+async def test_the_probe_tells_by_two_temperatures_whether_log_probabilities_are_raw(
+    engine: SGLangEngine, server: FakeSGLang, temperature_in_logprobs: bool
+) -> None:
+    server.temperature_in_logprobs = temperature_in_logprobs
+    assert (await engine.capabilities()).raw_logprobs is not temperature_in_logprobs
+    if not temperature_in_logprobs:
+        await engine.generate(_request(sampling=SamplingParams(max_tokens=2, temperature=0.5)))
+
+
+async def test_a_vocabulary_that_is_not_reported_must_be_given(server: FakeSGLang) -> None:
+    server.vocabulary_error = "no"
+    async with SGLangEngine(server.base_url) as engine:
+        with pytest.raises(CapabilityError, match=r"SGLangEngine\(..., vocab_size=\)"):
+            await engine.generate(_request())
+    async with SGLangEngine(server.base_url, vocab_size=300) as engine:
+        await engine.generate(_request())
+        assert engine.vocab_size == 300
+
+
+async def test_another_vocabulary_than_the_server_has_is_refused(server: FakeSGLang) -> None:
+    async with SGLangEngine(server.base_url, vocab_size=301) as engine:
+        with pytest.raises(CapabilityError, match="vocab_size 300, and 301 was given"):
+            await engine.capabilities()
+
+
+async def test_another_server_is_refused_by_name(server: FakeSGLang, engine: SGLangEngine) -> None:
+    server.refuse["/get_server_info"] = (404, "")
+    with pytest.raises(CapabilityError, match="is no SGLang server"):
+        await engine.generate(_request())
+
+
+async def test_priorities_have_the_sign_of_the_server(server: FakeSGLang, engine: SGLangEngine) -> None:
+    server.info["enable_priority_scheduling"] = True
+    await engine.generate(_request(priority=3))
+    assert server.requests[0]["priority"] == -3
+
+
+@pytest.mark.parametrize("in_flight", ["abort", "keep"])
+async def test_weights_are_loaded_within_a_pause(
+    server: FakeSGLang, engine: SGLangEngine, tmp_path: Path, in_flight: Any
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    await engine.update_weights(tmp_path, "1", in_flight=in_flight)
+    assert [path for path, _ in server.calls] == [
+        "/pause_generation",
+        "/update_weights_from_disk",
+        "/continue_generation",
+    ]
+    assert server.calls[0][1] == {"mode": {"abort": "abort", "keep": "retract"}[in_flight]}
+    assert server.calls[1][1] == {"model_path": str(tmp_path), "weight_version": "1", "flush_cache": True}
+    assert engine.weight_version == "1"
+
+
+async def test_a_completion_is_continued_after_a_pause_from_its_tokens(
+    server: FakeSGLang, engine: SGLangEngine, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    server.holds = True
+    sampling = asyncio.create_task(engine.generate(_request(_image(1), sampling=SamplingParams(max_tokens=5))))
+    await server.until_running()
+    server.holds = False
+    await engine.update_weights(tmp_path, "1")
+    (completion,) = (await sampling).completions
+    assert completion.token_ids.tolist() == [1, 2, 1, 2, 3]
+    assert completion.weight_spans == (WeightSpan("default", 0, 2), WeightSpan("1", 2, 5))
+    first, rest = server.requests
+    assert rest["input_ids"] == [*first["input_ids"], 1, 2]
+    assert rest["image_data"] == first["image_data"]
+    assert rest["sampling_params"]["max_new_tokens"] == 3
+
+
+async def test_waiting_for_running_requests_holds_new_ones_back(
+    server: FakeSGLang, engine: SGLangEngine, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    server.holds = True
+    running = asyncio.create_task(engine.generate(_request(request_id="running")))
+    await server.until_running()
+    server.holds = False
+    update = asyncio.create_task(engine.update_weights(tmp_path, "1", in_flight="wait"))
+    await asyncio.sleep(0)  # the update begins, and waits
+    later = asyncio.create_task(engine.generate(_request()))
+    await engine.control.health()  # a round trip, in which `later` would have been sent
+    assert [body["rid"] for body in server.requests] == ["running"]
+    await engine.abort(["running"])
+    assert (await running).completions[0].weight_spans == (WeightSpan("default", 0, 2),)
+    await update
+    assert (await later).completions[0].weight_spans == (WeightSpan("1", 0, 3),)
+
+
+async def test_a_failed_load_ends_the_pause_and_says_what_the_server_said(
+    server: FakeSGLang, engine: SGLangEngine, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    failure = '{"success": false, "message": "Rolling back to original weights."}'
+    server.refuse["/update_weights_from_disk"] = (400, failure)
+    with pytest.raises(WeightUpdateError, match="Rolling back to original weights"):
+        await engine.update_weights(tmp_path, "1")
+    assert server.calls[-1][0] == "/continue_generation"
+    assert engine.weight_version == "default"
+
+
+async def test_a_directory_without_a_checkpoint_is_refused_before_the_pause(
+    server: FakeSGLang, engine: SGLangEngine, tmp_path: Path
+) -> None:
+    with pytest.raises(WeightUpdateError, match=r"no config\.json"):
+        await engine.update_weights(tmp_path, "1")
+    with pytest.raises(ArgumentError, match="weights"):
+        await engine.update_weights({}, "1")  # type: ignore[arg-type]
+    assert server.calls == []
+
+
+async def test_tensors_are_received_from_a_group(server: FakeSGLang, engine: SGLangEngine) -> None:
+    group = {"master_address": "10.0.0.1", "master_port": 5, "rank_offset": 1, "world_size": 2, "backend": "nccl"}
+    await engine.control.init_weights_update_group(group_name="g", **group)  # type: ignore[arg-type]
+    await engine.control.update_weights_from_distributed(["a"], ["bfloat16"], [(2, 3)], group_name="g")
+    await engine.control.update_weights_from_distributed(["b"], ["bfloat16"], [(4,)], group_name="g", version="2")
+    await engine.control.destroy_weights_update_group("g")
+    (_, joined), (_, first), (_, last), (_, left) = server.calls
+    assert joined == {**group, "group_name": "g"}
+    assert (first["shapes"], first["flush_cache"], "weight_version" in first) == ([[2, 3]], False, False)
+    assert (last["flush_cache"], last["weight_version"], left) == (True, "2", {"group_name": "g"})
+    assert engine.weight_version == "2"
+
+
+async def test_an_abort_returns_the_tokens_so_far_and_a_cancelled_call_ends_its_request(
+    server: FakeSGLang, engine: SGLangEngine
+) -> None:
+    server.holds = True
+    sampling = SamplingParams(max_tokens=5, n=2)
+    aborted = asyncio.create_task(engine.generate(_request(sampling=sampling, request_id="x")))
+    await server.until_running(2)
+    await engine.abort(["x", "unknown"])
+    assert [each.finish_reason for each in (await aborted).completions] == [FinishReason.ABORT] * 2
+    assert [each.token_ids.tolist() for each in (await aborted).completions] == [[1, 2]] * 2
+    cancelled = asyncio.create_task(engine.generate(_request(request_id="y")))
+    await server.until_running()
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    assert ("/abort_request", {"rid": "y"}) in server.calls
+
+
+async def test_adapters_are_loaded_by_name_and_label_their_tokens(
+    server: FakeSGLang, engine: SGLangEngine, tmp_path: Path
+) -> None:
+    server.info["enable_lora"] = True
+    with pytest.raises(UnknownAdapterError):
+        await engine.generate(_request(adapter="policy"))
+    await engine.load_adapter("policy", tmp_path)
+    with pytest.raises(WeightUpdateError, match="a name stands for one set of weights"):
+        await engine.load_adapter("policy", tmp_path)
+    (completion,) = (await engine.generate(_request(adapter="policy"))).completions
+    assert server.requests[-1]["lora_path"] == "policy"
+    assert completion.weight_spans == (WeightSpan("policy", 0, 3),)
+    await engine.unload_adapter("policy")
+    assert await engine.adapters() == {}
+
+
+async def test_routed_experts_have_the_shape_that_was_given(server: FakeSGLang) -> None:
+    server.info["enable_return_routed_experts"] = True
+    experts = np.arange(4 * 3 * 2, dtype=np.int32)
+    server.spoil = _with(base64.b64encode(experts.tobytes()).decode(), "meta_info", "routed_experts")
+    async with SGLangEngine(server.base_url, routed_experts=(3, 2)) as engine:
+        (completion,) = (await engine.generate(_request())).completions
+        assert server.requests[0]["return_routed_experts"] is True
+        np.testing.assert_array_equal(completion.routed_experts, experts.reshape(4, 3, 2))
+    async with SGLangEngine(server.base_url, routed_experts=(3, 5)) as engine:
+        with pytest.raises(MalformedResultError, match="in 3 layers with 5 experts"):
+            await engine.generate(_request())
+
+
+async def test_control_calls_that_a_server_lacks_or_refuses(server: FakeSGLang, engine: SGLangEngine) -> None:
+    server.refuse["/flush_cache"] = (400, "Flush cache failed.")
+    with pytest.raises(ServerError, match="Flush cache failed"):
+        await engine.control.flush_cache()
+    server.refuse["/pause_generation"] = (404, "")
+    with pytest.raises(CapabilityError, match="older than the route"):
+        await engine.control.pause()
+    with pytest.raises(CapabilityError, match="--enable-memory-saver"):
+        await engine.control.release_memory()
+    server.info["enable_memory_saver"] = True
+    await engine.control.release_memory(["kv_cache"])
+    assert server.calls[-1] == ("/release_memory_occupation", {"tags": ["kv_cache"]})
+    server.refuse["/health"] = (503, "")
+    assert await engine.control.health() is False
+
+
+async def test_a_server_that_is_gone_and_a_closed_engine(server: FakeSGLang) -> None:
+    engine = SGLangEngine(server.base_url, limits=HttpLimits(retries=0))
+    await engine.generate(_request())
+    await server.stop()
+    with pytest.raises(ServerUnreachableError, match="Is the server running"):
+        await engine.generate(_request())
+    await engine.close()
+    with pytest.raises(EngineClosedError):
+        await engine.generate(_request())
+
+
+async def test_a_server_that_was_restarted_with_another_model_is_probed_again(
+    server: FakeSGLang, engine: SGLangEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await engine.generate(_request())
+    monkeypatch.setattr("rollouts.engines.http.capability_cache._QUIET_SECONDS", -1)
+    server.model["model_path"] = "/other"
+    await engine.generate(_request())
+    assert (await engine.capabilities()).model == "/model"  # the same process, by the seed that it drew
+    server.info["random_seed"] = 2
+    assert (await engine.capabilities()).model == "/other"
