@@ -87,8 +87,15 @@ async def test_a_prompt_with_images_keeps_its_ids_and_its_log_probabilities(
     text = len(rendered.token_ids) - 10  # behind the images
     expected = reference.logprobs(_cut(rendered, text), rendered.token_ids[text:])
     np.testing.assert_allclose(result.prompt_logprobs[text:], expected, atol=1e-4)
-    greedy = await engine.generate(_request(rendered, SamplingParams(max_tokens=4, temperature=0)))
+    sampling = SamplingParams(max_tokens=4, temperature=0, top_logprobs=3)
+    greedy = await engine.generate(_request(rendered, sampling, prompt_top_logprobs=2))
     assert _mismatch(reference, rendered, greedy) < 1e-4
+    (completion,), top = greedy.completions, greedy.prompt_top_logprobs
+    assert completion.top_logprobs is not None
+    assert top is not None
+    np.testing.assert_array_equal(completion.top_logprobs.token_ids[:, 0], completion.token_ids)
+    likeliest = reference.logprobs(_cut(rendered, text), [*rendered.token_ids[text:-1], top.token_ids[-1, 0]])[-1]
+    assert abs(top.logprobs[-1, 0] - likeliest) < 1e-4
 
 
 def _cut(rendered: RenderedTokens, end: int) -> RenderedTokens:
@@ -177,7 +184,7 @@ async def test_what_the_probe_finds_out(engine: SGLangEngine, rendered: Rendered
     with pytest.raises(CapabilityError, match="--enable-deterministic-inference"):
         await engine.generate(_request(rendered, SamplingParams(seed=1)))
     with pytest.raises(CapabilityError, match="--enable-memory-saver"):
-        await engine.control.release_memory()
+        await engine.control.sleep()
     with pytest.raises(CapabilityError, match="--enable-lora"):
         await engine.generate(_request(rendered, SamplingParams(), adapter="policy"))
 

@@ -71,9 +71,12 @@ class FleetLimits:
 # What a fleet asks of an engine: whether it is alive, which model it serves, which weights.
 
 
-#: Fields of `ServerCapabilities` in which servers of one fleet must agree: with others, the same request would be
-#: refused or would mean other pixels or another length on another server.
-_COMPARED = ("model", "max_model_len", "pixel_dtype", "placeholder_ids", "merge_area", "patch_values")
+#: Fields of the capabilities of a server in which servers of one fleet must agree: with others, the same request would
+#: be refused or would mean other pixels, another length or other log-probabilities on another server.
+_COMPARED = (
+    *("engine", "model", "vocab_size", "max_model_len", "raw_logprobs"),
+    *("pixel_dtype", "placeholder_ids", "merge_area", "patch_values"),
+)
 
 
 async def health_problem(engine: Engine) -> str:

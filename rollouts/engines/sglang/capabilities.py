@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from rollouts.engines.http.connection import ServerConnection
 from rollouts.engines.http.exchange import HttpResponse, response_error
@@ -36,6 +36,8 @@ class SGLangCapabilities:
     priority of a request is multiplied by, None where the server does not schedule by priority.
     """
 
+    engine: ClassVar[str] = "SGLang"
+
     version: str
     model: str
     vocab_size: int
@@ -46,7 +48,6 @@ class SGLangCapabilities:
     deterministic: bool = False
     lora: bool = False
     routed_experts: bool = False
-    memory_saver: bool = False
     priority_sign: int | None = None
     weight_version: str = "default"
 
@@ -84,7 +85,6 @@ async def probe(
         deterministic=server.get("enable_deterministic_inference") is True,
         lora=bool(server.get("enable_lora")),
         routed_experts=server.get("enable_return_routed_experts") is True,
-        memory_saver=server.get("enable_memory_saver") is True,
         priority_sign=_priority_sign(server),
         weight_version=str(model.get("weight_version") or "default"),
     )

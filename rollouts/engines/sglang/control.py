@@ -53,11 +53,16 @@ class SGLangControl:
 
     # Pausing.
 
-    async def pause(self, mode: PauseMode = "abort") -> None:
-        """Stop sampling. Requests that arrive wait on the server until `resume`; its /health then answers 503."""
+    async def pause(self, mode: PauseMode = "abort", *, clear_cache: bool | None = None) -> None:
+        """Stop sampling, and empty the prefix cache if `clear_cache`.
+
+        Requests that arrive wait on the server until `resume`; its /health then answers 503.
+        """
         if mode not in get_args(PauseMode):
             raise ArgumentError("mode", mode, f"pass one of {', '.join(map(repr, get_args(PauseMode)))}")
         await self._call("/pause_generation", {"mode": _MODES[mode]}, "pausing")
+        if clear_cache:
+            await self.reset_prefix_cache()
 
     async def resume(self) -> None:
         """Sample again."""
@@ -176,25 +181,41 @@ class SGLangControl:
 
     # Memory and caches.
 
-    async def flush_cache(self) -> None:
-        """Empty the prefix cache. The server refuses while requests run or wait: raises `ServerError`."""
-        await self._call("/flush_cache", None, "emptying the prefix cache")
+    async def reset_prefix_cache(self, *, preempt: bool = False) -> None:
+        """Empty the prefix cache. With requests on the server SGLang refuses (`ServerError`), unless `preempt` takes
+        their KV cache from them too, which is computed again."""
+        if preempt:
+            await self.pause("keep")
+        try:
+            await self._call("/flush_cache", None, "emptying the prefix cache")
+        finally:
+            if preempt:
+                await self.resume()
 
-    async def release_memory(self, tags: Sequence[MemoryTag] | None = None) -> None:
-        """Free the memory of the weights, of the KV cache, or of both (`tags` None), for a trainer on the same device.
+    async def sleep(self, level: int = 1) -> None:
+        """Pause, and free the memory of the KV cache and the weights for a trainer on the same device.
 
-        No request may run. Raises `CapabilityError` where the server was started without --enable-memory-saver: it
-        would answer with success and free nothing.
+        Level 1 keeps the weights in the host's memory, for which the server needs --enable-weights-cpu-backup; after
+        level 2 they have to be loaded again. Raises `CapabilityError` where the server was not started with
+        --enable-memory-saver: it would answer with success and free nothing.
         """
-        if (await server_info(self._connection)).get("enable_memory_saver") is not True:
-            raise CapabilityError(
-                "release_memory", f"{self.base_url} frees no memory; start it with --enable-memory-saver"
-            )
-        await self._call("/release_memory_occupation", _tags("release_memory", tags), "freeing memory")
+        if level not in (1, 2):
+            raise InvalidRequestError("sleep", f"level is {level!r}, not 1 or 2")
+        server = await server_info(self._connection)
+        options = ["enable_memory_saver", *(["enable_weights_cpu_backup"] if level == 1 else [])]
+        if missing := [f"--{option.replace('_', '-')}" for option in options if server.get(option) is not True]:
+            raise CapabilityError("sleep", f"{self.base_url} was started without {' and '.join(missing)}")
+        await self.pause("abort")  # with a request that runs, the call below would end the server
+        await self._call("/release_memory_occupation", {}, "freeing memory")
 
-    async def resume_memory(self, tags: Sequence[MemoryTag] | None = None) -> None:
-        """Allocate again what `release_memory` freed. The weights then have to be loaded again."""
-        await self._call("/resume_memory_occupation", _tags("resume_memory", tags), "allocating memory")
+    async def wake_up(self, tags: Sequence[MemoryTag] | None = None) -> None:
+        """Allocate memory again, all of it or that of `tags`; samples again once the KV cache has its memory back."""
+        if unknown := [tag for tag in tags or () if tag not in get_args(MemoryTag)]:
+            raise InvalidRequestError("wake_up", f"tag {unknown[0]!r} is not one of {', '.join(get_args(MemoryTag))}")
+        content = {} if tags is None else {"tags": list(tags)}
+        await self._call("/resume_memory_occupation", content, "allocating memory")
+        if tags is None or "kv_cache" in tags:
+            await self.resume()
 
     # Ending requests.
 
@@ -258,9 +279,3 @@ class SGLangControl:
         if isinstance(content, dict) and content.get("success") is False:
             raise ServerError(name, action, status=response.status, body=str(content.get("message"))[:500])
         return response
-
-
-def _tags(name: str, tags: Sequence[MemoryTag] | None) -> Mapping[str, Any]:
-    if unknown := [tag for tag in tags or () if tag not in get_args(MemoryTag)]:
-        raise InvalidRequestError(name, f"tag {unknown[0]!r} is not one of {', '.join(get_args(MemoryTag))}")
-    return {} if tags is None else {"tags": list(tags)}

@@ -149,10 +149,13 @@ class SGLangEngine:
                 singles = [request] if request.sampling.n == 1 else single_samples(request)
                 sampled = await gathered(self._sample(single, request.request_id) for single in singles)
             completions = [replace(each, index=index) for index, (each, _) in enumerate(sampled)]
-            prompt_logprobs = None
-            if request.prompt_logprobs and (generation := sampled[0][1]) is not None:
-                prompt_logprobs = generation.prompt_logprobs()
-            result = GenerateResult(request.request_id, completions, prompt_logprobs)
+            scored = sampled[0][1]
+            result = GenerateResult(
+                request.request_id,
+                completions,
+                scored.prompt_logprobs() if scored is not None and request.prompt_logprobs else None,
+                scored.prompt_top_logprobs() if scored is not None else None,
+            )
             check_result(request, result)
             self._adopt_version(completions, version_before)
             if request.adapter is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,9 +15,11 @@ from renderers import RenderedTokens
 from rollouts.engines.http.exchange import Body
 from rollouts.engines.http.source_files import source_file
 from rollouts.engines.protocol import (
+    NO_TOKEN,
     Completion,
     FinishReason,
     GenerateRequest,
+    TopLogprobs,
     WeightSpan,
     logprobs_error,
 )
@@ -37,7 +40,8 @@ def request_body(
         "rid": request.request_id,
         "sampling_params": _sampling(request, capabilities),
         "return_logprob": True,
-        "logprob_start_len": 0 if request.prompt_logprobs else -1,
+        "logprob_start_len": 0 if request.scores_prompt else -1,
+        "top_logprobs_num": max(request.sampling.top_logprobs, request.prompt_top_logprobs),
         "return_prompt_token_ids": bool(request.media),
         "input_ids": _sent_ids(request),
     }
@@ -141,6 +145,7 @@ class Generation:
             stop_token_id=stop,
             weight_spans=self._weight_spans(len(ids), fallback_version),
             routed_experts=self._experts(len(ids), experts),
+            top_logprobs=self._top("output_top_logprobs", len(ids), self._request.sampling.top_logprobs),
         )
 
     def prompt_logprobs(self) -> np.ndarray:
@@ -164,6 +169,25 @@ class Generation:
             raise self._malformed(f"log-probability {at} of the prompt is of token {ids[at]}, not of {expected[at]}")
         values[0] = np.nan
         return values
+
+    def prompt_top_logprobs(self) -> TopLogprobs | None:
+        """The likeliest tokens in the place of each of the prompt, if requested. Raises `MissingLogProbsError`."""
+        return self._top("input_top_logprobs", len(self._request.prompt_ids), self._request.prompt_top_logprobs)
+
+    def _top(self, name: str, count: int, k: int) -> TopLogprobs | None:
+        """The k likeliest of `count` rows. The server returns more where the other kind of row was asked for more."""
+        if not k:
+            return None
+        rows = self._meta.get(name) or []
+        try:
+            # The first token of a prompt has no row: nothing predicts it.
+            entries = [[(math.nan, NO_TOKEN)] * k if row is None else [entry[:2] for entry in row[:k]] for row in rows]
+            table = np.array(entries, np.float64).reshape(count, k, 2)
+        except (TypeError, ValueError) as error:
+            raise MissingLogProbsError(
+                self._name, f"`{name}` has not {k} tokens in each of {count} places ({error})"
+            ) from error
+        return TopLogprobs(table[:, :, 1].astype(np.int32), table[:, :, 0].astype(np.float32))
 
     def _ids(self) -> np.ndarray:
         try:

@@ -81,6 +81,8 @@ def _sampling_violations(request: GenerateRequest, vocab_size: int) -> Iterator[
     for name, value in (("seed", sampling.seed), ("top_k", sampling.top_k), ("priority", request.priority)):
         if value is not None and not -(2**63) <= value < 2**63 - sampling.n:
             yield f"{name} is {value}, not an int of 64 bits"
+    if (top := max(sampling.top_logprobs, request.prompt_top_logprobs)) > vocab_size:
+        yield f"top_logprobs is {top}, which is more than the vocabulary has: {vocab_size}; this would end the server"
     for token in sampling.stop_token_ids:
         if not 0 <= token < vocab_size:
             yield f"stop_token_ids holds {token}, which is not in a vocabulary of {vocab_size}"

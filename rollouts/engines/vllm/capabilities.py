@@ -11,7 +11,7 @@ import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple, cast, get_args
+from typing import Any, ClassVar, NamedTuple, cast, get_args
 
 import numpy as np
 from PIL import Image
@@ -165,6 +165,8 @@ class ServerCapabilities:
     `sounds`: the tensors that it makes of a sound; None if not known. `sound_refusal`: why it takes no sound; None if
     it takes them, or if that is not known.
     """
+
+    engine: ClassVar[str] = "vLLM"
 
     version: str
     model: str

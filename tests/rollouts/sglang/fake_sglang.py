@@ -141,17 +141,19 @@ class FakeSGLang:
         ids = list(range(1, count + 1))
         temperature = body["sampling_params"].get("temperature", 1.0) or 1.0
         scale = temperature if self.temperature_in_logprobs else 1.0
+        top = body.get("top_logprobs_num", 0)
         meta: Json = {
             "id": body.get("rid", "probe"),
             "finish_reason": ending,
             "prompt_tokens": len(prompt),
             "weight_version": self.model["weight_version"],
             "output_token_logprobs": [[-float(token), token, None] for token in ids],
-            "output_top_logprobs": [[[-float(rank) / scale, rank, None] for rank in range(1, 9)]],
+            "output_top_logprobs": [[[-float(rank) / scale, rank, None] for rank in range(1, top + 1)]] * count,
             "weight_versions": [{"version": self.model["weight_version"], "start": 0, "end": count}],
         }
         if body.get("logprob_start_len") == 0:
             named = [0 if token == IMAGE_TOKEN else token for token in prompt]
+            meta["input_top_logprobs"] = [None, *[[[-2.0, 4, None], [-3.0, 5, None]][:top]] * (len(prompt) - 1)]
             meta["input_token_logprobs"] = [[None if not at else -0.5, token, None] for at, token in enumerate(named)]
         answer: Json = {"text": "", "output_ids": ids, "meta_info": meta}
         if body.get("return_prompt_token_ids"):

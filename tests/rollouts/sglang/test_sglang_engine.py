@@ -16,11 +16,14 @@ from PIL import Image
 
 from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange
 from rollouts import FinishReason, GenerateRequest, SamplingParams, WeightSpan
+from rollouts.engines.fleet import EngineFleet
 from rollouts.engines.sglang import HttpLimits, SGLangEngine
+from rollouts.engines.vllm import ServerCapabilities
 from rollouts.errors import (
     ArgumentError,
     CapabilityError,
     EngineClosedError,
+    FleetMismatchError,
     InvalidRequestError,
     MalformedResultError,
     MissingLogProbsError,
@@ -29,6 +32,19 @@ from rollouts.errors import (
     ServerUnreachableError,
     UnknownAdapterError,
     WeightUpdateError,
+)
+
+VLLM_SERVER = ServerCapabilities(
+    version="0.32.0",
+    model="/model",
+    max_model_len=4096,
+    scale_out=True,
+    pixel_dtype="uint8",
+    placeholder_ids={"image": IMAGE_TOKEN},
+    merge_area=4,
+    chat_logprobs=False,
+    content_parts=True,
+    control=True,
 )
 
 
@@ -96,6 +112,24 @@ async def test_n_samples_are_n_requests_with_ids_to_abort_them_by(engine: SGLang
     assert [completion.index for completion in result.completions] == [0, 1, 2]
     sent = sorted((body["rid"], body["sampling_params"]["sampling_seed"]) for body in server.requests)
     assert sent == [("group.0", 4), ("group.1", 5), ("group.2", 6)]
+
+
+async def test_the_likeliest_tokens_are_rows_of_the_k_that_each_part_was_asked_for(
+    engine: SGLangEngine, server: FakeSGLang
+) -> None:
+    request = _request(sampling=SamplingParams(max_tokens=2, top_logprobs=3), prompt_top_logprobs=2)
+    result = await engine.generate(request)
+    assert server.requests[0]["top_logprobs_num"] == 3
+    top, of_prompt = result.completions[0].top_logprobs, result.prompt_top_logprobs
+    assert top is not None
+    assert of_prompt is not None
+    assert top.token_ids.tolist() == [[1, 2, 3], [1, 2, 3]]
+    assert top.logprobs.tolist() == [[-1, -2, -3], [-1, -2, -3]]
+    assert of_prompt.token_ids.tolist() == [[-1, -1], [4, 5]]
+    assert of_prompt.logprobs[1].tolist() == [-2, -3]
+    server.spoil = _without("meta_info", "output_top_logprobs")
+    with pytest.raises(MissingLogProbsError, match="3 tokens in each of 2 places"):
+        await engine.generate(request)
 
 
 async def test_a_completion_ends_where_the_context_does(engine: SGLangEngine, server: FakeSGLang) -> None:
@@ -182,6 +216,7 @@ _SAMPLED_MARKER = {"prompt_ids": [5, IMAGE_TOKEN], "sampled": [(1, 2)]}
         (_request(sampling=SamplingParams(extra={"moo": 1})), InvalidRequestError, "unknown here"),
         (_request(sampling=SamplingParams(temperature=0.5)), CapabilityError, "SGLANG_RETURN_ORIGINAL_LOGPROB"),
         (_request(sampling=SamplingParams(seed=1)), CapabilityError, "--enable-deterministic-inference"),
+        (_request(sampling=SamplingParams(top_logprobs=301)), InvalidRequestError, "more than the vocabulary has"),
         (_request(priority=1), CapabilityError, "--enable-priority-scheduling"),
         (_request(adapter="policy"), CapabilityError, "--enable-lora"),
         (_request(_image(1), placeholder_token_ids={}), InvalidRequestError, "placeholder_token_ids"),
@@ -384,17 +419,58 @@ async def test_routed_experts_have_the_shape_that_was_given(server: FakeSGLang) 
 async def test_control_calls_that_a_server_lacks_or_refuses(server: FakeSGLang, engine: SGLangEngine) -> None:
     server.refuse["/flush_cache"] = (400, "Flush cache failed.")
     with pytest.raises(ServerError, match="Flush cache failed"):
-        await engine.control.flush_cache()
+        await engine.control.reset_prefix_cache()
     server.refuse["/pause_generation"] = (404, "")
     with pytest.raises(CapabilityError, match="older than the route"):
         await engine.control.pause()
-    with pytest.raises(CapabilityError, match="--enable-memory-saver"):
-        await engine.control.release_memory()
-    server.info["enable_memory_saver"] = True
-    await engine.control.release_memory(["kv_cache"])
-    assert server.calls[-1] == ("/release_memory_occupation", {"tags": ["kv_cache"]})
     server.refuse["/health"] = (503, "")
     assert await engine.control.health() is False
+
+
+async def test_memory_is_freed_within_a_pause_where_the_server_can(server: FakeSGLang, engine: SGLangEngine) -> None:
+    with pytest.raises(CapabilityError, match="--enable-memory-saver and --enable-weights-cpu-backup"):
+        await engine.control.sleep()
+    assert server.calls == []
+    server.info["enable_memory_saver"] = True
+    await engine.control.sleep(2)
+    await engine.control.wake_up(["weights"])
+    await engine.control.wake_up(["kv_cache"])
+    assert [path.strip("/") for path, _ in server.calls] == [
+        "pause_generation",
+        "release_memory_occupation",
+        "resume_memory_occupation",
+        "resume_memory_occupation",
+        "continue_generation",
+    ]
+
+
+async def test_a_fleet_is_of_servers_of_one_kind(server: FakeSGLang, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    other = FakeSGLang()
+    await other.start()
+    try:
+        engines = {each.base_url: SGLangEngine(each.base_url) for each in (server, other)}
+        async with EngineFleet(engines) as fleet:
+            for session in range(8):
+                await fleet.generate(_request(session_id=str(session)))
+            assert {len(each.requests) > 0 for each in (server, other)} == {True}
+            await fleet.update_weights(tmp_path, "1")
+            await fleet.control.pause(clear_cache=True)
+            await fleet.control.resume()
+            assert set((await fleet.control.weight_version()).values()) == {"1"}
+    finally:
+        await other.stop()
+
+
+async def test_a_fleet_of_servers_of_two_kinds_is_refused_by_name(server: FakeSGLang) -> None:
+    class OtherEngine(SGLangEngine):
+        async def capabilities(self) -> Any:
+            return VLLM_SERVER
+
+    engines = {"first": SGLangEngine(server.base_url), "second": OtherEngine(server.base_url)}
+    async with EngineFleet(engines) as fleet:
+        with pytest.raises(FleetMismatchError, match=r"has engine '(vLLM|SGLang)'"):
+            await fleet.check()
 
 
 async def test_a_server_that_is_gone_and_a_closed_engine(server: FakeSGLang) -> None:
