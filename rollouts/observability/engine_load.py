@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
-from rollouts.engines.vllm.server_state import ServerMetrics
+from rollouts.engines.http.metrics import Metrics
 from rollouts.errors import RolloutsError, describe_exception
 from rollouts.values import check_positive
 
@@ -113,7 +113,7 @@ class EngineMonitor:
             return
         try:
             reading = await self._read_metrics()
-            servers = [reading] if isinstance(reading, ServerMetrics) else reading.values()
+            servers = [reading] if isinstance(reading, Metrics) else reading.values()
             self._of_server = server_load(*servers)
         except RolloutsError as error:
             if not self._errors or self._of_server:
@@ -137,7 +137,7 @@ class EngineMonitor:
             self._task = None
 
 
-def server_load(*servers: ServerMetrics) -> dict[str, float]:
+def server_load(*servers: Metrics) -> dict[str, float]:
     """What vLLM servers report about their load, under the keys of `METRICS`; without what no server reports.
 
     The values are sums over the servers and their engines; the usage of the KV cache is the mean.

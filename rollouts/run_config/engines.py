@@ -29,6 +29,7 @@ from rollouts.run_config.sections import (
     RouterEngineSection,
     ScriptedEngineSection,
     ServerSection,
+    SGLangEngineSection,
     VLLMEngineSection,
     VLLMOptions,
 )
@@ -55,6 +56,8 @@ def engine_factory(file: ConfigFile, renderer: Any) -> Callable[[], Engine | Cha
         return _local_engine(file, section)
     if isinstance(section, EndpointEngineSection):
         return _endpoint(file, section)
+    if isinstance(section, SGLangEngineSection):
+        return _sglang_engine(file, section)
     if isinstance(section, ScriptedEngineSection):
         return _scripted_engine(section, renderer)
     return _served_engine(file, section)
@@ -91,6 +94,21 @@ def _endpoint(file: ConfigFile, section: EndpointEngineSection) -> Callable[[], 
                 tool_images=section.tool_images,
                 policy=policy,
             )
+
+    return make
+
+
+def _sglang_engine(file: ConfigFile, section: SGLangEngineSection) -> Callable[[], Engine]:
+    api_key = _api_key(file, section.api_key_env)
+    _check_address(file, ("engine", "base_url"), section.base_url)
+
+    def make() -> Engine:
+        from rollouts.engines.http.connection import HttpLimits
+        from rollouts.engines.sglang import SGLangEngine
+
+        limits = HttpLimits(concurrency=file.config.concurrency)
+        with file.naming("engine"):
+            return SGLangEngine(section.base_url, api_key=api_key, limits=limits)
 
     return make
 
@@ -242,7 +260,7 @@ async def connect(file: ConfigFile, engine: Engine | ChatEngine) -> None:
     chooses. Raises `RunConfigError`.
     """
     section = file.config.engine
-    if isinstance(section, VLLMEngineSection):
+    if isinstance(section, VLLMEngineSection | SGLangEngineSection):
         with _naming_server(file, section, ("engine",)):
             await _probe(engine)
     elif isinstance(section, FleetEngineSection):
@@ -299,7 +317,10 @@ async def _probe_error(engine: Engine) -> EngineError | None:
 
 @contextmanager
 def _naming_server(
-    file: ConfigFile, section: VLLMOptions | EndpointEngineSection, path: KeyPath, key_of_address: str = "base_url"
+    file: ConfigFile,
+    section: VLLMOptions | EndpointEngineSection | SGLangEngineSection,
+    path: KeyPath,
+    key_of_address: str = "base_url",
 ) -> Iterator[None]:
     """Turn an error of a server inside the block into one that names the key with its address, command or API key.
 

@@ -178,6 +178,14 @@ class VLLMEngineSection(ServerSection, VLLMOptions):
     kind: Literal["vllm"]
 
 
+class SGLangEngineSection(Section):
+    """An SGLang server (`SGLangEngine`). `api_key_env` is the name of the environment variable that holds its key."""
+
+    kind: Literal["sglang"]
+    base_url: Text
+    api_key_env: VariableName | None = None
+
+
 class FleetEngineSection(VLLMOptions):
     """Several vLLM servers (`EngineFleet`), named by one of three keys.
 
@@ -246,6 +254,7 @@ class ScriptedEngineSection(Section):
 
 EngineSection: TypeAlias = Annotated[
     VLLMEngineSection
+    | SGLangEngineSection
     | FleetEngineSection
     | RouterEngineSection
     | EndpointEngineSection

@@ -182,8 +182,6 @@ async def test_what_the_probe_finds_out(engine: SGLangEngine, rendered: Rendered
     assert capabilities.raw_logprobs is False
     with pytest.raises(CapabilityError, match="SGLANG_RETURN_ORIGINAL_LOGPROB=1"):
         await engine.generate(_request(rendered, SamplingParams(temperature=0.7)))
-    with pytest.raises(CapabilityError, match="--enable-deterministic-inference"):
-        await engine.generate(_request(rendered, SamplingParams(seed=1)))
     with pytest.raises(CapabilityError, match="--enable-memory-saver"):
         await engine.control.sleep()
     with pytest.raises(CapabilityError, match="--enable-lora"):

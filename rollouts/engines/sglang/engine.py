@@ -73,6 +73,9 @@ class SGLangEngine:
     aborted. A completion that a pause of the server cuts off is continued from its tokens (`resume`; the server holds
     the rest back until it runs again). Cancelling a call aborts its request on the server.
 
+    A server takes seeds only with --enable-deterministic-inference; without it they are left out, and a warning says so
+    once.
+
     Log-probabilities are those of the model before temperature: another temperature than 0 or 1 needs a server with
     SGLANG_RETURN_ORIGINAL_LOGPROB=1. `vocab_size` and `max_model_len` stand for what a server does not report.
     `routed_experts` is the number of layers with experts and of experts per token, for a server with
@@ -109,6 +112,7 @@ class SGLangEngine:
         self._requests = RunningRequests()
         self._adapters: dict[str, str] = {}  # by name: the label of the base weights when it was first seen
         self._held = False  # whether new requests wait for an update of the weights
+        self._seeds_reported = False  # whether it was logged that the server takes no seeds
         self._closed = False
         self.control = SGLangControl(self._connection, self._set_weight_version)
 
@@ -258,7 +262,15 @@ class SGLangEngine:
         if self._closed:
             raise EngineClosedError(request.request_id, "the engine is closed")
         self._request_limits.check(request)
-        check_request(request, await self._capabilities.get())
+        capabilities = await self._capabilities.get()
+        check_request(request, capabilities)
+        if request.sampling.seed is not None and not capabilities.deterministic and not self._seeds_reported:
+            self._seeds_reported = True
+            log.warning(
+                "%s takes no seeds: completions cannot be repeated. Start it with --enable-deterministic-inference "
+                "where they have to be",
+                self.base_url,
+            )
         name = request.adapter
         if name is not None and name not in self._adapters and name not in (loaded := await self.adapters()):
             raise UnknownAdapterError(request.request_id, name, loaded)

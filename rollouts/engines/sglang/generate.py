@@ -92,7 +92,7 @@ def _sampling(request: GenerateRequest, capabilities: SGLangCapabilities) -> Map
         "stop_token_ids": list(sampling.stop_token_ids),
         **sampling.extra,
     }
-    if sampling.seed is not None:
+    if sampling.seed is not None and capabilities.deterministic:
         fields["sampling_seed"] = sampling.seed
     return fields
 

@@ -141,11 +141,6 @@ def _missing_capabilities(request: GenerateRequest, capabilities: SGLangCapabili
             f"temperature is {sampling.temperature}, and the server's log-probabilities {found}, not the model's own. "
             "Start it with SGLANG_RETURN_ORIGINAL_LOGPROB=1 in its environment, or use temperature 1"
         )
-    if sampling.seed is not None and not capabilities.deterministic:
-        yield (
-            f"seed is {sampling.seed}, which {version} ignores unless it was started with "
-            "--enable-deterministic-inference; start it so, or leave the seed out"
-        )
     if request.priority and capabilities.priority_sign is None:
         yield (
             f"priority is {request.priority}, which {version} ignores unless it was started with "

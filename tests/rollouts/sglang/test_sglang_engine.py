@@ -215,7 +215,6 @@ _SAMPLED_MARKER = {"prompt_ids": [5, IMAGE_TOKEN], "sampled": [(1, 2)]}
         (_request(sampling=SamplingParams(extra={"stop": "x"})), InvalidRequestError, "stop strings"),
         (_request(sampling=SamplingParams(extra={"moo": 1})), InvalidRequestError, "unknown here"),
         (_request(sampling=SamplingParams(temperature=0.5)), CapabilityError, "SGLANG_RETURN_ORIGINAL_LOGPROB"),
-        (_request(sampling=SamplingParams(seed=1)), CapabilityError, "--enable-deterministic-inference"),
         (_request(sampling=SamplingParams(top_logprobs=301)), InvalidRequestError, "more than the vocabulary has"),
         (_request(priority=1), CapabilityError, "--enable-priority-scheduling"),
         (_request(adapter="policy"), CapabilityError, "--enable-lora"),
@@ -251,6 +250,16 @@ async def test_the_probe_tells_by_two_temperatures_whether_log_probabilities_are
     assert (await engine.capabilities()).raw_logprobs is not temperature_in_logprobs
     if not temperature_in_logprobs:
         await engine.generate(_request(sampling=SamplingParams(max_tokens=2, temperature=0.5)))
+
+
+async def test_seeds_that_a_server_does_not_take_are_left_out_with_one_warning(
+    engine: SGLangEngine, server: FakeSGLang, caplog: pytest.LogCaptureFixture
+) -> None:
+    for seed in (1, 2):
+        await engine.generate(_request(sampling=SamplingParams(max_tokens=2, seed=seed)))
+    assert not any("sampling_seed" in sent["sampling_params"] for sent in server.requests)
+    assert [record.message for record in caplog.records if "takes no seeds" in record.message][1:] == []
+    assert "takes no seeds: completions cannot be repeated" in caplog.text
 
 
 async def test_a_vocabulary_that_is_not_reported_must_be_given(server: FakeSGLang) -> None:

@@ -1,0 +1,94 @@
+"""`rollouts run` against an SGLang server."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_sglang import FakeSGLang
+from typer.testing import CliRunner
+
+from rollouts.cli.main import app
+
+_CONFIG = """\
+group_size = 2
+skip_group = "sglang_env:never"
+
+[tasks]
+kind = "import"
+source = "sglang_env:TASKS"
+
+[environment]
+kind = "scored_prompt"
+messages = "sglang_env:messages"
+[[environment.rewards]]
+name = "tokens"
+function = "sglang_env:length"
+
+[engine]
+kind = "sglang"
+base_url = "URL"
+
+[renderer]
+model = "MODEL"
+
+[sampling]
+max_tokens = 4
+
+[output]
+directory = "out"
+"""
+_MODULE = """\
+from rollouts.task import Task
+
+TASKS = [Task(f"task-{number}") for number in range(2)]
+
+
+def messages(task):
+    return [{"role": "user", "content": task.task_id}]
+
+
+def length(completion, task):
+    return len(completion["content"])
+
+
+def never(group):
+    return False
+"""
+
+
+@pytest.fixture
+def served() -> Iterator[FakeSGLang]:
+    """A server on a loop of its own: the command has the main thread's."""
+    server, started = FakeSGLang(), threading.Event()
+    loop = asyncio.new_event_loop()
+
+    def serve() -> None:
+        loop.run_until_complete(server.start())
+        started.set()
+        loop.run_forever()
+        loop.run_until_complete(server.stop())
+        loop.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    started.wait()
+    yield server
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+
+
+def test_a_run_samples_from_sglang(
+    served: FakeSGLang, tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sglang_env.py").write_text(_MODULE)
+    config = tmp_path / "run.toml"
+    config.write_text(_CONFIG.replace("URL", served.base_url).replace("MODEL", str(tiny_model_dir)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    result = CliRunner().invoke(app, ["run", str(config)])
+    assert result.exit_code == 0, result.output
+    assert len(served.requests) == 4
