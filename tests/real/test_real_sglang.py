@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 from make_checkpoint import make_checkpoint
@@ -18,7 +17,7 @@ from sglang_server import SGLangServer, sglang_venv
 
 from renderers import MultiModalData, RenderedTokens, load_renderer
 from rollouts import FinishReason, GenerateRequest, GenerateResult, SamplingParams, SGLangEngine, WeightSpan
-from rollouts.errors import CapabilityError, InvalidRequestError, MalformedResultError
+from rollouts.errors import CapabilityError, InvalidRequestError
 
 _LONG = SamplingParams(max_tokens=400, extra={"ignore_eos": True})
 
@@ -199,30 +198,3 @@ async def test_an_image_token_in_text_is_refused_where_images_are(
     text = GenerateRequest([*rendered.token_ids[:8], 268], SamplingParams(max_tokens=2), sampled=[(8, 9)])
     assert len((await engine.generate(text)).completions[0].token_ids) == 2
     assert server.is_healthy()
-
-
-@pytest.mark.parametrize("form", ["retokenised", "raw-logprobs"])
-async def test_a_server_with_other_variables(
-    form: str, checkpoint: Path, rendered: RenderedTokens, reference: Reference, tmp_path: Path
-) -> None:
-    variables = {
-        "retokenised": {"SGLANG_MM_AVOID_RETOKENIZE": "0", "SGLANG_DISABLE_MM_PREPROCESS_CACHE": "1"},
-        "raw-logprobs": {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1"},
-    }[form]
-    server = SGLangServer(checkpoint, tmp_path / "log", variables=variables)
-    try:
-        server.until_healthy()
-        async with SGLangEngine(server.base_url) as engine:
-            if form == "retokenised":
-                with pytest.raises(MalformedResultError, match="the server ran a prompt of"):
-                    await engine.generate(_request(rendered, SamplingParams(max_tokens=2)))
-                return
-            result = await engine.generate(_request(rendered, SamplingParams(max_tokens=8, temperature=0.5)))
-            assert _mismatch(reference, rendered, result) < 1e-4
-        # An id outside of the vocabulary ends the server: the reason for the engine's check.
-        with pytest.raises(httpx.TransportError):
-            async with httpx.AsyncClient(base_url=server.base_url, timeout=60, trust_env=False) as http:
-                await http.post("/generate", json={"input_ids": [288]})
-        assert server.has_ended(60)
-    finally:
-        server.stop()
