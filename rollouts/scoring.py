@@ -12,7 +12,7 @@ import numpy as np
 from renderers import MultiModalData, TemplateRenderer
 from renderers.placement import PlacedItem
 from rollouts.calls import gathered
-from rollouts.engines.protocol import NO_TOKEN, Engine, GenerateRequest, SamplingParams, TopLogprobs, is_chat
+from rollouts.engines.protocol import Engine, GenerateRequest, SamplingParams, TopLogprobs, is_chat
 from rollouts.errors import ArgumentError, MissingLogProbsError, TrajectoryError, short_repr
 from rollouts.trajectory.token_node import TEACHER_LOGPROBS, TEACHER_TOP_IDS, TEACHER_TOP_LOGPROBS
 from rollouts.trajectory.tree import Trajectory
@@ -168,9 +168,8 @@ def _request(row: TokenRow, top_k: int, adapter: str | None, markers: Mapping[st
 
 def _without_prediction(row: TokenRow, top_k: int) -> TokenScores:
     """The scores of a row of one token or none."""
-    shape = (len(row.token_ids), top_k)
-    top = TopLogprobs(np.full(shape, NO_TOKEN, np.int32), np.full(shape, np.nan, np.float32)) if top_k else None
-    return TokenScores(np.full(len(row.token_ids), np.nan, np.float32), top)
+    count = len(row.token_ids)
+    return TokenScores(np.full(count, np.nan, np.float32), TopLogprobs.unpredicted(count, top_k) if top_k else None)
 
 
 # What a teacher says about tokens that it would have read otherwise has no meaning.

@@ -106,7 +106,7 @@ def join_completions(partial: Completion, rest: Completion) -> Completion:
         else partial.sampling_masks + rest.sampling_masks,
         top_logprobs=None
         if partial.top_logprobs is None or rest.top_logprobs is None
-        else TopLogprobs(*map(np.concatenate, zip(partial.top_logprobs, rest.top_logprobs, strict=True))),
+        else TopLogprobs.joined([partial.top_logprobs, rest.top_logprobs]),
     )
 
 

@@ -269,6 +269,20 @@ class TopLogprobs(NamedTuple):
     token_ids: np.ndarray
     logprobs: np.ndarray
 
+    @classmethod
+    def joined(cls, parts: Iterable[TopLogprobs]) -> TopLogprobs:
+        """The rows of all parts, which have one k, one after another."""
+        return cls(*map(np.concatenate, zip(*parts, strict=True)))
+
+    @classmethod
+    def unpredicted(cls, count: int, k: int) -> TopLogprobs:
+        """`count` rows without a prediction."""
+        return cls(np.full((count, k), NO_TOKEN, np.int32), np.full((count, k), np.nan, np.float32))
+
+    def rows(self, selected: slice | np.ndarray) -> TopLogprobs:
+        """The rows that a slice or an array of numbers selects."""
+        return TopLogprobs(self.token_ids[selected], self.logprobs[selected])
+
 
 #: The id in places of `TopLogprobs` without a prediction.
 NO_TOKEN: Final = -1

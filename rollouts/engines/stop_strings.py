@@ -14,14 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from rollouts.engines.protocol import (
-    Completion,
-    FinishReason,
-    GenerateRequest,
-    TokenDelta,
-    TokenListener,
-    TopLogprobs,
-)
+from rollouts.engines.protocol import Completion, FinishReason, GenerateRequest, TokenDelta, TokenListener
 from rollouts.errors import EngineError
 
 Decode = Callable[[Sequence[int]], str]
@@ -50,7 +43,7 @@ def cut_at_stop(completion: Completion, stop: Sequence[str], decode: Decode) -> 
         weight_spans=spans,
         routed_experts=None if experts is None else experts[: len(experts) - (len(ids) - length)],
         sampling_masks=None if masks is None else masks[:length],
-        top_logprobs=None if top is None else TopLogprobs(*(array[:length] for array in top)),
+        top_logprobs=None if top is None else top.rows(slice(length)),
     )
     return cut, string
 

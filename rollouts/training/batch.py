@@ -568,7 +568,7 @@ class TrainingBatch:
             if sample.top_logprobs is None:
                 rule = "request them (SamplingParams.top_logprobs)"
                 raise BatchError(f"sample {number} ({sample.name:.80}) has no likeliest tokens; {rule}")
-            part = TopLogprobs(*(column[trained] for column in sample.top_logprobs))
+            part = sample.top_logprobs.rows(trained)
             if (lacking := (part.token_ids == NO_TOKEN).any(axis=1)).any():
                 where = f"token {trained[lacking.argmax()]} of sample {number} ({sample.name:.80})"
                 raise BatchError(f"{where} is trained and has no likeliest tokens: the sampler recorded none there")
@@ -577,9 +577,7 @@ class TrainingBatch:
                 rule = f"has {k} likeliest tokens in a place and others have {before}; sample with one k"
                 raise BatchError(f"sample {number} ({sample.name:.80}) {rule}")
             parts.append(part)
-        if not parts:
-            parts = [TopLogprobs(np.empty((0, 0), np.int32), np.empty((0, 0), np.float32))]
-        ids, logprobs = (np.concatenate(column) for column in zip(*parts, strict=True))
+        ids, logprobs = TopLogprobs.joined(parts or [TopLogprobs.unpredicted(0, 0)])
         device = self.input_ids.device
         return torch.from_numpy(ids).to(device, torch.int64), torch.from_numpy(logprobs).to(device, torch.float32)
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from renderers import MediaItem
-from rollouts.engines.protocol import TopLogprobs, WeightSpan
+from rollouts.engines.protocol import WeightSpan
 from rollouts.errors import ArgumentError, SampleError, short_repr
 from rollouts.training.batch import TrainingBatch
 from rollouts.training.quarantine import Quarantine
@@ -235,7 +235,7 @@ def truncate_sample(
         media=media,
         weight_spans=tuple(WeightSpan(span.version, span.start, min(span.end, kept)) for span in spans),
         **optional,
-        top_logprobs=None if top is None else TopLogprobs(top.token_ids[:end], top.logprobs[:end]),
+        top_logprobs=None if top is None else top.rows(slice(end)),
     )
     return truncated, Truncation(sample.name, (len(sample), end), (all_trained, kept), (len(sample.media), len(media)))
 

@@ -11,7 +11,6 @@ from transformers import DynamicCache
 
 from rollouts.engines.local.request_queue import RunningRequest
 from rollouts.engines.protocol import (
-    NO_TOKEN,
     Completion,
     FinishReason,
     GenerateResult,
@@ -238,16 +237,13 @@ class Batch:
         states = hidden[len(hidden) - len(ids) : -1]
         targets = torch.from_numpy(ids[1:].copy()).to(hidden.device)
         values = [torch.full((1,), torch.nan)]
-        top_ids, top_values = [torch.full((1, k), NO_TOKEN, dtype=torch.int32)], [torch.full((1, k), torch.nan)]
+        top = [TopLogprobs.unpredicted(1, k)]
         for start in range(0, len(targets), _SCORED_POSITIONS):
             part = slice(start, start + _SCORED_POSITIONS)
             logprobs = torch.log_softmax(self._forward.head.logits(states[part]).float(), dim=-1)
             values.append(logprobs.gather(-1, targets[part, None])[:, 0].cpu())
-            likeliest = _likeliest(logprobs, k)
-            top_ids.append(likeliest[0].cpu())
-            top_values.append(likeliest[1].cpu())
-        top = TopLogprobs(torch.cat(top_ids).numpy(), torch.cat(top_values).numpy())
-        return _Scores(torch.cat(values).numpy(), top)
+            top.append(TopLogprobs(*(column.cpu().numpy() for column in _likeliest(logprobs, k))))
+        return _Scores(torch.cat(values).numpy(), TopLogprobs.joined(top))
 
     def _decode(
         self, logits: torch.Tensor, cache: DynamicCache, mask: torch.Tensor, positions: torch.Tensor

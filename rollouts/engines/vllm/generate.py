@@ -17,7 +17,6 @@ from renderers import PlaceholderRange
 from renderers.placement import placement_error
 from rollouts.engines.http.exchange import Body, server_error
 from rollouts.engines.protocol import (
-    NO_TOKEN,
     Completion,
     FinishReason,
     GenerateRequest,
@@ -79,6 +78,8 @@ def request_body(
 def _sampling(request: GenerateRequest, chunks: Chunks, cuts_likeliest: bool) -> Mapping[str, Any]:
     """Every sampling parameter, explicitly: a server fills missing ones with its own defaults."""
     sampling = request.sampling
+    # One more than the likeliest leaves them all in a list that is cut.
+    cut = 1 if cuts_likeliest and sampling.top_logprobs else 0
     fields: dict[str, Any] = {
         "n": sampling.n,
         "max_tokens": sampling.max_tokens,
@@ -87,8 +88,7 @@ def _sampling(request: GenerateRequest, chunks: Chunks, cuts_likeliest: bool) ->
         "top_k": sampling.top_k,
         "seed": sampling.seed,
         "stop_token_ids": list(sampling.stop_token_ids),
-        # 0: of the sampled token only. One more than the likeliest leaves them all in a list that is cut.
-        "logprobs": sampling.top_logprobs + (cuts_likeliest and sampling.top_logprobs > 0),
+        "logprobs": sampling.top_logprobs + cut,  # 0: of the sampled token only
         "detokenize": False,
         **sampling.extra,
     }
@@ -218,9 +218,7 @@ class Generation:
         except (AttributeError, KeyError, TypeError) as error:
             text = f"the {k} likeliest tokens in the place of each of the prompt cannot be read ({error!r})"
             raise MissingLogProbsError(self._name, text) from error
-        ids, values = self._likeliest(rows, k, "the prompt")
-        first = np.full((1, k), NO_TOKEN, np.int32), np.full((1, k), np.nan, np.float32)
-        return TopLogprobs(*map(np.concatenate, zip(first, (ids, values), strict=True)))
+        return TopLogprobs.joined([TopLogprobs.unpredicted(1, k), self._likeliest(rows, k, "the prompt")])
 
     def _likeliest(self, rows: Sequence[Sequence[tuple[Any, Any, Any]]], k: int, what: str) -> TopLogprobs:
         """The k likeliest of each row of (rank or None, id, log-probability), which are k or more in any order.
@@ -336,7 +334,7 @@ class Generation:
             weight_spans=self._weight_spans(index, choice.weight_versions, len(ids), fallback_version),
             routed_experts=self._experts(index, choice.routed_experts, prompt_tokens + len(ids) - 1),
             sampling_masks=tuple(self._int32(f"choice {index}", mask) for mask in masks) if masks else None,
-            top_logprobs=TopLogprobs(*map(np.concatenate, zip(*choice.top, strict=True))) if choice.top else None,
+            top_logprobs=TopLogprobs.joined(choice.top) if choice.top else None,
         )
 
     def _stop_token(self, reason: FinishReason, stop: Any, ids: Sequence[int]) -> int | None:
