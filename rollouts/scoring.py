@@ -61,7 +61,8 @@ async def score(
 
     - subject: `TrainingSample`s; the scores are in their order. Or a trajectory, with one for each of its leaves.
     - engine: any that answers requests with `prompt_logprobs`.
-    - top_k: also the so many likeliest tokens in the place of each; a vLLM server limits it (`--max-logprobs`).
+    - top_k: how many of the likeliest tokens in the place of each are returned too; a vLLM server limits it
+      (`--max-logprobs`).
     - renderer: the one that rendered the tokens. A trajectory with media needs it, to compute them again from their
       sources; and a server that processes media itself does.
     - teacher: the renderer of the engine's model, to check that both give tokens and pixels the same meaning
@@ -202,9 +203,9 @@ def check_teacher(renderer: TemplateRenderer, teacher: TemplateRenderer) -> None
     if renderer.template.source != teacher.template.source:
         ids, of_teacher = (each.render_ids(_PROBE, add_generation_prompt=True) for each in (renderer, teacher))
         if ids != of_teacher:
-            place = next(
-                (place for place, (one, two) in enumerate(zip(ids, of_teacher, strict=False)) if one != two), 0
-            )
+            pairs = enumerate(zip(ids, of_teacher, strict=False))
+            # Where one is the beginning of the other, they differ behind it.
+            place = next((place for place, (one, two) in pairs if one != two), min(len(ids), len(of_teacher)))
             printed, expected = (
                 each.tokenizer.decode(row[place : place + 8]) for each, row in ((renderer, ids), (teacher, of_teacher))
             )

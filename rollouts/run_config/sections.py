@@ -281,8 +281,7 @@ class TeacherSection(Section):
     """A model that scores every episode when it has ended (`rollouts.training.score`).
 
     `engine` and `renderer` are tables as those of the run. The renderer, by default that of a local directory, is
-    compared with the run's: vocabulary, chat template, processors. `top_k`: also so many likeliest tokens in the place
-    of each.
+    compared with the run's: vocabulary, chat template, processors. `top_k` is that of `score`.
     """
 
     engine: Annotated[

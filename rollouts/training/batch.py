@@ -29,7 +29,7 @@ from rollouts.training.rows import (
     place_samples,
     token_numbers,
 )
-from rollouts.training.samples import TrainingSample, neutral_sample
+from rollouts.training.samples import OPTIONAL_COLUMNS, TrainingSample, neutral_sample
 from rollouts.training.tensor_list import (
     RowIndex,
     TensorList,
@@ -38,6 +38,7 @@ from rollouts.training.tensor_list import (
     own_storage,
     row_numbers,
 )
+from rollouts.trajectory.token_node import TEACHER_COLUMNS, TEACHER_LOGPROBS, TEACHER_TOP_IDS
 from rollouts.values import check_integer, finite_number
 from transport import RecordReader, RecordWriter, wire_type
 
@@ -172,12 +173,8 @@ def rows_of_tokens(name: str, extra: TensorList, samples: Sequence[TrainingSampl
     return torch.cat(present) if present else torch.zeros(0)
 
 
-#: A teacher's columns of samples, which stay in the samples as media do: they are laid out where a loss needs them.
-TEACHER_COLUMNS = ("teacher_logprobs", "teacher_top_ids", "teacher_top_logprobs")
-
-
 def teacher_rows(name: str, samples: Sequence[TrainingSample]) -> TensorList:
-    """One tensor for each sample: its column `name`, ids as int64.
+    """One tensor for each sample: its column `name` of `TEACHER_COLUMNS`, ids as int64.
 
     Raises `BatchError`, which names the sample, for one that trains tokens and has no such column, and for columns of
     several widths.
@@ -187,8 +184,8 @@ def teacher_rows(name: str, samples: Sequence[TrainingSample]) -> TensorList:
     if len(shapes) > 1:
         widths = " and ".join(str(shape[0]) for shape in sorted(shapes))
         raise BatchError(f"the {name} of the samples have {widths} tokens a row; score all samples with one top_k")
-    shape = next(iter(shapes), () if name == "teacher_logprobs" else (0,))
-    dtype = np.dtype(np.int64 if name == "teacher_top_ids" else np.float32)
+    shape = next(iter(shapes), () if name == TEACHER_LOGPROBS else (0,))
+    dtype = np.dtype(np.int64 if name == TEACHER_TOP_IDS else np.float32)
     for index, (sample, column) in enumerate(zip(samples, columns, strict=True)):
         if column is None:
             if sample.loss_mask.any():
@@ -663,9 +660,7 @@ def _equal_origin(one: TrainingSample, other: TrainingSample) -> bool:
     return one is other or (
         (one.name, one.weight_spans) == (other.name, other.weight_spans)
         and equal_media(one.media, other.media)
-        and all(
-            _equal_arrays(getattr(one, name), getattr(other, name)) for name in ("routed_experts", *TEACHER_COLUMNS)
-        )
+        and all(_equal_arrays(getattr(one, name), getattr(other, name)) for name in OPTIONAL_COLUMNS)
         and all(map(_equal_arrays, one.top_logprobs or (None, None), other.top_logprobs or (None, None)))
     )
 

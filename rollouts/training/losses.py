@@ -18,7 +18,7 @@ direction.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -279,8 +279,15 @@ def reverse_kl_loss(
     of 0. The other arguments are those of `policy_gradient_loss`.
     """
     advantages = distillation_advantages(old_logprobs, teacher_logprobs, mask)
-    options: dict[str, Any] = {"mean_over": mean_over, "sequence_ids": sequence_ids, "normaliser": normaliser}
-    return importance_sampling_loss(logprobs, old_logprobs, advantages, mask, **options)
+    return importance_sampling_loss(
+        logprobs,
+        old_logprobs,
+        advantages,
+        mask,
+        mean_over=mean_over,
+        sequence_ids=sequence_ids,
+        normaliser=normaliser,
+    )
 
 
 def forward_kl_loss(
@@ -353,7 +360,8 @@ def _checked_mask_of_top(top_logprobs: torch.Tensor, teacher: torch.Tensor, mask
             raise ArgumentError(name, kind, "pass two tensors (rows, tokens, k) of the same ids: candidate_logprobs")
         if not tensor.is_floating_point():
             raise ArgumentError(f"the dtype of {name}", str(tensor.dtype), "pass float32")
-    return _checked_mask(top_logprobs[..., :1].sum(dim=-1).detach(), mask)
+    each_token = top_logprobs[..., :1].sum(dim=-1).detach()  # (B, T), also for a k of 0
+    return _checked_mask(each_token, mask)
 
 
 def truncated_ratios(

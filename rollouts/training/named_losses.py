@@ -206,7 +206,7 @@ def loss_options(name: str, given: Mapping[str, Any] | None) -> dict[str, float]
             taken = f"it takes {', '.join(known)}" if known else "it takes none"
             raise ArgumentError("options", short_repr(key), f"{name} has no such option; {taken}")
         if key in ("beta", "coefficient"):
-            options[key] = check_positive(f"options[{key!r}]", value, "pass a number above 0")
+            options[key] = check_positive(f"options[{key!r}]", value)
             continue
         number = finite_number(value)
         if key == "clip_low_threshold" and (number is None or not 0 <= number <= 1):

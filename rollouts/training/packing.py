@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from rollouts.engines.protocol import WeightSpan
 from rollouts.errors import ArgumentError, SampleError, short_repr
 from rollouts.training.batch import TrainingBatch
 from rollouts.training.quarantine import Quarantine
-from rollouts.training.samples import TrainingSample, neutral_sample, without_training
+from rollouts.training.samples import OPTIONAL_COLUMNS, TrainingSample, neutral_sample, without_training
 from rollouts.values import check_choice, check_integer, whole_number
 
 
@@ -196,10 +196,6 @@ def sample_rows(sample: TrainingSample) -> int:
     return sum(tower_rows(item) for item, _ in sample.media)
 
 
-#: Columns of a sample with a row for each token, or None.
-_OPTIONAL = ("routed_experts", "teacher_logprobs", "teacher_top_ids", "teacher_top_logprobs")
-
-
 def truncate_sample(
     sample: TrainingSample, max_tokens: int, max_patches: int | None = None
 ) -> tuple[TrainingSample, Truncation]:
@@ -222,10 +218,8 @@ def truncate_sample(
     media = tuple((item, placeholder) for item, placeholder in sample.media if placeholder.end <= end)
     kept, all_trained = int(sample.loss_mask[:end].sum()), int(sample.loss_mask.sum())
     spans = [span for span in sample.weight_spans if span.start < kept]
-    optional: dict[str, Any] = {
-        name: None if (column := getattr(sample, name)) is None else column[:end] for name in _OPTIONAL
-    }
     top = sample.top_logprobs
+    optional = {name: getattr(sample, name) for name in OPTIONAL_COLUMNS}
     truncated = replace(
         sample,
         token_ids=sample.token_ids[:end],
@@ -234,7 +228,7 @@ def truncate_sample(
         advantages=sample.advantages[:end],
         media=media,
         weight_spans=tuple(WeightSpan(span.version, span.start, min(span.end, kept)) for span in spans),
-        **optional,
+        **{name: None if column is None else column[:end] for name, column in optional.items()},
         top_logprobs=None if top is None else top.rows(slice(end)),
     )
     return truncated, Truncation(sample.name, (len(sample), end), (all_trained, kept), (len(sample.media), len(media)))

@@ -18,9 +18,7 @@ from rollouts.errors import ArgumentError, SampleError, TrajectoryError
 from rollouts.scoring import TokenScores
 from rollouts.trajectory.token_node import (
     ROUTED_EXPERTS,
-    TEACHER_LOGPROBS,
-    TEACHER_TOP_IDS,
-    TEACHER_TOP_LOGPROBS,
+    TEACHER_COLUMNS,
     TokenNode,
 )
 from rollouts.trajectory.tree import Trajectory
@@ -106,11 +104,7 @@ class TrainingSample:
         if self.top_logprobs is not None and not _are_likeliest(self.top_logprobs, count):
             rule = f"pass a TopLogprobs of integers and floats, both ({count}, k), or None"
             raise SampleError(self.name, f"top_logprobs has other types or shapes; {rule}")
-        if (
-            self.teacher_logprobs is not None
-            or self.teacher_top_ids is not None
-            or self.teacher_top_logprobs is not None
-        ):
+        if any(getattr(self, name) is not None for name in TEACHER_COLUMNS):
             self._check_teacher(count)
 
     def _check_teacher(self, count: int) -> None:
@@ -122,18 +116,9 @@ class TrainingSample:
             raise SampleError(self.name, f"{reason}; score the sample again")
         if ids is None and top is None:
             return
-        for name, column, kinds in (("teacher_top_ids", ids, "iu"), ("teacher_top_logprobs", top, "f")):
-            if (
-                not isinstance(column, np.ndarray)
-                or column.ndim != 2
-                or len(column) != count
-                or column.dtype.kind not in kinds
-            ):
-                raise SampleError(self.name, f"{name} is {_kind(column)}; pass int32 and float32 ({count}, k)")
-        assert ids is not None
-        assert top is not None
-        if ids.shape != top.shape:
-            raise SampleError(self.name, f"teacher_top_ids {ids.shape} and teacher_top_logprobs {top.shape} differ")
+        if ids is None or top is None or not _are_likeliest(TopLogprobs(ids, top), count):
+            reason = f"teacher_top_ids is {_kind(ids)} and teacher_top_logprobs {_kind(top)}"
+            raise SampleError(self.name, f"{reason}; pass int32 and float32, both ({count}, k)")
         trained = ids[self.loss_mask]
         if trained.size and (trained.min() < 0 or np.isnan(top[self.loss_mask]).any()):
             raise SampleError(self.name, "a trained token lacks the teacher's likeliest tokens; score the sample again")
@@ -154,6 +139,9 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
     "advantages": ("f", "floats (float32)"),
 }
 
+#: The columns that a sample may lack, arrays with one row for each token; `top_logprobs` is a pair of such arrays.
+OPTIONAL_COLUMNS = (ROUTED_EXPERTS, *TEACHER_COLUMNS)
+
 _LARGEST_ID = int(np.iinfo(np.int32).max)
 
 
@@ -171,7 +159,8 @@ def _are_likeliest(top: TopLogprobs, count: int) -> bool:
     return (
         isinstance(top, TopLogprobs)
         and all(isinstance(each, np.ndarray) and each.ndim == 2 and len(each) == count for each in top)
-        and (top.token_ids.dtype.kind, top.logprobs.dtype.kind) == ("i", "f")
+        and top.token_ids.dtype.kind in "iu"
+        and top.logprobs.dtype.kind == "f"
         and top.token_ids.shape == top.logprobs.shape
     )
 
@@ -307,7 +296,7 @@ def _teacher_columns(trajectory: Trajectory, leaf: int, path: Sequence[int]) -> 
     """The columns of a teacher that every node of a path has."""
     return {
         name: trajectory.extra(leaf, name)  # noqa: S610 - the rule is about Django's querysets
-        for name in (TEACHER_LOGPROBS, TEACHER_TOP_IDS, TEACHER_TOP_LOGPROBS)
+        for name in TEACHER_COLUMNS
         if all(name in trajectory.nodes[index].extras for index in path)
     }
 

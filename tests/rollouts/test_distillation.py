@@ -208,8 +208,8 @@ def test_wrong_arguments_are_errors_with_their_place(call, message):
 
 def taught(sample, *, k=K, seed=0):
     random, count = np.random.default_rng(seed), len(sample)
-    logprobs = distribution = random.normal(size=(count, 300)).astype(np.float32)
-    logprobs = distribution - np.log(np.exp(distribution).sum(-1, keepdims=True))
+    logits = random.normal(size=(count, 300)).astype(np.float32)
+    logprobs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     ids = np.argsort(-logprobs, axis=-1)[:, :k].astype(np.int32)
     own = np.take_along_axis(logprobs, sample.token_ids[:, None].astype(np.int64), -1)[:, 0]
     return replace(

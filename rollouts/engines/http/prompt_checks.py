@@ -19,6 +19,7 @@ _MAX_ID_LENGTH = 256
 
 
 def refuse_first(request: GenerateRequest, violations: Iterator[str]) -> None:
+    """Raise `InvalidRequestError` with the first violation, if there is one."""
     if (violation := next(violations, None)) is not None:
         raise InvalidRequestError(request.request_id[:_MAX_ID_LENGTH], violation)
 
