@@ -117,7 +117,8 @@ async def run(directory, *, teacher_steps, held_out_size, rows, **sizes):
     train_teacher(models[0], renderer, digits, teacher_steps, rows)
     teacher, student = LocalEngine(models[0]), LocalEngine.from_pretrained(directories[1])
     reached, parameters = await accuracy(teacher, renderer, held_out), [each.num_parameters() for each in models]
-    print("teacher of {:,} parameters, student of {:,}".format(*parameters), f"; held-out accuracy {reached:.3f}")
+    print("parameters: teacher {:,}, student {:,}".format(*parameters))
+    print(f"held-out accuracy of the teacher {reached:.3f}")
     curves = await distill(models[1], student, teacher, renderer, digits, held_out, rows=rows, **sizes)
     await asyncio.gather(teacher.close(), student.close())
     return {**curves, "teacher": reached}

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from renderers.errors import MediaDecodeError
-from renderers.media.containers import Container, container_of, corrupt, has_sound_stream, open_stream
+from renderers.media.containers import Container, container_of, corrupt, open_container, open_stream
 from renderers.media.declared_length import declared_bytes, holds_several
 from renderers.media.decoding import decode_errors
 from renderers.media.item import MediaSource
@@ -104,8 +104,11 @@ def holds_sound(source: MediaSource, policy: MediaPolicy) -> bool:
     container = container_of(source, "video")
     if container is None:
         return False
-    with decode_errors(source, policy, Deadline(policy.timeout), kind="video"):
-        return has_sound_stream(source, policy, container)
+    with (
+        decode_errors(source, policy, Deadline(policy.timeout), kind="video"),
+        open_container(source, policy, container, "video") as file,
+    ):
+        return bool(file.streams.audio)
 
 
 def audio_decoder_versions() -> dict[str, str | None]:

@@ -58,19 +58,13 @@ def container_of(source: MediaSource, kind: Kind) -> Container | None:
     return container
 
 
-def has_sound_stream(source: MediaSource, policy: MediaPolicy, container: Container) -> bool:
-    """Whether a file of video has a stream of sound. Raises `MediaDecodeError` for FFmpeg's errors."""
-    with _open_container(source, policy, container, "video") as file:
-        return bool(file.streams.audio)
-
-
 @contextmanager
 def open_stream(
     source: MediaSource, policy: MediaPolicy, container: Container, kind: Kind, codecs: Collection[str]
 ) -> Iterator[tuple[Any, Any]]:
     """PyAV's container of a source and its first stream of a kind. Raises `MediaDecodeError`, also for FFmpeg's errors
     in the block."""
-    with _open_container(source, policy, container, kind) as file:
+    with open_container(source, policy, container, kind) as file:
         streams = file.streams.video if kind == "video" else file.streams.audio
         if not streams:
             raise MediaDecodeError(
@@ -86,7 +80,8 @@ def open_stream(
 
 
 @contextmanager
-def _open_container(source: MediaSource, policy: MediaPolicy, container: Container, kind: Kind) -> Iterator[Any]:
+def open_container(source: MediaSource, policy: MediaPolicy, container: Container, kind: Kind) -> Iterator[Any]:
+    """PyAV's container of a source. Raises `MediaDecodeError` for FFmpeg's errors, also in the block."""
     import av
 
     try:

@@ -96,10 +96,11 @@ def probe(runner: ProcessorRunner, *, min_frames: int, embed_tokens: Sequence[st
 
 
 def layout_with_sound(videos: Layout, sounds: Layout, runner: ProcessorRunner, of_sounds: ProcessorRunner) -> Layout:
-    """The layout of a processor's videos together with their sound, from those of its videos and of its sounds.
+    """The layout of a processor's videos together with their sound.
 
-    The layouts are `videos` and `sounds`, the runners `runner` and `of_sounds`. Raises `LoadError` for a processor that
-    makes other tensors of a video with its sound than of both apart, or does not put tokens of both in its place.
+    `videos` and `runner` are the layout and the runner of its videos, `sounds` and `of_sounds` those of its sounds.
+    Raises `LoadError` for a processor that makes other tensors of a video with its sound than of both apart, or does
+    not put tokens of both in its place.
     """
     clip, own = _clip(*_CLIPS[0], 2 * _CLIP_FRAMES), sound(round(_SOUNDS[1] * runner.sampling_rate))
     try:

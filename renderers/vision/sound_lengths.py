@@ -1,4 +1,4 @@
-"""How long a sound a processor reads to its end: many cut longer ones without a word."""
+"""How long a sound a processor reads to its end: many cut longer ones without an error."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SoundLengths:
             rate = self._runner.part.sampling_rate
             raise MediaError(
                 f"{self._runner.name} reads the first {self._read / rate:g} s of a sound and leaves out the rest "
-                f"without a word; this one has {count / rate:g} s. Split it into several {PLURALS[modality]}",
+                f"without an error; this one has {count / rate:g} s. Split it into several {PLURALS[modality]}",
                 digest=digest,
             )
 

@@ -292,7 +292,7 @@ def choice(completion: Completion, start: int, *, eos_id: int | None, with_logpr
         completion.index,
         completion.token_ids[start:],
         completion.logprobs[start:],
-        None if top is None else TopLogprobs(top.token_ids[start:], top.logprobs[start:]),
+        None if top is None else top.rows(slice(start, None)),
     )
     return {
         **delta(rest, with_logprobs=with_logprobs),
@@ -332,7 +332,7 @@ def prompt_logprobs(result: GenerateResult, prompt_ids: Sequence[int]) -> list[d
     values, top = result.prompt_logprobs, result.prompt_top_logprobs
     if values is None:
         return None
-    rest = None if top is None else TopLogprobs(top.token_ids[1:], top.logprobs[1:])
+    rest = None if top is None else top.rows(slice(1, None))
     entries = (
         {str(token): {"logprob": value, "rank": rank, "decoded_token": None} for token, (value, rank) in row.items()}
         for row in _alternatives(prompt_ids[1:], values[1:], rest)
@@ -409,5 +409,5 @@ def _joined(deltas: list[TokenDelta]) -> TokenDelta:
         deltas[0].index,
         np.concatenate([each.token_ids for each in deltas]),
         np.concatenate([each.logprobs for each in deltas]),
-        TopLogprobs(*map(np.concatenate, zip(*tops, strict=True))) if tops else None,
+        TopLogprobs.joined(tops) if tops else None,
     )

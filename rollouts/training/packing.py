@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -219,7 +219,8 @@ def truncate_sample(
     kept, all_trained = int(sample.loss_mask[:end].sum()), int(sample.loss_mask.sum())
     spans = [span for span in sample.weight_spans if span.start < kept]
     top = sample.top_logprobs
-    optional = {name: getattr(sample, name) for name in OPTIONAL_COLUMNS}
+    columns = {name: getattr(sample, name) for name in OPTIONAL_COLUMNS}
+    optional: dict[str, Any] = {name: None if column is None else column[:end] for name, column in columns.items()}
     truncated = replace(
         sample,
         token_ids=sample.token_ids[:end],
@@ -228,7 +229,7 @@ def truncate_sample(
         advantages=sample.advantages[:end],
         media=media,
         weight_spans=tuple(WeightSpan(span.version, span.start, min(span.end, kept)) for span in spans),
-        **{name: None if column is None else column[:end] for name, column in optional.items()},
+        **optional,
         top_logprobs=None if top is None else top.rows(slice(end)),
     )
     return truncated, Truncation(sample.name, (len(sample), end), (all_trained, kept), (len(sample.media), len(media)))

@@ -23,7 +23,6 @@ from renderers.messages import Modality, is_media_part, media_parts, media_value
 from renderers.placement import placement_error
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import (
-    NO_TOKEN,
     Completion,
     FinishReason,
     TopLogprobs,
@@ -580,13 +579,12 @@ class Trajectory:
         k = min((node.extras[TOP_IDS].shape[1] for node in nodes if TOP_IDS in node.extras), default=None)
         if k is None:
             return None
-        rows = [
-            (node.extras[TOP_IDS][:, :k], node.extras[TOP_LOGPROBS][:, :k])
+        return TopLogprobs.joined(
+            TopLogprobs(node.extras[TOP_IDS][:, :k], node.extras[TOP_LOGPROBS][:, :k])
             if TOP_IDS in node.extras
-            else (np.full((len(node), k), NO_TOKEN, np.int32), np.full((len(node), k), np.nan, np.float32))
+            else TopLogprobs.unpredicted(len(node), k)
             for node in nodes
-        ]
-        return TopLogprobs(*map(np.concatenate, zip(*rows, strict=True)))
+        )
 
     def media(self, leaf: int) -> list[MediaReference]:
         """The media on the path to `leaf`, in prompt order; their ranges count from the root."""

@@ -64,9 +64,8 @@ def check_request(request: GenerateRequest, capabilities: SGLangCapabilities) ->
     refuse_first(request, header_violations(request))
     ids = check_prompt(request, capabilities.max_model_len, capabilities.vocab_size)
     refuse_first(request, _sampling_violations(request, capabilities.vocab_size))
-    placeholder_ids = dict(request.placeholder_token_ids)
     refuse_first(request, placement_violations(request, ids, {}))
-    refuse_first(request, stray_token_violations(request, ids, placeholder_ids))
+    refuse_first(request, stray_token_violations(request, ids, request.placeholder_token_ids))
     refuse_first(request, _media_violations(request, ids))
     for reason in _missing_capabilities(request, capabilities):
         raise CapabilityError(request.request_id, reason)
@@ -133,7 +132,7 @@ def _missing_capabilities(request: GenerateRequest, capabilities: SGLangCapabili
     if request.media and not capabilities.returns_prompt:
         yield (
             f"{version} does not return the ids of the prompt that it ran (return_prompt_token_ids), and may tokenise "
-            "a prompt with images again without a word; upgrade it"
+            "a prompt with images again without an error; upgrade it"
         )
     if sampling.temperature not in (0, 1) and capabilities.raw_logprobs is not True:
         found = "are those after temperature" if capabilities.raw_logprobs is False else "cannot be told apart"

@@ -117,8 +117,9 @@ def test_a_chat_endpoint_has_no_teacher(tmp_path: Path) -> None:
 
 
 def test_a_teacher_that_cannot_be_reached_is_an_error_before_the_run(tmp_path: Path) -> None:
-    served = '[teacher]\nengine = { kind = "vllm", base_url = "http://127.0.0.1:1" }\nrenderer = { model = "model" }\n'
+    # The servers of a fleet are tried twice, one server for some 12 seconds.
+    served = '[teacher]\nengine = { kind = "fleet", urls = ["http://127.0.0.1:1"] }\nrenderer = { model = "model" }\n'
     result = run(write_run(tmp_path, CONFIG + served))
     assert result.exit_code == 2
-    assert "teacher.engine.base_url" in result.output
+    assert "teacher.engine.urls" in result.output
     assert not (tmp_path / "out/metrics.jsonl").exists() or not (tmp_path / "out/metrics.jsonl").read_text()
