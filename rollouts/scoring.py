@@ -12,9 +12,9 @@ import numpy as np
 from renderers import MultiModalData, TemplateRenderer
 from renderers.placement import PlacedItem
 from rollouts.calls import gathered
-from rollouts.engines.protocol import Engine, GenerateRequest, SamplingParams, TopLogprobs, is_chat
+from rollouts.engines.protocol import Engine, GenerateRequest, SamplingParams, TopLogprobs, check_result, is_chat
 from rollouts.errors import ArgumentError, MissingLogProbsError, TrajectoryError, short_repr
-from rollouts.trajectory.token_node import TEACHER_LOGPROBS, TEACHER_TOP_IDS, TEACHER_TOP_LOGPROBS
+from rollouts.trajectory.token_node import TEACHER_COLUMNS, TEACHER_LOGPROBS, TEACHER_TOP_IDS, TEACHER_TOP_LOGPROBS
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import check_integer
 
@@ -78,12 +78,13 @@ async def score(
     Raises `ArgumentError`, the errors of `engine.generate`, and for a trajectory those of
     `Trajectory.multi_modal_data`.
     """
-    if is_chat(engine):
-        raise ArgumentError(
-            "engine", engine, "a chat endpoint gives no log-probabilities of given tokens; pass another"
-        )
+    if is_chat(engine) or not isinstance(engine, Engine):
+        rule = "pass an engine of tokens, such as LocalEngine or VLLMEngine: others give no log-probabilities of tokens"
+        raise ArgumentError("engine", engine, rule)
     check_integer("top_k", top_k, least=0)
     check_integer("concurrency", concurrency)
+    if renderer is not None and not isinstance(renderer, TemplateRenderer):
+        raise ArgumentError("renderer", renderer, "pass the renderer that load_renderer returns")
     if teacher is not None:
         if renderer is None:
             raise ArgumentError(
@@ -96,7 +97,8 @@ async def score(
     requests: dict[tuple[Any, ...], GenerateRequest] = {}
     keys = []
     for row in rows:
-        keys.append((row.token_ids.tobytes(), tuple((item.mm_hash, place.offset) for item, place in row.media)))
+        media = tuple((item.mm_hash, place.offset) for item, place in row.media)
+        keys.append((row.token_ids.astype(np.int32).tobytes(), media))  # rows of int64 have other bytes
         if len(row.token_ids) > 1 and keys[-1] not in requests:
             requests[keys[-1]] = _request(row, top_k, adapter, markers)
     slots = asyncio.Semaphore(concurrency)
@@ -104,10 +106,11 @@ async def score(
     async def scores_of(request: GenerateRequest) -> TokenScores:
         async with slots:
             result = await engine.generate(request)
+        check_result(request, result)
         if result.prompt_logprobs is None or (top_k and result.prompt_top_logprobs is None):
-            reason = "the engine returned no log-probabilities of the prompt; score with VLLMEngine or LocalEngine"
+            reason = "the request was aborted before the engine had the log-probabilities of the prompt; score again"
             raise MissingLogProbsError(request.request_id, reason)
-        return TokenScores(result.prompt_logprobs, result.prompt_top_logprobs if top_k else None)
+        return TokenScores(result.prompt_logprobs.astype(np.float32), result.prompt_top_logprobs if top_k else None)
 
     found = dict(zip(requests, await gathered(map(scores_of, requests.values())), strict=True))
     return [
@@ -227,9 +230,10 @@ def check_teacher(renderer: TemplateRenderer, teacher: TemplateRenderer) -> None
 def with_scores(trajectory: Trajectory, scores: Sequence[TokenScores]) -> Trajectory:
     """A copy of a trajectory whose nodes have the scores of its leaves as `extras`, 4 + 8 k bytes a token.
 
-    The columns are `teacher_logprobs`, `teacher_top_ids` and `teacher_top_logprobs`. A node that leaves share has
-    those of the first. `metrics["teacher_kl"]` is the mean of log p(sampler) - log p(teacher) over the sampled tokens:
-    an estimate of KL(sampler || teacher) in nats per token. Raises `ArgumentError` for scores of another trajectory.
+    The columns are `teacher_logprobs`, `teacher_top_ids` and `teacher_top_logprobs`; those of an earlier teacher are
+    replaced. A node that leaves share has those of the first. `metrics["teacher_kl"]` is the mean of log p(sampler) -
+    log p(teacher) over the sampled tokens: an estimate of KL(sampler || teacher) in nats per token. Raises
+    `ArgumentError` for scores of another trajectory.
     """
     leaves = trajectory.leaves()
     if len(scores) != len(leaves):
@@ -239,6 +243,9 @@ def with_scores(trajectory: Trajectory, scores: Sequence[TokenScores]) -> Trajec
     differences = [np.empty(0, np.float32)]
     scored: set[int] = set()
     for leaf, (logprobs, top) in zip(leaves, scores, strict=True):
+        if len(logprobs) != (count := sum(len(nodes[index]) for index in trajectory.path(leaf))):
+            rule = f"leaf {leaf} of episode {trajectory.episode_id} has {count} tokens; pass what score returned for it"
+            raise ArgumentError("the length of scores", len(logprobs), rule)
         columns = {TEACHER_LOGPROBS: logprobs}
         if top is not None:
             columns |= {TEACHER_TOP_IDS: top.token_ids, TEACHER_TOP_LOGPROBS: top.logprobs}
@@ -247,7 +254,8 @@ def with_scores(trajectory: Trajectory, scores: Sequence[TokenScores]) -> Trajec
             node, end = nodes[index], start + len(nodes[index])
             if index not in scored:
                 own = {name: column[start:end] for name, column in columns.items()}
-                nodes[index] = replace(node, extras={**node.extras, **own})
+                others = {name: rows for name, rows in node.extras.items() if name not in TEACHER_COLUMNS}
+                nodes[index] = replace(node, extras=others | own)
                 differences.append(node.logprobs - logprobs[start:end][node.sampled])
                 scored.add(index)
             start = end

@@ -511,7 +511,8 @@ def check_result(request: GenerateRequest, result: GenerateResult, *, vocab_size
 
     The result has the id of the request, and no completion has more than `max_tokens` tokens. Token ids are integers
     from 0, below `vocab_size` where it is given. Log-probabilities are finite and at most 0 (but for rounding); values
-    at or below -9999 are refused too: some servers write that number for a missing one. Where the request asks for the
+    at or below -9999 are refused too: some servers write that number for a missing one. Those of a prompt, where the
+    request asks for them, are NaN for its first token and may be anything on the tokens of media. Where it asks for the
     likeliest tokens, each place has as many of them, in descending order.
     Raises `MalformedResultError`, `MissingLogProbsError`.
     """
@@ -528,6 +529,8 @@ def check_result(request: GenerateRequest, result: GenerateResult, *, vocab_size
         )
     for completion in result.completions:
         _check_completion(name, completion, request.sampling.max_tokens, vocab_size)
+    if request.prompt_logprobs:
+        _check_prompt_logprobs(request, result)
     if request.sampling.top_logprobs or request.prompt_top_logprobs:
         _check_top_logprobs(request, result, vocab_size)
     if len(result.completions) == 1 and result.completions[0].index == 0:
@@ -559,6 +562,28 @@ def _check_completion(name: str, completion: Completion, max_tokens: int, vocab_
         raise MalformedResultError(name, f"{_which(completion)} holds no token")
 
 
+def _check_prompt_logprobs(request: GenerateRequest, result: GenerateResult) -> None:
+    name, logprobs, count = request.request_id, result.prompt_logprobs, len(request.prompt_ids)
+    if logprobs is None:
+        if _is_aborted(result):
+            return
+        raise MissingLogProbsError(name, "the engine returned no log-probabilities of the prompt; use one that does")
+    if isinstance(logprobs, np.ndarray) and logprobs.shape == (count,) and logprobs.dtype.kind == "f":
+        if count and not np.isnan(logprobs[0]):
+            text = f"prompt: the first token has log-probability {logprobs[0]}, and nothing predicts it; it must be NaN"
+            raise MalformedResultError(name, text)
+        logprobs = logprobs.copy()
+        logprobs[:1] = 0
+        for _, placeholder in request.media:  # some models never predict such a token
+            logprobs[placeholder.offset : placeholder.end] = 0
+    if (error := logprobs_error(logprobs, count)) is not None:
+        raise MissingLogProbsError(name, f"prompt: {error}")
+
+
+def _is_aborted(result: GenerateResult) -> bool:
+    return all(completion.finish_reason is FinishReason.ABORT for completion in result.completions)
+
+
 def _check_top_logprobs(request: GenerateRequest, result: GenerateResult, vocab_size: int | None) -> None:
     for completion in result.completions:
         count = len(completion.token_ids)
@@ -567,9 +592,8 @@ def _check_top_logprobs(request: GenerateRequest, result: GenerateResult, vocab_
             error = top_logprobs_error(completion.top_logprobs, count, request.sampling.top_logprobs, vocab_size)
             if error is not None:
                 raise MissingLogProbsError(request.request_id, f"{_which(completion)}: {error}")
-    is_aborted = all(completion.finish_reason is FinishReason.ABORT for completion in result.completions)
     top = result.prompt_top_logprobs
-    if request.prompt_top_logprobs and not (top is None and is_aborted):
+    if request.prompt_top_logprobs and not (top is None and _is_aborted(result)):
         error = top_logprobs_error(top, len(request.prompt_ids), request.prompt_top_logprobs, vocab_size, unpredicted=1)
         if error is not None:
             raise MissingLogProbsError(request.request_id, f"prompt: {error}")

@@ -10,12 +10,13 @@ import torch
 from family_rows import loaded_family
 
 from renderers import RendererPool, load_renderer
-from rollouts import Completion, FinishReason, LocalEngine, Trajectory
-from rollouts.errors import ArgumentError, BatchError, MissingLogProbsError, SampleError
+from rollouts import Completion, FinishReason, GenerateResult, LocalEngine, Trajectory
+from rollouts.errors import ArgumentError, BatchError, MalformedResultError, MissingLogProbsError, SampleError
 from rollouts.scoring import check_teacher, score, with_scores
 from rollouts.testing import ScriptedEngine, tiny_qwen2_audio, tiny_qwen3_vl
 from rollouts.training import (
     TrainingBatch,
+    TrainingSample,
     candidate_logprobs,
     samples_from_trajectory,
     token_logprobs,
@@ -332,3 +333,77 @@ def test_ids_beyond_the_vocabulary_of_the_engine_are_refused_before_any_request(
 def test_a_pool_is_no_renderer_of_a_teacher(renderer):
     with RendererPool(renderer) as pool, pytest.raises(ArgumentError, match="pass the renderer that load_renderer"):
         check_teacher(renderer, pool)
+
+
+def text_row(ids, dtype=np.int32):
+    n = len(ids)
+    zeros = np.zeros(n, np.float32)
+    return TrainingSample(np.array(ids, dtype), np.zeros(n, bool), zeros, zeros, name="row")
+
+
+def test_rows_of_other_integer_types_are_not_taken_for_one_another(model):
+    rows = [text_row([65, 0, 66, 0]), text_row([65, 66], np.int64), text_row([65, 66])]
+    assert rows[0].token_ids.tobytes() == rows[1].token_ids.tobytes()
+    scores, requests = scored(rows, model)
+    assert [len(each.logprobs) for each in scores] == [4, 2, 2]
+    assert len(requests) == 2
+
+
+class AnsweringEngine:
+    """Answers each request with given log-probabilities of its prompt."""
+
+    def __init__(self, logprobs):
+        self.logprobs = logprobs
+
+    async def generate(self, request):
+        return GenerateResult(request.request_id, [completion([1])], self.logprobs)
+
+    async def close(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "error"),
+    [
+        ([np.nan, -1.0], "3 tokens and 2 log-probabilities"),
+        ([np.nan, np.nan, -1.0], "token 1 has log-probability nan"),
+        ([np.nan, -1.0, -np.inf], "token 2 has log-probability -inf"),
+        ([np.nan, -1.0, 2.0], "token 2 has log-probability 2.0"),
+        ([-1.0, -1.0, -1.0], "the first token has log-probability -1.0, and nothing predicts it"),
+    ],
+)
+def test_scores_that_a_teacher_cannot_have_given_are_refused(logprobs, error):
+    engine = AnsweringEngine(np.array(logprobs, np.float32))
+    with pytest.raises((MissingLogProbsError, MalformedResultError), match=error):
+        asyncio.run(score([text_row([65, 66, 67])], engine))
+
+
+@pytest.mark.parametrize("name", ["engine", "renderer"])
+def test_an_address_or_a_path_is_no_engine_and_no_renderer(name):
+    arguments = {"engine": AnsweringEngine(None), name: "http://127.0.0.1:8000"}
+    with pytest.raises(ArgumentError, match=f"^{name} is"):
+        asyncio.run(score([text_row([65, 66])], **arguments))
+
+
+def test_scores_of_another_teacher_replace_all_columns_of_the_first(renderer, model):
+    trajectory = forked(renderer)
+    first, _ = scored(trajectory, model, renderer=renderer, top_k=2)
+    once = with_scores(trajectory, first)
+    assert all("teacher_top_ids" in node.extras for node in once.nodes)
+    again = with_scores(once, [each._replace(top=None) for each in first])
+    assert all(node.extras.keys() == {"teacher_logprobs"} for node in again.nodes)
+
+
+def test_scores_of_a_longer_row_are_not_cut(renderer, model):
+    trajectory = forked(renderer)
+    first, _ = scored(trajectory, model, renderer=renderer)
+    longer = [each._replace(logprobs=np.append(each.logprobs, np.float32(-1))) for each in first]
+    with pytest.raises(ArgumentError, match=r"the length of scores is .* of episode forked has"):
+        with_scores(trajectory, longer)
+
+
+def test_a_template_that_goes_on_where_the_students_ends_is_shown_from_there(tmp_path, renderer):
+    template = tiny_qwen3_vl(tmp_path / "teacher") / "chat_template.jinja"
+    template.write_text(template.read_text() + "{% if add_generation_prompt %}Think. {% endif %}")
+    with pytest.raises(ArgumentError, match=r"prints another prompt, 'Think. ' where the student's prints ''"):
+        check_teacher(renderer, load_renderer(tmp_path / "teacher"))
