@@ -295,6 +295,12 @@ def test_a_teacher_with_another_template_is_refused_with_the_text_that_differs(r
         check_teacher(renderer, teacher)
 
 
+def test_a_template_that_prints_more_at_the_end_is_refused_with_what_it_prints(renderer, changed):
+    teacher = changed("chat_template.jinja", lambda text: text + "more")
+    with pytest.raises(ArgumentError, match="prints another prompt, 'more' where the student's prints ''"):
+        check_teacher(renderer, teacher)
+
+
 def test_a_template_that_differs_in_a_comment_alone_is_accepted(renderer, changed):
     check_teacher(renderer, changed("chat_template.jinja", lambda text: "{# a comment #}" + text))
 

@@ -49,7 +49,6 @@ class SGLangCapabilities:
     lora: bool = False
     routed_experts: bool = False
     priority_sign: int | None = None
-    weight_version: str = "default"
 
 
 async def server_info(connection: ServerConnection) -> Mapping[str, Any]:
@@ -86,7 +85,6 @@ async def probe(
         lora=bool(server.get("enable_lora")),
         routed_experts=server.get("enable_return_routed_experts") is True,
         priority_sign=_priority_sign(server),
-        weight_version=str(model.get("weight_version") or "default"),
     )
 
 

@@ -13,8 +13,6 @@ from rollouts.engines.http.metrics import Metrics
 from rollouts.engines.vllm.capabilities import ServerCapabilities, json_object
 from rollouts.errors import CapabilityError, EngineError, MalformedResultError
 
-_CALL_NAME = "metrics"
-
 _SLEEP_LEVELS = {"weights_offloaded": 1, "discard_all": 2}
 
 
