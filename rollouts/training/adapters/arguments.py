@@ -188,16 +188,17 @@ def _refuse_pixels_without_scale(target: str, sample: TrainingSample) -> None:
 # does not fit is an error, or is recorded in the quarantine `drop`.
 
 
-def checked_samples(samples: object) -> tuple[TrainingSample, ...]:
-    """Raises `SampleError` unless `samples` is a sequence of `TrainingSample` without a teacher, at least one."""
+def checked_samples(samples: object, *, takes_teacher: bool = False) -> tuple[TrainingSample, ...]:
+    """Raises `SampleError` unless `samples` is a sequence of `TrainingSample`, at least one, without a teacher unless
+    `takes_teacher`."""
     if not isinstance(samples, Sequence) or not samples:
         raise SampleError("-", f"pass a list of at least one TrainingSample, not {short_repr(samples)}")
     for index, sample in enumerate(samples):
         if not isinstance(sample, TrainingSample):
             raise SampleError(str(index), f"{short_repr(sample)} is not a TrainingSample")
-        if sample.teacher_logprobs is not None:
+        if sample.teacher_logprobs is not None and not takes_teacher:
             cure = "replace(sample, teacher_logprobs=None, teacher_top_ids=None, teacher_top_logprobs=None)"
-            raise SampleError(sample.name, f"no adapter carries a teacher's columns; remove them: {cure}")
+            raise SampleError(sample.name, f"trainers of others take no columns of a teacher; remove them: {cure}")
     return tuple(samples)
 
 
@@ -230,12 +231,14 @@ def fitting_samples(
     return fitting
 
 
-def made_or_dropped(sample: object, drop: Quarantine | None, make: Callable[[TrainingSample], T]) -> T | None:
+def made_or_dropped(
+    sample: object, drop: Quarantine | None, make: Callable[[TrainingSample], T], *, takes_teacher: bool = False
+) -> T | None:
     """What `make` makes of a sample; None where it raises `AdapterError` or `MediaError` and `drop` records that.
 
     Raises `SampleError` for another object, and `ArgumentError` for a `drop` that is none.
     """
-    (checked,) = checked_samples([sample])
+    (checked,) = checked_samples([sample], takes_teacher=takes_teacher)
     if drop is None:
         return make(checked)
     if not isinstance(drop, Quarantine):

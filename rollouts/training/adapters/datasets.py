@@ -19,12 +19,12 @@ from rollouts.errors import ArgumentError, short_repr
 from rollouts.training.adapters.arguments import AdapterError, image_file, made_or_dropped, trainer_module
 from rollouts.training.quarantine import Quarantine
 from rollouts.training.samples import Advantage, TrainingSample, samples_from_trajectory
-from rollouts.trajectory.token_node import MediaReference
+from rollouts.trajectory.token_node import TEACHER_COLUMNS, TEACHER_TOP_IDS, MediaReference
 from rollouts.trajectory.tree import Trajectory
 from transport import read_records
 
 _ROW = "row of a dataset"
-#: What each row has; rows of earlier versions lack the likeliest tokens.
+#: What each row has; rows of earlier versions lack the likeliest tokens and a teacher's.
 _COLUMNS = (
     *("name", "token_ids", "loss_mask", "logprobs", "advantages", "weight_spans", "routed_experts"),
     *("images", "sounds", "placeholders"),
@@ -73,6 +73,9 @@ def row_features() -> Any:
             "routed_experts": column(column(column(value("int32")))),
             "top_ids": column(column(value("int32"))),
             "top_logprobs": column(column(value("float32"))),
+            "teacher_logprobs": column(value("float32")),
+            "teacher_top_ids": column(column(value("int32"))),
+            "teacher_top_logprobs": column(column(value("float32"))),
             "images": column(datasets.Image(decode=False)),
             # As `datasets.Audio` stores files, which needs torchcodec to write them.
             "sounds": column({"bytes": value("binary"), "path": value("string")}),
@@ -100,7 +103,7 @@ def dataset_row(sample: TrainingSample, *, drop: Quarantine | None = None) -> di
     ids, columns, ranges and tensors are equal. Routed experts come back as int32. Raises `AdapterError` for a video, or
     with `drop` records the sample there and returns None.
     """
-    return made_or_dropped(sample, drop, _row)
+    return made_or_dropped(sample, drop, _row, takes_teacher=True)
 
 
 def _row(sample: TrainingSample) -> dict[str, Any]:
@@ -140,6 +143,7 @@ def _row(sample: TrainingSample) -> dict[str, Any]:
         "routed_experts": None if sample.routed_experts is None else sample.routed_experts.tolist(),
         "top_ids": None if top is None else top.token_ids.tolist(),
         "top_logprobs": None if top is None else top.logprobs.tolist(),
+        **{name: None if (column := getattr(sample, name)) is None else column.tolist() for name in TEACHER_COLUMNS},
         **files,
         "placeholders": placeholders,
     }
@@ -197,10 +201,15 @@ def sample_from_row(row: Mapping[str, Any], processors: Mapping[Modality, MediaP
         weight_spans=tuple(WeightSpan(span["version"], span["start"], span["end"]) for span in row["weight_spans"]),
         name=row["name"],
         routed_experts=None if row["routed_experts"] is None else np.array(row["routed_experts"], dtype=np.int32),
-        # Rows of earlier versions lack these columns.
+        # Rows of earlier versions lack these columns and those of a teacher.
         top_logprobs=None
         if row.get("top_ids") is None
         else TopLogprobs(np.array(row["top_ids"], np.int32), np.array(row["top_logprobs"], np.float32)),
+        **{
+            name: np.array(row[name], np.int32 if name == TEACHER_TOP_IDS else np.float32)
+            for name in TEACHER_COLUMNS
+            if row.get(name) is not None
+        },
     )
 
 

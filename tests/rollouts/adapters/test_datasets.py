@@ -5,11 +5,18 @@ import pytest
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from rollouts import Completion, Trajectory, WeightSpan
+from rollouts import Completion, TopLogprobs, Trajectory, WeightSpan
 from rollouts.engines.protocol import FinishReason
 from rollouts.errors import ArgumentError, PixelMismatchError
-from rollouts.training import TrainingBatch, sample_from_rendered, samples_from_trajectory
+from rollouts.training import (
+    TokenScores,
+    TrainingBatch,
+    sample_from_rendered,
+    samples_from_trajectory,
+    with_scores,
+)
 from rollouts.training.adapters import AdapterError, dataset_row, record_dataset, row_features, sample_from_row
+from rollouts.trajectory.token_node import TEACHER_COLUMNS
 from transport import RecordWriter
 
 datasets = pytest.importorskip("datasets")
@@ -95,6 +102,26 @@ def test_record_files_stream_the_samples_of_their_trajectories(renderer, record_
     assert len(found) == len(expected) > 0
     for one, other in zip(found, expected, strict=True):
         assert_equal(one, other)
+
+
+def test_rows_of_a_run_with_a_teacher_have_its_columns(renderer, tmp_path):
+    trajectory = episode(renderer, 1)
+    scores = []
+    for leaf in trajectory.leaves():
+        count = len(trajectory.token_ids(leaf))
+        ids = np.arange(2 * count, dtype=np.int32).reshape(count, 2)
+        logprobs = np.append(np.float32(np.nan), -np.arange(1, count, dtype=np.float32))
+        scores.append(TokenScores(logprobs, TopLogprobs(ids, ids.astype(np.float32) / -8)))
+    with RecordWriter(tmp_path / "scored.mmr") as out:
+        out.append(with_scores(trajectory, scores))
+    rows = list(record_dataset([tmp_path / "scored.mmr"]))
+    for row, (logprobs, top) in zip(rows, scores, strict=True):
+        sample = sample_from_row(row, renderer.processors)
+        for column, given in zip(TEACHER_COLUMNS, (logprobs, *top), strict=True):
+            np.testing.assert_array_equal(getattr(sample, column), given)
+            assert getattr(sample, column).dtype == given.dtype
+    older = {name: values for name, values in rows[0].items() if name not in TEACHER_COLUMNS}
+    assert sample_from_row(older, renderer.processors).teacher_logprobs is None
 
 
 def test_workers_of_a_data_loader_read_each_file_once(renderer, record_files):
