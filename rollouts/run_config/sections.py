@@ -285,7 +285,8 @@ class TeacherSection(Section):
     """
 
     engine: Annotated[
-        VLLMEngineSection | FleetEngineSection | RouterEngineSection | LocalEngineSection, Field(discriminator="kind")
+        VLLMEngineSection | SGLangEngineSection | FleetEngineSection | RouterEngineSection | LocalEngineSection,
+        Field(discriminator="kind"),
     ]
     renderer: RendererSection | None = None
     top_k: Annotated[int, Field(ge=0)] = 0

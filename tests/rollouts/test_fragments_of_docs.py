@@ -25,6 +25,7 @@ from rollouts.serve.served_model import served_model
 from rollouts.serve.server import base_url, bound_socket
 from rollouts.testing import CHAT_TEMPLATE, ScriptedEngine
 from rollouts.training import samples_from_trajectory
+from transport import RecordReader, RecordWriter
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 QUESTION = [{"role": "user", "content": "Which?"}]
@@ -177,10 +178,14 @@ def test_the_page_on_distillation(tiny_model_dir):
         "distillation.md",
         samples=samples,
         renderer=renderer,
-        load_renderer=load_renderer,
         teacher_directory=tiny_model_dir,
         model=load_model(tiny_model_dir).train(),
     )
     assert names["samples"][0].teacher_top_ids.shape == (len(samples[0]), 8)
     for name in ("reverse", "forward", "between"):  # the teacher is the student
         assert abs(names[name].item()) < 1e-4
+    with RecordWriter("episodes.mmr") as out:
+        out.append([trajectory])
+    asyncio.run(names["scored_file"]("episodes.mmr", "scored.mmr", renderer))
+    with RecordReader("scored.mmr") as reader:
+        assert abs(reader[0].metrics["teacher_kl"]) < 1e-4

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from planted_violations import without_validation
 from trajectory_files import (
@@ -77,6 +78,15 @@ def test_show_prints_roles_text_media_weight_versions_and_rewards(tmp_path: Path
         "└─ 4 prompt 4 tokens",
         "5 assistant 1 sampled weights 0 stop, reward 0.25 Shut.",
     ]
+
+
+def test_show_names_the_extras_of_a_node_with_their_shapes(tmp_path: Path) -> None:
+    prompt, completion = short("one").nodes
+    extras = {"top_ids": np.zeros((1, 5), np.int32), "top_logprobs": np.zeros((1, 5), np.float32)}
+    trajectory = replace(short("one"), nodes=[prompt, replace(completion, extras=extras)])
+    _, of_prompt, of_completion = lines(run("show", file_of(tmp_path / "t.mmr", trajectory)))
+    assert "extras" not in of_prompt
+    assert "extras top_ids (1, 5), top_logprobs (1, 5)" in of_completion
 
 
 def test_show_prints_several_roots_as_separate_trees(tmp_path: Path) -> None:

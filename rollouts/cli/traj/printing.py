@@ -531,6 +531,8 @@ def _node_text(node: TokenNode, turn: Turn | None) -> str:
         agent = [f"agent {turn.agent}"] if turn.agent else []
         parts.append(", ".join([*agent, turn.finish_reason.value, f"reward {turn.reward:.4g}"]))
     parts += [text for message in messages if (text := _text_of(message))]
+    if node.extras:
+        parts.append("extras " + ", ".join(f"{name} {rows.shape}" for name, rows in node.extras.items()))
     return printable_line("   ".join(parts))
 
 

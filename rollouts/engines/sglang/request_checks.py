@@ -105,7 +105,7 @@ def _media_violations(request: GenerateRequest, ids: np.ndarray) -> Iterator[str
         if item.modality not in request.placeholder_token_ids:
             yield (
                 f"{item_name(item)}: the server needs the token that stands for one {item.modality}: pass "
-                "`RenderedTokens.placeholder_token_ids` with the request"
+                "`RenderedTokens.placeholder_token_ids` with the request, or the `renderer` to `score`"
             )
         if not placeholder.whole:
             yield (

@@ -12,6 +12,7 @@ from fake_sglang import FakeSGLang
 from typer.testing import CliRunner
 
 from rollouts.cli.main import app
+from transport import RecordReader
 
 _CONFIG = """\
 group_size = 2
@@ -92,3 +93,23 @@ def test_a_run_samples_from_sglang(
     result = CliRunner().invoke(app, ["run", str(config)])
     assert result.exit_code == 0, result.output
     assert len(served.requests) == 4
+
+
+def test_a_teacher_on_sglang_scores_the_episodes_of_a_run(
+    served: FakeSGLang, tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sglang_env.py").write_text(_MODULE)
+    config = tmp_path / "run.toml"
+    teacher = '[teacher]\nengine = { kind = "sglang", base_url = "URL" }\nrenderer = { model = "MODEL" }\n'
+    text = (_CONFIG + teacher).replace("URL", served.base_url).replace("MODEL", str(tiny_model_dir))
+    config.write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    result = CliRunner().invoke(app, ["run", str(config)])
+    assert result.exit_code == 0, result.output
+    with RecordReader(tmp_path / "out" / "trajectories.mmr") as reader:
+        episodes = [episode for group in reader for episode in group]
+    assert len(episodes) == 4
+    for episode in episodes:
+        assert all("teacher_logprobs" in node.extras for node in episode.nodes)
+        assert "teacher_kl" in episode.metrics
