@@ -19,7 +19,15 @@ import numpy as np
 from renderers import TemplateRenderer
 from renderers.tokens.decoding import TokenDecoder
 from renderers.tokens.tokenizer import TemplateTokenizer
-from rollouts.trajectory.token_node import MediaReference, TokenNode, Turn
+from rollouts.trajectory.token_node import (
+    TEACHER_TOP_IDS,
+    TEACHER_TOP_LOGPROBS,
+    TOP_IDS,
+    TOP_LOGPROBS,
+    MediaReference,
+    TokenNode,
+    Turn,
+)
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import finite_number
 from rollouts.view.display_json import display_json
@@ -103,13 +111,29 @@ def _text(tokenizer: TemplateTokenizer, decoder: TokenDecoder, token_id: int) ->
 ENTROPY: Final = "entropy"
 TRAINER_LOGPROBS: Final = "trainer_logprobs"
 
+#: The extras with the likeliest tokens in the place of each, by whose they are on the page.
+_LIKELIEST: Final = {"sampler": (TOP_IDS, TOP_LOGPROBS), "teacher": (TEACHER_TOP_IDS, TEACHER_TOP_LOGPROBS)}
+_MAX_LIKELIEST: Final = 20
+_NO_ROWS: Final = (np.empty((0, 0), np.int32), np.empty((0, 0), np.float32))
+
 _SAMPLED, _CONTENT, _CONTENT_KNOWN = 1, 2, 4
+
+
+class Likeliest(NamedTuple):
+    """The k likeliest tokens in the place of each, at most 20, with a k of its own for each node.
+
+    `widths`: k of each node, 0 where none are known. `ids` int32 and `logprobs` float32 (sum of n k over the nodes,).
+    """
+
+    widths: list[int]
+    ids: np.ndarray
+    logprobs: np.ndarray
 
 
 class TokenColumns(NamedTuple):
     """`unique_ids` int32 (u,), ascending, and for each of the n tokens of all nodes, in order: `places` uint32 (n,) in
     `unique_ids`; `flags` uint8 (n,), bit 0 sampled, bit 1 content, bit 2 content is known; `logprobs` float32 (sampled
-    tokens,); `extras` float32 (n,) by name, NaN on nodes that lack the extra.
+    tokens,); `extras` float32 (n,) by name, NaN on nodes that lack the extra. `likeliest` by whose they are.
     """
 
     unique_ids: np.ndarray
@@ -117,6 +141,7 @@ class TokenColumns(NamedTuple):
     flags: np.ndarray
     logprobs: np.ndarray
     extras: dict[str, np.ndarray]
+    likeliest: dict[str, Likeliest]
 
 
 def token_columns(
@@ -126,7 +151,9 @@ def token_columns(
 ) -> TokenColumns:
     """`more_ids` are put into the table of ids, too. `trainer_logprobs` maps a node to float32 (its tokens,)."""
     ids = np.concatenate([*(node.token_ids for node in nodes), np.empty(0, np.int32)]).astype(np.int32)
-    unique = np.unique(np.concatenate([ids, np.asarray(more_ids, np.int32)]))
+    likeliest = {of: found for of, names in _LIKELIEST.items() if (found := _likeliest(nodes, *names)) is not None}
+    of_likeliest = (each.ids for each in likeliest.values())
+    unique = np.unique(np.concatenate([ids, np.asarray(more_ids, np.int32), *of_likeliest]))
     flags = np.concatenate([*map(_flags, nodes), np.empty(0, np.uint8)])
     logprobs = np.concatenate([*(node.logprobs for node in nodes), np.empty(0, np.float32)]).astype(np.float32)
     names = sorted({name for node in nodes for name, rows in node.extras.items() if _is_column(rows)})
@@ -135,7 +162,7 @@ def token_columns(
         extras[TRAINER_LOGPROBS] = _joined(
             [trainer_logprobs.get(index, _unknown(node)) for index, node in enumerate(nodes)]
         )
-    return TokenColumns(unique, np.searchsorted(unique, ids).astype(np.uint32), flags, logprobs, extras)
+    return TokenColumns(unique, np.searchsorted(unique, ids).astype(np.uint32), flags, logprobs, extras, likeliest)
 
 
 def mismatch(node: TokenNode, trainer_logprobs: np.ndarray | None = None) -> np.ndarray:
@@ -157,6 +184,25 @@ def _flags(node: TokenNode) -> np.ndarray:
 
 def _is_column(rows: np.ndarray) -> bool:
     return rows.ndim == 1 and rows.dtype.kind in "biuf"
+
+
+def _likeliest(nodes: Sequence[TokenNode], ids_name: str, logprobs_name: str) -> Likeliest | None:
+    """None where no node has them."""
+    rows = [_likeliest_rows(node.extras.get(ids_name), node.extras.get(logprobs_name)) for node in nodes]
+    widths = [ids.shape[1] for ids, _ in rows]
+    if not any(widths):
+        return None
+    ids = np.concatenate([ids.ravel() for ids, _ in rows])
+    return Likeliest(widths, ids, _joined([logprobs.ravel() for _, logprobs in rows]))
+
+
+def _likeliest_rows(ids: np.ndarray | None, logprobs: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """The first 20 columns; none where the arrays are something else, as extras of any name may be."""
+    if ids is None or logprobs is None or ids.dtype != np.int32 or logprobs.dtype.kind != "f":
+        return _NO_ROWS
+    if ids.ndim != 2 or ids.shape != logprobs.shape:
+        return _NO_ROWS
+    return ids[:, :_MAX_LIKELIEST], logprobs[:, :_MAX_LIKELIEST]
 
 
 def _extra(nodes: Sequence[TokenNode], name: str) -> np.ndarray:
@@ -289,6 +335,9 @@ def episode_payload(
         "logprobs": columns.logprobs,
         **{f"extra:{name}": rows for name, rows in columns.extras.items()},
     }
+    for of, likeliest in columns.likeliest.items():
+        arrays[f"likeliest:{of}"] = np.searchsorted(columns.unique_ids, likeliest.ids).astype(np.uint32)
+        arrays[f"likeliestLogprobs:{of}"] = likeliest.logprobs
     if renderer is not None and view is not None:
         texts = token_texts(renderer.tokenizer, columns.unique_ids)
         arrays |= {
@@ -297,7 +346,10 @@ def episode_payload(
             "textBytes": np.frombuffer(texts.data, np.uint8),
             "owners": _owners(trajectory.nodes, view.owners),
         }
-    return _packed(_header(trajectory, number, view), arrays)
+    header = _header(trajectory, number, view)
+    if columns.likeliest:
+        header["likeliest"] = {of: likeliest.widths for of, likeliest in columns.likeliest.items()}
+    return _packed(header, arrays)
 
 
 def _owners(nodes: Sequence[TokenNode], owners: Mapping[int, np.ndarray]) -> np.ndarray:

@@ -1,6 +1,7 @@
 """The page holds what the episodes hold, and nothing in it can act."""
 
 import base64
+import gzip
 import hashlib
 import json
 import re
@@ -17,9 +18,10 @@ from viewer_episodes import (
     read_payload,
     two_turns,
     video,
+    with_likeliest,
 )
 
-from rollouts import MediaReference, Trajectory
+from rollouts import MediaReference, TokenNode, Trajectory
 from rollouts.errors import RolloutsError
 from rollouts.training.mismatch import ComparedTokens
 from rollouts.view import write_html
@@ -57,6 +59,63 @@ def test_a_column_is_known_only_on_the_nodes_that_have_the_extra(renderer):
         assert np.array_equal(column[start:end], trajectory.nodes[3].extras[name].astype(np.float32))
         assert np.isnan(column[:start]).all()
         assert np.isnan(column[end:]).all()
+
+
+def node_with(count, **extras):
+    return TokenNode(-1, np.arange(count, dtype=np.int32), np.ones(count, bool), np.zeros(count, np.float32),
+                     extras=extras)  # fmt: skip
+
+
+def likeliest(count, k):
+    """Rows that no other place has; the page must not mix them up."""
+    return np.arange(count * k, dtype=np.int32).reshape(count, k) + 100, -np.arange(count * k).reshape(count, k) / 7
+
+
+def test_a_page_has_the_likeliest_tokens_of_the_nodes_that_have_them_up_to_20_a_place():
+    (ids, logprobs), (taught, teacher) = likeliest(3, 2), likeliest(2, 24)
+    first = node_with(3, top_ids=ids, top_logprobs=logprobs.astype(np.float32))
+    second = node_with(2, teacher_top_ids=taught, teacher_top_logprobs=teacher.astype(np.float32))
+    header, columns = read_payload(episode_payload(Trajectory("e", nodes=[node_with(4), first, second]), 0))
+    assert header["likeliest"] == {"sampler": [0, 2, 0], "teacher": [0, 0, 20]}
+    for of, wanted_ids, wanted in (("sampler", ids, logprobs), ("teacher", taught[:, :20], teacher[:, :20])):
+        assert np.array_equal(columns["uniqueIds"][columns[f"likeliest:{of}"]], wanted_ids.ravel())
+        assert np.array_equal(columns[f"likeliestLogprobs:{of}"], wanted.ravel().astype(np.float32))
+
+
+def test_with_a_renderer_the_likeliest_tokens_have_their_texts(renderer):
+    trajectory = with_likeliest(renderer, [("G", -0.5), ("x", -1.0)])
+    _, columns = read_payload(episode_payload(trajectory, 0, renderer=renderer))
+    data, ends = columns["textBytes"].tobytes(), columns["textEnds"]
+    pieces = [data[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+    assert [pieces[place] for place in columns["likeliest:sampler"][:2]] == [b"G", b"x"]
+
+
+def test_episodes_without_likeliest_tokens_have_nothing_for_them_and_others_8_bytes_for_each():
+    ids, logprobs = likeliest(1000, 20)
+    ids %= 1000  # ids that the page has anyhow
+    bare = gzip.decompress(episode_payload(Trajectory("e", nodes=[node_with(1000)]), 0))
+    node = node_with(1000, top_ids=ids, top_logprobs=logprobs.astype(np.float32))
+    full = gzip.decompress(episode_payload(Trajectory("e", nodes=[node]), 0))
+    assert b"ikeliest" not in bare
+    assert 8 * ids.size < len(full) - len(bare) < 8 * ids.size + 300
+
+
+@pytest.mark.parametrize(
+    ("ids", "logprobs"),
+    [
+        (np.zeros(3, np.int32), np.zeros(3, np.float32)),
+        (np.zeros((3, 2), np.int32), np.zeros((3, 1), np.float32)),
+        (np.full((3, 2), 2**40), np.zeros((3, 2), np.float32)),
+        (np.zeros((3, 2), np.int32), np.zeros((3, 2), "S1")),
+        (np.zeros((3, 0), np.int32), np.zeros((3, 0), np.float32)),
+        (np.zeros((3, 2), np.int32), None),
+    ],
+)
+def test_extras_of_these_names_that_are_no_likeliest_tokens_are_left_out(ids, logprobs):
+    extras = {"top_ids": ids} if logprobs is None else {"top_ids": ids, "top_logprobs": logprobs}
+    header, columns = read_payload(episode_payload(Trajectory("e", nodes=[node_with(3, **extras)]), 0))
+    assert "likeliest" not in header
+    assert not [name for name in columns if name.startswith("likeliest")]
 
 
 def test_the_list_has_the_largest_mismatch_of_an_episode(renderer, tmp_path):

@@ -5,14 +5,15 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from chromium import PHONE
 from typer.testing import CliRunner
-from viewer_episodes import two_turns
+from viewer_episodes import two_turns, with_likeliest
 
 from rollouts import FinishReason, Trajectory
 from rollouts.cli.main import app
-from rollouts.view import write_html
+from rollouts.view import episode_data, write_html
 
 pytestmark = pytest.mark.browser
 
@@ -149,6 +150,55 @@ def test_the_token_view_has_the_text_of_the_branch_and_tells_what_is_known_of_a_
     opened.page.keyboard.press("ArrowRight")
     opened.until("document.querySelector('.chosen').dataset.token", str(token + 1))
     opened.screenshot("tokens")
+    opened.check_quiet()
+
+
+def test_the_likeliest_tokens_stand_beside_the_numbers_of_a_token_and_cannot_act(
+    renderer, tmp_path, open_page, monkeypatch
+):
+    attack = '<img src=x onerror="window.attacked = 1">\u202e\n'
+    text_of = episode_data._text
+    (hostile,) = renderer.tokenizer.encode_scaffold("x")
+    monkeypatch.setattr(
+        episode_data, "_text", lambda *of: (0, attack.encode()) if of[2] == hostile else text_of(*of)
+    )  # a tokenizer may have such a token
+    first, later = [("R", -0.5), ("x", -1.0)], [("G", -0.25), ("x", -2.0)]
+    trajectory = with_likeliest(renderer, first, later)
+    node = trajectory.nodes[1]
+    teacher = {"teacher_top_ids": node.extras["top_ids"], "teacher_top_logprobs": node.extras["top_logprobs"] - 1}
+    extras = {**node.extras, **teacher, "teacher_logprobs": np.full(len(node), -3, np.float32)}
+    three = {"top_ids": np.tile(np.array([3, 2, 1], np.int32), (len(node), 1))}
+    three["top_logprobs"] = -np.arange(3 * len(node), dtype=np.float32).reshape(-1, 3)
+    nodes = [trajectory.nodes[0], replace(node, extras=extras), replace(node, parent=1, extras=three)]
+    write_html([Trajectory("e", nodes=nodes, turns=trajectory.turns)], tmp_path / "page.html", renderer=renderer)
+    opened = open_page(tmp_path / "page.html")
+    opened.show("#e=0&v=tokens")
+    start = len(nodes[0])
+    opened.page.locator(f'.t[data-token="{start}"]').hover()
+    opened.page.wait_for_selector("#token:not([hidden])")
+    shown = """[...document.querySelectorAll('#token .likeliest')].map(
+        table => [...table.rows].map(row => [...row.cells].map(cell => cell.textContent)))"""
+    unseen = '"<img src=x onerror=\\"window.attacked = 1\\">RLO\\n"'
+    sampler, taught = opened.evaluate(shown)
+    assert sampler == [
+        ["", "id", "log-prob", "p"],
+        ["●", '"R"', str(node.token_ids[0]), "-0.5", "0.607"],
+        ["", unseen, str(hostile), "-1", "0.368"],
+    ]
+    assert [row[3] for row in taught[1:]] == ["-1.5", "-2"]
+    opened.screenshot("likeliest")
+    opened.page.locator(f'.t[data-token="{start}"]').click()
+    opened.page.keyboard.press("ArrowRight")  # a token that is none of them
+    opened.until("document.querySelector('.chosen').dataset.token", str(start + 1))
+    sampler, taught = opened.evaluate(shown)
+    assert [(row[0], row[3]) for row in sampler[1:]] == [("", "-0.25"), ("", "-2"), ("●", "-0.5")]
+    assert [(row[0], row[3]) for row in taught[1:]] == [("", "-1.25"), ("", "-3"), ("●", "-3")]
+    opened.page.locator(f'.t[data-token="{start + len(node) + 2}"]').hover()  # of a node with another number of them
+    opened.until("document.querySelectorAll('#token .likeliest').length", 1)
+    assert [row[2:4] for row in opened.evaluate(shown)[0][1:4]] == [["3", "-6"], ["2", "-7"], ["1", "-8"]]
+    opened.page.locator('.t[data-token="0"]').hover()  # of the prompt
+    opened.until("document.querySelectorAll('#token .likeliest').length", 0)
+    assert opened.evaluate("window.attacked") is None
     opened.check_quiet()
 
 

@@ -7,6 +7,7 @@ import gzip
 import json
 import re
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from renderers import MediaSource, PlaceholderRange, TemplateRenderer
 from renderers.media.decoding import frames_to_raw
 from renderers.media.policy import MediaPolicy
 from renderers.media.samples import samples_source
-from rollouts import Completion, FinishReason, MediaReference, TokenNode, Trajectory, Turn, WeightSpan
+from rollouts import Completion, FinishReason, MediaReference, TokenNode, TopLogprobs, Trajectory, Turn, WeightSpan
 
 RED, BLUE = (np.full((32, 32, 3), colour, np.uint8) for colour in ((255, 0, 0), (0, 0, 255)))
 
@@ -90,6 +91,26 @@ def called(renderer: TemplateRenderer) -> Trajectory:
     text = "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
     message = renderer.parse_response(completion(renderer, text).token_ids.tolist()).to_message()
     trajectory.add_turn(prompt, completion(renderer, text), message, messages=[question])
+    return trajectory
+
+
+def with_likeliest(renderer: TemplateRenderer, *columns: list[tuple[str, float]]) -> Trajectory:
+    """An episode whose answer, "Red.", has the likeliest texts of one token each with their log-probabilities.
+
+    `columns` are those of its first tokens, one length for all; the others have the columns of the last.
+    """
+    question = {"role": "user", "content": "Which colour?"}
+    answer = completion(renderer, "Red.")
+    rows = [*columns, *[columns[-1]] * (len(answer.token_ids) - len(columns))]
+    ids = [[renderer.tokenizer.encode_scaffold(text)[0] for text, _ in row] for row in rows]
+    logprobs = np.array([[logprob for _, logprob in row] for row in rows], np.float32)
+    trajectory = Trajectory("likeliest")
+    trajectory.add_turn(
+        renderer.render([question], add_generation_prompt=True),
+        replace(answer, top_logprobs=TopLogprobs(np.array(ids, np.int32), logprobs)),
+        {"role": "assistant", "content": "Red."},
+        messages=[question],
+    )
     return trajectory
 
 

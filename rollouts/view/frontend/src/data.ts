@@ -118,6 +118,8 @@ export interface Header {
   nodes: TreeNode[];
   turns: Turn[];
   drift: Drift[] | null;
+  /** How many of the likeliest tokens each node has in the place of a token; absent where no node has any. */
+  likeliest?: { [of: string]: number[] };
   columns: { [name: string]: { type: string; offset: number; length: number } };
 }
 

@@ -1,6 +1,6 @@
 // One episode with its token tree: branches, and what is known about each token.
 
-import type { Drift, Header, MediaReference, Payload, Turn } from "./data.ts";
+import type { Column, Drift, Header, MediaReference, Payload, Turn } from "./data.ts";
 
 const SAMPLED = 1;
 const CONTENT = 2;
@@ -29,6 +29,14 @@ export interface Cell {
   added: boolean;
 }
 
+/** A token that could stand in a place; `isOwn`: it does. `text` is empty where texts are not known. */
+export interface Candidate {
+  id: number;
+  text: string;
+  logprob: number;
+  isOwn: boolean;
+}
+
 /** An image, a video or a sound on a branch; `start` and `end` are tokens of the branch. */
 export interface PlacedMedia {
   start: number;
@@ -52,12 +60,14 @@ export class Episode {
   private readonly logprobs: Float32Array;
   private readonly owners: Int32Array | undefined;
   private readonly extraColumns = new Map<string, Float32Array>();
+  private readonly columns: Map<string, Column>;
   private readonly textKinds: Uint8Array | undefined;
   private readonly textEnds: Uint32Array | undefined;
   private readonly textBytes: Uint8Array | undefined;
 
   constructor({ header, columns }: Payload) {
     this.header = header;
+    this.columns = columns;
     this.ids = columns.get("uniqueIds") as Int32Array;
     this.index = columns.get("index") as Uint32Array;
     this.flags = columns.get("flags") as Uint8Array;
@@ -165,6 +175,25 @@ export class Episode {
 
   mismatch(column: number): number {
     return Math.abs(this.extra("trainer_logprobs", column) - this.logprob(column));
+  }
+
+  /** The likeliest tokens in the place of a token, the likeliest first; then that token if it is none of them. */
+  likeliest(of: string, node: number, column: number): Candidate[] {
+    const widths = this.header.likeliest![of];
+    let start = (column - this.nodeColumn[node]) * widths[node];
+    for (let before = 0; before < node; before++) start += this.header.nodes[before].tokens * widths[before];
+    const places = this.columns.get(`likeliest:${of}`)!.subarray(start, start + widths[node]);
+    const logprobs = this.columns.get(`likeliestLogprobs:${of}`)!;
+    const own = this.index[column];
+    const candidate = (place: number, logprob: number): Candidate => {
+      const text = this.hasTexts ? this.cellOf(() => place, 1).text : "";
+      return { id: this.ids[place], text, logprob, isOwn: place === own };
+    };
+    const found = Array.from(places, (place, rank) => candidate(place, logprobs[start + rank]));
+    if (found.length && !found.some(({ isOwn }) => isOwn)) {
+      found.push(candidate(own, of === "sampler" ? this.logprob(column) : this.extra("teacher_logprobs", column)));
+    }
+    return found.filter(({ logprob }) => !Number.isNaN(logprob));
   }
 
   /** The weights that sampled a token; empty for others, and where it is not known. */

@@ -143,7 +143,26 @@ export class TokenView {
     }
     const list = h("dl", {});
     for (const [name, value] of rows) list.append(h("dt", {}, name), h("dd", {}, value));
-    return list;
+    const tables = Object.keys(episode.header.likeliest ?? {}).map((of) => this.likeliest(of, at.node, column));
+    return h("div", {}, list, ...tables);
+  }
+
+  private likeliest(of: string, node: number, column: number): HTMLElement | null {
+    const candidates = this.episode.likeliest(of, node, column);
+    if (!candidates.length) return null;
+    const { hasTexts } = this.episode;
+    const rows = candidates.map(({ id, text, logprob, isOwn }) =>
+      h(
+        "tr",
+        {},
+        h("td", {}, isOwn ? "●" : ""),
+        hasTexts && h("td", {}, lineOf(JSON.stringify(text), 60)),
+        ...[String(id), short(logprob, 4), short(Math.exp(logprob), 3)].map((value) => h("td", { class: "num" }, value)),
+      ),
+    );
+    const names = ["id", "log-prob", "p"].map((name) => h("th", { class: "num" }, name));
+    const caption = h("caption", {}, `likeliest tokens of the ${of} (● this token)`);
+    return h("table", { class: "likeliest" }, caption, h("tr", {}, h("td", { colspan: hasTexts ? 2 : 1 }), ...names), ...rows);
   }
 }
 
