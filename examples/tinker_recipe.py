@@ -28,10 +28,10 @@ SPELLED = (
 
 
 def cards(seed, count):
-    """Questions and their answers, from 1 to 9."""
+    """Questions and their answers: each number from 1 to 9 once in nine questions, so that batches are equally hard."""
     draw = np.random.default_rng(seed)
-    for _ in range(count):
-        number = int(draw.integers(1, 10))
+    numbers = np.concatenate([draw.permutation(9) + 1 for _ in range(-(-count // 9))])[:count].tolist()
+    for number in numbers:
         shown = " ".join([str(number)] * int(draw.integers(6, 13)))
         yield f"The cards show {shown}. Which number is that?", number, draw
 
