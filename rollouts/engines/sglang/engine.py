@@ -285,6 +285,8 @@ class SGLangEngine:
         first: list[Generation] = []
 
         async def send(part: GenerateRequest) -> Completion:
+            if part is not request:  # what was sampled so far may be what the server does not take
+                check_request(part, await self._capabilities.get())
             generation = await self._exchange(part, root_id)
             if generation is None:
                 return unfinished()

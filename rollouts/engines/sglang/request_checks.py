@@ -121,7 +121,7 @@ def _media_violations(request: GenerateRequest, ids: np.ndarray) -> Iterator[str
     if is_text.any():
         yield (
             f"token {int(is_text.argmax())} of the prompt is {marker}, sampled as text; SGLang would look for an image "
-            "for it. End the episode there, or ban the token from sampling"
+            "for it. End the episode there, or add the token to stop_token_ids"
         )
 
 

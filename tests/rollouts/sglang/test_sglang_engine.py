@@ -324,6 +324,22 @@ async def test_a_completion_is_continued_after_a_pause_from_its_tokens(
     assert rest["sampling_params"]["max_new_tokens"] == 3
 
 
+async def test_a_completion_with_an_image_token_beside_an_image_is_not_continued(
+    server: FakeSGLang, engine: SGLangEngine, tmp_path: Path
+) -> None:
+    def sample_an_image_token(answer: dict[str, Any]) -> None:
+        answer["output_ids"][0] = answer["meta_info"]["output_token_logprobs"][0][1] = IMAGE_TOKEN
+
+    (tmp_path / "config.json").write_text("{}")
+    server.holds, server.spoil = True, sample_an_image_token
+    sampling = asyncio.create_task(engine.generate(_request(_image(1), sampling=SamplingParams(max_tokens=5))))
+    await server.until_running()
+    await engine.update_weights(tmp_path, "1")
+    with pytest.raises(InvalidRequestError, match="sampled as text"):
+        await sampling
+    assert len(server.requests) == 1
+
+
 async def test_waiting_for_running_requests_holds_new_ones_back(
     server: FakeSGLang, engine: SGLangEngine, tmp_path: Path
 ) -> None:
