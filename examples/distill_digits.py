@@ -91,6 +91,7 @@ async def accuracy(engine, renderer, digits):
 async def distill(model, student, teacher, renderer, digits, held_out, *, steps, rows, every):
     order, updates = np.random.default_rng(1), Steps(model, steps)
     curves = {"step": [0], "divergence": [None], "accuracy": [await accuracy(student, renderer, held_out)]}
+    print(f"held-out accuracy of the student before {curves['accuracy'][0]:.3f}")
     for step in range(1, steps + 1):
         samples = []
         for each in await episodes(student, renderer, digits, order.choice(len(digits), rows, replace=False), 1.0):
