@@ -1,13 +1,13 @@
-"""Inference engines: the protocol and its implementations, and chat endpoints, which return messages without tokens."""
+"""Inference engines: the protocol and its implementations, and chat endpoints, which return messages."""
 
 from typing import TYPE_CHECKING, Any
 
-from rollouts.engines.protocol import ChatAnswer, ChatEngine
+from rollouts.engines.protocol import ChatAnswer, ChatEngine, ChatTokens
 
 if TYPE_CHECKING:
     from rollouts.engines.endpoint import ChatEndpoint
 
-__all__ = ["ChatAnswer", "ChatEndpoint", "ChatEngine"]
+__all__ = ["ChatAnswer", "ChatEndpoint", "ChatEngine", "ChatTokens"]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from renderers import MediaSource, ParsedResponse, ParsedToolCall
@@ -20,11 +21,12 @@ from renderers.parsing.literals import MAX_DEPTH, InvalidJsonError, is_deeper_th
 from renderers.parsing.response import ToolCallParseStatus as Status
 from rollouts.engines.http.exchange import excerpt
 from rollouts.engines.http.source_files import SourceFile
-from rollouts.engines.protocol import ChatAnswer, FinishReason
+from rollouts.engines.protocol import ChatAnswer, ChatTokens, FinishReason, logprobs_error, token_ids_error
 from rollouts.errors import (
     EngineError,
     GenerationInterruptedError,
     MalformedResultError,
+    MissingLogProbsError,
     is_unicode,
     short_repr,
 )
@@ -220,6 +222,26 @@ class _Usage(_Read):
     completion_tokens: int | None = Field(None, ge=0, le=_MOST_TOKENS)
 
 
+class _Logprob(_Read):
+    logprob: float
+
+
+class _Logprobs(_Read):
+    content: list[_Logprob]
+
+
+class _ChoiceOfTokens(_Read):
+    token_ids: list[int]
+    logprobs: _Logprobs
+
+
+class _Tokens(_Read):
+    """What a response has in addition where token ids were requested."""
+
+    prompt_token_ids: list[int]
+    choices: list[_ChoiceOfTokens]
+
+
 class _Response(_Read):
     choices: list[_Choice] = Field(min_length=1, max_length=1)
     model: str | None = None
@@ -227,7 +249,12 @@ class _Response(_Read):
 
 
 def read_answer(
-    request_id: str, content: bytes, tools: Sequence[Mapping[str, Any]] | None, shown: Callable[[str], str]
+    request_id: str,
+    content: bytes,
+    tools: Sequence[Mapping[str, Any]] | None,
+    shown: Callable[[str], str],
+    *,
+    with_tokens: bool = False,
 ) -> ChatAnswer:
     """The answer in the body of a response. `shown` makes of a text of the server what an error may show of it.
 
@@ -258,9 +285,32 @@ def read_answer(
         )
     usage = response.usage or _Usage(prompt_tokens=None, completion_tokens=None)
     parsed = _parsed(choice.message, finish_reason, tools)
+    tokens = _tokens(request_id, content) if with_tokens else None
     return ChatAnswer(
-        parsed.to_message(), parsed, finish_reason, usage.prompt_tokens, usage.completion_tokens, response.model
+        parsed.to_message(), parsed, finish_reason, usage.prompt_tokens, usage.completion_tokens, response.model, tokens
     )
+
+
+def _tokens(request_id: str, content: bytes) -> ChatTokens:
+    """Raises `MalformedResultError` and `MissingLogProbsError`."""
+    try:
+        response = _Tokens.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise MalformedResultError(
+            request_id,
+            f"return_token_ids is set, and {'.'.join(map(str, first['loc']))} of the answer: {first['msg']}. vLLM and "
+            "the gateway of this project return token ids; leave return_token_ids out for other servers",
+        ) from None
+    choice = response.choices[0]
+    ids = [np.array(values, np.int64) for values in (response.prompt_token_ids, choice.token_ids)]
+    logprobs = np.array([each.logprob for each in choice.logprobs.content], np.float32)
+    for name, values in zip(("prompt_token_ids", "token_ids"), ids, strict=True):
+        if (wrong := token_ids_error(values) or (None if len(values) else "no token")) is not None:
+            raise MalformedResultError(request_id, f"{name} of the answer: {wrong}")
+    if (wrong := logprobs_error(logprobs, len(ids[1]))) is not None:
+        raise MissingLogProbsError(request_id, f"logprobs of the answer: {wrong}")
+    return ChatTokens(ids[0].astype(np.int32), ids[1].astype(np.int32), logprobs)
 
 
 def _parsed(message: _Message, reason: FinishReason, tools: Sequence[Mapping[str, Any]] | None) -> ParsedResponse:

@@ -72,8 +72,8 @@ class ChatEndpoint:
         endpoint = ChatEndpoint("http://127.0.0.1:8000/v1", "Qwen/Qwen3-VL-8B-Instruct")
         answer = await endpoint.chat([{"role": "user", "content": "How many dots?"}], sampling=SamplingParams())
 
-    A `ChatEngine`: it takes and returns messages, and the server has the chat template. Token ids and their
-    log-probabilities are not available, so that nothing can be trained on its completions.
+    A `ChatEngine`: it takes and returns messages, and the server has the chat template. Without `return_token_ids`
+    nothing can be trained on its completions.
 
     - `base_url`: the part of the address before `/chat/completions`, such as "https://api.openai.com/v1".
     - `model`: the name of the model at the server.
@@ -89,6 +89,9 @@ class ChatEndpoint:
     - `tool_images`: where images and sounds of the results of calls are sent: in the results ("tool", as vLLM takes
       them), or in a message of the user after them ("user", for servers that take no media elsewhere). None: "user" for
       https://api.openai.com, and "tool" for others.
+    - `return_token_ids`: request the ids of prompt and completion and their log-probabilities, which vLLM and the
+      gateway of this project return beside the message (`ChatAnswer.tokens`). Messages with media are refused then:
+      the features of their placeholders are not returned, and training without them would be on another prompt.
     - `policy` and `store`: which URLs and paths of media are read, and where they are kept. The server opens none:
       every image is sent as a data URL, JPEG files and usual PNG files unchanged, others as PNG; every sound in
       base64, WAV and MP3 files unchanged, others as WAV.
@@ -111,6 +114,7 @@ class ChatEndpoint:
         max_tokens_field: MaxTokensField = "max_completion_tokens",
         omit: Collection[str] = (),
         tool_images: ToolImages | None = None,
+        return_token_ids: bool = False,
         policy: MediaPolicy | None = None,
         store: MediaStore | None = None,
     ) -> None:
@@ -137,6 +141,9 @@ class ChatEndpoint:
             check_choice("tool_images", tool_images, ToolImages)
         of_openai = self.base_url.startswith(_OPENAI)
         self._tool_images: ToolImages = tool_images or ("user" if of_openai else "tool")
+        if not isinstance(return_token_ids, bool):
+            raise ArgumentError("return_token_ids", return_token_ids, "pass True or False")
+        self._returns_tokens = return_token_ids
         self.media_policy = MediaPolicy() if policy is None else policy
         self._store = MediaStore() if store is None else store  # an empty store is falsy
         self._data_urls: ByteLRU[str, str] = ByteLRU(_DATA_URL_BYTES)
@@ -178,12 +185,18 @@ class ChatEndpoint:
                 body["tools"] = sent_tools(tools)
             self._check_open(request_id)
             if any(True for message in checked for _ in media_parts(message)):
+                if self._returns_tokens:
+                    raise InvalidRequestError(
+                        request_id,
+                        "messages with media, and return_token_ids is set: the server returns no features of the "
+                        "media. Sample with VLLMEngine, or leave return_token_ids out",
+                    )
                 # Reading, decoding and encoding media takes longer than an event loop may stand still.
                 body["messages"] = await call_on_thread(sent_messages, checked, self._data_url, self._tool_images)
             else:
                 body["messages"] = sent_messages(checked, self._data_url, self._tool_images)
             content = await self._request(request_id, body)
-            answer = read_answer(request_id, content, tools, self._without_key)
+            answer = read_answer(request_id, content, tools, self._without_key, with_tokens=self._returns_tokens)
             if (answer.completion_tokens or 0) > sampling.max_tokens:
                 (other,) = {*get_args(MaxTokensField)} - {self._max_tokens_field}
                 raise MalformedResultError(
@@ -269,7 +282,9 @@ class ChatEndpoint:
                     f"{_OMITTABLE[name]}, or an endpoint that does not omit it",
                 )
         sent = {name: value for name, value in values.items() if value is not None}
-        return {"model": self.model, self._max_tokens_field: sampling.max_tokens, **sent, **sampling.extra}
+        if self._returns_tokens:
+            sent |= {"return_token_ids": True, "logprobs": True}
+        return {"model": self.model, self._max_tokens_field: sampling.max_tokens, **sampling.extra, **sent}
 
     def _data_url(self, part: Mapping[str, Any]) -> str:
         """The data URL of a part with an image or a sound. Raises `MediaError`."""

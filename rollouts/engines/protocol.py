@@ -356,13 +356,24 @@ class Engine(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ChatTokens:
+    """The tokens of an answer: ids int32 (prompt,) of the prompt as the server rendered it, ids int32 (n,) of the
+    completion with its stop token, and their log-probabilities float32 (n,)."""
+
+    prompt_ids: np.ndarray
+    token_ids: np.ndarray
+    logprobs: np.ndarray
+
+
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
     """An assistant message of a chat endpoint.
 
     `message` is the message for the conversation, `parsed` the same with malformed tool calls, as `step_parsed` of an
     environment takes it. `finish_reason` is `STOP` (also for tool calls) or `LENGTH`. The numbers of tokens are the
-    server's, None where it reports none; `model` is the model that the server reported.
+    server's, None where it reports none; `model` is the model that the server reported. `tokens` are those of an answer
+    to messages without media, where an endpoint was made to request them.
     """
 
     message: Message
@@ -371,13 +382,15 @@ class ChatAnswer:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     model: str | None = None
+    tokens: ChatTokens | None = None
 
 
 @runtime_checkable
 class ChatEngine(Protocol):
-    """Answers conversations, without token ids and log-probabilities: a chat endpoint.
+    """Answers conversations: a chat endpoint.
 
-    Episodes run on it as on an `Engine`, without a renderer. Nothing can be trained on them (`Trajectory.has_tokens`).
+    Episodes run on it as on an `Engine`, without a renderer. Where answers have no tokens, nothing can be trained on
+    them (`Trajectory.has_tokens`).
     """
 
     async def chat(

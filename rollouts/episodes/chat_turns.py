@@ -1,4 +1,4 @@
-"""Turns of an episode on a chat endpoint: messages in, a message out, and no tokens."""
+"""Turns of an episode on a chat endpoint: messages in, a message out, with tokens where the endpoint returns them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from renderers import MediaPolicy, MediaSource, Message, RenderedTokens
 from renderers.errors import MediaError, MessageError
 from renderers.media.reference import source_of_part
 from renderers.messages import check_messages, check_tools, media_parts, media_value, part_kind, with_medium
-from rollouts.engines.protocol import ChatEngine, FinishReason, SamplingParams, is_chat
+from rollouts.engines.protocol import (
+    ChatAnswer,
+    ChatEngine,
+    ChatTokens,
+    Completion,
+    FinishReason,
+    SamplingParams,
+    is_chat,
+)
 from rollouts.episodes.deadlines import EpisodeActivity, TurnCounts
 from rollouts.episodes.errors import raise_naming_origin, wrap_exceptions
 from rollouts.episodes.turns import (
@@ -26,7 +34,7 @@ from rollouts.episodes.turns import (
 )
 from rollouts.errors import EngineFailedError, GenerationInterruptedError, RolloutsError, describe_exception
 from rollouts.trajectory.token_node import media_counts
-from rollouts.trajectory.tree import Trajectory
+from rollouts.trajectory.tree import Trajectory, longest_prefixes
 
 #: The metrics of an episode that hold what the endpoint has counted, summed over turns.
 PROMPT_TOKENS, COMPLETION_TOKENS = "endpoint_prompt_tokens", "endpoint_completion_tokens"
@@ -94,19 +102,35 @@ class ChatRecorder(EpisodeRecorder):
             if answer.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
                 raise GenerationInterruptedError(request_id, f"generation ended with {answer.finish_reason.value!r}")
             previous = prompt.previous_turn
-            trajectory.add_message_turn(
-                answer.message,
-                answer.finish_reason,
-                prompt.messages,
-                seconds=engine_seconds,
-                agent=agent,
-                after=None if previous is None else trajectory.turns[previous].node,
-            )
+            after = None if previous is None else trajectory.turns[previous].node
+            if answer.tokens is None:
+                trajectory.add_message_turn(
+                    answer.message,
+                    answer.finish_reason,
+                    prompt.messages,
+                    seconds=engine_seconds,
+                    agent=agent,
+                    after=after,
+                )
+            else:
+                self._add_tokens(prompt, answer, answer.tokens, after, seconds=engine_seconds, agent=agent)
         counts = answer.prompt_tokens or 0, answer.completion_tokens or 0
         for name, count in zip((PROMPT_TOKENS, COMPLETION_TOKENS), counts, strict=True):
             trajectory.metrics[name] = trajectory.metrics.get(name, 0) + count
         index = len(trajectory.turns) - 1
         return AnsweredTurn(prompt, (), answer.message, answer.parsed, index, engine_seconds, prompt.seconds, *counts)
+
+    def _add_tokens(
+        self, prompt: Prompt, answer: ChatAnswer, tokens: ChatTokens, after: int | None, **options: Any
+    ) -> None:
+        """Attach a turn whose prompt the server rendered: it may have changed what it printed of earlier turns."""
+        trajectory = self.trajectory
+        parents, _ = longest_prefixes(trajectory.nodes, tokens.prompt_ids, (), after)
+        known = len(trajectory.to_messages(parents[-1])) if parents[-1] >= 0 else 0
+        messages = prompt.conversation[known:]
+        rendered = RenderedTokens(tokens.prompt_ids.tolist(), message_roles=[each["role"] for each in messages])
+        completion = Completion(0, tokens.token_ids, tokens.logprobs, answer.finish_reason)
+        trajectory.add_turn(rendered, completion, answer.message, messages=messages, after=after, **options)
 
     def counts(self, turn: SampledTurn) -> TurnCounts:
         assert isinstance(turn, AnsweredTurn)

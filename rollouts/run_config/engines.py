@@ -92,6 +92,7 @@ def _endpoint(file: ConfigFile, section: EndpointEngineSection) -> Callable[[], 
                 max_tokens_field=section.max_tokens_field,
                 omit=section.omit,
                 tool_images=section.tool_images,
+                return_token_ids=section.return_token_ids,
                 policy=policy,
             )
 

@@ -224,7 +224,8 @@ class EndpointEngineSection(Section):
 
     `api_key_env` is the name of the environment variable that holds the key; without it, https://api.openai.com gets
     that of OPENAI_API_KEY, and other addresses get none. `max_tokens_field`, `omit` and `tool_images` are for servers
-    that do not know all fields of a request, or take images in messages of the user alone.
+    that do not know all fields of a request, or take images in messages of the user alone. `return_token_ids`: token
+    ids and log-probabilities of conversations without media, which vLLM returns, so that episodes can be trained on.
     """
 
     kind: Literal["openai"]
@@ -234,6 +235,7 @@ class EndpointEngineSection(Section):
     max_tokens_field: Literal["max_completion_tokens", "max_tokens"] = "max_completion_tokens"
     tool_images: Literal["tool", "user"] | None = None
     omit: list[Literal["temperature", "top_p", "seed"]] = Field(default_factory=list)
+    return_token_ids: bool = False
     request_seconds: Seconds = 600.0
     media: MediaSection = MediaSection()
 

@@ -45,6 +45,26 @@ async def test_a_greedy_completion_is_that_of_the_engine_on_the_same_server(endp
     assert (answer.prompt_tokens, answer.completion_tokens) == (len(prompt.token_ids), len(completion.token_ids))
 
 
+async def test_the_tokens_of_an_answer_are_those_of_the_engine_on_the_same_server(endpoint, vllm_server):
+    """Two turns; the second prompt is what the server's template prints of the first."""
+    renderer = load_renderer(vllm_server.model_dir)
+    letters = renderer.tokenizer.encode_run("abcdefgh").ids
+    sampling = SamplingParams(max_tokens=12, temperature=0, extra={"allowed_token_ids": letters})
+    messages = conversation()
+    async with (
+        VLLMEngine(vllm_server.base_url) as engine,
+        ChatEndpoint(endpoint.base_url, endpoint.model, return_token_ids=True) as returning,
+    ):
+        for _ in range(2):
+            answer = await returning.chat(messages, sampling=sampling)
+            prompt = renderer.render(messages, add_generation_prompt=True).token_ids
+            (completion,) = (await engine.generate(GenerateRequest(prompt, sampling))).completions
+            assert answer.tokens.prompt_ids.tolist() == prompt
+            np.testing.assert_array_equal(answer.tokens.token_ids, completion.token_ids)
+            np.testing.assert_allclose(answer.tokens.logprobs, completion.logprobs, atol=1e-4)
+            messages = [*messages, answer.message, *conversation()]
+
+
 async def test_a_prompt_longer_than_the_context_is_an_overlong_prompt(endpoint):
     with pytest.raises(OverlongPromptError) as raised:
         await endpoint.chat([{"role": "user", "content": "word " * 20_000}], sampling=SamplingParams(max_tokens=4))

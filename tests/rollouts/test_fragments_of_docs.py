@@ -154,19 +154,16 @@ async def test_the_page_on_vllm(tiny_model_dir, tmp_path):
 
 
 async def test_the_page_on_chat_endpoints(renderer):
-    engine = ScriptedEngine(["black"], renderer=renderer)
+    engine = ScriptedEngine(["black", "red"], renderer=renderer)
     with ServedInThread(Starlette(routes=Gateway(engine, renderer).routes())) as server:
         text = (DOCS / "chat-endpoints.md").read_text("utf-8").replace("http://127.0.0.1:8000", server.base_url)
         names = {}
         await run_with_await("chat-endpoints.md", text, names)
     answer = names["answer"]
-    assert (answer.message["content"], answer.finish_reason) == ("black", "stop")
-    (request,) = engine.requests
-    assert (answer.prompt_tokens, len(request.media), request.sampling.seed is None) == (
-        len(request.prompt_ids),
-        1,
-        False,
-    )
+    assert (answer.message["content"], answer.finish_reason) == ("red", "stop")
+    first, second = engine.requests
+    assert (len(first.media), first.sampling.seed is None) == (1, False)
+    assert answer.tokens.prompt_ids.tolist() == list(second.prompt_ids)
 
 
 def test_the_page_on_distillation(tiny_model_dir):

@@ -24,7 +24,7 @@ from starlette.responses import Response
 from renderers import MediaPolicy, MediaSource
 from renderers.errors import MediaDecodeError, MediaPolicyError, MessageError
 from renderers.parsing.response import ToolCallParseStatus as Status
-from rollouts import FinishReason, GenerateRequest, SamplingParams, run_episode
+from rollouts import FinishReason, GenerateRequest, SamplingParams, StepResult, run_episode
 from rollouts.engines import ChatEndpoint
 from rollouts.engines.local import LocalEngine
 from rollouts.environments import ToolEnvironment
@@ -36,11 +36,14 @@ from rollouts.errors import (
     InvalidRequestError,
     MalformedResultError,
     MissingExtraError,
+    MissingLogProbsError,
     OverlongPromptError,
 )
 from rollouts.rewards import Judge, JudgeUsage
 from rollouts.serve.gateway.routes import Gateway
 from rollouts.testing import ScriptedEngine
+from rollouts.training import samples_from_trajectory
+from transport import decode, encode
 
 KEY = "a-key-of-this-test"
 PIXELS = np.arange(32 * 32 * 3, dtype=np.uint8).reshape(32, 32, 3)
@@ -83,6 +86,26 @@ def served(tiny_model_dir, renderer):
         yield url
 
 
+class ThreeQuestions:
+    def reset(self, seed):
+        self.asked = 0
+        return [user("q0")]
+
+    def step(self, assistant):
+        self.asked += 1
+        return StepResult([] if self.asked == 3 else [user(f"q{self.asked}")], 1.0, done=self.asked == 3)
+
+
+def with_tokens(content="fine", *, prompt=(1, 2), ids=(8, 9), logprobs=(-0.5, -0.25)):
+    """A chat completion with token ids, as vLLM sends it."""
+    body = {**completion(content), "prompt_token_ids": list(prompt)}
+    body["choices"][0] |= {
+        "token_ids": list(ids),
+        "logprobs": {"content": [{"token": "a", "logprob": each} for each in logprobs]},
+    }
+    return body
+
+
 async def check_seeded_completion(url, directory, renderer, content):
     """The answer of the server is the completion of an engine with the same model."""
     messages = [{"role": "system", "content": "Be brief."}, user(content)]
@@ -112,6 +135,82 @@ async def test_a_seeded_completion_is_that_of_the_engine_behind_the_server(serve
     parts = [{"type": "text", "text": "Which colour?"}]
     content = parts if image is None else [{"image": image}, *parts]
     await check_seeded_completion(served, tiny_model_dir, renderer, content)
+
+
+class TwoQuestions:
+    """Asks for a colour and for a shape."""
+
+    def reset(self, seed):
+        return [{"role": "system", "content": "Be brief."}, user("Which colour?")]
+
+    def step(self, assistant):
+        self.asked = getattr(self, "asked", 0) + 1
+        return StepResult([user("Which shape?")] if self.asked == 1 else [], 1.0, done=self.asked == 2)
+
+
+async def test_an_episode_with_token_ids_has_the_tokens_of_the_engine_behind_the_server(
+    served, tiny_model_dir, renderer
+):
+    sampling = SamplingParams(max_tokens=6, temperature=0.7, seed=3)
+    async with ChatEndpoint(served, "policy", api_key=KEY, return_token_ids=True) as endpoint:
+        episode = await run_episode(TwoQuestions(), engine=endpoint, renderer=None, sampling=sampling, max_turns=2)
+    own = await run_episode(
+        TwoQuestions(),
+        engine=LocalEngine.from_pretrained(tiny_model_dir),
+        renderer=renderer,
+        sampling=sampling,
+        max_turns=2,
+    )
+    first, last = (turn.node for turn in episode.turns)
+    of_own = own.turns[0].node
+    assert episode.token_ids(first).tolist() == own.token_ids(of_own).tolist()
+    np.testing.assert_allclose(episode.nodes[first].logprobs, own.nodes[of_own].logprobs, atol=1e-5)
+    # The gateway goes on from the tokens of the first turn, as the episode without a server does.
+    assert episode.path(last)[: len(episode.path(first))] == episode.path(first)
+    roles = [message["role"] for message in episode.to_messages(last)]
+    assert roles == ["system", "user", "assistant", "user", "assistant"]
+    (sample,) = samples_from_trajectory(decode(encode(episode)), advantage=1.0, processors={})
+    assert sample.token_ids.tolist() == episode.token_ids(last).tolist() == own.token_ids(own.turns[1].node).tolist()
+
+
+@pytest.mark.parametrize(
+    ("response", "error", "text"),
+    [
+        (
+            completion(),
+            MalformedResultError,
+            "prompt_token_ids of the answer: Field required.*leave return_tok",
+        ),
+        (with_tokens(prompt=[-1]), MalformedResultError, "prompt_token_ids of the answer: token 0 has id -1"),
+        (with_tokens(ids=[]), MalformedResultError, "token_ids of the answer: no token"),
+        (with_tokens(logprobs=[-0.5]), MissingLogProbsError, "2 tokens and 1 log-probabilities"),
+        (with_tokens(logprobs=[-0.5, -9999.0]), MissingLogProbsError, "token 1 has log-probability -9999"),
+    ],
+)
+async def test_an_answer_without_the_requested_tokens_is_an_error(response, error, text):
+    with ChatServer(response) as server:
+        async with ChatEndpoint(server.url, "m", return_token_ids=True) as endpoint:
+            with pytest.raises(error, match=text):
+                await endpoint.chat([user("hi")], sampling=SamplingParams())
+            with pytest.raises(InvalidRequestError, match="returns no features of the media"):
+                await endpoint.chat([user([{"image": PIXELS}])], sampling=SamplingParams())
+    assert len(server.bodies) == 1
+    assert (server.bodies[0]["return_token_ids"], server.bodies[0]["logprobs"]) == (True, True)
+
+
+async def test_a_turn_whose_prompt_prints_earlier_turns_otherwise_has_the_whole_conversation():
+    """The first prompt is 1 2, the second goes on from it without what was sampled, the third from nothing."""
+    prompts = [1, 2], [1, 2, 6, 7], [3, 1, 2]
+    with ChatServer(*(with_tokens(str(number), prompt=ids) for number, ids in enumerate(prompts))) as server:
+        async with ChatEndpoint(server.url, "m", return_token_ids=True) as endpoint:
+            episode = await run_episode(
+                ThreeQuestions(), engine=endpoint, renderer=None, sampling=SamplingParams(max_tokens=8), max_turns=3
+            )
+    nodes = [turn.node for turn in episode.turns]
+    assert [episode.token_ids(node).tolist() for node in nodes] == [[*prompt, 8, 9] for prompt in prompts]
+    contents = [[message["content"] for message in episode.to_messages(node)] for node in nodes]
+    assert contents == [["q0", "0"], ["q0", "0", "q1", "1"], ["q0", "0", "q1", "1", "q2", "2"]]
+    assert len(episode.leaves()) == 3
 
 
 async def test_a_model_that_hears_answers_what_the_engine_behind_the_server_does(tiny_audio_dir, hearing):

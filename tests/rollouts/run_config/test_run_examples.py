@@ -43,7 +43,7 @@ def test_the_example_runs_with_a_real_model_and_equal_seeds_sample_equal_tokens(
 
 
 def test_the_configurations_of_the_page_are_valid(tmp_path: Path) -> None:
-    whole, *engines = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    whole, *engines, teacher = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     (tmp_path / "run.toml").write_text(whole)
     assert read_config(tmp_path / "run.toml").config.group_size == 8
     of_the_whole = re.search(r"^\[engine\]\n(.+\n)+", whole, re.MULTILINE)
@@ -51,6 +51,10 @@ def test_the_configurations_of_the_page_are_valid(tmp_path: Path) -> None:
     for engine, kind in zip(engines, ["fleet", "fleet", "router"], strict=True):
         (tmp_path / "run.toml").write_text(whole.replace(of_the_whole[0], engine))
         assert read_config(tmp_path / "run.toml").config.engine.kind == kind
+    (tmp_path / "run.toml").write_text(whole + teacher)
+    scored_by = read_config(tmp_path / "run.toml").config.teacher
+    assert scored_by is not None
+    assert (scored_by.engine.kind, scored_by.top_k) == ("vllm", 8)
 
 
 @pytest.mark.parametrize(
