@@ -138,9 +138,9 @@ def report_processed_logprobs(monkeypatch):
     """LocalEngine reports the log-probabilities of the distribution that it draws from, not those of the model."""
 
     def sample(self, logits, step):
-        ids, _ = raw(self, logits, step)
+        sampled = raw(self, logits, step)
         scaled = self._filter(logits.double() / self._temperature[:, None])
-        return ids, torch.log_softmax(scaled, -1).gather(-1, ids[:, None])[:, 0].float()
+        return sampled._replace(logprobs=torch.log_softmax(scaled, -1).gather(-1, sampled.ids[:, None])[:, 0].float())
 
     raw = RowSampler.sample
     monkeypatch.setattr(RowSampler, "sample", sample)
