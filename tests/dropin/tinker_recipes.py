@@ -160,18 +160,19 @@ class Recipes:
     def loop_of_rewards(self) -> str:
         self.begin_at("rl", self.supervised_state)
         rows = self.run(
-            "rl_loop", "rl", log_path="rl", batch_size=9, group_size=8, learning_rate=2e-3, max_tokens=16,
+            "rl_loop", "rl", log_path="rl", batch_size=18, group_size=8, learning_rate=2e-3, max_tokens=16,
             loss_fn="importance_sampling", max_steps=24 if self.quick else 60, save_every=0,
         )  # fmt: skip
-        return _rises(rows, "reward/total", by=0.1 if self.quick else 0.15)
+        # Chance in sampling is 0.02, chance in what is learnt is more.
+        return _rises(rows, "reward/total", by=0.03 if self.quick else 0.15)
 
     def groups(self) -> str:
         rows = self.run(
-            "math_rl.train", "math", log_path="math", env="gsm8k", groups_per_batch=9, group_size=8,
+            "math_rl.train", "math", log_path="math", env="gsm8k", groups_per_batch=18, group_size=8,
             learning_rate=1e-3, max_tokens=16, loss_fn="ppo", eval_every=0, save_every=0,
             load_checkpoint_path=self.supervised_state, max_steps=20 if self.quick else 60,
         )  # fmt: skip
-        return _rises(rows, "env/all/correct", by=0.05 if self.quick else 0.15)
+        return _rises(rows, "env/all/correct", by=0.03 if self.quick else 0.15)
 
     def preferences(self) -> str:
         rows = self.run(
