@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from renderers import TemplateRenderer
-from rollouts.engines.protocol import Engine
+from rollouts.engines.protocol import ChatEngine, Engine, GenerateRequest, SamplingParams, check_result
+from rollouts.errors import EngineError
 from rollouts.run_config.config_file import ConfigFile
-from rollouts.run_config.engines import engine_factory
+from rollouts.run_config.engines import context_length, engine_factory
 from rollouts.run_config.parts import make_renderer
 from rollouts.run_config.sections import LocalEngineSection, RendererSection
 from rollouts.scoring import check_teacher, score, with_scores
@@ -24,6 +25,38 @@ class Teacher:
     make_engine: Callable[[], Any]
     renderer: TemplateRenderer
     top_k: int
+
+    async def check(self, engine: Engine, sampler: Engine | ChatEngine | None) -> None:
+        """Raise `RunConfigError` unless the engine, which is connected, can score what the run may sample.
+
+        A short row is scored, because servers do not report how many of the likeliest tokens they give. Of the longest
+        row are known the limits, the context of `sampler` (None: of other processes), and the tokens of all turns.
+        """
+        row = self.renderer.render_ids([{"role": "user", "content": "."}])
+        cures = {"engine": "take an engine that gives log-probabilities of prompts"}
+        if self.top_k:
+            cures["top_k"] = f"{self.top_k} is too large: use a smaller one, or start its server with --max-logprobs"
+        for key, cure in cures.items():
+            top_k = self.top_k if key == "top_k" else 0
+            request = GenerateRequest(
+                row, SamplingParams(max_tokens=1), prompt_logprobs=True, prompt_top_logprobs=top_k
+            )
+            try:
+                check_result(request, await engine.generate(request))
+            except EngineError as error:
+                raise self.file.error((key,), f"the teacher cannot score: {error}; {cure}") from error
+        limits, max_tokens = self.file.config.limits, self.file.config.sampling.max_tokens
+        of_turns = max_tokens * (limits.max_turns or 1) + 1  # and a prompt of one token at least
+        bounds = (of_turns, limits.max_tokens, None if sampler is None else await context_length(sampler))
+        longest, context = min(bound for bound in bounds if bound is not None), await context_length(engine)
+        # A row has at most one token less than the context; with that of the sampler, an episode rarely fills it.
+        if context is not None and context < longest + (longest != bounds[-1]):
+            reason = (
+                f"the teacher's context has {context} tokens, and an episode may have {longest} ([sampling] max_tokens "
+                f"{max_tokens}, [limits] max_turns {limits.max_turns}): write max_tokens = {context - 1} into [limits], "
+                "or take a teacher with a longer context"
+            )
+            raise self.file.error(("engine",), reason)
 
     async def scored(self, engine: Engine, episode: Trajectory) -> Trajectory:
         """The episode with the teacher's columns. Raises as `score`."""

@@ -287,14 +287,16 @@ class Execution:
     async def _run(self, engine: Engine | ChatEngine | None) -> None:
         async with AsyncExitStack() as opened:
             sources: list[Source] = []
+            if engine is not None:
+                opened.push_async_callback(engine.close)
+                await connect(self._parts.file, engine)
             if (teacher := self._parts.teacher) is not None:
                 of_teacher = teacher.make_engine()
                 opened.push_async_callback(of_teacher.close)
                 await connect(teacher.file, of_teacher)
+                await teacher.check(of_teacher, engine)
                 self._score_episode = partial(teacher.scored, of_teacher)
             if engine is not None:
-                opened.push_async_callback(engine.close)
-                await connect(self._parts.file, engine)
                 if isinstance(engine, Engine):
                     sources.append(await opened.enter_async_context(EngineMonitor(engine)))
                 if self._parts.renderer is not None:

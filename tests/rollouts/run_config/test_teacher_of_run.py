@@ -123,3 +123,45 @@ def test_a_teacher_that_cannot_be_reached_is_an_error_before_the_run(tmp_path: P
     assert result.exit_code == 2
     assert "teacher.engine.urls" in result.output
     assert not (tmp_path / "out/metrics.jsonl").exists() or not (tmp_path / "out/metrics.jsonl").read_text()
+
+
+def refused_run(directory: Path, config: str) -> str:
+    """What a run says that is refused before it begins."""
+    result = run(write_run(directory, config))
+    assert result.exit_code == 2, result.output
+    assert not (directory / "out/trajectories.mmr").exists()
+    return " ".join(result.output.split())
+
+
+def test_more_of_the_likeliest_tokens_than_the_teacher_gives_are_refused_before_the_run(tmp_path: Path) -> None:
+    tiny_qwen3_vl(tmp_path / "teacher")
+    output = refused_run(tmp_path, FOURS + TEACHER.replace("top_k = 2", "top_k = 1025"))
+    assert "teacher.top_k" in output
+    assert "prompt_top_logprobs is 1025 and this engine takes at most 1024" in output
+    assert "1025 is too large: use a smaller one" in output
+
+
+def shortened_teacher(directory: Path, tokens: int) -> None:
+    file = tiny_qwen3_vl(directory / "teacher") / "config.json"
+    config = json.loads(file.read_text())
+    config["text_config"]["max_position_embeddings"] = tokens
+    file.write_text(json.dumps(config))
+
+
+def test_a_teacher_whose_context_is_too_short_for_the_run_is_refused_before_it(tmp_path: Path) -> None:
+    shortened_teacher(tmp_path, 200)
+    config = FOURS.replace("max_tokens = 16", "max_tokens = 50") + TEACHER
+    output = refused_run(tmp_path, config)
+    assert "teacher.engine" in output
+    assert "context has 200 tokens, and an episode may have 201 ([sampling] max_tokens 50, [limits] max_turns 4)" in output
+    cured = config.replace("max_turns = 4", "max_turns = 4\nmax_tokens = 199")
+    assert "write max_tokens = 199 into [limits]" in output
+    assert run(write_run(tmp_path, cured, model=False)).exit_code == 0
+
+
+def test_a_teacher_with_the_context_of_the_sampler_is_accepted_however_many_turns_there_may_be(tmp_path: Path) -> None:
+    shortened_teacher(tmp_path, 200)
+    local = 'kind = "local"\ndirectory = "teacher"'
+    config = FOURS.replace('kind = "scripted"\ncompletions = ["4"]', local).replace("max_turns = 4", "max_turns = 40")
+    result = run(write_run(tmp_path, config + TEACHER))
+    assert result.exit_code == 0, result.output
