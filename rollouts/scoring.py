@@ -14,6 +14,7 @@ from renderers.placement import PlacedItem
 from rollouts.calls import gathered
 from rollouts.engines.protocol import Engine, GenerateRequest, SamplingParams, TopLogprobs, check_result, is_chat
 from rollouts.errors import ArgumentError, MissingLogProbsError, TrajectoryError, short_repr
+from rollouts.trajectory.provenance import Provenance
 from rollouts.trajectory.token_node import TEACHER_COLUMNS, TEACHER_LOGPROBS, TEACHER_TOP_IDS, TEACHER_TOP_LOGPROBS
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import check_integer
@@ -37,11 +38,13 @@ class TokenRow(Protocol):
 class TokenScores(NamedTuple):
     """Of a row of n tokens: `logprobs` float32 (n,), log p(token | earlier tokens); NaN for the first one.
 
-    `top`, if asked for: the k likeliest tokens in the place of each, (n, k); the first row has -1 and NaN.
+    `top`, if asked for: the k likeliest tokens in the place of each, (n, k); the first row has -1 and NaN. `version` is
+    that of the engine's weights (`WeightSpan.version`), empty where the engine reports none.
     """
 
     logprobs: np.ndarray
     top: TopLogprobs | None = None
+    version: str = ""
 
 
 async def score(
@@ -110,7 +113,9 @@ async def score(
         if result.prompt_logprobs is None or (top_k and result.prompt_top_logprobs is None):
             reason = "the request was aborted before the engine had the log-probabilities of the prompt; score again"
             raise MissingLogProbsError(request.request_id, reason)
-        return TokenScores(result.prompt_logprobs.astype(np.float32), result.prompt_top_logprobs if top_k else None)
+        versions = [span.version for span in result.completions[0].weight_spans]
+        top = result.prompt_top_logprobs if top_k else None
+        return TokenScores(result.prompt_logprobs.astype(np.float32), top, versions[0] if versions else "")
 
     found = dict(zip(requests, await gathered(map(scores_of, requests.values())), strict=True))
     return [
@@ -231,7 +236,8 @@ def with_scores(trajectory: Trajectory, scores: Sequence[TokenScores]) -> Trajec
     """A copy of a trajectory whose nodes have the scores of its leaves as `extras`, 4 + 8 k bytes a token.
 
     The columns are `teacher_logprobs`, `teacher_top_ids` and `teacher_top_logprobs`; those of an earlier teacher are
-    replaced. A node that leaves share has those of the first. `metrics["teacher_kl"]` is the mean of log p(sampler) -
+    replaced. A node that leaves share has those of the first. `provenance.teacher_versions` are the versions of the
+    teacher's weights, and `metrics["teacher_kl"]` is the mean of log p(sampler) -
     log p(teacher) over the sampled tokens: an estimate of KL(sampler || teacher) in nats per token. Raises
     `ArgumentError` for scores of another trajectory.
     """
@@ -242,7 +248,7 @@ def with_scores(trajectory: Trajectory, scores: Sequence[TokenScores]) -> Trajec
     nodes = list(trajectory.nodes)
     differences = [np.empty(0, np.float32)]
     scored: set[int] = set()
-    for leaf, (logprobs, top) in zip(leaves, scores, strict=True):
+    for leaf, (logprobs, top, _) in zip(leaves, scores, strict=True):
         if len(logprobs) != (count := sum(len(nodes[index]) for index in trajectory.path(leaf))):
             rule = f"leaf {leaf} of episode {trajectory.episode_id} has {count} tokens; pass what score returned for it"
             raise ArgumentError("the length of scores", len(logprobs), rule)
@@ -262,4 +268,10 @@ def with_scores(trajectory: Trajectory, scores: Sequence[TokenScores]) -> Trajec
     metrics = dict(trajectory.metrics)
     if len(joined := np.concatenate(differences)):
         metrics["teacher_kl"] = float(joined.mean(dtype=np.float64))
-    return replace(trajectory, nodes=tuple(nodes) if trajectory.finished else nodes, metrics=metrics)
+    versions = tuple(dict.fromkeys(each.version for each in scores if each.version))
+    provenance = trajectory.provenance
+    if versions or provenance is not None:
+        provenance = replace(provenance or Provenance(), teacher_versions=versions)
+    return replace(
+        trajectory, nodes=tuple(nodes) if trajectory.finished else nodes, metrics=metrics, provenance=provenance
+    )

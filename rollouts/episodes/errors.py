@@ -73,6 +73,16 @@ class EpisodeLimitError(RolloutsError):
         super().__init__(f"the episode has reached its limit {self.reason}; it gets no further completion")
 
 
+class ScoringError(RolloutsError):
+    """An episode has ended, and its teacher has not scored it. The error of the last attempt is chained.
+
+    It is no error of the kinds that `RetryPolicy` repeats: the episode is not run again for it.
+
+    Cure: that of the chained error; the episode has its turns, and `score` can score it later. `rollouts run --resume
+    --rerun-failed` runs its task again.
+    """
+
+
 class EnvironmentProtocolError(RolloutsError):
     """An environment returned a value that its protocol does not allow.
 

@@ -274,6 +274,12 @@ class Reporter:
                 episode.error,
             )
 
+    def warn_of_score(self, episode_id: str, error: BaseException, text: str) -> None:
+        """Log, once for each kind of error, that an episode could not be scored, which is tried again."""
+        if (kind := ("score", type(error))) not in self._logged:
+            self._logged.add(kind)
+            log.warning("episode %s could not be scored, which is tried again (RetryPolicy): %s", episode_id, text)
+
     def warn_of_turns(self, episode_id: str, turns: int) -> None:
         """Log once that an episode without a limit of turns or time goes on and on."""
         if self._warns_of_turns and turns >= _MANY_TURNS:

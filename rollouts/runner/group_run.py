@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, 
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from types import MappingProxyType
 from typing import Self, TypeAlias, get_args
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from rollouts.engines.protocol import SamplingParams
 from rollouts.episodes.deadlines import EpisodeLimits
-from rollouts.episodes.errors import EpisodeError, ErrorKind, ends_task, error_kind, is_outage
+from rollouts.episodes.errors import EpisodeError, ErrorKind, ScoringError, ends_task, error_kind, is_outage
 from rollouts.episodes.turns import derived_seed
 from rollouts.errors import ArgumentError, describe_exception, short_repr, text_with_notes
 from rollouts.rewards import GroupReward, reward_parts, score_group
@@ -332,10 +333,13 @@ class GroupRun:
                 reporter.emit(EpisodeWaiting, job.episode_id, 0, "worker")
                 episode = await workers.run(job, observer)
             if settings.score_episode is not None:
-                episode = await _scored(settings.score_episode, episode)
+                episode = await self._scored(settings.score_episode, episode)
             outcome = "done" if episode.done else "truncated"
         except EpisodeError as error:
             episode, outcome, failure = error.trajectory, "failed", error.__cause__ or error
+        except ScoringError as error:
+            episode = replace(episode, done=False, truncated=False, error=describe_exception(error))
+            outcome, failure = "failed", error
         finally:
             self._running[index] = self._assigned[index] = None
             self._requested[index] = {}  # of an episode that was left, a request may run on
@@ -353,6 +357,32 @@ class GroupRun:
                 episode.length_stops,
             )
         return episode, failure
+
+    async def _scored(self, score_episode: ScoreEpisode, episode: Trajectory) -> Trajectory:
+        """The episode with its scores, which `retry` repeats as it does episodes. Raises `ScoringError`.
+
+        The episode keeps its slot meanwhile, so that not more of them wait for a teacher than run at once.
+        """
+        settings = self._settings
+        failures = FailedAttempts(settings.retry, 0)
+        for attempt in count(1):
+            try:
+                scored = await score_episode(episode)
+                break
+            except BaseException as error:  # a function of a user may raise anything
+                if ends_task(error):
+                    raise
+                text = text_with_notes(error, describe_exception(error))
+                if (delay := failures.delay(error, time.monotonic())) is None:
+                    times = "" if attempt == 1 else f" {attempt} times"
+                    raise ScoringError(f"score_episode failed{times}: {text}") from error
+                settings.reporter.warn_of_score(episode.episode_id, error, text)
+            settings.reporter.emit(EpisodeWaiting, episode.episode_id, episode.num_turns, "retry")
+            await asyncio.sleep(delay)
+        if not isinstance(scored, Trajectory) or scored.episode_id != episode.episode_id:
+            returned = short_repr(scored)
+            raise ScoringError(f"score_episode returned {returned}; return the episode with its scores, as with_scores")
+        return scored
 
     def _job(self, index: int, attempt: int) -> EpisodeJob:
         settings, task = self._settings, self.task
@@ -406,21 +436,6 @@ class GroupRun:
             oldest_version="" if oldest is None else settings.history.name_of(oldest),
             seconds=self._seconds if self._started_at is None else time.monotonic() - self._started_at,
         )
-
-
-async def _scored(score_episode: ScoreEpisode, episode: Trajectory) -> Trajectory:
-    """The episode with its scores. Raises `EpisodeError`, with the episode as a failed one."""
-    try:
-        scored = await score_episode(episode)
-    except BaseException as error:  # a function of a user may raise anything
-        if ends_task(error):
-            raise
-        reason = f"score_episode: {text_with_notes(error, describe_exception(error))}"
-        raise EpisodeError(reason, replace(episode, done=False, truncated=False, error=reason)) from error
-    if not isinstance(scored, Trajectory) or scored.episode_id != episode.episode_id:
-        reason = f"score_episode returned {short_repr(scored)}; return the episode with its scores, as with_scores does"
-        raise EpisodeError(reason, replace(episode, done=False, truncated=False, error=reason))
-    return scored
 
 
 def _oldest(places: Sequence[int | None]) -> int | None:

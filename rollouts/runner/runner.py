@@ -107,8 +107,9 @@ class Runner:
     another. `mode` says how far groups may run ahead of updates of the weights. `group_rewards` are computed when the
     episodes of a group have ended, and added to their own. `skip_group(group)` may return True or a reason to leave a
     group out, such as one whose rewards are all equal. `await score_episode(episode)` gets each episode that has ended
-    without an error and returns it with a teacher's scores (`rollouts.training.with_scores`); where it raises an
-    exception, the episode has failed with that. Where all episodes of the `stop_after_failed_groups` groups that
+    without an error and returns it with a teacher's scores (`rollouts.training.with_scores`). Where it raises an
+    exception it is called again, as `retry` says and without another run of the episode; after that the episode has
+    failed, with `ScoringError`. Where all episodes of the `stop_after_failed_groups` groups that
     begin first fail with one kind of error, and none succeeds, their consumer receives them and then a `RolloutsError`
     with the text of the first; 0 runs on. With a `journal`, the work of an earlier process is continued.
     `listeners` are called with each event (`rollouts.runner.events`). `tasks` are those of `collect`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
@@ -21,7 +21,8 @@ _IF_LOADED = ("torch", "transformers", "vllm")
 @dataclass(frozen=True, slots=True)
 class Provenance:
     """`model` and `engine` are names; `template` is the sha256 of the chat template's source, empty where there is
-    none; `processors` maps a modality to its processor's fingerprint, `packages` a distribution to its version.
+    none; `processors` maps a modality to its processor's fingerprint, `packages` a distribution to its version. `teacher_versions` are those of the weights
+    that gave the scores in the nodes (`with_scores`); there are several where they changed between the leaves.
     """
 
     model: str = ""
@@ -29,6 +30,7 @@ class Provenance:
     template: str = ""
     processors: Mapping[str, str] = field(default_factory=dict)
     packages: Mapping[str, str] = field(default_factory=dict)
+    teacher_versions: Sequence[str] = ()
 
     @classmethod
     def of(cls, renderer: Any, engine: Any) -> Provenance:

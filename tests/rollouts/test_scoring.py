@@ -23,6 +23,7 @@ from rollouts.training import (
     truncate_sample,
     with_teacher,
 )
+from transport import decode, encode
 
 FAMILIES = ("qwen3_vl", "gemma3", "llava_next", "internvl", "qwen2_audio")
 
@@ -170,6 +171,31 @@ def test_the_scores_of_a_trajectory_are_columns_of_its_nodes_and_of_its_samples(
         [(sample.logprobs - one)[sample.loss_mask] for sample, one in zip(samples, expected, strict=True)]
     )
     assert taught.metrics["teacher_kl"] == pytest.approx(differences.mean(), abs=1e-4)
+
+
+def test_scores_have_the_version_of_the_weights_that_gave_them(renderer, model, tmp_path):
+    trajectory = forked(renderer)
+
+    async def run():
+        engine = LocalEngine.from_pretrained(tiny_qwen3_vl(tmp_path / "first", seed=1))
+        try:
+            yield await score(trajectory, engine, renderer=renderer)
+            await engine.update_weights(tiny_qwen3_vl(tmp_path / "second", seed=2), "7")
+            yield await score(trajectory, engine, renderer=renderer)
+        finally:
+            await engine.close()
+
+    async def collect():
+        return [scores async for scores in run()]
+
+    before, after = asyncio.run(collect())
+    assert [each.version for each in (*before, *after)] == ["0", "0", "7", "7"]
+    assert not np.allclose(before[0].logprobs[1:], after[0].logprobs[1:])
+    for scores, versions in ((before, ("0",)), (after, ("7",)), ([before[0], after[1]], ("0", "7"))):
+        taught = decode(encode(with_scores(trajectory, scores)))
+        assert tuple(taught.provenance.teacher_versions) == versions
+    unknown = with_scores(with_scores(trajectory, before), [each._replace(version="") for each in after])
+    assert unknown.provenance.teacher_versions == ()
 
 
 def test_a_trajectory_with_media_needs_its_renderer(renderer, model):

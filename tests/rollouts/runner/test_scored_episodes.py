@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from runner_world import Counting, make_runner, run_groups, tasks
 
-from rollouts.errors import ArgumentError, ServerError
+from rollouts.errors import ArgumentError, ServerError, ServerUnreachableError
 from rollouts.runner import Journal, RetryPolicy
 
 NO_DELAY = RetryPolicy(max_attempts=3, first_delay=0.0)
@@ -23,31 +23,64 @@ def test_every_episode_of_a_group_is_scored_once_it_has_ended(renderer):
     assert all(episode.done for episode in episodes)
 
 
-def test_an_episode_whose_scoring_fails_as_an_engine_does_is_run_again(renderer):
-    failures = iter([True, False])
+class Failing:
+    """A teacher that fails for its first calls, and then scores. `calls` are the ids of the episodes."""
 
-    async def once_unavailable(episode):
-        if next(failures):
-            raise ServerError("r", "teacher", status=500, body="try again")
+    def __init__(self, error, times):
+        self.error, self.times, self.calls = error, times, []
+
+    async def __call__(self, episode):
+        self.calls.append(episode.episode_id)
+        if len(self.calls) <= self.times:
+            raise self.error
         return await scored(episode)
 
-    groups, _ = run_groups(renderer, tasks(1), score_episode=once_unavailable, retry=NO_DELAY)
-    (group,) = groups.values()
-    assert group.attempts == (2,)
+
+def run_scored(renderer, teacher, **options):
+    """The group of one task, and how often its environment was made."""
+    made = []
+
+    def make(task):
+        made.append(task)
+        return Counting(task)
+
+    groups, _ = run_groups(renderer, tasks(1), make, score_episode=teacher, retry=NO_DELAY, **options)
+    return groups["t0"], len(made)
+
+
+def test_a_score_that_fails_as_an_engine_does_is_tried_again_and_its_episode_is_not_run_again(renderer, caplog):
+    teacher = Failing(ServerError("r", "teacher", status=500, body="try again"), 2)
+    group, environments = run_scored(renderer, teacher)
+    assert teacher.calls == ["t0/0.0"] * 3
+    assert (environments, group.attempts) == (1, (1,))
     assert group.episodes[0].metrics["scored"] == 1.0
+    warnings = [record.message for record in caplog.records if "could not be scored" in record.message]
+    assert len(warnings) == 1
+    assert "episode t0/0.0 could not be scored, which is tried again" in warnings[0]
 
 
-def test_an_episode_that_cannot_be_scored_is_a_failed_one_with_its_turns(renderer):
-    async def refuse(episode):
-        raise ArgumentError("engine", "teacher", "it has another vocabulary")
+def test_a_teacher_that_cannot_be_reached_is_waited_for_as_long_as_an_outage(renderer):
+    teacher = Failing(ServerUnreachableError("r", "connection refused"), 7)
+    group, environments = run_scored(renderer, teacher)
+    assert (len(teacher.calls), environments, group.num_failed) == (8, 1, 0)
 
-    groups, _ = run_groups(renderer, tasks(1), score_episode=refuse, retry=NO_DELAY)
-    (group,) = groups.values()
+
+@pytest.mark.parametrize(
+    ("error", "calls", "text"),
+    [
+        (ServerError("r", "it is dead", status=500, body=""), 3, "score_episode failed 3 times: ServerError: "),
+        (ArgumentError("engine", "teacher", "it has another vocabulary"), 1, "score_episode failed: ArgumentError: "),
+    ],
+)
+def test_an_episode_that_cannot_be_scored_is_a_failed_one_with_its_turns(renderer, error, calls, text):
+    teacher = Failing(error, 100)
+    group, environments = run_scored(renderer, teacher)
     (episode,) = group.episodes
-    assert group.attempts == (1,)
-    assert episode.error.startswith("score_episode: ArgumentError: engine is 'teacher'; it has another vocabulary")
+    assert (len(teacher.calls), environments, group.attempts) == (calls, 1, (1,))
+    assert episode.error.startswith(f"ScoringError: {text}")
+    assert str(error) in episode.error
     assert not episode.done
-    assert episode.num_turns > 0
+    assert episode.num_turns == 2
 
 
 def test_a_failed_episode_is_not_scored(renderer):
