@@ -283,7 +283,7 @@ class TeacherSection(Section):
     """A model that scores every episode when it has ended (`rollouts.training.score`).
 
     `engine` and `renderer` are tables as those of the run. The renderer, by default that of a local directory, is
-    compared with the run's: vocabulary, chat template, processors. `top_k` is that of `score`.
+    compared with the run's: vocabulary, chat template, processors. `top_k` and `adapter` are those of `score`.
     """
 
     engine: Annotated[
@@ -292,6 +292,7 @@ class TeacherSection(Section):
     ]
     renderer: RendererSection | None = None
     top_k: Annotated[int, Field(ge=0)] = 0
+    adapter: Text | None = None
 
 
 class SamplingSection(Section):

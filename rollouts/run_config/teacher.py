@@ -25,6 +25,7 @@ class Teacher:
     make_engine: Callable[[], Any]
     renderer: TemplateRenderer
     top_k: int
+    adapter: str | None
 
     async def check(self, engine: Engine, sampler: Engine | ChatEngine | None) -> None:
         """Raise `RunConfigError` unless the engine, which is connected, can score what the run may sample.
@@ -33,14 +34,18 @@ class Teacher:
         row are known the limits, the context of `sampler` (None: of other processes), and the tokens of all turns.
         """
         row = self.renderer.render_ids([{"role": "user", "content": "."}])
-        cures = {"engine": "take an engine that gives log-probabilities of prompts"}
+        tried: list[tuple[str, dict[str, Any], str]] = [
+            ("engine", {}, "take an engine that gives log-probabilities of prompts")
+        ]
+        if self.adapter is not None:
+            cure = "name one that the server has: vllm serve --enable-lora --lora-modules NAME=DIRECTORY"
+            tried.append(("adapter", {"adapter": self.adapter}, cure))
         if self.top_k:
-            cures["top_k"] = f"{self.top_k} is too large: use a smaller one, or start its server with --max-logprobs"
-        for key, cure in cures.items():
-            top_k = self.top_k if key == "top_k" else 0
-            request = GenerateRequest(
-                row, SamplingParams(max_tokens=1), prompt_logprobs=True, prompt_top_logprobs=top_k
-            )
+            cure = f"{self.top_k} is too large: use a smaller one, or start its server with --max-logprobs"
+            tried.append(("top_k", {"prompt_top_logprobs": self.top_k}, cure))
+        request = GenerateRequest(row, SamplingParams(max_tokens=1), prompt_logprobs=True)
+        for key, option, cure in tried:  # one option more each time, so that the one that fails is known
+            request = replace(request, **option)
             try:
                 check_result(request, await engine.generate(request))
             except EngineError as error:
@@ -60,7 +65,8 @@ class Teacher:
 
     async def scored(self, engine: Engine, episode: Trajectory) -> Trajectory:
         """The episode with the teacher's columns. Raises as `score`."""
-        return with_scores(episode, await score(episode, engine, top_k=self.top_k, renderer=self.renderer))
+        scores = await score(episode, engine, top_k=self.top_k, renderer=self.renderer, adapter=self.adapter)
+        return with_scores(episode, scores)
 
 
 def make_teacher(file: ConfigFile, renderer: TemplateRenderer | None, *, offline: bool) -> Teacher | None:
@@ -86,4 +92,4 @@ def make_teacher(file: ConfigFile, renderer: TemplateRenderer | None, *, offline
     assert own_renderer is not None  # only a chat endpoint has none
     with own.naming("renderer"):
         check_teacher(renderer, own_renderer)
-    return Teacher(own, make_engine, renderer, section.top_k)
+    return Teacher(own, make_engine, renderer, section.top_k, section.adapter)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from family_rows import loaded_family
+from make_adapter import make_adapter, merged_checkpoint
 
 from renderers import RendererPool, load_renderer
 from rollouts import Completion, FinishReason, GenerateResult, LocalEngine, Trajectory
@@ -196,6 +197,29 @@ def test_scores_have_the_version_of_the_weights_that_gave_them(renderer, model, 
         assert tuple(taught.provenance.teacher_versions) == versions
     unknown = with_scores(with_scores(trajectory, before), [each._replace(version="") for each in after])
     assert unknown.provenance.teacher_versions == ()
+
+
+def test_each_adapter_scores_as_the_model_that_it_is_merged_into(renderer, tiny_model_dir, tmp_path):
+    trajectory = forked(renderer)
+
+    async def scores_of(directory, adapters):
+        engine = LocalEngine.from_pretrained(directory)
+        try:
+            for name in filter(None, adapters):
+                await engine.load_adapter(name, tmp_path / name)
+            return [await score(trajectory, engine, renderer=renderer, adapter=name) for name in adapters]
+        finally:
+            await engine.close()
+
+    for seed, name in enumerate("ab"):
+        make_adapter(tmp_path / name, tiny_model_dir, seed=seed)
+    found = asyncio.run(scores_of(tiny_model_dir, ["a", "b", None]))
+    for name, scores in zip("ab", found, strict=False):
+        merged = merged_checkpoint(tmp_path / f"merged-{name}", tiny_model_dir, tmp_path / name)
+        (expected,) = asyncio.run(scores_of(merged, [None]))
+        assert [each.version for each in scores] == [name, name]
+        np.testing.assert_allclose(scores[0].logprobs, expected[0].logprobs, atol=1e-4)
+    assert all(np.abs(scores[0].logprobs - found[2][0].logprobs)[1:].max() > 0.01 for scores in found[:2])
 
 
 def test_a_trajectory_with_media_needs_its_renderer(renderer, model):

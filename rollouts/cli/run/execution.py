@@ -187,6 +187,8 @@ class RunParts:
         else:
             of_teacher = values["teacher"]["engine"]
             values["teacher"]["engine"] = {key: of_teacher[key] for key in of_teacher if key not in _PLACE_OF_SERVERS}
+            if values["teacher"]["adapter"] is None:  # as above
+                del values["teacher"]["adapter"]
         plain: dict[str, Any] = json.loads(json.dumps(values | {"engine": engine}, default=str))
         return plain
 
