@@ -15,7 +15,13 @@ from rollouts.calls import gathered
 from rollouts.engines.protocol import Engine, GenerateRequest, SamplingParams, TopLogprobs, check_result, is_chat
 from rollouts.errors import ArgumentError, MissingLogProbsError, TrajectoryError, short_repr
 from rollouts.trajectory.provenance import Provenance
-from rollouts.trajectory.token_node import TEACHER_COLUMNS, TEACHER_LOGPROBS, TEACHER_TOP_IDS, TEACHER_TOP_LOGPROBS
+from rollouts.trajectory.token_node import (
+    TEACHER_COLUMNS,
+    TEACHER_KL,
+    TEACHER_LOGPROBS,
+    TEACHER_TOP_IDS,
+    TEACHER_TOP_LOGPROBS,
+)
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import check_integer
 
@@ -267,7 +273,7 @@ def with_scores(trajectory: Trajectory, scores: Sequence[TokenScores]) -> Trajec
             start = end
     metrics = dict(trajectory.metrics)
     if len(joined := np.concatenate(differences)):
-        metrics["teacher_kl"] = float(joined.mean(dtype=np.float64))
+        metrics[TEACHER_KL] = float(joined.mean(dtype=np.float64))
     versions = tuple(dict.fromkeys(each.version for each in scores if each.version))
     provenance = trajectory.provenance
     if versions or provenance is not None:

@@ -16,8 +16,9 @@ from rollouts.errors import CommandFileError, NoJsonFormError
 from rollouts.runner.group import Group
 from rollouts.terminal.table import shortened
 from rollouts.trajectory.plain_json import plain
-from rollouts.trajectory.token_node import media_counts
+from rollouts.trajectory.token_node import TEACHER_KL, media_counts
 from rollouts.trajectory.tree import Trajectory
+from rollouts.values import finite_number
 from transport.wire.arrays import is_tensor
 
 _MOST_DEPTH: Final = 20
@@ -37,7 +38,8 @@ class GroupMetrics(BaseModel):
     the epoch. `group_seconds` is the time from the start of the group's first episode to the end of the last,
     `episode_seconds` the sum of the durations of its episodes, `engine_seconds` the part of these that the engine took;
     both are None in the line of an earlier version, which called the total rewards "rewards", had "environment" among
-    their parts, and called the seconds of the group "seconds".
+    their parts, and called the seconds of the group "seconds". `teacher_kl` has None for episodes that were not scored,
+    and is None as a whole, and absent in the line, where none was.
     """
 
     model_config = ConfigDict(strict=True)
@@ -65,6 +67,7 @@ class GroupMetrics(BaseModel):
     images: int
     sounds: int = 0
     oldest_version: str = ""
+    teacher_kl: list[float | None] | None = None
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
@@ -76,6 +79,7 @@ class GroupMetrics(BaseModel):
             self.group_rewards = [total - own for total, own in zip(self.total_rewards, environment, strict=False)]
         columns: dict[str, Sized] = {"attempts": self.attempts}
         columns |= {"environment_rewards": self.environment_rewards, "group_rewards": self.group_rewards}
+        columns |= {} if self.teacher_kl is None else {"teacher_kl": self.teacher_kl}
         columns |= {f"reward_parts of {name!r:.80}": values for name, values in self.reward_parts.items()}
         for name, values in columns.items():
             if len(values) != len(self.total_rewards):
@@ -86,6 +90,7 @@ class GroupMetrics(BaseModel):
     def of(cls, group: Group) -> Self:
         """The figures of a finished group."""
         episodes = group.episodes
+        teacher_kl = [finite_number(episode.metrics.get(TEACHER_KL)) for episode in episodes]
         return cls(
             task_id=group.task.task_id,
             task_data=stored_task_data(group.task.data),
@@ -112,6 +117,7 @@ class GroupMetrics(BaseModel):
             + _counted_by_endpoint(episodes, COMPLETION_TOKENS),
             **media_counts(medium.modality for episode in episodes for medium in episode.all_media()),
             oldest_version=group.oldest_version,
+            teacher_kl=teacher_kl if any(value is not None for value in teacher_kl) else None,
         )
 
     @classmethod
@@ -121,7 +127,7 @@ class GroupMetrics(BaseModel):
 
     def line(self) -> str:
         """The line, without a line feed."""
-        return json.dumps(self.model_dump())
+        return json.dumps(self.model_dump(exclude={"teacher_kl"} if self.teacher_kl is None else None))
 
 
 def line_violation(error: ValidationError) -> str:

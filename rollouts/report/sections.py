@@ -20,6 +20,7 @@ from rollouts.report.curves import episode_charts, group_charts, runner_charts, 
 from rollouts.report.figures import BINS, MAX_LAG, Collected, Counted, EpisodeFigures
 from rollouts.report.viewer_page import ViewerPage
 from rollouts.terminal.table import counted
+from rollouts.trajectory.token_node import TEACHER_KL
 from rollouts.values import mean_and_spread
 from transport import TransportError
 
@@ -105,6 +106,8 @@ def summary_section(collected: Collected) -> str:
             ("sampled tokens", f"{sum(episode.sampled for episode in episodes):,}"),
         ]
         facts += _reward_facts(collected)
+        if scored := [episode.metrics[TEACHER_KL] for episode in episodes if TEACHER_KL in episode.metrics]:
+            facts.append(("mean teacher_kl", f"{number_text(mean_and_spread(scored).mean)} nats a token"))
     if collected.training:
         facts.append(("training steps", f"{len({row['step'] for row in collected.training}):,}"))
     if collected.mismatch.tokens:

@@ -58,8 +58,8 @@ class Teacher:
         if context is not None and context < longest + (longest != bounds[-1]):
             reason = (
                 f"the teacher's context has {context} tokens, and an episode may have {longest} ([sampling] max_tokens "
-                f"{max_tokens}, [limits] max_turns {limits.max_turns}): write max_tokens = {context - 1} into [limits], "
-                "or take a teacher with a longer context"
+                f"{max_tokens}, [limits] max_turns {limits.max_turns}): write max_tokens = {context - 1} into "
+                "[limits], or take a teacher with a longer context"
             )
             raise self.file.error(("engine",), reason)
 

@@ -34,6 +34,8 @@ ROUTED_EXPERTS, SAMPLING_MASK = "routed_experts", "sampling_mask"
 #: What a teacher said of the tokens (`rollouts.training.score`).
 TEACHER_LOGPROBS = "teacher_logprobs"
 TEACHER_TOP_IDS, TEACHER_TOP_LOGPROBS = "teacher_top_ids", "teacher_top_logprobs"
+#: The metric of an episode: the mean of log p(sampler) - log p(teacher) over its sampled tokens, in nats.
+TEACHER_KL = "teacher_kl"
 TEACHER_COLUMNS = (TEACHER_LOGPROBS, TEACHER_TOP_IDS, TEACHER_TOP_LOGPROBS)
 TOP_IDS, TOP_LOGPROBS = "top_ids", "top_logprobs"
 

@@ -308,13 +308,15 @@ def summarise(
     `engine_seconds` are sums over the episodes, which run side by side; None if a line of an earlier version is without
     them. Rewards are means over all episodes, failed ones included, and null without episodes; rewards that are not
     finite (sums that overflow) are counted in `rewards_not_finite` and in no mean. `errors` has the most frequent
-    kinds of errors, with the number of episodes and the first text of each, shortened to 1,000 characters.
+    kinds of errors, with the number of episodes and the first text of each, shortened to 1,000 characters. A run with a
+    teacher also has `teacher_kl_mean`, over the scored episodes.
     """
     groups = attempts = 0
     totals = dict.fromkeys(_TOTALS, 0)
     seconds: dict[str, float | None] = dict.fromkeys(_SECONDS, 0.0)
     rewards: dict[str, array[float]] = {name: array("d") for name in _REWARDS}
     parts: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
+    teacher_kl = array("d")
     errors: Counter[str] = Counter()
     examples: dict[str, str] = {}
     for row in rows:
@@ -329,6 +331,7 @@ def summarise(
             values.extend(getattr(row, f"{name}_rewards"))
         for name, part in row.reward_parts.items():
             parts[name].extend(part)
+        teacher_kl.extend(value for value in row.teacher_kl or () if value is not None)
         for text in row.errors:
             kind = text.partition(":")[0]
             errors[kind] += 1
@@ -345,6 +348,7 @@ def summarise(
         **{f"{name}_reward_mean": _known(reward.mean) for name, reward in found.items()},
         "total_reward_std": _known(found["total"].spread),
         "rewards_not_finite": found["total"].not_finite,
+        **({"teacher_kl_mean": mean_and_spread(teacher_kl).mean} if teacher_kl else {}),
         "reward_parts": {name: _known(mean_and_spread(parts[name]).mean) for name in sorted(parts)},
         "errors": {
             kind: {"episodes": count, "example": examples[kind]} for kind, count in errors.most_common(_MOST_ERRORS)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from run_config_files import CONFIG, FOURS, groups_of, run, write_run
+from rich.console import Console
+from run_config_files import CONFIG, FOURS, groups_of, rows_of, run, summary_of, write_run
 
 from renderers import load_renderer
 from rollouts import LocalEngine
 from rollouts.cli.run.execution import make_parts
+from rollouts.cli.run.output import print_summary, summarise
+from rollouts.observability.group_metrics import GroupMetrics
+from rollouts.report.charts import number_text
 from rollouts.run_config.config_file import RunConfigError, read_config
 from rollouts.testing import tiny_qwen3_vl
 from rollouts.training import samples_from_trajectory, score
@@ -56,6 +62,37 @@ def test_every_episode_in_the_file_has_the_scores_of_the_teacher(directory: Path
         assert sample.teacher_top_ids.shape == (len(sample), 2)
     for episode in (episode for group in groups_of(directory) for episode in group):
         assert np.isfinite(episode.metrics["teacher_kl"])
+
+
+def test_the_divergence_from_the_teacher_is_in_the_files_the_summary_and_the_report(directory: Path) -> None:
+    of_episodes = {
+        group[0].group_id: [episode.metrics["teacher_kl"] for episode in group] for group in groups_of(directory)
+    }
+    assert {row["task_id"]: row["teacher_kl"] for row in rows_of(directory)} == of_episodes
+    mean = np.mean([value for values in of_episodes.values() for value in values])
+    assert mean > 0
+    summary = summary_of(directory)
+    assert summary["teacher_kl_mean"] == pytest.approx(mean)
+    printed = io.StringIO()
+    print_summary(summary, Console(file=printed, width=80))
+    assert re.search(rf"teacher kl mean +{mean:.3f}", printed.getvalue())
+    assert (
+        f"<dt>mean teacher_kl</dt><dd>{number_text(float(mean))} nats a token</dd>"
+        in (directory / "out/report.html").read_text()
+    )
+
+
+def test_a_run_without_a_teacher_has_no_divergence_and_an_episode_without_scores_has_null(tmp_path: Path) -> None:
+    assert run(write_run(tmp_path, FOURS)).exit_code == 0
+    (row, _) = rows_of(tmp_path)
+    assert "teacher_kl" not in row
+    assert "teacher_kl_mean" not in summary_of(tmp_path)
+    assert "teacher_kl" not in (tmp_path / "out/report.html").read_text()
+    scored = GroupMetrics.of_line(json.dumps(row | {"teacher_kl": [0.5, None]}))
+    assert json.loads(scored.line())["teacher_kl"] == [0.5, None]
+    assert summarise([scored], complete=True, process_seconds=1.0, metrics={})["teacher_kl_mean"] == 0.5
+    with pytest.raises(ValueError, match="1 teacher_kl for 2 total rewards"):
+        GroupMetrics.of_line(json.dumps(row | {"teacher_kl": [0.5]}))
 
 
 def test_a_run_with_a_teacher_is_continued_with_it_and_not_with_another(directory: Path) -> None:
@@ -153,7 +190,9 @@ def test_a_teacher_whose_context_is_too_short_for_the_run_is_refused_before_it(t
     config = FOURS.replace("max_tokens = 16", "max_tokens = 50") + TEACHER
     output = refused_run(tmp_path, config)
     assert "teacher.engine" in output
-    assert "context has 200 tokens, and an episode may have 201 ([sampling] max_tokens 50, [limits] max_turns 4)" in output
+    assert (
+        "context has 200 tokens, and an episode may have 201 ([sampling] max_tokens 50, [limits] max_turns 4)" in output
+    )
     cured = config.replace("max_turns = 4", "max_turns = 4\nmax_tokens = 199")
     assert "write max_tokens = 199 into [limits]" in output
     assert run(write_run(tmp_path, cured, model=False)).exit_code == 0

@@ -1,4 +1,4 @@
-"""Teachers on servers: what they cannot give is found before the run, adapters are named, and one that dies is waited for."""
+"""Teachers on servers: what they cannot give is found before the run, and one that dies is waited for."""
 
 import asyncio
 import json
@@ -106,9 +106,7 @@ async def test_each_adapter_gives_its_own_scores_under_its_name(server, tmp_path
     zeros = np.zeros(3, np.float32)
     row = TrainingSample(np.array([65, 66, 67], np.int32), np.zeros(3, bool), zeros, zeros, name="row")
     async with VLLMEngine(server.base_url, limits=FAST_RETRIES) as engine:
-        of_model, of_a, of_judge = [
-            (await score([row], engine, adapter=name))[0] for name in (None, "a", "judge")
-        ]
+        of_model, of_a, of_judge = [(await score([row], engine, adapter=name))[0] for name in (None, "a", "judge")]
     assert (of_a.version, of_judge.version) == ("a", "judge")
     np.testing.assert_allclose(of_model.logprobs[1:] - of_a.logprobs[1:], 1)
     np.testing.assert_allclose(of_a.logprobs[1:] - of_judge.logprobs[1:], 4)
