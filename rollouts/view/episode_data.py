@@ -112,7 +112,7 @@ ENTROPY: Final = "entropy"
 TRAINER_LOGPROBS: Final = "trainer_logprobs"
 
 #: The extras with the likeliest tokens in the place of each, by whose they are on the page.
-_LIKELIEST: Final = {"sampler": (TOP_IDS, TOP_LOGPROBS), "teacher": (TEACHER_TOP_IDS, TEACHER_TOP_LOGPROBS)}
+LIKELIEST: Final = {"sampler": (TOP_IDS, TOP_LOGPROBS), "teacher": (TEACHER_TOP_IDS, TEACHER_TOP_LOGPROBS)}
 _MAX_LIKELIEST: Final = 20
 _NO_ROWS: Final = (np.empty((0, 0), np.int32), np.empty((0, 0), np.float32))
 
@@ -151,7 +151,7 @@ def token_columns(
 ) -> TokenColumns:
     """`more_ids` are put into the table of ids, too. `trainer_logprobs` maps a node to float32 (its tokens,)."""
     ids = np.concatenate([*(node.token_ids for node in nodes), np.empty(0, np.int32)]).astype(np.int32)
-    likeliest = {of: found for of, names in _LIKELIEST.items() if (found := _likeliest(nodes, *names)) is not None}
+    likeliest = {of: found for of, names in LIKELIEST.items() if (found := _likeliest(nodes, *names)) is not None}
     of_likeliest = (each.ids for each in likeliest.values())
     unique = np.unique(np.concatenate([ids, np.asarray(more_ids, np.int32), *of_likeliest]))
     flags = np.concatenate([*map(_flags, nodes), np.empty(0, np.uint8)])
@@ -188,7 +188,7 @@ def _is_column(rows: np.ndarray) -> bool:
 
 def _likeliest(nodes: Sequence[TokenNode], ids_name: str, logprobs_name: str) -> Likeliest | None:
     """None where no node has them."""
-    rows = [_likeliest_rows(node.extras.get(ids_name), node.extras.get(logprobs_name)) for node in nodes]
+    rows = [likeliest_rows(node.extras.get(ids_name), node.extras.get(logprobs_name)) for node in nodes]
     widths = [ids.shape[1] for ids, _ in rows]
     if not any(widths):
         return None
@@ -196,7 +196,7 @@ def _likeliest(nodes: Sequence[TokenNode], ids_name: str, logprobs_name: str) ->
     return Likeliest(widths, ids, _joined([logprobs.ravel() for _, logprobs in rows]))
 
 
-def _likeliest_rows(ids: np.ndarray | None, logprobs: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+def likeliest_rows(ids: np.ndarray | None, logprobs: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     """The first 20 columns; none where the arrays are something else, as extras of any name may be."""
     if ids is None or logprobs is None or ids.dtype != np.int32 or logprobs.dtype.kind != "f":
         return _NO_ROWS

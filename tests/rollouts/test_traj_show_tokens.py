@@ -97,6 +97,34 @@ def test_without_a_model_tokens_are_ids(tmp_path: Path, renderer) -> None:
     assert "".join(f"●{token}¦" for token in sampled) in printed
 
 
+def test_the_likeliest_tokens_of_sampler_and_teacher_are_below_each_sampled_token(
+    tmp_path: Path, renderer, tiny_model_dir: Path
+) -> None:
+    episode = two_turns(renderer)
+    ids = {letter: renderer.tokenizer.body.encode(letter).ids[0] for letter in "Red\n"}
+    node, count = episode.nodes[1], len(episode.nodes[1])
+    top = np.tile(np.array([ids["R"], ids["\n"], ids["e"]], np.int32), (count, 1))
+    logprobs = np.tile(np.array([-0.25, -1.5, -3], np.float32), (count, 1))
+    extras = {"top_ids": top, "top_logprobs": logprobs}
+    extras |= {"teacher_top_ids": top[:, ::2], "teacher_top_logprobs": logprobs[:, :2] - 1}
+    episode = replace(episode, nodes=(episode.nodes[0], replace(node, extras=extras), *episode.nodes[2:]))
+    path = file_of(tmp_path / "t.mmr", episode)
+    lines = run("show", path, "--model", str(tiny_model_dir), "--top", "2").stdout.splitlines()
+    shown = [line.strip(" │") for line in lines if "sampler: " in line]
+    rows = 'sampler: "R" -0.25, "\\n" -1.5   teacher: "R" -1.25, "e" -2.5'
+    assert shown[:3] == [f'"{letter}"   {rows}' for letter in "Red"]
+    assert len(shown) == count
+    without = [line.strip(" │") for line in run("show", path, "--top", "1").stdout.splitlines() if "sampler: " in line]
+    assert without[1] == f"{ids['e']}   sampler: {ids['R']} -0.25   teacher: {ids['R']} -1.25"
+    assert "sampler: " not in run("show", path, "--model", str(tiny_model_dir)).stdout
+
+
+def test_an_episode_without_likeliest_tokens_says_how_to_get_them(tmp_path: Path, renderer) -> None:
+    result = run("show", file_of(tmp_path / "t.mmr", two_turns(renderer)), "--top", "3")
+    assert result.exit_code == 0
+    assert "the episode has no likeliest tokens: SamplingParams.top_logprobs or score(top_k=)" in result.stderr
+
+
 def test_tool_calls_have_their_status_with_the_model_alone(tmp_path: Path, renderer, tiny_model_dir: Path) -> None:
     path = file_of(tmp_path / "t.mmr", called(renderer))
     with_model = run("show", path, "--model", str(tiny_model_dir)).stdout

@@ -45,6 +45,7 @@ from rollouts.trajectory.packed_episodes import AbsentSource
 from rollouts.trajectory.step_lists import is_step_source
 from rollouts.trajectory_files import Episode, open_reader, read_episodes, trajectory_file
 from rollouts.values import finite_number
+from rollouts.view.episode_data import LIKELIEST
 from transport import RecordReader
 from transport.errors import quoted
 from transport.records.file_lock import locked
@@ -107,6 +108,12 @@ def show(
     tools: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A JSON list of the episode's tools, to parse its calls.")
     ] = None,
+    top: Annotated[
+        int,
+        typer.Option(
+            min=0, max=20, metavar="N", help="Show N of the likeliest tokens in the place of each sampled one."
+        ),
+    ] = 0,
     images: Annotated[
         bool,
         typer.Option("--images/--no-images", help="Draw images and waveforms, as far as the output is a terminal."),
@@ -153,9 +160,14 @@ def show(
                 print_note(note)
         elif renderer is not None:
             by = By.OWNER
+        recorded = {name for node in found.trajectory.nodes for name in node.extras}
+        if top and not any(recorded.issuperset(names) for names in LIKELIEST.values()):
+            print_note(
+                "--top: the episode has no likeliest tokens: SamplingParams.top_logprobs or score(top_k=) gives them"
+            )
         if by is not None and colours:
             console.print(Text(" ").join(Text(f" {name} ", style) for name, style in legend(by)), soft_wrap=True)
-        shown = Shown(by, images and console.is_terminal and colours, colours, width)
+        shown = Shown(by, images and console.is_terminal and colours, colours, width, top)
         details = NodeDetails(found.trajectory, shown, renderer, offered, trainer)
         for line in tree_lines(found.trajectory, details, ids=ids):
             console.print(line, soft_wrap=True)

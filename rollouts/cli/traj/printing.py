@@ -36,7 +36,15 @@ from rollouts.trajectory.tree import Trajectory
 from rollouts.trajectory_files import Episode
 from rollouts.values import mean_and_spread
 from rollouts.view.drift import ModelView, model_view
-from rollouts.view.episode_data import TRAINER_LOGPROBS, TokenKind, TrainerLogprobs, mismatch, token_texts
+from rollouts.view.episode_data import (
+    LIKELIEST,
+    TRAINER_LOGPROBS,
+    TokenKind,
+    TrainerLogprobs,
+    likeliest_rows,
+    mismatch,
+    token_texts,
+)
 from rollouts.view.media_frames import display_medium
 from rollouts.view.sounds import waveform_line
 
@@ -241,12 +249,14 @@ _MIN_WIDTH: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What to show. `by` is None without tokens; `width` is that of the terminal, None elsewhere."""
+    """What to show. `by` is None without tokens; `width` is that of the terminal, None elsewhere; `top` is how many of
+    the likeliest tokens in the place of each sampled one."""
 
     by: By | None = None
     media: bool = False
     colours: bool = False
     width: int | None = None
+    top: int = 0
 
 
 @dataclass(slots=True)
@@ -294,6 +304,8 @@ class NodeDetails:
         if media > _MAX_MEDIA:
             yield Text(f"[{media - _MAX_MEDIA} more media are not shown]", "dim")
         yield from _folded([piece for piece in pieces if piece.token >= start], width)
+        if self.shown.top:
+            yield from self._likeliest(node)
         yield from self._calls(index)
 
     def _pieces(self, index: int) -> list[_Piece]:
@@ -301,7 +313,7 @@ class NodeDetails:
         node, by = self.trajectory.nodes[index], self.shown.by
         assert by is not None
         columns = node_columns(node, self._owners(index), self.trainer_logprobs.get(index))
-        texts = self._texts(node)
+        texts = self._texts(node.token_ids.tolist())
         placeholders = {reference.placeholder.offset: reference for reference in node.media}
         pieces: list[_Piece] = []
         token = 0
@@ -326,9 +338,23 @@ class NodeDetails:
         end = "\n" if text.endswith("\n") else ""
         return _Piece(token, f"{marked}{text.removesuffix(end)}{value}{_BOUNDARY}{end}", "")
 
-    def _texts(self, node: TokenNode) -> list[str]:
+    def _likeliest(self, node: TokenNode) -> Iterator[Text]:
+        """A line for each sampled token: the likeliest tokens in its place, the sampler's and the teacher's."""
+        found = {of: likeliest_rows(*map(node.extras.get, names)) for of, names in LIKELIEST.items()}
+        known = {of: rows for of, rows in found.items() if rows[0].shape[1]}
+        for token in np.flatnonzero(node.sampled).tolist() if known else ():
+            parts = [self._named(int(node.token_ids[token]))]
+            for of, (ids, logprobs) in known.items():
+                pairs = zip(ids[token, : self.shown.top].tolist(), logprobs[token].tolist(), strict=False)
+                parts.append(f"{of}: " + ", ".join(f"{self._named(one)} {logprob:.3g}" for one, logprob in pairs))
+            yield Text(printable_line("   ".join(parts)))
+
+    def _named(self, token_id: int) -> str:
+        """The text of one token in quotes; its id without a renderer."""
+        return str(token_id) if self.renderer is None else json.dumps(self._texts([token_id])[0], ensure_ascii=False)
+
+    def _texts(self, ids: Sequence[int]) -> list[str]:
         """The text of each token; its id without a renderer, and where no text belongs to it."""
-        ids = node.token_ids.tolist()
         if self.renderer is None:
             return [f"{token_id} " if self.shown.colours else str(token_id) for token_id in ids]
         found = token_texts(self.renderer.tokenizer, ids)
