@@ -351,6 +351,34 @@ def test_a_template_that_prints_more_at_the_end_is_refused_with_what_it_prints(r
         check_teacher(renderer, teacher)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ("system\\n' + show", "system: ' + show", "with a system message"),
+        ("'</tools>", "' </tools>", "with tools"),
+        ("<tool_response>\\n", "<tool_response> ", "with tools"),
+        ("'<|vision_start|><|image_pad|>", "'Picture: <|vision_start|><|image_pad|>", "with an image"),
+    ],
+)
+def test_templates_that_differ_with_a_system_message_tools_or_an_image_alone_are_refused(
+    renderer, changed, old, new, what
+):
+    def change(text):
+        assert old in text
+        return text.replace(old, new)
+
+    with pytest.raises(ArgumentError, match=f"its chat template prints another prompt {what}, "):
+        check_teacher(renderer, changed("chat_template.jinja", change))
+
+
+def test_a_template_that_refuses_what_that_of_the_student_takes_is_refused_and_the_reverse_is_not(renderer, changed):
+    rule = "{% if tools %}{{ raise_exception('no tools here') }}{% endif %}"
+    teacher = changed("chat_template.jinja", lambda text: rule + text)
+    with pytest.raises(ArgumentError, match=r"refuses a prompt with tools that the student's takes: .*no tools here"):
+        check_teacher(renderer, teacher)
+    check_teacher(teacher, renderer)
+
+
 def test_a_template_that_differs_in_a_comment_alone_is_accepted(renderer, changed):
     check_teacher(renderer, changed("chat_template.jinja", lambda text: "{# a comment #}" + text))
 
