@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
@@ -42,6 +43,8 @@ from renderers.vision.hf_runner import (
 from renderers.vision.patches import ScaledPixels
 from renderers.vision.processor import StoringProcessor
 from renderers.vision.sound_lengths import SoundLengths
+
+_log = logging.getLogger("renderers")
 
 # Files that may name code of the repository, and the classes for which that code would be run.
 _FILES = (
@@ -82,6 +85,9 @@ class HFProcessor(StoringProcessor):
 
     `layout` is the result of probing, or the error of a probing that failed, for which media are then refused.
     """
+
+    #: Whether the model hears sounds, and is not given those inside of videos.
+    drops_sound = False
 
     def __init__(
         self,
@@ -176,7 +182,18 @@ class HFProcessor(StoringProcessor):
             return decode_image(source, self.policy)
         if self.modality == "audio":
             return Sound(decode_audio(source, self.policy, self._runner.sampling_rate))
-        return Clip(*decode_video(source, self.policy))
+        clip = Clip(*decode_video(source, self.policy))
+        if self.drops_sound and holds_sound(source, self.policy) and next(_first_film, False):
+            _log.warning(
+                "video %s has a sound, which the model does not hear: its frames are read alone. To have both, load "
+                'the renderer with chat_template_kwargs={"use_audio_in_video": True} (not logged again)',
+                source.digest[:12],
+            )
+        return clip
+
+
+#: Taken by the first video of the process whose sound is dropped, which is logged.
+_first_film: Final = iter([True])
 
 
 class VideosWithSound(HFProcessor):

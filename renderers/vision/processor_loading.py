@@ -89,6 +89,8 @@ def load_media(
                 loaded["video"] = VideosWithSound(loaded["video"], loaded["audio"])
             except LoadError as error:
                 raise _no_sound_of_videos(sound_of_videos, str(error)) from error
+        elif {"video", "audio"} <= loaded.keys():
+            loaded["video"].drops_sound = True
         return MediaLoader(loaded, model=model)
 
     processors: dict[Modality, MediaProcessor] = {}

@@ -31,6 +31,7 @@ from renderers import (
 )
 from renderers.errors import ConfigError, LoadError, MediaError, MessageError
 from renderers.media.item import ExpansionPiece
+from renderers.vision import hf_processor
 from renderers.vision.batching import batch_tensors
 from renderers.vision.hf_processor import VideosWithSound
 
@@ -209,6 +210,24 @@ def test_renderers_with_and_without_the_option_may_share_a_store(family: Any) ->
         assert (silent_item.has_sound, heard_item.has_sound) == (False, is_heard)
         assert (silent.token_ids == heard.token_ids) != is_heard
         assert silent_item.mm_hash != heard_item.mm_hash
+
+
+def test_the_first_film_whose_sound_is_dropped_is_logged_once_with_the_option(
+    family: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard, _ = family("qwen2_5_omni")
+    silent = load_renderer(heard.files.directory)
+    monkeypatch.setattr(hf_processor, "_first_film", iter([True]))
+    frames = {"type": "video", "video": film(4, None, 7).frames, "fps": 4.0}
+    heard.render([user(film(4, 1.0, 7))])
+    silent.render([user(film(4, None, 7), frames, hear(0.3))])
+    assert not caplog.records
+    for sound_seed in (8, 9):
+        silent.render([user(film(4, 1.0, 7, sound_seed=sound_seed))])
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "has a sound, which the model does not hear" in record.message
+    assert 'chat_template_kwargs={"use_audio_in_video": True}' in record.message
 
 
 def test_a_pool_renders_videos_with_their_sound_as_its_renderer_does(family: Any) -> None:
