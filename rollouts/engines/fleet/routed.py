@@ -142,7 +142,7 @@ class RoutedEngine(VLLMEngine):
         self._abort_fails = False
         return True
 
-    async def _server_start_time(self) -> float | None:
+    async def _process(self) -> float | None:
         """A number that changes when any server is started again; None where one does not report when it started."""
         metrics = await self.control.metrics()
         started = [server.process_start_time for server in metrics.values()]

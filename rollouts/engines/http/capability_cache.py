@@ -1,20 +1,41 @@
-"""What a server was found to be is remembered until there is a sign that it was restarted."""
+"""Requests that find out what a server is; what they found is remembered until there is a sign of a restart."""
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rollouts.engines.event_loop import SingleFlight
-from rollouts.errors import CapabilityError, ServerError
+from rollouts.engines.http.connection import ServerConnection
+from rollouts.engines.http.exchange import HttpResponse
+from rollouts.errors import ApiKeyError, CapabilityError, ServerError
+
+#: The name of these requests in errors.
+PROBE_NAME = "probe"
 
 C = TypeVar("C")
 
 #: Less than a server takes to start. While requests are in flight, a restart breaks their connections; after this much
 #: time without a request the server may have restarted without any connection breaking.
 _QUIET_SECONDS = 5.0
+
+
+async def probe_request(
+    connection: ServerConnection,
+    method: str,
+    path: str,
+    content: Mapping[str, Any] | None = None,
+    params: Mapping[str, str | int | bool] | None = None,
+) -> HttpResponse:
+    """Send a small request. Raises `ApiKeyError` and what `ServerConnection.request` raises."""
+    body = None if content is None else [json.dumps(content).encode()]
+    response = await connection.request(method, path, name=PROBE_NAME, body=body, params=params, slot=False)
+    if response.status == 401:
+        raise ApiKeyError(PROBE_NAME, f"{connection.base_url} refuses the API key for {path}; pass its key as api_key=")
+    return response
 
 
 class CapabilityCache(Generic[C]):

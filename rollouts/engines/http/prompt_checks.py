@@ -6,7 +6,7 @@ Each check yields what is wrong; its caller stops at the first violation, and la
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -34,6 +34,25 @@ def header_violations(request: GenerateRequest) -> Iterator[str]:
                 f"{field} is {name[: _MAX_ID_LENGTH + 1]!r}; use 1 to {_MAX_ID_LENGTH} printable ASCII characters "
                 "without spaces"
             )
+
+
+def option_violations(
+    request: GenerateRequest, vocab_size: int | None, allowed: Collection[str], refused: Mapping[str, str]
+) -> Iterator[str]:
+    """Check stop tokens, and the names in `sampling.extra`: those that a server takes, and the reasons against others.
+
+    `vocab_size` None: any token of 63 bits.
+    """
+    limit = 2**63 if vocab_size is None else vocab_size
+    for token in request.sampling.stop_token_ids:
+        if not 0 <= token < limit:
+            yield f"stop_token_ids holds {token}, which is not in a vocabulary of {limit}"
+    for name in request.sampling.extra:
+        if name in refused:
+            yield f"sampling.extra holds {name!r}: {refused[name]}"
+        elif name not in allowed:
+            known = ", ".join(sorted(allowed))
+            yield f"sampling.extra holds {name!r}, which is unknown here; it may hold {known}"
 
 
 def item_name(item: MediaItem) -> str:

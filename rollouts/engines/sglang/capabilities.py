@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
+from rollouts.engines.http.capability_cache import PROBE_NAME, probe_request
 from rollouts.engines.http.connection import ServerConnection
 from rollouts.engines.http.exchange import HttpResponse, response_error
 from rollouts.errors import CapabilityError, MalformedResultError
-
-PROBE_NAME: Final = "probe"
 
 #: At position 0 of every vocabulary; what it means does not matter.
 _PROBE_IDS: Final = (0,)
@@ -32,8 +30,9 @@ class SGLangCapabilities:
 
     `vocab_size`: ids from there on end the server's process. `raw_logprobs`: log-probabilities are those before
     temperature; None: not known, because the model finds the likeliest tokens equally likely. `returns_prompt`: the
-    server returns the ids of the prompt that it ran. `deterministic`: it takes seeds. `priority_sign`: what the
-    priority of a request is multiplied by, None where the server does not schedule by priority.
+    server returns the ids of the prompt that it ran. `streams_new_tokens`: the parts of a stream do not repeat earlier
+    ones. `deterministic`: it takes seeds. `priority_sign`: what the priority of a request is multiplied by, None where
+    the server does not schedule by priority.
     """
 
     engine: ClassVar[str] = "SGLang"
@@ -45,6 +44,7 @@ class SGLangCapabilities:
     takes_images: bool
     raw_logprobs: bool | None
     returns_prompt: bool
+    streams_new_tokens: bool = False
     deterministic: bool = False
     lora: bool = False
     routed_experts: bool = False
@@ -57,7 +57,7 @@ async def server_info(connection: ServerConnection) -> Mapping[str, Any]:
 
 
 async def model_info(connection: ServerConnection) -> Mapping[str, Any]:
-    """What the server says of its model and the version of its weights. Raises `CapabilityError`."""
+    """What the server says of its model and the version of its weights. Raises `CapabilityError`, `ApiKeyError`."""
     return await _report(connection, "/get_model_info", "/model_info")
 
 
@@ -81,6 +81,7 @@ async def probe(
         takes_images=model.get("has_image_understanding") is True,
         raw_logprobs=_are_raw(_gap(plain), _gap(scaled)),
         returns_prompt=plain.get("prompt_token_ids") == list(_PROBE_IDS),
+        streams_new_tokens=server.get("incremental_streaming_output") is True,
         deterministic=server.get("enable_deterministic_inference") is True,
         lora=bool(server.get("enable_lora")),
         routed_experts=server.get("enable_return_routed_experts") is True,
@@ -89,9 +90,9 @@ async def probe(
 
 
 async def _report(connection: ServerConnection, path: str, newer: str) -> Mapping[str, Any]:
-    response = await _get(connection, path)
+    response = await probe_request(connection, "GET", path)
     if response.status in (404, 405):
-        response = await _get(connection, newer)
+        response = await probe_request(connection, "GET", newer)
     content = response.json() if response.status == 200 else None
     if not isinstance(content, dict):
         reason = response_error(PROBE_NAME, response, f"GET {path}").reason
@@ -101,13 +102,8 @@ async def _report(connection: ServerConnection, path: str, newer: str) -> Mappin
     return content
 
 
-async def _get(connection: ServerConnection, path: str) -> HttpResponse:
-    return await connection.request("GET", path, name=PROBE_NAME, slot=False)
-
-
 async def _generate(connection: ServerConnection, fields: Mapping[str, Any]) -> HttpResponse:
-    body = [json.dumps({"input_ids": _PROBE_IDS, **fields}).encode()]
-    return await connection.request("POST", "/generate", name=PROBE_NAME, body=body, slot=False)
+    return await probe_request(connection, "POST", "/generate", {"input_ids": _PROBE_IDS, **fields})
 
 
 async def _vocab_size(connection: ServerConnection) -> int | None:
@@ -118,7 +114,7 @@ async def _vocab_size(connection: ServerConnection) -> int | None:
 
 
 async def _served_length(connection: ServerConnection) -> int | None:
-    response = await _get(connection, "/v1/models")
+    response = await probe_request(connection, "GET", "/v1/models")
     try:
         length = response.json()["data"][0]["max_model_len"]
     except (MalformedResultError, KeyError, IndexError, TypeError):

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 from rollouts.engines.http.connection import ServerConnection
 from rollouts.engines.http.exchange import HttpResponse, name_errors_after_methods, response_error
+from rollouts.engines.http.health import HealthControl
 from rollouts.engines.http.metrics import Metrics
 from rollouts.engines.protocol import check_version
 from rollouts.engines.sglang.capabilities import model_info, server_info
@@ -20,8 +21,6 @@ from rollouts.errors import (
     InvalidRequestError,
     MalformedResultError,
     ServerError,
-    ServerTimeoutError,
-    ServerUnreachableError,
     WeightUpdateError,
 )
 
@@ -32,11 +31,10 @@ MemoryTag = Literal["weights", "kv_cache"]
 PauseMode = Literal["abort", "keep"]
 
 _MODES = {"abort": "abort", "keep": "retract"}
-_HEALTH_SECONDS = 10.0
 
 
 @name_errors_after_methods
-class SGLangControl:
+class SGLangControl(HealthControl):
     """The control calls of one server. `on_weight_version` is called with each new label.
 
     All calls raise `CapabilityError` where the server has no such route, `ServerError` where it refuses, and the errors
@@ -229,21 +227,6 @@ class SGLangControl:
         await self._call("/abort_request", {"abort_all": True}, "aborting all requests")
 
     # Monitoring.
-
-    async def health(self) -> bool:
-        """Whether the server answers and samples. False for a server that is paused."""
-        try:
-            await self.check_health()
-        except (ServerUnreachableError, ServerTimeoutError, ServerError, CapabilityError):
-            return False
-        return True
-
-    async def check_health(self) -> None:
-        """Raise why `health` would be False."""
-        response = await self._connection.request(
-            "GET", "/health", name="check_health", seconds=_HEALTH_SECONDS, retry=False, slot=False
-        )
-        self._checked(response, "/health", "checking its health")
 
     async def metrics(self) -> Metrics:
         """Every counter and gauge of the server, which needs --enable-metrics."""

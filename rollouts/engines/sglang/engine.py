@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Self
 
 from renderers import RendererError
 from rollouts.calls import gathered
-from rollouts.engines.continuation import single_samples
-from rollouts.engines.http.capability_cache import CapabilityCache
-from rollouts.engines.http.connection import HttpLimits, ServerConnection
+from rollouts.engines.continuation import single_samples, with_index
+from rollouts.engines.http.connection import HttpLimits
+from rollouts.engines.http.engine import ServerEngine
 from rollouts.engines.http.exchange import error_context, response_error
 from rollouts.engines.http.resuming import ResumePolicy, completed
-from rollouts.engines.http.running_requests import RunningRequests
 from rollouts.engines.lora import adapter_exists_error, adapter_labels
 from rollouts.engines.protocol import (
     Completion,
@@ -24,31 +22,23 @@ from rollouts.engines.protocol import (
     GenerateRequest,
     GenerateResult,
     InFlight,
+    TokenListener,
     check_adapter_name,
     check_result,
-    check_update_arguments,
 )
 from rollouts.engines.sglang.capabilities import SGLangCapabilities, probe, server_info
 from rollouts.engines.sglang.control import SGLangControl
-from rollouts.engines.sglang.generate import Generation, request_body, unfinished
+from rollouts.engines.sglang.generate import Generation, Parts, request_body, unfinished
 from rollouts.engines.sglang.request_checks import check_request
 from rollouts.errors import (
-    ArgumentError,
-    CapabilityError,
-    EngineClosedError,
-    EngineError,
     InvalidRequestError,
     ServerTimeoutError,
-    ServerUnreachableError,
     UnknownAdapterError,
 )
 
 log = logging.getLogger("rollouts.engines.sglang")
 
 _GENERATE = "/generate"
-
-#: The longest time that sending an abort to the server may delay a caller that is cancelled.
-_ABORT_REQUEST_SECONDS = 5.0
 
 #: Responses of more bytes are parsed in a thread, because parsing them would delay the other requests of the loop.
 _LARGE_RESPONSE = 256 * 2**10
@@ -57,7 +47,7 @@ _LARGE_RESPONSE = 256 * 2**10
 _POLL_SECONDS = 0.02
 
 
-class SGLangEngine:
+class SGLangEngine(ServerEngine[SGLangCapabilities]):
     """`Engine` over `/generate` of one SGLang server (0.5.23 was tried).
 
         async with SGLangEngine("http://127.0.0.1:30000") as engine:
@@ -80,9 +70,9 @@ class SGLangEngine:
     SGLANG_RETURN_ORIGINAL_LOGPROB=1. `vocab_size` and `max_model_len` stand for what a server does not report.
     `routed_experts` is the number of layers with experts and of experts per token, for a server with
     --enable-return-routed-experts, whose response does not say them.
-
-    An engine belongs to the event loop on which it is used first; after that is closed, another one may follow.
     """
+
+    control: SGLangControl
 
     def __init__(
         self,
@@ -97,118 +87,21 @@ class SGLangEngine:
         jpeg_as_file: bool = False,
         routed_experts: tuple[int, int] | None = None,
     ) -> None:
-        self._connection = ServerConnection(base_url, api_key=api_key, limits=limits, on_lost=self._forget_server)
-        self._request_limits = request_limits or EngineLimits()
+        super().__init__(base_url, api_key=api_key, limits=limits, request_limits=request_limits, resume=resume)
         self._vocab_size = vocab_size
-        self._resume = resume or ResumePolicy()
+        self._max_model_len = max_model_len
         self._jpeg_as_file = jpeg_as_file
         self._experts = routed_experts
-        self._capabilities: CapabilityCache[SGLangCapabilities] = CapabilityCache(
-            lambda: probe(self._connection, vocab_size=vocab_size, max_model_len=max_model_len),
-            self._server_seed,
-            self._forget_server,
-        )
-        self._weight_version = "default"  # SGLang's label of the weights that it was started with
-        self._requests = RunningRequests()
         self._adapters: dict[str, str] = {}  # by name: the label of the base weights when it was first seen
         self._held = False  # whether new requests wait for an update of the weights
         self._seeds_reported = False  # whether it was logged that the server takes no seeds
-        self._closed = False
         self.control = SGLangControl(self._connection, self._set_weight_version)
-
-    @property
-    def base_url(self) -> str:
-        return self._connection.base_url
 
     @property
     def vocab_size(self) -> int | None:
         """The size that was given to the constructor, or that the server reported; None before the first request."""
         known = self._capabilities.known
         return self._vocab_size if known is None else known.vocab_size
-
-    @property
-    def weight_version(self) -> str:
-        """The label of the server's weights, as last set through `control` or named in a response."""
-        return self._weight_version
-
-    async def capabilities(self) -> SGLangCapabilities:
-        """What the server supports, probed once, and again after any sign of a restart.
-
-        Raises `CapabilityError` and what `ServerConnection.request` raises.
-        """
-        with error_context(self.base_url, "probe"):
-            return await self._capabilities.get()
-
-    async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """Sample `n` completions.
-
-        Raises `InvalidRequestError`, `OverlongPromptError`, `CapabilityError` before anything is sent;
-        `ServerUnreachableError`, `ServerTimeoutError`, `ServerError`, `MissingLogProbsError`, `MalformedResultError`
-        and `EngineClosedError` after.
-        """
-        with error_context(self.base_url, request.request_id):
-            await self._checked(request)
-            version_before = self._weight_version
-            with self._requests.running(request.request_id):
-                singles = [request] if request.sampling.n == 1 else single_samples(request)
-                sampled = await gathered(self._sample(single, request.request_id) for single in singles)
-            completions = [replace(each, index=index) for index, (each, _) in enumerate(sampled)]
-            scored = sampled[0][1]
-            result = GenerateResult(
-                request.request_id,
-                completions,
-                scored.prompt_logprobs() if scored is not None and request.prompt_logprobs else None,
-                scored.prompt_top_logprobs() if scored is not None else None,
-            )
-            check_result(request, result)
-            self._adopt_version(completions, version_before)
-            if request.adapter is not None:
-                base_version = self._adapters.get(request.adapter)
-                return replace(result, completions=adapter_labels(completions, request.adapter, base_version))
-            return result
-
-    async def update_weight_version(self, version: str) -> None:
-        """As `control.update_weight_version`."""
-        await self.control.update_weight_version(version)
-
-    async def update_weights(
-        self, weights: str | os.PathLike[str], version: str, *, in_flight: InFlight = "abort"
-    ) -> None:
-        """Load the checkpoint directory `weights`, which the server reads itself.
-
-        With "wait", new requests of this engine wait until the running ones have ended; those of other clients stay on
-        the server and continue with the new weights. Raises `ArgumentError`, `WeightUpdateError`, `CapabilityError` and
-        the errors of a server that does not answer.
-        """
-        check_update_arguments(version, in_flight)
-        if not isinstance(weights, str | os.PathLike):
-            rule = "pass a checkpoint directory that the server can read; tensors are for LocalEngine"
-            raise ArgumentError("weights", weights, rule)
-        if in_flight != "wait":
-            await self.control.update_weights_from_directory(weights, version, in_flight)
-            return
-        self._held = True
-        try:
-            while self._requests.ids():  # noqa: ASYNC110  an event would be a second record of the requests
-                await asyncio.sleep(_POLL_SECONDS)
-            await self.control.update_weights_from_directory(weights, version, "keep")
-        finally:
-            self._held = False
-
-    async def abort(self, request_ids: Iterable[str]) -> None:
-        """End requests of this engine: their `generate` returns the tokens so far, with `FinishReason.ABORT`.
-
-        A request that has not reached the server yet is ended on this side.
-        """
-        self._connection.enter("abort")
-        running = self._requests.mark_aborted(request_ids)
-        if server_ids := self._requests.server_ids(running):
-            received = await self._abort_on_server(server_ids)
-            await self._requests.expire(running, at_once=not received)
-
-    async def abort_all(self) -> None:
-        """End every request of this engine, and none of other clients."""
-        await self.abort(self._requests.ids())
 
     async def load_adapter(self, name: str, directory: str | os.PathLike[str]) -> None:
         """Load a LoRA adapter, the directory that `save_pretrained` of peft writes, under a name of its own.
@@ -241,27 +134,36 @@ class SGLangEngine:
         self._adapters = {name: self._adapters.get(name, self._weight_version) for name in loaded}
         return loaded
 
-    async def close(self) -> None:
-        """Refuse further requests and close the connections.
-
-        Raises `EngineError` on another event loop than that of the engine, which stays open then.
-        """
-        await self._connection.close()
-        self._closed = True
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self.close()
-
     # One request.
+
+    async def _generate(self, request: GenerateRequest, listen: TokenListener | None) -> GenerateResult:
+        with error_context(self.base_url, request.request_id):
+            await self._checked(request)
+            version_before = self._weight_version
+            with self._requests.running(request.request_id):
+                singles = [request] if request.sampling.n == 1 else single_samples(request)
+                sampled = await gathered(
+                    self._sample(single, request.request_id, with_index(listen, index))
+                    for index, single in enumerate(singles)
+                )
+            completions = [replace(each, index=index) for index, (each, _) in enumerate(sampled)]
+            scored = sampled[0][1]
+            result = GenerateResult(
+                request.request_id,
+                completions,
+                scored.prompt_logprobs() if scored is not None and request.prompt_logprobs else None,
+                scored.prompt_top_logprobs() if scored is not None else None,
+            )
+            check_result(request, result)
+            self._adopt_version(completions, version_before)
+            if request.adapter is not None:
+                base_version = self._adapters.get(request.adapter)
+                return replace(result, completions=adapter_labels(completions, request.adapter, base_version))
+            return result
 
     async def _checked(self, request: GenerateRequest) -> None:
         """Raise what `generate` raises before sending; wait where an update of the weights holds requests back."""
-        if self._closed:
-            raise EngineClosedError(request.request_id, "the engine is closed")
-        self._request_limits.check(request)
+        self._check_before_probe(request)
         capabilities = await self._capabilities.get()
         check_request(request, capabilities)
         if request.sampling.seed is not None and not capabilities.deterministic and not self._seeds_reported:
@@ -277,7 +179,9 @@ class SGLangEngine:
         while self._held:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def _sample(self, request: GenerateRequest, root_id: str) -> tuple[Completion, Generation | None]:
+    async def _sample(
+        self, request: GenerateRequest, root_id: str, listen: TokenListener | None
+    ) -> tuple[Completion, Generation | None]:
         """One sample, continued as often as pauses cut it off, and what the server returned first.
 
         `root_id` is the id of the caller's request, of which this one may be a part.
@@ -287,7 +191,7 @@ class SGLangEngine:
         async def send(part: GenerateRequest) -> Completion:
             if part is not request:  # what was sampled so far may be what the server does not take
                 check_request(part, await self._capabilities.get())
-            generation = await self._exchange(part, root_id)
+            generation = await self._exchange(part, root_id, listen)
             if generation is None:
                 return unfinished()
             completion = generation.completion(self._weight_version, self._experts)
@@ -312,31 +216,47 @@ class SGLangEngine:
         )
         return completion, first[0] if first else None
 
-    async def _exchange(self, request: GenerateRequest, root_id: str) -> Generation | None:
-        """Send one request, and abort it on the server if the caller is cancelled; None where `abort` ended it."""
+    async def _exchange(
+        self, request: GenerateRequest, root_id: str, listen: TokenListener | None
+    ) -> Generation | None:
+        """Send one request, and abort it on the server if the caller is cancelled; None where `abort` ended it before
+        any token arrived."""
         if self._requests.is_aborted(root_id):
             return None
+        parts = None if listen is None else Parts(request)
         with self._requests.waiting(root_id, request.request_id) as wait:
             try:
                 async with wait:
                     with self._capabilities.exchange():
-                        return await self._send(request)
+                        return await self._send(request, parts, listen)
             except (asyncio.CancelledError, ServerTimeoutError, TimeoutError) as error:
                 await self._abort_on_server([request.request_id])
                 if not isinstance(error, TimeoutError) or not wait.expired():
                     raise
-                return None  # `abort` ended the wait
+                return None if parts is None else parts.generation()  # `abort` ended the wait
 
-    async def _send(self, request: GenerateRequest) -> Generation:
+    async def _send(
+        self, request: GenerateRequest, parts: Parts | None, listen: TokenListener | None
+    ) -> Generation | None:
         capabilities = await self._capabilities.get()
         try:
-            options = {"experts": self._experts is not None, "jpeg_as_file": self._jpeg_as_file}
+            options = {
+                "experts": self._experts is not None,
+                "jpeg_as_file": self._jpeg_as_file,
+                "stream": parts is not None,
+            }
             if request.media:  # encoding images takes milliseconds; in a thread it does not delay other requests
                 body = await asyncio.to_thread(request_body, request, capabilities, **options)
             else:
                 body = request_body(request, capabilities, **options)
         except RendererError as error:
             raise InvalidRequestError(request.request_id, str(error)) from error
+        if parts is not None and listen is not None:
+            async with self._connection.stream(_GENERATE, name=request.request_id, body=body) as events:
+                async for event in events:
+                    if (delta := parts.add(event)) is not None:
+                        listen(delta)
+            return parts.generation()
         response = await self._connection.request("POST", _GENERATE, name=request.request_id, body=body)
         if response.status != 200:
             raise response_error(request.request_id, response, f"generating at {self.base_url}")
@@ -347,39 +267,30 @@ class SGLangEngine:
         generation.check_prompt()
         return generation
 
-    async def _abort_on_server(self, request_ids: Iterable[str]) -> bool:
-        """Abort requests on the server; whether it received that.
-
-        A failure is only logged, because the caller closes the connections, or ends with another error.
-        """
-        try:
-            async with asyncio.timeout(_ABORT_REQUEST_SECONDS):
-                await self.control.abort(request_ids)
-        except (ServerUnreachableError, CapabilityError) as error:  # it has ended, as a rule, and its requests with it
-            log.debug("could not abort %s: %r", request_ids, error)
-        except (EngineError, TimeoutError) as error:
-            log.warning("could not abort %s on the server: %r", list(request_ids), error)
-        else:
-            return True
-        return False
-
     # The state of the server.
 
-    async def _server_seed(self) -> float | None:
-        """The seed that the server drew when it started, by which a restart is noticed."""
+    async def _update_weights(self, directory: str | os.PathLike[str], version: str, in_flight: InFlight) -> None:
+        """With "wait", new requests of this engine wait until the running ones have ended; those of other clients stay
+        on the server and continue with the new weights."""
+        if in_flight != "wait":
+            await self.control.update_weights_from_directory(directory, version, in_flight)
+            return
+        self._held = True
+        try:
+            while self._requests.ids():  # noqa: ASYNC110  an event would be a second record of the requests
+                await asyncio.sleep(_POLL_SECONDS)
+            await self.control.update_weights_from_directory(directory, version, "keep")
+        finally:
+            self._held = False
+
+    async def _probe(self) -> SGLangCapabilities:
+        return await probe(self._connection, vocab_size=self._vocab_size, max_model_len=self._max_model_len)
+
+    async def _process(self) -> float | None:
+        """The seed that the server drew when it started."""
         seed = (await server_info(self._connection)).get("random_seed")
         return float(seed) if isinstance(seed, int) else None
 
     def _forget_server(self) -> None:
-        """A connection broke, or the server is another process: what it serves may have changed."""
-        self._capabilities.forget()
+        super()._forget_server()
         self._adapters.clear()
-
-    def _set_weight_version(self, version: str) -> None:
-        self._weight_version = version
-
-    def _adopt_version(self, completions: Iterable[Completion], before: str) -> None:
-        """Adopt the label of the last tokens, unless the label was set since the request began with `before`."""
-        for completion in completions:
-            if completion.weight_spans and self._weight_version == before != completion.weight_spans[-1].version:
-                self._set_weight_version(completion.weight_spans[-1].version)

@@ -12,25 +12,34 @@ from typing import Any
 import numpy as np
 
 from renderers import RenderedTokens
-from rollouts.engines.http.exchange import Body
+from rollouts.engines.http.exchange import Body, server_error
 from rollouts.engines.http.source_files import source_file
 from rollouts.engines.protocol import (
     NO_TOKEN,
     Completion,
     FinishReason,
     GenerateRequest,
+    TokenDelta,
     TopLogprobs,
     WeightSpan,
     logprobs_error,
 )
 from rollouts.engines.sglang.capabilities import SGLangCapabilities
-from rollouts.errors import InvalidRequestError, MalformedResultError, MissingLogProbsError
+from rollouts.errors import InvalidRequestError, MalformedResultError, MissingLogProbsError, ServerError
+
+#: Most parts of a stream of a server that repeats in each part what the earlier ones had.
+_MOST_PARTS = 128
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 def request_body(
-    request: GenerateRequest, capabilities: SGLangCapabilities, *, experts: bool = False, jpeg_as_file: bool = False
+    request: GenerateRequest,
+    capabilities: SGLangCapabilities,
+    *,
+    experts: bool = False,
+    jpeg_as_file: bool = False,
+    stream: bool = False,
 ) -> Body:
     """The body of a request for one sample, with the source files of its images.
 
@@ -45,6 +54,10 @@ def request_body(
         "return_prompt_token_ids": bool(request.media),
         "input_ids": _sent_ids(request),
     }
+    if stream:
+        fields["stream"] = True
+        if not capabilities.streams_new_tokens:
+            fields["sampling_params"]["stream_interval"] = math.ceil(request.sampling.max_tokens / _MOST_PARTS)
     if request.adapter is not None:
         fields["lora_path"] = request.adapter
     if request.priority and capabilities.priority_sign is not None:
@@ -76,7 +89,7 @@ def _sent_ids(request: GenerateRequest) -> list[int]:
     ).logical_ids
 
 
-def _sampling(request: GenerateRequest, capabilities: SGLangCapabilities) -> Mapping[str, Any]:
+def _sampling(request: GenerateRequest, capabilities: SGLangCapabilities) -> dict[str, Any]:
     """Every sampling parameter, explicitly: a server fills missing ones with those of the model's files."""
     sampling = request.sampling
     fields: dict[str, Any] = {
@@ -131,6 +144,12 @@ class Generation:
             "for models that SGLang tokenises again always), or its processor makes another number of tokens of an "
             "image (load the renderer from the directory that the server serves)"
         )
+
+    def delta(self) -> TokenDelta:
+        """The tokens alone, checked as `completion` does."""
+        ids = self._ids()
+        top = self._top("output_top_logprobs", len(ids), self._request.sampling.top_logprobs)
+        return TokenDelta(0, ids, self._logprobs(ids), top)
 
     def completion(self, fallback_version: str, experts: tuple[int, int] | None = None) -> Completion:
         """The sample, checked. `fallback_version` labels tokens that the server does not label; `experts`: layers, and
@@ -259,6 +278,79 @@ class Generation:
 
     def _malformed(self, reason: str) -> MalformedResultError:
         return MalformedResultError(self._name, reason)
+
+
+class Parts:
+    """Joins the parts of a streamed sample.
+
+    Each part of SGLang has all tokens so far, or with --incremental-streaming-output the new ones alone;
+    `completion_tokens` counts all of them in both cases.
+    """
+
+    def __init__(self, request: GenerateRequest) -> None:
+        self._request = request
+        self._last: Mapping[str, Any] | None = None
+        self._logprobs: list[Any] = []
+        self._top: list[Any] = []
+
+    def add(self, event: bytes) -> TokenDelta | None:
+        """Add a part; its new tokens, None if it has none.
+
+        Raises `MalformedResultError`, `MissingLogProbsError`, and `ServerError` for an error that follows HTTP 200.
+        """
+        try:
+            content = json.loads(event)
+        except (ValueError, RecursionError) as error:
+            raise self._malformed(f"a part of the stream is not JSON ({error}): {event[:200]!r}") from error
+        if isinstance(content, dict) and isinstance(failure := content.get("error"), dict):
+            raise self._refusal(failure.get("code"), failure)
+        part, meta = Generation(self._request, content), content["meta_info"]
+        ending = meta.get("finish_reason")
+        if isinstance(ending, dict) and ending.get("status_code") is not None:
+            raise self._refusal(ending["status_code"], ending)
+        if self._last is None:
+            part.check_prompt()
+        total = meta.get("completion_tokens")
+        logprobs = self._new(meta, "output_token_logprobs", total)
+        top = self._new(meta, "output_top_logprobs", total) if self._request.sampling.top_logprobs else []
+        self._last = content
+        self._logprobs += logprobs
+        self._top += top
+        return self._joined(logprobs, top, {}).delta() if logprobs else None
+
+    def generation(self) -> Generation | None:
+        """The sample, which an abort has ended if the server has not; None if no part arrived."""
+        if self._last is None:
+            return None
+        meta = self._last["meta_info"]
+        ending = meta.get("finish_reason") or {"type": "abort"}
+        return self._joined(self._logprobs, self._top, {**meta, "finish_reason": ending})
+
+    def _new(self, meta: Mapping[str, Any], key: str, total: object) -> list[Any]:
+        """The rows of the tokens that no earlier part had."""
+        received, rows = len(self._logprobs), meta.get(key)
+        if not isinstance(rows, list) or not isinstance(total, int):
+            raise MissingLogProbsError(self._request.request_id, f"a part of the stream lacks `{key}` or its length")
+        new = rows[received:total] if len(rows) >= total else rows
+        if len(new) != total - received:
+            raise self._malformed(f"a part of the stream has {len(rows)} `{key}` after {received} of {total} tokens")
+        return new
+
+    def _joined(self, logprobs: list[Any], top: list[Any], meta: Mapping[str, Any]) -> Generation:
+        try:
+            ids = [entry[1] for entry in logprobs]
+        except (TypeError, IndexError) as error:
+            raise self._malformed(f"log-probabilities of the stream cannot be read ({error!r})") from error
+        rows = {"output_token_logprobs": logprobs, "output_top_logprobs": top}
+        return Generation(self._request, {"output_ids": ids, "meta_info": {**meta, **rows}})
+
+    def _refusal(self, status: object, content: Mapping[str, Any]) -> ServerError:
+        status = status if isinstance(status, int) else 500
+        message = str(content.get("message"))[:500]
+        return server_error(self._request.request_id, "the server stopped generating", status, message)
+
+    def _malformed(self, reason: str) -> MalformedResultError:
+        return MalformedResultError(self._request.request_id, reason)
 
 
 def unfinished() -> Completion:

@@ -9,6 +9,7 @@ import numpy as np
 from rollouts.engines.http.prompt_checks import (
     header_violations,
     item_name,
+    option_violations,
     placement_violations,
     refuse_first,
     stray_token_violations,
@@ -63,7 +64,7 @@ def check_request(request: GenerateRequest, capabilities: SGLangCapabilities) ->
     """
     refuse_first(request, header_violations(request))
     ids = check_prompt(request, capabilities.max_model_len, capabilities.vocab_size)
-    refuse_first(request, _sampling_violations(request, capabilities.vocab_size))
+    refuse_first(request, sampling_violations(request, vocab_size=capabilities.vocab_size))
     refuse_first(request, placement_violations(request, ids, {}))
     refuse_first(request, stray_token_violations(request, ids, request.placeholder_token_ids))
     refuse_first(request, _media_violations(request, ids))
@@ -71,7 +72,8 @@ def check_request(request: GenerateRequest, capabilities: SGLangCapabilities) ->
         raise CapabilityError(request.request_id, reason)
 
 
-def _sampling_violations(request: GenerateRequest, vocab_size: int) -> Iterator[str]:
+def sampling_violations(request: GenerateRequest, *, vocab_size: int | None) -> Iterator[str]:
+    """The values that SGLang refuses or changes, or with which it would end. `vocab_size` None: it is not known."""
     sampling = request.sampling
     if sampling.temperature == 0 and sampling.n > 1:
         yield f"n is {sampling.n} with temperature 0, where all samples are equal; use n=1"
@@ -80,17 +82,10 @@ def _sampling_violations(request: GenerateRequest, vocab_size: int) -> Iterator[
     for name, value in (("seed", sampling.seed), ("top_k", sampling.top_k), ("priority", request.priority)):
         if value is not None and not -(2**63) <= value < 2**63 - sampling.n:
             yield f"{name} is {value}, not an int of 64 bits"
-    if (top := max(sampling.top_logprobs, request.prompt_top_logprobs)) > vocab_size:
+    top = max(sampling.top_logprobs, request.prompt_top_logprobs)
+    if vocab_size is not None and top > vocab_size:
         yield f"top_logprobs is {top}, which is more than the vocabulary has: {vocab_size}; this would end the server"
-    for token in sampling.stop_token_ids:
-        if not 0 <= token < vocab_size:
-            yield f"stop_token_ids holds {token}, which is not in a vocabulary of {vocab_size}"
-    for name in sampling.extra:
-        if name in _REFUSED:
-            yield f"sampling.extra holds {name!r}: {_REFUSED[name]}"
-        elif name not in EXTRA_OPTIONS:
-            known = ", ".join(sorted(EXTRA_OPTIONS))
-            yield f"sampling.extra holds {name!r}, which is unknown here; it may hold {known}"
+    yield from option_violations(request, vocab_size, EXTRA_OPTIONS, _REFUSED)
 
 
 def _media_violations(request: GenerateRequest, ids: np.ndarray) -> Iterator[str]:

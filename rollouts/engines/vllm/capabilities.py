@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import functools
 import io
-import json
 import logging
 import re
 import uuid
@@ -16,12 +15,13 @@ from typing import Any, ClassVar, NamedTuple, cast, get_args
 import numpy as np
 from PIL import Image
 
+from rollouts.engines.http.capability_cache import PROBE_NAME, probe_request
 from rollouts.engines.http.connection import ServerConnection
 from rollouts.engines.http.exchange import HttpResponse, redacted, response_error
 from rollouts.engines.vllm.features import DecodedTensor, PixelDtype, decode_item, tensor_type
 from rollouts.engines.vllm.generate import parse_render_response, single_token
 from rollouts.engines.vllm.sounds import SoundFormat, probe_sound_url, sound_format
-from rollouts.errors import ApiKeyError, CapabilityError, MalformedResultError
+from rollouts.errors import CapabilityError, MalformedResultError
 
 __all__ = ["ExpectedCapabilities", "PixelDtype", "ServerCapabilities", "probe", "release_of"]
 
@@ -31,7 +31,6 @@ __all__ = ["ExpectedCapabilities", "PixelDtype", "ServerCapabilities", "probe", 
 # No request runs the model, so that a paused server answers them as well.
 
 
-PROBE_NAME = "probe"
 RENDER_PATH = "/v1/chat/completions/render"
 
 
@@ -41,21 +40,6 @@ class ServedModel(NamedTuple):
     name: str
     root: Any
     max_model_len: int | None
-
-
-async def probe_request(
-    connection: ServerConnection,
-    method: str,
-    path: str,
-    content: Mapping[str, Any] | None = None,
-    params: Mapping[str, str | int | bool] | None = None,
-) -> HttpResponse:
-    """Send a small request. Raises `ApiKeyError` and what `ServerConnection.request` raises."""
-    body = None if content is None else [json.dumps(content).encode()]
-    response = await connection.request(method, path, name=PROBE_NAME, body=body, params=params, slot=False)
-    if response.status == 401:
-        raise ApiKeyError(PROBE_NAME, f"{connection.base_url} refuses the API key for {path}; pass its key as api_key=")
-    return response
 
 
 class ServerVersion(NamedTuple):
@@ -371,7 +355,8 @@ async def _generate_route(
     raise CapabilityError(
         PROBE_NAME,
         f"{connection.base_url} has no {_GENERATE} (HTTP {response.status}): it is a server that only renders, "
-        "not vLLM 0.20 or later, or behind a proxy that blocks this route",
+        "not vLLM 0.20 or later, or behind a proxy that blocks this route. For an SGLang server use SGLangEngine, in "
+        'commands --engine sglang, in files kind = "sglang"',
     )
 
 

@@ -7,28 +7,20 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, get_args
 
 from rollouts.engines.http.exchange import HttpResponse, name_errors_after_methods
+from rollouts.engines.http.health import HealthControl
 from rollouts.engines.vllm.capabilities import json_object
 from rollouts.engines.vllm.server_state import ServerMetrics, required_field
 from rollouts.engines.vllm.weight_updates import TransferControl
-from rollouts.errors import (
-    CapabilityError,
-    EngineError,
-    InvalidRequestError,
-    ServerError,
-    ServerTimeoutError,
-    ServerUnreachableError,
-)
+from rollouts.errors import CapabilityError, EngineError, InvalidRequestError
 
 MemoryTag = Literal["weights", "kv_cache"]
-
-_HEALTH_SECONDS = 10.0
 
 #: What the server puts before the id of a request. An abort without it gets status 200 and does nothing.
 REQUEST_ID_PREFIX = "generate-tokens-"
 
 
 @name_errors_after_methods
-class ServerControl(TransferControl):
+class ServerControl(TransferControl, HealthControl):
     """The control calls of one server. Most of them need VLLM_SERVER_DEV_MODE=1 in the environment of the server.
 
     `forget_media` is called before and after every call that makes the server drop pixels; `on_weight_version` is
@@ -114,24 +106,8 @@ class ServerControl(TransferControl):
 
     # Monitoring.
 
-    async def health(self) -> bool:
-        """Whether the server responds and its engine lives. True also with weights that a failed reload has broken."""
-        try:
-            await self.check_health()
-        except (ServerUnreachableError, ServerTimeoutError, ServerError, CapabilityError):
-            return False
-        return True
-
-    async def check_health(self) -> None:
-        """Raise why `health` would be False.
-
-        Raises `ServerUnreachableError`, `ServerTimeoutError`, `ServerError`, `CapabilityError`.
-        """
-        path = "/health"
-        response = await self._connection.request(
-            "GET", path, name="check_health", seconds=_HEALTH_SECONDS, retry=False, slot=False
-        )
-        self._routes.checked(response, path, "checking its health")
+    def _checked(self, response: HttpResponse, path: str, action: str) -> HttpResponse:
+        return self._routes.checked(response, path, action)
 
     async def load(self) -> int:
         """Requests that the HTTP server is processing; 0 unless it was started with --enable-server-load-tracking."""

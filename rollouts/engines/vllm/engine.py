@@ -7,37 +7,30 @@ import functools
 import itertools
 import logging
 import os
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Self
 
 import numpy as np
 
 from renderers import RendererError
 from rollouts.calls import gathered
 from rollouts.engines.continuation import (
-    restarts_from_prompt,
     single_samples,
     with_index,
 )
 from rollouts.engines.event_loop import SingleFlight
-from rollouts.engines.http.capability_cache import CapabilityCache
-from rollouts.engines.http.connection import HttpLimits, ServerConnection
+from rollouts.engines.http.connection import HttpLimits
+from rollouts.engines.http.engine import ServerEngine
 from rollouts.engines.http.exchange import error_context, response_error
 from rollouts.engines.http.resuming import ResumePolicy, completed
-from rollouts.engines.http.running_requests import RunningRequests
 from rollouts.engines.protocol import (
     Completion,
     EngineLimits,
     FinishReason,
     GenerateRequest,
     GenerateResult,
-    InFlight,
-    TokenDelta,
     TokenListener,
     check_result,
-    check_streamable,
-    check_update_arguments,
 )
 from rollouts.engines.vllm.adapters import ServerAdapters
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe
@@ -53,10 +46,6 @@ from rollouts.engines.vllm.server_media_cache import (
     ServerMediaCache,
 )
 from rollouts.errors import (
-    ArgumentError,
-    CapabilityError,
-    EngineClosedError,
-    EngineError,
     InvalidRequestError,
     ServerError,
     ServerTimeoutError,
@@ -77,7 +66,7 @@ _MAX_RESENDS = 3
 _LARGE_RESPONSE = 256 * 2**10
 
 
-class VLLMEngine:
+class VLLMEngine(ServerEngine[ServerCapabilities]):
     """`Engine` over `/inference/v1/generate` of one vLLM server (0.20 and later).
 
     The first request probes what the server is and which pixels it expects; `expected` replaces what the probe finds,
@@ -97,9 +86,9 @@ class VLLMEngine:
 
     A request with an `adapter` is sampled with that LoRA adapter, which `load_adapter` has loaded; the version of its
     tokens is the name of the adapter.
-
-    An engine belongs to the event loop on which it is used first; after that is closed, another one may follow.
     """
+
+    control: ServerControl
 
     def __init__(
         self,
@@ -118,24 +107,15 @@ class VLLMEngine:
         jpeg_as_file: bool = False,
     ) -> None:
         self._media_cache = ServerMediaCache(media_cache_bytes)
-        self._connection = ServerConnection(base_url, api_key=api_key, limits=limits, on_lost=self._forget_server)
-        self._request_limits = request_limits or EngineLimits()
+        super().__init__(base_url, api_key=api_key, limits=limits, request_limits=request_limits, resume=resume)
+        self._model = model
+        self._expected = expected
         self._media: MediaMode = media
         self._jpeg_as_file = jpeg_as_file
         self._vocab_size = vocab_size
-        self._resume = resume or ResumePolicy()
         self._salts = CacheSalts() if cache_salt else None
-        self._capabilities = CapabilityCache(
-            lambda: probe(self._connection, model=model, expected=expected),
-            self._server_start_time,
-            self._forget_server,
-        )
         self._finding_out: SingleFlight[None] = SingleFlight()
-        self._weight_version = "default"  # vLLM's label of the weights that it was started with
-        self._closed = False
-        self._abort_fails = False
         self._adapters = ServerAdapters(self._connection, self.capabilities, lambda: self._weight_version)
-        self._requests = RunningRequests()
         self.control = ServerControl(
             self._connection,
             self.capabilities,
@@ -144,100 +124,14 @@ class VLLMEngine:
         )
 
     @property
-    def base_url(self) -> str:
-        return self._connection.base_url
-
-    @property
     def vocab_size(self) -> int | None:
         """The size given to the constructor; None if it was not given."""
         return self._vocab_size
 
     @property
-    def weight_version(self) -> str:
-        """The label of the server's weights, as last set through `control` or named in a response."""
-        return self._weight_version
-
-    @property
     def media_cache_counts(self) -> MediaCacheCounts:
         """How many media items requests carried, and how many they named only, because the server had their data."""
         return self._media_cache.counts
-
-    async def capabilities(self) -> ServerCapabilities:
-        """What the server supports and expects, probed once, and again after any sign of a restart.
-
-        Raises `CapabilityError` and what `ServerConnection.request` raises.
-        """
-        with error_context(self.base_url, "probe"):
-            return await self._capabilities.get()
-
-    async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """Sample `n` completions.
-
-        Raises `InvalidRequestError`, `OverlongPromptError`, `CapabilityError` before anything is sent;
-        `ServerUnreachableError`, `ServerTimeoutError`, `ServerError`, `MissingLogProbsError`, `MalformedResultError`
-        and `EngineClosedError` after.
-        """
-        return await self._generate(request, None)
-
-    async def generate_streamed(self, request: GenerateRequest, listen: TokenListener) -> GenerateResult:
-        """As `generate`; `listen` is called with the tokens as they are sampled, also across pauses."""
-        check_streamable(request)
-        if not restarts_from_prompt(request):
-            return await self._generate(request, listen)
-        # A completion that may be sampled again from its beginning is reported only after its end.
-        result = await self._generate(request, None)
-        for completion in result.completions:
-            listen(TokenDelta.of(completion))
-        return result
-
-    async def update_weight_version(self, version: str) -> None:
-        """As `control.update_weight_version`."""
-        await self.control.update_weight_version(version)
-
-    async def stream(self, request: GenerateRequest) -> AsyncIterator[TokenDelta]:
-        """Yield tokens as they are sampled, also across pauses. Leaving the loop aborts the request.
-
-        Raises what `generate` raises.
-        """
-        deltas: asyncio.Queue[TokenDelta | None] = asyncio.Queue()
-        sampling = asyncio.ensure_future(self.generate_streamed(request, deltas.put_nowait))
-        sampling.add_done_callback(lambda _: deltas.put_nowait(None))
-        try:
-            while (delta := await deltas.get()) is not None:
-                yield delta
-            await sampling
-        finally:
-            sampling.cancel()
-            await asyncio.wait([sampling])
-
-    async def abort(self, request_ids: Iterable[str]) -> None:
-        """End requests of this engine: their `generate` returns the tokens so far, with `FinishReason.ABORT`.
-
-        A request that has not reached the server yet is ended on this side. Where the server cannot abort by id (vLLM's
-        Rust frontend outside development mode) its connection is closed, which ends it there.
-        """
-        self._connection.enter("abort")
-        running = self._requests.mark_aborted(request_ids)
-        if server_ids := self._requests.server_ids(running):
-            received = await self._abort_on_server(server_ids)
-            await self._requests.expire(running, at_once=not received)
-
-    async def abort_all(self) -> None:
-        """End every request of this engine, and none of other clients."""
-        await self.abort(self._requests.ids())
-
-    async def update_weights(
-        self, weights: str | os.PathLike[str], version: str, *, in_flight: InFlight = "abort"
-    ) -> None:
-        """Load the checkpoint directory `weights`, as `control.update_weights_from_directory` does.
-
-        Raises `ArgumentError`, `WeightUpdateError`, `CapabilityError` and the errors of a server that does not answer.
-        """
-        check_update_arguments(version, in_flight)
-        if not isinstance(weights, str | os.PathLike):
-            rule = "pass a checkpoint directory that the server can read; tensors are for LocalEngine"
-            raise ArgumentError("weights", weights, rule)
-        await self.control.update_weights_from_directory(weights, version, in_flight)
 
     async def load_adapter(self, name: str, directory: str | os.PathLike[str], *, check: bool = True) -> None:
         """Load a LoRA adapter, the directory that `save_pretrained` of peft writes, under a name of its own.
@@ -261,20 +155,6 @@ class VLLMEngine:
         """The loaded adapters: the directory of each by its name."""
         with error_context(self.base_url, "adapters"):
             return await self._adapters.loaded()
-
-    async def close(self) -> None:
-        """Refuse further requests and close the connections.
-
-        Raises `EngineError` on another event loop than that of the engine, which stays open then.
-        """
-        await self._connection.close()
-        self._closed = True
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self.close()
 
     # One request.
 
@@ -301,9 +181,7 @@ class VLLMEngine:
 
     async def _checked(self, request: GenerateRequest) -> ServerCapabilities:
         """What the server supports, after the checks of a request. Raises what `generate` raises before sending."""
-        if self._closed:
-            raise EngineClosedError(request.request_id, "the engine is closed")
-        self._request_limits.check(request)
+        self._check_before_probe(request)
         capabilities = await self._capabilities.get()
         check_request(request, capabilities, vocab_size=self._vocab_size, media=self._media)
         if request.adapter is not None:
@@ -541,30 +419,6 @@ class VLLMEngine:
         finally:
             media_cache.release(reservation)  # of what has not been committed
 
-    async def _abort_on_server(self, request_ids: Iterable[str]) -> bool:
-        """Abort requests on the server; whether it received that.
-
-        A failure is only logged, because the caller closes the connections, or ends with another error.
-        """
-        try:
-            async with asyncio.timeout(_ABORT_REQUEST_SECONDS):
-                await self.control.abort(request_ids)
-        # It has ended, as a rule, and its requests with it; or it has no such route.
-        except (ServerUnreachableError, CapabilityError) as error:
-            log.debug("could not abort %s: %r", request_ids, error)
-        except (EngineError, TimeoutError) as error:
-            self._log_failed_abort(request_ids, error)
-        else:
-            self._abort_fails = False
-            return True
-        return False
-
-    def _log_failed_abort(self, request_ids: Iterable[str], error: Exception) -> None:
-        """Log a failure once until an abort succeeds: where one fails, those of hundreds of requests do."""
-        level = logging.DEBUG if self._abort_fails else logging.WARNING
-        self._abort_fails = True
-        log.log(level, "could not abort %s on the server: %r", list(request_ids), error)
-
     # The state of the server.
 
     async def _is_paused(self) -> bool:
@@ -577,25 +431,17 @@ class VLLMEngine:
     def _record_cache_miss(self, request: GenerateRequest) -> None:
         """The server did not hold media that it was sent before."""
 
-    async def _server_start_time(self) -> float | None:
+    async def _probe(self) -> ServerCapabilities:
+        return await probe(self._connection, model=self._model, expected=self._expected)
+
+    async def _process(self) -> float | None:
         """When the server process started, in seconds since 1970; None where its metrics do not contain it."""
-        samples = (await self.control.metrics()).get("process_start_time_seconds", ())
-        return next((sample.value for sample in samples), None)
+        return (await self.control.metrics()).process_start_time
 
     def _forget_server(self) -> None:
-        """A connection broke, or the server is another process: its caches are empty, its flags may have changed."""
+        super()._forget_server()
         self._media_cache.clear()
-        self._capabilities.forget()
         self._adapters.forget()
-
-    def _set_weight_version(self, version: str) -> None:
-        self._weight_version = version
-
-    def _adopt_version(self, completions: Iterable[Completion], before: str) -> None:
-        """Adopt the label of the last tokens, unless the label was set since the request began with `before`."""
-        for completion in completions:
-            if completion.weight_spans and self._weight_version == before != completion.weight_spans[-1].version:
-                self._set_weight_version(completion.weight_spans[-1].version)
 
 
 def _with_prompt_scores(

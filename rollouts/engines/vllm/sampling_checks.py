@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from rollouts.engines.http.prompt_checks import option_violations
 from rollouts.engines.protocol import GenerateRequest
 
 #: For a lower temperature vLLM uses this one instead and reports nothing.
@@ -72,16 +73,7 @@ def sampling_violations(request: GenerateRequest, *, vocab_size: int | None) -> 
     seed = sampling.seed
     if seed is not None and (not is_int64(seed) or seed == -1):
         yield f"seed is {seed}; use an int of 64 bits, except -1, which means no seed to vLLM"
-    limit = 2**63 if vocab_size is None else vocab_size
-    for token in sampling.stop_token_ids:
-        if not 0 <= token < limit:
-            yield f"stop_token_ids holds {token}, which is not in a vocabulary of {limit}"
-    for name in sampling.extra:
-        if name in _REFUSED:
-            yield f"sampling.extra holds {name!r}: {_REFUSED[name]}"
-        elif name not in EXTRA_OPTIONS:
-            known = ", ".join(sorted(EXTRA_OPTIONS))
-            yield f"sampling.extra holds {name!r}, which vLLM would ignore; it may hold {known}"
+    yield from option_violations(request, vocab_size, EXTRA_OPTIONS, _REFUSED)
     min_tokens = sampling.extra.get("min_tokens", 0)
     if not is_int64(min_tokens) or not 0 <= min_tokens <= sampling.max_tokens:
         yield f"min_tokens is {min_tokens!r} and max_tokens {sampling.max_tokens}"

@@ -37,14 +37,13 @@ from renderers.messages import (
 from renderers.placement import PlacedItem
 from renderers.rendered import TokenSpan
 from rollouts.engines.event_loop import SingleFlight
+from rollouts.engines.http.capability_cache import PROBE_NAME, probe_request
 from rollouts.engines.http.connection import HttpLimits, ServerConnection
 from rollouts.engines.http.exchange import Body, HttpResponse, name_server_in_errors, response_error
 from rollouts.engines.http.source_files import SourceFile, image_file, sound_file
 from rollouts.engines.vllm.capabilities import (
-    PROBE_NAME,
     RENDER_PATH,
     json_object,
-    probe_request,
     render_message,
     render_probe_image,
     render_probe_sound,

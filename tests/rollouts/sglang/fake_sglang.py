@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 from aiohttp import web
@@ -13,6 +15,10 @@ Json = dict[str, Any]
 VOCABULARY = 300
 IMAGE_TOKEN = 268
 TOKENS_OF_AN_IMAGE = 12
+
+
+def _event(content: Json) -> bytes:
+    return b"data: " + json.dumps(content).encode() + b"\n\n"
 
 
 class FakeSGLang:
@@ -28,8 +34,13 @@ class FakeSGLang:
         self.model: Json = {"model_path": "/model", "has_image_understanding": True, "weight_version": "default"}
         self.temperature_in_logprobs = True
         self.spoil: Callable[[Json], None] = lambda answer: None
+        self.vocabulary = VOCABULARY
+        self.tokens_of_an_image = TOKENS_OF_AN_IMAGE
+        self.metrics = ""  # none where it is empty, as without --enable-metrics
         self.vocabulary_error = "logit_bias must has keys in [0, {last}], got -1."
         self.refuse: dict[str, tuple[int, str]] = {}  # by path: a status and a body
+        self.prompt_logprob: Callable[[int], float] = lambda token: -0.5
+        self.stream_error: Json | None = None  # what a stream begins with
         self.requests: list[Json] = []
         self.calls: list[tuple[str, Json]] = []
         self.adapters: dict[str, str] = {}
@@ -37,6 +48,7 @@ class FakeSGLang:
         self.arrived = asyncio.Condition()
         self.free = asyncio.Event()
         self.free.set()
+        self.starting = 0  # so many questions for its health are answered with 503 first
         self.holds = False  # whether requests run until they are aborted
         self._runner: web.AppRunner | None = None
         self.base_url = ""
@@ -46,7 +58,8 @@ class FakeSGLang:
         app.router.add_get("/get_server_info", self._report)
         app.router.add_get("/get_model_info", self._report)
         app.router.add_get("/v1/models", self._models)
-        app.router.add_get("/health", self._report)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/generate", self._generate)
         app.router.add_post("/{path:.*}", self._control)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -72,6 +85,14 @@ class FakeSGLang:
     async def _report(self, request: web.Request) -> web.Response:
         content = {"/get_server_info": self.info, "/get_model_info": self.model}.get(request.path, {})
         return self._refusal(request.path) or web.json_response(content)
+
+    async def _health(self, _: web.Request) -> web.Response:
+        self.starting -= 1
+        is_healthy = self.free.is_set() and self.starting < 0
+        return self._refusal("/health") or web.Response(status=200 if is_healthy else 503)
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(text=self.metrics) if self.metrics else web.Response(status=404)
 
     def _refusal(self, path: str) -> web.Response | None:
         if path not in self.refuse:
@@ -107,11 +128,11 @@ class FakeSGLang:
             del self.adapters[content["lora_name"]]
         return web.json_response({"success": True, "message": ""})
 
-    async def _generate(self, request: web.Request) -> web.Response:
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         sampling = body["sampling_params"]
         if "logit_bias" in sampling:
-            message = self.vocabulary_error.format(last=VOCABULARY - 1)
+            message = self.vocabulary_error.format(last=self.vocabulary - 1)
             return web.json_response({"error": {"message": message}}, status=400)
         is_probe = "rid" not in body
         if not is_probe:
@@ -120,24 +141,61 @@ class FakeSGLang:
                 return refusal
         await self.free.wait()
         count, ending = sampling["max_new_tokens"], {"type": "length", "length": sampling["max_new_tokens"]}
-        if self.holds and not is_probe:
-            ended = self.running[body["rid"]] = asyncio.Event()
-            async with self.arrived:
-                self.arrived.notify_all()
-            try:
-                await ended.wait()
-            finally:
-                del self.running[body["rid"]]
+        held = self.holds and not is_probe
+        if held:
             count, ending = min(2, count - 1), {"type": "abort", "message": "Aborted"}
         answer = self._sampled(body, count, ending)
         if not is_probe:
             self.spoil(answer)
+        if body.get("stream"):
+            return await self._stream(request, body, answer, held)
+        if held:
+            await self._until_ended(body["rid"])
         return web.json_response(answer)
+
+    async def _until_ended(self, request_id: str) -> None:
+        ended = self.running[request_id] = asyncio.Event()
+        async with self.arrived:
+            self.arrived.notify_all()
+        try:
+            await ended.wait()
+        finally:
+            del self.running[request_id]
+
+    async def _stream(self, request: web.Request, body: Json, answer: Json, held: bool) -> web.StreamResponse:
+        """The first token, then as many in a part as were asked for; a held request ends after its tokens."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        if self.stream_error is not None:
+            await response.write(
+                b"data: " + json.dumps({"error": self.stream_error}).encode() + b"\n\ndata: [DONE]\n\n"
+            )
+            return response
+        count = len(answer["output_ids"])
+        interval = body["sampling_params"].get("stream_interval", 1)
+        ends = [*range(1, count + held, interval), count]
+        for start, end in pairwise([0, *ends]):
+            if held and end == count == start:
+                await self._until_ended(body["rid"])
+            part = self._part(answer, start, end, is_last=end == ends[-1] and start == ends[-2])
+            await response.write(_event(part))
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    def _part(self, answer: Json, start: int, end: int, *, is_last: bool) -> Json:
+        first = start if self.info.get("incremental_streaming_output") else 0
+        meta = {**answer["meta_info"], "completion_tokens": end}
+        for key in ("output_token_logprobs", "output_top_logprobs"):
+            meta[key] = meta[key][first:end]
+        meta["weight_versions"] = [{**meta["weight_versions"][0], "end": end}]
+        if not is_last:
+            meta["finish_reason"] = None
+        return {**answer, "output_ids": answer["output_ids"][first:end], "meta_info": meta}
 
     def _sampled(self, body: Json, count: int, ending: Json) -> Json:
         prompt: list[int] = []
         for token in body["input_ids"]:
-            prompt += [token] * (TOKENS_OF_AN_IMAGE if token == IMAGE_TOKEN and body.get("image_data") else 1)
+            prompt += [token] * (self.tokens_of_an_image if token == IMAGE_TOKEN and body.get("image_data") else 1)
         ids = list(range(1, count + 1))
         temperature = body["sampling_params"].get("temperature", 1.0) or 1.0
         scale = temperature if self.temperature_in_logprobs else 1.0
@@ -154,7 +212,9 @@ class FakeSGLang:
         if body.get("logprob_start_len") == 0:
             named = [0 if token == IMAGE_TOKEN else token for token in prompt]
             meta["input_top_logprobs"] = [None, *[[[-2.0, 4, None], [-3.0, 5, None]][:top]] * (len(prompt) - 1)]
-            meta["input_token_logprobs"] = [[None if not at else -0.5, token, None] for at, token in enumerate(named)]
+            meta["input_token_logprobs"] = [
+                [None if not at else self.prompt_logprob(token), token, None] for at, token in enumerate(named)
+            ]
         answer: Json = {"text": "", "output_ids": ids, "meta_info": meta}
         if body.get("return_prompt_token_ids"):
             answer["prompt_token_ids"] = prompt

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import io
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from fake_sglang import IMAGE_TOKEN, TOKENS_OF_AN_IMAGE, VOCABULARY, FakeSGLang
-from PIL import Image
+from fake_sglang import IMAGE_TOKEN, VOCABULARY, FakeSGLang
+from sglang_requests import image, request_of
 
-from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange
 from rollouts import FinishReason, GenerateRequest, SamplingParams, WeightSpan
 from rollouts.engines.fleet import EngineFleet
+from rollouts.engines.lazy import LazyEngine
 from rollouts.engines.sglang import HttpLimits, SGLangEngine
 from rollouts.engines.vllm import ServerCapabilities
 from rollouts.errors import (
+    ApiKeyError,
     ArgumentError,
     CapabilityError,
     EngineClosedError,
+    EngineStartError,
     FleetMismatchError,
     InvalidRequestError,
     MalformedResultError,
@@ -48,27 +50,10 @@ VLLM_SERVER = ServerCapabilities(
 )
 
 
-def _image(shade: int, modality: str = "image") -> MediaItem:
-    file = io.BytesIO()
-    Image.new("RGB", (8, 8), (shade, 0, 0)).save(file, "PNG")
-    return MediaItem(modality, f"image-{shade}", MediaSource.of(file.getvalue()), {}, TOKENS_OF_AN_IMAGE, None)
-
-
-def _request(*images: MediaItem, **options: Any) -> GenerateRequest:
-    ids, placed = [5, 6], []
-    for item in images:
-        placed.append((item, PlaceholderRange(len(ids), TOKENS_OF_AN_IMAGE)))
-        ids += [IMAGE_TOKEN] * TOKENS_OF_AN_IMAGE + [7]
-    media = MultiModalData.from_items(placed) if placed else None
-    sampling = options.pop("sampling", SamplingParams(max_tokens=3))
-    options.setdefault("placeholder_token_ids", {"image": IMAGE_TOKEN})
-    return GenerateRequest(options.pop("prompt_ids", ids), sampling, media, **options)
-
-
 async def test_ids_are_sent_as_they_are_and_come_back_with_their_log_probabilities(
     engine: SGLangEngine, server: FakeSGLang
 ) -> None:
-    result = await engine.generate(_request(prompt_ids=[5, 6, 8], prompt_logprobs=True))
+    result = await engine.generate(request_of(prompt_ids=[5, 6, 8], prompt_logprobs=True))
     (sent,) = server.requests
     assert (sent["input_ids"], "image_data" in sent, "text" in sent) == ([5, 6, 8], False, False)
     (completion,) = result.completions
@@ -80,8 +65,8 @@ async def test_ids_are_sent_as_they_are_and_come_back_with_their_log_probabiliti
 
 
 async def test_an_image_goes_as_its_file_with_one_token_in_the_prompt(engine: SGLangEngine, server: FakeSGLang) -> None:
-    images = [_image(1), _image(2)]
-    await engine.generate(_request(*images))
+    images = [image(1), image(2)]
+    await engine.generate(request_of(*images))
     (sent,) = server.requests
     assert sent["input_ids"] == [5, 6, IMAGE_TOKEN, 7, IMAGE_TOKEN, 7]
     files = [base64.b64decode(url.removeprefix("data:image/png;base64,")) for url in sent["image_data"]]
@@ -92,7 +77,7 @@ async def test_every_sampling_parameter_is_sent_so_that_the_files_of_the_model_f
     engine: SGLangEngine, server: FakeSGLang
 ) -> None:
     sampling = SamplingParams(max_tokens=4, temperature=0, stop_token_ids=(9,), extra={"min_p": 0.1})
-    await engine.generate(_request(sampling=sampling))
+    await engine.generate(request_of(sampling=sampling))
     assert server.requests[0]["sampling_params"] == {
         "max_new_tokens": 4,
         "temperature": 0,
@@ -108,7 +93,7 @@ async def test_every_sampling_parameter_is_sent_so_that_the_files_of_the_model_f
 
 async def test_n_samples_are_n_requests_with_ids_to_abort_them_by(engine: SGLangEngine, server: FakeSGLang) -> None:
     server.info["enable_deterministic_inference"] = True
-    result = await engine.generate(_request(sampling=SamplingParams(max_tokens=2, n=3, seed=4), request_id="group"))
+    result = await engine.generate(request_of(sampling=SamplingParams(max_tokens=2, n=3, seed=4), request_id="group"))
     assert [completion.index for completion in result.completions] == [0, 1, 2]
     sent = sorted((body["rid"], body["sampling_params"]["sampling_seed"]) for body in server.requests)
     assert sent == [("group.0", 4), ("group.1", 5), ("group.2", 6)]
@@ -117,7 +102,7 @@ async def test_n_samples_are_n_requests_with_ids_to_abort_them_by(engine: SGLang
 async def test_the_likeliest_tokens_are_rows_of_the_k_that_each_part_was_asked_for(
     engine: SGLangEngine, server: FakeSGLang
 ) -> None:
-    request = _request(sampling=SamplingParams(max_tokens=2, top_logprobs=3), prompt_top_logprobs=2)
+    request = request_of(sampling=SamplingParams(max_tokens=2, top_logprobs=3), prompt_top_logprobs=2)
     result = await engine.generate(request)
     assert server.requests[0]["top_logprobs_num"] == 3
     top, of_prompt = result.completions[0].top_logprobs, result.prompt_top_logprobs
@@ -133,7 +118,7 @@ async def test_the_likeliest_tokens_are_rows_of_the_k_that_each_part_was_asked_f
 
 
 async def test_a_completion_ends_where_the_context_does(engine: SGLangEngine, server: FakeSGLang) -> None:
-    result = await engine.generate(_request(prompt_ids=[5] * 4090, sampling=SamplingParams(max_tokens=100)))
+    result = await engine.generate(request_of(prompt_ids=[5] * 4090, sampling=SamplingParams(max_tokens=100)))
     assert len(result.completions[0].token_ids) == 6
 
 
@@ -182,19 +167,19 @@ async def test_an_answer_that_is_not_that_of_the_request_is_an_error(
 ) -> None:
     server.spoil = spoil
     with pytest.raises(error, match=text):
-        await engine.generate(_request(_image(1)))
+        await engine.generate(request_of(image(1)))
 
 
 async def test_a_prompt_of_text_that_lost_a_token_is_an_error(engine: SGLangEngine, server: FakeSGLang) -> None:
     server.spoil = _with(1, "meta_info", "prompt_tokens")
     with pytest.raises(MalformedResultError, match="ran 1 tokens of a prompt of 2"):
-        await engine.generate(_request())
+        await engine.generate(request_of())
 
 
 async def test_an_older_server_without_spans_labels_whole_completions(engine: SGLangEngine, server: FakeSGLang) -> None:
     server.spoil = _without("meta_info", "weight_versions")
     server.model["weight_version"] = "step-7"
-    (completion,) = (await engine.generate(_request())).completions
+    (completion,) = (await engine.generate(request_of())).completions
     assert completion.weight_spans == (WeightSpan("step-7", 0, 3),)
     assert engine.weight_version == "step-7"
 
@@ -205,23 +190,23 @@ _SAMPLED_MARKER = {"prompt_ids": [5, IMAGE_TOKEN], "sampled": [(1, 2)]}
 @pytest.mark.parametrize(
     ("request_", "error", "text"),
     [
-        (_request(prompt_ids=[VOCABULARY]), InvalidRequestError, "not in the vocabulary of 300"),
-        (_request(prompt_ids=[]), InvalidRequestError, "empty"),
-        (_request(prompt_ids=[1] * 4096), OverlongPromptError, "4096"),
-        (_request(sampling=SamplingParams(stop_token_ids=(300,))), InvalidRequestError, "stop_token_ids"),
-        (_request(sampling=SamplingParams(temperature=0, n=2)), InvalidRequestError, "all samples are equal"),
-        (_request(sampling=SamplingParams(temperature=1e-8)), InvalidRequestError, "replaces by 0"),
-        (_request(sampling=SamplingParams(extra={"logit_bias": {}})), InvalidRequestError, "after this change"),
-        (_request(sampling=SamplingParams(extra={"stop": "x"})), InvalidRequestError, "stop strings"),
-        (_request(sampling=SamplingParams(extra={"moo": 1})), InvalidRequestError, "unknown here"),
-        (_request(sampling=SamplingParams(temperature=0.5)), CapabilityError, "SGLANG_RETURN_ORIGINAL_LOGPROB"),
-        (_request(sampling=SamplingParams(top_logprobs=301)), InvalidRequestError, "more than the vocabulary has"),
-        (_request(priority=1), CapabilityError, "--enable-priority-scheduling"),
-        (_request(adapter="policy"), CapabilityError, "--enable-lora"),
-        (_request(_image(1), placeholder_token_ids={}), InvalidRequestError, "placeholder_token_ids"),
-        (_request(_image(1, "video")), InvalidRequestError, "tokenises a prompt with video again"),
-        (_request(prompt_ids=[5, IMAGE_TOKEN]), InvalidRequestError, "lies in no placeholder"),
-        (_request(request_id="a b"), InvalidRequestError, "without spaces"),
+        (request_of(prompt_ids=[VOCABULARY]), InvalidRequestError, "not in the vocabulary of 300"),
+        (request_of(prompt_ids=[]), InvalidRequestError, "empty"),
+        (request_of(prompt_ids=[1] * 4096), OverlongPromptError, "4096"),
+        (request_of(sampling=SamplingParams(stop_token_ids=(300,))), InvalidRequestError, "stop_token_ids"),
+        (request_of(sampling=SamplingParams(temperature=0, n=2)), InvalidRequestError, "all samples are equal"),
+        (request_of(sampling=SamplingParams(temperature=1e-8)), InvalidRequestError, "replaces by 0"),
+        (request_of(sampling=SamplingParams(extra={"logit_bias": {}})), InvalidRequestError, "after this change"),
+        (request_of(sampling=SamplingParams(extra={"stop": "x"})), InvalidRequestError, "stop strings"),
+        (request_of(sampling=SamplingParams(extra={"moo": 1})), InvalidRequestError, "unknown here"),
+        (request_of(sampling=SamplingParams(temperature=0.5)), CapabilityError, "SGLANG_RETURN_ORIGINAL_LOGPROB"),
+        (request_of(sampling=SamplingParams(top_logprobs=301)), InvalidRequestError, "more than the vocabulary has"),
+        (request_of(priority=1), CapabilityError, "--enable-priority-scheduling"),
+        (request_of(adapter="policy"), CapabilityError, "--enable-lora"),
+        (request_of(image(1), placeholder_token_ids={}), InvalidRequestError, "placeholder_token_ids"),
+        (request_of(image(1, "video")), InvalidRequestError, "tokenises a prompt with video again"),
+        (request_of(prompt_ids=[5, IMAGE_TOKEN]), InvalidRequestError, "lies in no placeholder"),
+        (request_of(request_id="a b"), InvalidRequestError, "without spaces"),
     ],
 )
 async def test_what_would_end_or_mislead_the_server_is_not_sent(
@@ -235,11 +220,11 @@ async def test_what_would_end_or_mislead_the_server_is_not_sent(
 async def test_an_image_token_that_was_sampled_is_text_without_images_and_refused_with_them(
     engine: SGLangEngine, server: FakeSGLang
 ) -> None:
-    await engine.generate(_request(**_SAMPLED_MARKER))
-    with_image = _request(_image(1))
+    await engine.generate(request_of(**_SAMPLED_MARKER))
+    with_image = request_of(image(1))
     sampled = [*with_image.prompt_ids, IMAGE_TOKEN]
     with pytest.raises(InvalidRequestError, match="sampled as text"):
-        await engine.generate(_request(_image(1), prompt_ids=sampled, sampled=[(len(sampled) - 1, len(sampled))]))
+        await engine.generate(request_of(image(1), prompt_ids=sampled, sampled=[(len(sampled) - 1, len(sampled))]))
 
 
 @pytest.mark.parametrize("temperature_in_logprobs", [True, False])
@@ -249,14 +234,14 @@ async def test_the_probe_tells_by_two_temperatures_whether_log_probabilities_are
     server.temperature_in_logprobs = temperature_in_logprobs
     assert (await engine.capabilities()).raw_logprobs is not temperature_in_logprobs
     if not temperature_in_logprobs:
-        await engine.generate(_request(sampling=SamplingParams(max_tokens=2, temperature=0.5)))
+        await engine.generate(request_of(sampling=SamplingParams(max_tokens=2, temperature=0.5)))
 
 
 async def test_seeds_that_a_server_does_not_take_are_left_out_with_one_warning(
     engine: SGLangEngine, server: FakeSGLang, caplog: pytest.LogCaptureFixture
 ) -> None:
     for seed in (1, 2):
-        await engine.generate(_request(sampling=SamplingParams(max_tokens=2, seed=seed)))
+        await engine.generate(request_of(sampling=SamplingParams(max_tokens=2, seed=seed)))
     assert not any("sampling_seed" in sent["sampling_params"] for sent in server.requests)
     assert [record.message for record in caplog.records if "takes no seeds" in record.message][1:] == []
     assert "takes no seeds: completions cannot be repeated" in caplog.text
@@ -266,9 +251,9 @@ async def test_a_vocabulary_that_is_not_reported_must_be_given(server: FakeSGLan
     server.vocabulary_error = "no"
     async with SGLangEngine(server.base_url) as engine:
         with pytest.raises(CapabilityError, match=r"SGLangEngine\(..., vocab_size=\)"):
-            await engine.generate(_request())
+            await engine.generate(request_of())
     async with SGLangEngine(server.base_url, vocab_size=300) as engine:
-        await engine.generate(_request())
+        await engine.generate(request_of())
         assert engine.vocab_size == 300
 
 
@@ -281,12 +266,12 @@ async def test_another_vocabulary_than_the_server_has_is_refused(server: FakeSGL
 async def test_another_server_is_refused_by_name(server: FakeSGLang, engine: SGLangEngine) -> None:
     server.refuse["/get_server_info"] = (404, "")
     with pytest.raises(CapabilityError, match="is no SGLang server"):
-        await engine.generate(_request())
+        await engine.generate(request_of())
 
 
 async def test_priorities_have_the_sign_of_the_server(server: FakeSGLang, engine: SGLangEngine) -> None:
     server.info["enable_priority_scheduling"] = True
-    await engine.generate(_request(priority=3))
+    await engine.generate(request_of(priority=3))
     assert server.requests[0]["priority"] == -3
 
 
@@ -311,7 +296,7 @@ async def test_a_completion_is_continued_after_a_pause_from_its_tokens(
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
     server.holds = True
-    sampling = asyncio.create_task(engine.generate(_request(_image(1), sampling=SamplingParams(max_tokens=5))))
+    sampling = asyncio.create_task(engine.generate(request_of(image(1), sampling=SamplingParams(max_tokens=5))))
     await server.until_running()
     server.holds = False
     await engine.update_weights(tmp_path, "1")
@@ -332,7 +317,7 @@ async def test_a_completion_with_an_image_token_beside_an_image_is_not_continued
 
     (tmp_path / "config.json").write_text("{}")
     server.holds, server.spoil = True, sample_an_image_token
-    sampling = asyncio.create_task(engine.generate(_request(_image(1), sampling=SamplingParams(max_tokens=5))))
+    sampling = asyncio.create_task(engine.generate(request_of(image(1), sampling=SamplingParams(max_tokens=5))))
     await server.until_running()
     await engine.update_weights(tmp_path, "1")
     with pytest.raises(InvalidRequestError, match="sampled as text"):
@@ -345,12 +330,12 @@ async def test_waiting_for_running_requests_holds_new_ones_back(
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
     server.holds = True
-    running = asyncio.create_task(engine.generate(_request(request_id="running")))
+    running = asyncio.create_task(engine.generate(request_of(request_id="running")))
     await server.until_running()
     server.holds = False
     update = asyncio.create_task(engine.update_weights(tmp_path, "1", in_flight="wait"))
     await asyncio.sleep(0)  # the update begins, and waits
-    later = asyncio.create_task(engine.generate(_request()))
+    later = asyncio.create_task(engine.generate(request_of()))
     await engine.control.health()  # a round trip, in which `later` would have been sent
     assert [body["rid"] for body in server.requests] == ["running"]
     await engine.abort(["running"])
@@ -399,12 +384,12 @@ async def test_an_abort_returns_the_tokens_so_far_and_a_cancelled_call_ends_its_
 ) -> None:
     server.holds = True
     sampling = SamplingParams(max_tokens=5, n=2)
-    aborted = asyncio.create_task(engine.generate(_request(sampling=sampling, request_id="x")))
+    aborted = asyncio.create_task(engine.generate(request_of(sampling=sampling, request_id="x")))
     await server.until_running(2)
     await engine.abort(["x", "unknown"])
     assert [each.finish_reason for each in (await aborted).completions] == [FinishReason.ABORT] * 2
     assert [each.token_ids.tolist() for each in (await aborted).completions] == [[1, 2]] * 2
-    cancelled = asyncio.create_task(engine.generate(_request(request_id="y")))
+    cancelled = asyncio.create_task(engine.generate(request_of(request_id="y")))
     await server.until_running()
     cancelled.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -417,11 +402,11 @@ async def test_adapters_are_loaded_by_name_and_label_their_tokens(
 ) -> None:
     server.info["enable_lora"] = True
     with pytest.raises(UnknownAdapterError):
-        await engine.generate(_request(adapter="policy"))
+        await engine.generate(request_of(adapter="policy"))
     await engine.load_adapter("policy", tmp_path)
     with pytest.raises(WeightUpdateError, match="a name stands for one set of weights"):
         await engine.load_adapter("policy", tmp_path)
-    (completion,) = (await engine.generate(_request(adapter="policy"))).completions
+    (completion,) = (await engine.generate(request_of(adapter="policy"))).completions
     assert server.requests[-1]["lora_path"] == "policy"
     assert completion.weight_spans == (WeightSpan("policy", 0, 3),)
     await engine.unload_adapter("policy")
@@ -433,12 +418,12 @@ async def test_routed_experts_have_the_shape_that_was_given(server: FakeSGLang) 
     experts = np.arange(4 * 3 * 2, dtype=np.int32)
     server.spoil = _with(base64.b64encode(experts.tobytes()).decode(), "meta_info", "routed_experts")
     async with SGLangEngine(server.base_url, routed_experts=(3, 2)) as engine:
-        (completion,) = (await engine.generate(_request())).completions
+        (completion,) = (await engine.generate(request_of())).completions
         assert server.requests[0]["return_routed_experts"] is True
         np.testing.assert_array_equal(completion.routed_experts, experts.reshape(4, 3, 2))
     async with SGLangEngine(server.base_url, routed_experts=(3, 5)) as engine:
         with pytest.raises(MalformedResultError, match="in 3 layers with 5 experts"):
-            await engine.generate(_request())
+            await engine.generate(request_of())
 
 
 async def test_control_calls_that_a_server_lacks_or_refuses(server: FakeSGLang, engine: SGLangEngine) -> None:
@@ -474,10 +459,9 @@ async def test_a_fleet_is_of_servers_of_one_kind(server: FakeSGLang, tmp_path: P
     other = FakeSGLang()
     await other.start()
     try:
-        engines = {each.base_url: SGLangEngine(each.base_url) for each in (server, other)}
-        async with EngineFleet(engines) as fleet:
+        async with EngineFleet.from_urls([server.base_url, other.base_url], kind="sglang") as fleet:
             for session in range(8):
-                await fleet.generate(_request(session_id=str(session)))
+                await fleet.generate(request_of(session_id=str(session)))
             assert {len(each.requests) > 0 for each in (server, other)} == {True}
             await fleet.update_weights(tmp_path, "1")
             await fleet.control.pause(clear_cache=True)
@@ -498,24 +482,47 @@ async def test_a_fleet_of_servers_of_two_kinds_is_refused_by_name(server: FakeSG
             await fleet.check()
 
 
+async def test_a_kind_of_server_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="pass one of 'vllm', 'sglang'"):
+        EngineFleet.from_urls(["http://127.0.0.1:1"], kind="tgi")  # type: ignore[arg-type]
+
+
+async def test_a_server_is_started_with_the_first_request(server: FakeSGLang) -> None:
+    """The command only waits: the scripted server answers in its place."""
+    server.starting = 2
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    async with LazyEngine.from_command(command, server.base_url, kind="sglang") as engine:
+        (completion,) = (await engine.generate(request_of())).completions
+        assert completion.token_ids.tolist() == [1, 2, 3]
+    async with LazyEngine.from_command(command, server.base_url, kind="sglang") as engine:
+        with pytest.raises(EngineStartError, match="or use SGLangEngine"):
+            await engine.start()
+
+
+async def test_a_refused_key_is_an_error_about_the_key(server: FakeSGLang, engine: SGLangEngine) -> None:
+    server.refuse["/get_server_info"] = server.refuse["/get_model_info"] = (401, "Unauthorized")
+    with pytest.raises(ApiKeyError, match="refuses the API key"):
+        await engine.generate(request_of())
+
+
 async def test_a_server_that_is_gone_and_a_closed_engine(server: FakeSGLang) -> None:
     engine = SGLangEngine(server.base_url, limits=HttpLimits(retries=0))
-    await engine.generate(_request())
+    await engine.generate(request_of())
     await server.stop()
     with pytest.raises(ServerUnreachableError, match="Is the server running"):
-        await engine.generate(_request())
+        await engine.generate(request_of())
     await engine.close()
     with pytest.raises(EngineClosedError):
-        await engine.generate(_request())
+        await engine.generate(request_of())
 
 
 async def test_a_server_that_was_restarted_with_another_model_is_probed_again(
     server: FakeSGLang, engine: SGLangEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await engine.generate(_request())
+    await engine.generate(request_of())
     monkeypatch.setattr("rollouts.engines.http.capability_cache._QUIET_SECONDS", -1)
     server.model["model_path"] = "/other"
-    await engine.generate(_request())
+    await engine.generate(request_of())
     assert (await engine.capabilities()).model == "/model"  # the same process, by the seed that it drew
     server.info["random_seed"] = 2
     assert (await engine.capabilities()).model == "/other"

@@ -1,0 +1,221 @@
+"""What the engines of one server share: its state as far as it is known, aborts, streams, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Iterable
+from typing import Any, Generic, Self, TypeVar
+
+from rollouts.engines.continuation import restarts_from_prompt
+from rollouts.engines.http.capability_cache import CapabilityCache
+from rollouts.engines.http.connection import HttpLimits, ServerConnection
+from rollouts.engines.http.exchange import error_context
+from rollouts.engines.http.resuming import ResumePolicy
+from rollouts.engines.http.running_requests import RunningRequests
+from rollouts.engines.protocol import (
+    Completion,
+    EngineLimits,
+    GenerateRequest,
+    GenerateResult,
+    InFlight,
+    TokenDelta,
+    TokenListener,
+    check_streamable,
+    check_update_arguments,
+)
+from rollouts.errors import ArgumentError, CapabilityError, EngineClosedError, EngineError, ServerUnreachableError
+
+log = logging.getLogger("rollouts.engines.http")
+
+#: The longest time that sending an abort to the server may delay a caller that is cancelled.
+_ABORT_REQUEST_SECONDS = 5.0
+
+C = TypeVar("C")
+
+
+class ServerEngine(Generic[C]):
+    """An engine of one server, whose capabilities are a `C`.
+
+    An engine belongs to the event loop on which it is used first; after that is closed, another one may follow.
+    """
+
+    control: Any
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None,
+        limits: HttpLimits | None,
+        request_limits: EngineLimits | None,
+        resume: ResumePolicy | None,
+    ) -> None:
+        self._connection = ServerConnection(base_url, api_key=api_key, limits=limits, on_lost=self._forget_server)
+        self._request_limits = request_limits or EngineLimits()
+        self._resume = resume or ResumePolicy()
+        self._capabilities: CapabilityCache[C] = CapabilityCache(self._probe, self._process, self._forget_server)
+        self._requests = RunningRequests()
+        self._weight_version = "default"  # vLLM's and SGLang's label of the weights that they were started with
+        self._closed = False
+        self._abort_fails = False
+
+    @property
+    def base_url(self) -> str:
+        return self._connection.base_url
+
+    @property
+    def weight_version(self) -> str:
+        """The label of the server's weights, as last set through `control` or named in a response."""
+        return self._weight_version
+
+    async def capabilities(self) -> C:
+        """What the server supports and expects, probed once, and again after any sign of a restart.
+
+        Raises `CapabilityError` and what `ServerConnection.request` raises.
+        """
+        with error_context(self.base_url, "probe"):
+            return await self._capabilities.get()
+
+    async def generate(self, request: GenerateRequest) -> GenerateResult:
+        """Sample `n` completions.
+
+        Raises `InvalidRequestError`, `OverlongPromptError`, `CapabilityError` before anything is sent;
+        `ServerUnreachableError`, `ServerTimeoutError`, `ServerError`, `MissingLogProbsError`, `MalformedResultError`
+        and `EngineClosedError` after.
+        """
+        return await self._generate(request, None)
+
+    async def generate_streamed(self, request: GenerateRequest, listen: TokenListener) -> GenerateResult:
+        """As `generate`; `listen` is called with the tokens as they are sampled, also across pauses."""
+        check_streamable(request)
+        if not restarts_from_prompt(request):
+            return await self._generate(request, listen)
+        # A completion that may be sampled again from its beginning is reported only after its end.
+        result = await self._generate(request, None)
+        for completion in result.completions:
+            listen(TokenDelta.of(completion))
+        return result
+
+    async def stream(self, request: GenerateRequest) -> AsyncIterator[TokenDelta]:
+        """Yield tokens as they are sampled, also across pauses. Leaving the loop aborts the request.
+
+        Raises what `generate` raises.
+        """
+        deltas: asyncio.Queue[TokenDelta | None] = asyncio.Queue()
+        sampling = asyncio.ensure_future(self.generate_streamed(request, deltas.put_nowait))
+        sampling.add_done_callback(lambda _: deltas.put_nowait(None))
+        try:
+            while (delta := await deltas.get()) is not None:
+                yield delta
+            await sampling
+        finally:
+            sampling.cancel()
+            await asyncio.wait([sampling])
+
+    async def update_weight_version(self, version: str) -> None:
+        """As `control.update_weight_version`."""
+        await self.control.update_weight_version(version)
+
+    async def update_weights(
+        self, weights: str | os.PathLike[str], version: str, *, in_flight: InFlight = "abort"
+    ) -> None:
+        """Load the checkpoint directory `weights`, as `control.update_weights_from_directory` does.
+
+        Raises `ArgumentError`, `WeightUpdateError`, `CapabilityError` and the errors of a server that does not answer.
+        """
+        check_update_arguments(version, in_flight)
+        if not isinstance(weights, str | os.PathLike):
+            rule = "pass a checkpoint directory that the server can read; tensors are for LocalEngine"
+            raise ArgumentError("weights", weights, rule)
+        await self._update_weights(weights, version, in_flight)
+
+    async def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests of this engine: their `generate` returns the tokens so far, with `FinishReason.ABORT`.
+
+        A request that has not reached the server yet is ended on this side. Where the server cannot abort by id (vLLM's
+        Rust frontend outside development mode) its connection is closed, which ends it there.
+        """
+        self._connection.enter("abort")
+        running = self._requests.mark_aborted(request_ids)
+        if server_ids := self._requests.server_ids(running):
+            received = await self._abort_on_server(server_ids)
+            await self._requests.expire(running, at_once=not received)
+
+    async def abort_all(self) -> None:
+        """End every request of this engine, and none of other clients."""
+        await self.abort(self._requests.ids())
+
+    async def close(self) -> None:
+        """Refuse further requests and close the connections.
+
+        Raises `EngineError` on another event loop than that of the engine, which stays open then.
+        """
+        await self._connection.close()
+        self._closed = True
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    # What differs between servers.
+
+    async def _probe(self) -> C:
+        raise NotImplementedError
+
+    async def _process(self) -> float | None:
+        """A number that another process of the server would not have; None where the server reports none."""
+        raise NotImplementedError
+
+    async def _generate(self, request: GenerateRequest, listen: TokenListener | None) -> GenerateResult:
+        raise NotImplementedError
+
+    async def _update_weights(self, directory: str | os.PathLike[str], version: str, in_flight: InFlight) -> None:
+        await self.control.update_weights_from_directory(directory, version, in_flight)
+
+    def _forget_server(self) -> None:
+        """A connection broke, or the server is another process: its caches are empty, its flags may have changed."""
+        self._capabilities.forget()
+
+    # What does not.
+
+    def _check_before_probe(self, request: GenerateRequest) -> None:
+        if self._closed:
+            raise EngineClosedError(request.request_id, "the engine is closed")
+        self._request_limits.check(request)
+
+    async def _abort_on_server(self, request_ids: Iterable[str]) -> bool:
+        """Abort requests on the server; whether it received that.
+
+        A failure is only logged, because the caller closes the connections, or ends with another error.
+        """
+        try:
+            async with asyncio.timeout(_ABORT_REQUEST_SECONDS):
+                await self.control.abort(request_ids)
+        # It has ended, as a rule, and its requests with it; or it has no such route.
+        except (ServerUnreachableError, CapabilityError) as error:
+            log.debug("could not abort %s: %r", request_ids, error)
+        except (EngineError, TimeoutError) as error:
+            self._log_failed_abort(request_ids, error)
+        else:
+            self._abort_fails = False
+            return True
+        return False
+
+    def _log_failed_abort(self, request_ids: Iterable[str], error: Exception) -> None:
+        """Log a failure once until an abort succeeds: where one fails, those of hundreds of requests do."""
+        level = logging.DEBUG if self._abort_fails else logging.WARNING
+        self._abort_fails = True
+        log.log(level, "could not abort %s on the server: %r", list(request_ids), error)
+
+    def _set_weight_version(self, version: str) -> None:
+        self._weight_version = version
+
+    def _adopt_version(self, completions: Iterable[Completion], before: str) -> None:
+        """Adopt the label of the last tokens, unless the label was set since the request began with `before`."""
+        for completion in completions:
+            if completion.weight_spans and self._weight_version == before != completion.weight_spans[-1].version:
+                self._set_weight_version(completion.weight_spans[-1].version)
