@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from rollouts.cli.command_group import INTERRUPTED
-from rollouts.cli.serve import EngineKind, api_key_advice, api_key_from_environment, check_engine
+from rollouts.cli.serve import TrainedEngineKind, api_key_advice, api_key_from_environment, check_engine
 from rollouts.demo.recipe import FULL, QUICK, Recipe
 from rollouts.episodes.errors import EpisodeError
 from rollouts.errors import ApiKeyError, CapabilityError, ServerUnreachableError
@@ -37,8 +37,8 @@ def demo(
     ] = Path("demo-out"),
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a figure misses its target.")] = False,
     engine: Annotated[
-        EngineKind, typer.Option(help="Where completions are sampled: in this process, or by a vLLM server.")
-    ] = EngineKind.LOCAL,
+        TrainedEngineKind, typer.Option(help="Where completions are sampled: in this process, or by a vLLM server.")
+    ] = TrainedEngineKind.LOCAL,
     base_url: Annotated[
         str,
         typer.Option(

@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -34,6 +35,12 @@ if TYPE_CHECKING:
 
 #: Of an evaluation without a configuration file. Fewer tokens cut the answers of models that reason.
 _MAX_TOKENS: Final = 2048
+
+
+class ServerName(StrEnum):
+    VLLM = "vllm"
+    SGLANG = "sglang"
+
 
 _TASK_KINDS: Final = {".jsonl": "jsonl", ".parquet": "parquet"}
 
@@ -90,8 +97,9 @@ def evaluate(
         ),
     ] = None,
     base_url: Annotated[
-        list[str] | None, typer.Option(metavar="URL", help="A vLLM server; several times for a fleet.")
+        list[str] | None, typer.Option(metavar="URL", help="A server of vLLM or SGLang; several times for a fleet.")
     ] = None,
+    engine: Annotated[ServerName | None, typer.Option(help="What serves at --base-url; default: vllm.")] = None,
     openai_base_url: Annotated[
         str | None,
         typer.Option("--openai-base-url", metavar="URL", help="An endpoint with OpenAI's chat completions."),
@@ -181,9 +189,12 @@ def evaluate(
     from rollouts.run_config.config_file import checked_config, read_config
 
     check_rerun(rerun_failed, resume=resume, limit=limit)
+    if engine is not None and not base_url:
+        exit_with_error("--engine: it says what serves at --base-url; pass that too")
     options: dict[str, Any] = {
         "--model": None if model is None else _path_or_name(model),
         "--base-url": base_url or None,
+        "--engine": engine,
         "--openai-base-url": openai_base_url,
         "--api-key-env": api_key_env,
         "--score": None if score is None else _absolute(score),
@@ -328,7 +339,7 @@ def _engine(options: Mapping[str, Any]) -> dict[str, Any]:
     if model is None:
         exit_with_error("--model: pass the name of the model at the server, or its directory")
     if urls and endpoint:
-        exit_with_error("--base-url and --openai-base-url: pass one of them, a vLLM server or an endpoint")
+        exit_with_error("--base-url and --openai-base-url: pass one of them, a server or an endpoint")
     if endpoint:
         return {"engine": {"kind": "openai", "base_url": endpoint, "model": model, **key}}
     renderer = {"model": model}
@@ -336,7 +347,11 @@ def _engine(options: Mapping[str, Any]) -> dict[str, Any]:
         if key:
             exit_with_error("--api-key-env: a model in this process has no key; leave it out, or pass --base-url")
         return {"engine": {"kind": "local", "directory": model}, "renderer": renderer}
-    servers = {"kind": "vllm", "base_url": urls[0]} if len(urls) == 1 else {"kind": "fleet", "urls": urls}
+    server = str(options["--engine"] or "vllm")
+    if len(urls) == 1:
+        servers = {"kind": server, "base_url": urls[0]}
+    else:
+        servers = {"kind": "fleet", "server_kind": server, "urls": urls}
     return {"engine": {**servers, **key}, "renderer": renderer}
 
 

@@ -17,7 +17,6 @@ from rollouts.terminal.table import exit_with_error, print_line
 
 if TYPE_CHECKING:
     from renderers import TemplateRenderer
-    from rollouts.engines.vllm.capabilities import ServerCapabilities
     from rollouts.serve.pausable_engine import PausableEngine
     from rollouts.serve.served_model import ServedModel
 
@@ -49,15 +48,24 @@ def api_key_advice(url: str, variable: str | None) -> str:
 FIRST_VERSION = "default"
 
 
-class EngineKind(StrEnum):
+class TrainedEngineKind(StrEnum):
+    """Of a command that trains: engines that take the trainer's weights or adapters."""
+
     LOCAL = "local"
     VLLM = "vllm"
 
 
-def check_engine(engine: EngineKind, base_url: str | None) -> None:
-    """Exit with an error where `--engine vllm` has no URL, and where another engine has one."""
-    if (engine is EngineKind.VLLM) != bool(base_url):
-        exit_with_error("--base-url URL and --engine vllm belong together: the engine is the vLLM server at that URL")
+class EngineKind(StrEnum):
+    LOCAL = "local"
+    VLLM = "vllm"
+    SGLANG = "sglang"
+
+
+def check_engine(engine: str, base_url: str | None) -> None:
+    """Exit with an error where an engine that is a server has no URL, and where the local one has one."""
+    if (engine != "local") != bool(base_url):
+        kind = "vllm" if engine == "local" else engine
+        exit_with_error(f"--base-url URL and --engine {kind} belong together: the engine is the server at that URL")
 
 
 def serve(
@@ -71,10 +79,11 @@ def serve(
         Path | None, typer.Option(metavar="FILE", help="A file with the key that requests must carry.")
     ] = None,
     engine: Annotated[
-        EngineKind, typer.Option(help="local: transformers in this process; vllm: the server at --base-url.")
+        EngineKind,
+        typer.Option(help="local: transformers in this process; vllm or sglang: the server of its kind at --base-url."),
     ] = EngineKind.LOCAL,
     base_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="With --engine vllm: the URL of the vLLM server.")
+        str | None, typer.Option(metavar="URL", help="With --engine vllm or sglang: the URL of the server.")
     ] = None,
     upstream_api_key_env: Annotated[
         str | None, typer.Option(metavar="VARIABLE", help="The environment variable with the key of --base-url.")
@@ -114,10 +123,8 @@ def serve(
             served, description = _local(model, renderer, name), "transformers"
         else:
             upstream_key = api_key_from_environment(upstream_api_key_env)
-            served, description = (
-                _upstream(model, renderer, name, base_url, upstream_key),
-                f"vLLM at {redacted(base_url)}",
-            )
+            served = _upstream(model, renderer, name, engine, base_url, upstream_key)
+            description = f"{engine} at {redacted(base_url)}"
         with ExitStack() as at_end:
             on_session_end = None if record is None else at_end.enter_context(RecordWriter(record)).append
             gateway = Gateway(
@@ -183,19 +190,20 @@ def _local(directory: Path, renderer: TemplateRenderer, name: str | None) -> _Se
 
 
 def _upstream(
-    directory: Path, renderer: TemplateRenderer, name: str | None, base_url: str, api_key: str | None
+    directory: Path,
+    renderer: TemplateRenderer,
+    name: str | None,
+    kind: EngineKind,
+    base_url: str,
+    api_key: str | None,
 ) -> _Served:
-    """A vLLM server that runs the model of a directory."""
-    from rollouts.engines.vllm import VLLMEngine
+    """A server that runs the model of a directory."""
+    from rollouts.engines.server_kinds import server_engine
     from rollouts.serve.pausable_engine import PausableEngine
     from rollouts.serve.served_model import served_model
 
-    engine = VLLMEngine(base_url, api_key=api_key)
-
-    async def probe() -> ServerCapabilities:
-        return await engine.capabilities()
-
-    capabilities = asyncio.run(probe())
+    engine = server_engine("sglang" if kind is EngineKind.SGLANG else "vllm", base_url, api_key=api_key)
+    capabilities = asyncio.run(engine.capabilities())
     length = capabilities.max_model_len
     model = served_model(directory, renderer, name=name or capabilities.model, max_model_len=length)
     return _Served(PausableEngine(engine, max_model_len=length), model)

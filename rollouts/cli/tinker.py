@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rollouts.cli.serve import EngineKind, api_key_from_environment, check_engine
+from rollouts.cli.serve import TrainedEngineKind, api_key_from_environment, check_engine
 from rollouts.terminal.table import exit_with_error, print_line
 
 
@@ -28,8 +28,9 @@ def tinker(
         typer.Option(metavar="FILE", help="A file with the keys that requests may carry, one a line and user."),
     ] = None,
     engine: Annotated[
-        EngineKind, typer.Option(help="What samples. local: the trained model itself; vllm: servers at --base-url.")
-    ] = EngineKind.LOCAL,
+        TrainedEngineKind,
+        typer.Option(help="What samples. local: the trained model itself; vllm: servers at --base-url."),
+    ] = TrainedEngineKind.LOCAL,
     base_url: Annotated[
         str | None,
         typer.Option(metavar="URL[,URL]", help="With --engine vllm: the URLs of the vLLM servers, with --enable-lora."),

@@ -55,18 +55,18 @@ class PeriodicThread:
                 failed = True
 
 
-# Key -> the name under which vLLM reports it, for each of the engines of a server.
+# Key -> the names under which vLLM and SGLang report it, for each of the engines of a server.
 _SUMS = {
-    "engine_requests_running": "vllm:num_requests_running",
-    "engine_requests_waiting": "vllm:num_requests_waiting",
-    "engine_preemptions": "vllm:num_preemptions_total",
-    "engine_prefix_cache_queries": "vllm:prefix_cache_queries_total",
-    "engine_prefix_cache_hits": "vllm:prefix_cache_hits_total",
-    "engine_media_cache_queries": "vllm:mm_cache_queries_total",
-    "engine_media_cache_hits": "vllm:mm_cache_hits_total",
+    "engine_requests_running": ("vllm:num_requests_running", "sglang:num_running_reqs"),
+    "engine_requests_waiting": ("vllm:num_requests_waiting", "sglang:num_queue_reqs"),
+    "engine_preemptions": ("vllm:num_preemptions_total", "sglang:num_retracted_requests_total"),
+    "engine_prefix_cache_queries": ("vllm:prefix_cache_queries_total", "sglang:prompt_tokens_total"),
+    "engine_prefix_cache_hits": ("vllm:prefix_cache_hits_total", "sglang:cached_tokens_total"),
+    "engine_media_cache_queries": ("vllm:mm_cache_queries_total",),
+    "engine_media_cache_hits": ("vllm:mm_cache_hits_total",),
 }
-# A ratio in spite of its name.
-_KV_CACHE_USAGE = "vllm:kv_cache_usage_perc"
+# Ratios, in spite of the name of vLLM's.
+_KV_CACHE_USAGES = ("vllm:kv_cache_usage_perc", "sglang:token_usage")
 
 
 class EngineMonitor:
@@ -75,11 +75,10 @@ class EngineMonitor:
         async with EngineMonitor(engine) as monitor:
             metrics = RunMetrics(sources=[monitor])
 
-    Inside the block a task reads the metrics of a vLLM server, or of the servers of an `EngineFleet`, every `seconds`
-    (`engine.control.metrics`). While they cannot be read, their keys are absent and `engine_read_errors` counts. The
-    counts of media that were sent and omitted (`engine.media_cache_counts`) are read at each call. An engine that
-    offers neither has no metrics. Raises
-    `ArgumentError` for `seconds` that are not above 0.
+    Inside the block a task reads the metrics of a server of vLLM or SGLang, or of those of an `EngineFleet`, every
+    `seconds` (`engine.control.metrics`). While they cannot be read, their keys are absent and `engine_read_errors`
+    counts. The counts of media that were sent and omitted (`engine.media_cache_counts`) are read at each call. An
+    engine that offers neither has no metrics. Raises `ArgumentError` for `seconds` that are not above 0.
     """
 
     def __init__(self, engine: object, *, seconds: float = 5.0) -> None:
@@ -138,16 +137,18 @@ class EngineMonitor:
 
 
 def server_load(*servers: Metrics) -> dict[str, float]:
-    """What vLLM servers report about their load, under the keys of `METRICS`; without what no server reports.
+    """What servers of vLLM and SGLang report about their load, under the keys of `METRICS`.
 
-    The values are sums over the servers and their engines; the usage of the KV cache is the mean.
+    What no server reports is left out. The values are sums over the servers and their engines; the usage of the KV
+    cache is the mean.
     """
     values: dict[str, float] = {}
-    for key, name in _SUMS.items():
-        if reporting := [server for server in servers if name in server]:
-            values[key] = sum(server.total(name) for server in reporting)
-    if usages := [usage for server in servers for usage in server.get(_KV_CACHE_USAGE, ())]:
-        values["engine_kv_cache_usage_ratio"] = sum(usage.value for usage in usages) / len(usages)
+    for key, names in _SUMS.items():
+        if totals := [server.total(name) for server in servers for name in names if name in server]:
+            values[key] = sum(totals)
+    usages = [usage.value for server in servers for name in _KV_CACHE_USAGES for usage in server.get(name, ())]
+    if usages:
+        values["engine_kv_cache_usage_ratio"] = sum(usages) / len(usages)
     return values
 
 

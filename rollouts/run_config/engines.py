@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import cycle
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from renderers import MediaPolicy
 from rollouts.engines.protocol import ChatEngine, Engine
@@ -35,6 +35,9 @@ from rollouts.run_config.sections import (
 )
 from rollouts.terminal.interrupts import defer_interrupts
 
+if TYPE_CHECKING:
+    from rollouts.engines.server_kinds import ServerKind
+
 #: Of a request: the runner begins the episode again, and waits for a server that is down.
 _RETRIES = 2
 
@@ -43,6 +46,10 @@ _MOST_REQUESTS = 1000
 
 #: Failures of a server that do not pass with time.
 _LASTING = (CapabilityError, EngineStartError)
+
+
+#: What has the addresses of servers.
+ServedSection: TypeAlias = VLLMEngineSection | SGLangEngineSection | FleetEngineSection | RouterEngineSection
 
 
 def engine_factory(file: ConfigFile, renderer: Any) -> Callable[[], Engine | ChatEngine]:
@@ -56,11 +63,16 @@ def engine_factory(file: ConfigFile, renderer: Any) -> Callable[[], Engine | Cha
         return _local_engine(file, section)
     if isinstance(section, EndpointEngineSection):
         return _endpoint(file, section)
-    if isinstance(section, SGLangEngineSection):
-        return _sglang_engine(file, section)
     if isinstance(section, ScriptedEngineSection):
         return _scripted_engine(section, renderer)
     return _served_engine(file, section)
+
+
+def server_kind(section: ServedSection) -> ServerKind:
+    """What serves."""
+    if isinstance(section, FleetEngineSection):
+        return section.server_kind
+    return "sglang" if isinstance(section, SGLangEngineSection) else "vllm"
 
 
 def media_policy(file: ConfigFile, section: MediaSection) -> MediaPolicy:
@@ -99,29 +111,18 @@ def _endpoint(file: ConfigFile, section: EndpointEngineSection) -> Callable[[], 
     return make
 
 
-def _sglang_engine(file: ConfigFile, section: SGLangEngineSection) -> Callable[[], Engine]:
-    api_key = _api_key(file, section.api_key_env)
-    _check_address(file, ("engine", "base_url"), section.base_url)
-
-    def make() -> Engine:
-        from rollouts.engines.http.connection import HttpLimits
-        from rollouts.engines.sglang import SGLangEngine
-
-        limits = HttpLimits(concurrency=file.config.concurrency)
-        with file.naming("engine"):
-            return SGLangEngine(section.base_url, api_key=api_key, limits=limits)
-
-    return make
-
-
-def _served_engine(
-    file: ConfigFile, section: VLLMEngineSection | FleetEngineSection | RouterEngineSection
-) -> Callable[[], Engine]:
-    """The engine of vLLM servers: of one, of a fleet, or of those behind a router."""
-    api_key = _api_key(file, section.api_key_env)
+def _served_engine(file: ConfigFile, section: ServedSection) -> Callable[[], Engine]:
+    """The engine of servers: of one, of a fleet, or of those behind a router."""
+    kind = server_kind(section)
+    options: dict[str, Any] = {"api_key": _api_key(file, section.api_key_env)}
     for path, url in _addresses(file, section).items():
         _check_address(file, path, url)
-    options: dict[str, Any] = {"model": section.model, "api_key": api_key, "media": section.media}
+    if isinstance(section, VLLMOptions):
+        of_vllm = {"model": section.model, "media": section.media}
+        if kind == "vllm":
+            options |= of_vllm
+        elif given := section.model_fields_set.intersection(of_vllm):
+            raise file.error(("engine", min(given)), "it is an option for servers of vLLM; remove it")
 
     def make() -> Engine:
         from rollouts.engines.fleet import EngineFleet, RoutedEngine
@@ -129,20 +130,20 @@ def _served_engine(
         from rollouts.engines.http.connection import HttpLimits
 
         limits = HttpLimits(concurrency=file.config.concurrency)
-        if isinstance(section, VLLMEngineSection):
+        if isinstance(section, VLLMEngineSection | SGLangEngineSection):
             with file.naming("engine"):
-                return _server_engine(file, section, {**options, "limits": limits})
+                return _server_engine(file, section, kind, {**options, "limits": limits})
         if isinstance(section, RouterEngineSection):
             with file.naming("engine"):
                 return RoutedEngine(section.base_url, section.urls, limits=limits, **options)
         limits = HttpLimits(concurrency=file.config.concurrency, retries=RETRIES_IN_FLEET)
         with file.naming("engine", _key_of_servers(file, section)):
             if section.file is not None:
-                return EngineFleet.from_file(file.resolve(section.file), http_limits=limits, **options)
+                return EngineFleet.from_file(file.resolve(section.file), kind=kind, http_limits=limits, **options)
             if section.urls:
-                return EngineFleet.from_urls(section.urls, http_limits=limits, **options)
+                return EngineFleet.from_urls(section.urls, kind=kind, http_limits=limits, **options)
             of_server = {**options, "limits": limits}
-            return EngineFleet({one.base_url: _server_engine(file, one, of_server) for one in section.servers})
+            return EngineFleet({one.base_url: _server_engine(file, one, kind, of_server) for one in section.servers})
 
     return make
 
@@ -158,9 +159,7 @@ def _key_of_servers(file: ConfigFile, section: FleetEngineSection) -> str:
     return given[0]
 
 
-def _addresses(
-    file: ConfigFile, section: VLLMEngineSection | FleetEngineSection | RouterEngineSection
-) -> Mapping[KeyPath, str]:
+def _addresses(file: ConfigFile, section: ServedSection) -> Mapping[KeyPath, str]:
     """The addresses, each different, by the keys that hold them; those of a file have no key of their own.
 
     Raises `RunConfigError`, also for a file of servers that cannot be used.
@@ -178,7 +177,7 @@ def _addresses(
     else:
         for index, server in enumerate(section.servers):
             addresses["engine", "servers", index, "base_url"] = server.base_url
-    if not isinstance(section, VLLMEngineSection):
+    if isinstance(section, FleetEngineSection | RouterEngineSection):
         addresses |= {("engine", "urls", index): url for index, url in enumerate(section.urls)}
     known: dict[str, KeyPath] = {}
     for path, url in addresses.items():
@@ -199,17 +198,18 @@ def _check_address(file: ConfigFile, key: KeyPath, url: str) -> None:
         raise file.error(key, reason)
 
 
-def _server_engine(file: ConfigFile, server: ServerSection, options: Mapping[str, Any]) -> Engine:
+def _server_engine(file: ConfigFile, server: ServerSection, kind: ServerKind, options: Mapping[str, Any]) -> Engine:
     """The engine of one server, which it starts where the section has a command."""
     if server.start is None:
-        from rollouts.engines.vllm import VLLMEngine
+        from rollouts.engines.server_kinds import server_engine
 
-        return VLLMEngine(server.base_url, **options)
+        return server_engine(kind, server.base_url, **options)
     from rollouts.engines.lazy import LazyEngine
 
     return LazyEngine.from_command(
         server.start,
         server.base_url,
+        kind=kind,
         environment=server.environment,
         log_path=None if server.log is None else file.resolve(server.log),
         start_seconds=server.start_seconds,
@@ -330,7 +330,7 @@ async def _probe_error(engine: Engine) -> EngineError | None:
 @contextmanager
 def _naming_server(
     file: ConfigFile,
-    section: VLLMOptions | EndpointEngineSection | SGLangEngineSection,
+    section: ServedSection | EndpointEngineSection,
     path: KeyPath,
     key_of_address: str = "base_url",
 ) -> Iterator[None]:

@@ -19,7 +19,7 @@ from rollouts.episodes.environment import ThreadedEnvironment
 from rollouts.errors import MissingExtraError, describe_exception
 from rollouts.rewards import GroupReward, Reward
 from rollouts.run_config.config_file import ConfigFile, ConfigProblem, KeyPath, ProblemList, RunConfigError, key_text
-from rollouts.run_config.engines import engine_factory, media_policy
+from rollouts.run_config.engines import engine_factory, media_policy, server_kind
 from rollouts.run_config.import_paths import check_call, imported_function, imported_object, make_importable
 from rollouts.run_config.sections import (
     AsynchronousSection,
@@ -157,8 +157,10 @@ def _violations(file: ConfigFile) -> Iterator[tuple[KeyPath, str]]:
         for name in sampling.extra:
             yield ("sampling", "extra", name), 'an engine of kind "local" has no further options; remove it'
         return
-    from rollouts.engines.vllm.sampling_checks import sampling_violations
-
+    if server_kind(engine) == "sglang":
+        from rollouts.engines.sglang.request_checks import sampling_violations
+    else:
+        from rollouts.engines.vllm.sampling_checks import sampling_violations
     options: dict[KeyPath, dict[str, Any]] = {("sampling", "temperature"): {"temperature": sampling.temperature}}
     options |= {("sampling", "extra", name): {"extra": {name: value}} for name, value in sampling.extra.items()}
     for key, option in options.items():

@@ -151,7 +151,7 @@ EnvironmentSection: TypeAlias = Annotated[
 
 
 class ServerSection(Section):
-    """A vLLM server at `base_url`. With `start`, the command of the server, the run starts it and ends it.
+    """A server at `base_url`. With `start`, the command of the server, the run starts it and ends it.
 
     `environment` is added to the environment of that command, and `log` is the file for what it prints. It must be
     ready after `start_seconds`.
@@ -178,22 +178,23 @@ class VLLMEngineSection(ServerSection, VLLMOptions):
     kind: Literal["vllm"]
 
 
-class SGLangEngineSection(Section):
+class SGLangEngineSection(ServerSection):
     """An SGLang server (`SGLangEngine`). `api_key_env` is the name of the environment variable that holds its key."""
 
     kind: Literal["sglang"]
-    base_url: Text
     api_key_env: VariableName | None = None
 
 
 class FleetEngineSection(VLLMOptions):
-    """Several vLLM servers (`EngineFleet`), named by one of three keys.
+    """Several servers of one kind (`EngineFleet`), named by one of three keys.
 
     `urls`: their addresses. `file`: a file with one address a line, which is read again when it has changed.
-    `servers`: a table for each, which may have the command that starts it.
+    `servers`: a table for each, which may have the command that starts it. Servers of SGLang take neither `model` nor
+    `media`.
     """
 
     kind: Literal["fleet"]
+    server_kind: Literal["vllm", "sglang"] = "vllm"
     urls: list[Text] = Field(default_factory=list)
     file: Text | None = None
     servers: list[ServerSection] = Field(default_factory=list)

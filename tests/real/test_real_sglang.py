@@ -17,7 +17,11 @@ from sglang_server import SGLangServer, sglang_venv
 
 from renderers import MultiModalData, RenderedTokens, load_renderer
 from rollouts import FinishReason, GenerateRequest, GenerateResult, SamplingParams, SGLangEngine, WeightSpan
+from rollouts.cli.doctor.command import Options, run_checks
+from rollouts.cli.doctor.target import Outcome
+from rollouts.engines.protocol import TokenDelta
 from rollouts.errors import CapabilityError, InvalidRequestError
+from rollouts.observability.engine_load import server_load
 
 _LONG = SamplingParams(max_tokens=400, extra={"ignore_eos": True})
 
@@ -101,6 +105,20 @@ def _cut(rendered: RenderedTokens, end: int) -> RenderedTokens:
     return replace(rendered, token_ids=rendered.token_ids[:end])
 
 
+async def test_a_stream_reports_the_tokens_of_its_result(
+    engine: SGLangEngine, reference: Reference, rendered: RenderedTokens
+) -> None:
+    heard: list[TokenDelta] = []
+    request = _request(rendered, SamplingParams(max_tokens=12, n=2, top_logprobs=2))
+    result = await engine.generate_streamed(request, heard.append)
+    assert len(heard) > len(result.completions)
+    assert _mismatch(reference, rendered, result) < 1e-4
+    for completion in result.completions:
+        np.testing.assert_array_equal(_joined(heard, completion.index), completion.token_ids)
+        assert completion.top_logprobs is not None
+        assert completion.top_logprobs.token_ids.shape == (len(completion.token_ids), 2)
+
+
 async def test_another_image_gives_other_log_probabilities(
     engine: SGLangEngine, reference: Reference, rendered: RenderedTokens, checkpoint: Path
 ) -> None:
@@ -144,12 +162,14 @@ async def test_a_completion_that_a_pause_cuts_off_is_continued_with_the_new_weig
 
     for in_flight in ("abort", "keep"):
         before = await engine.control.weight_version()
-        sampling = asyncio.create_task(engine.generate(request()))
+        heard: list[TokenDelta] = []
+        sampling = asyncio.create_task(engine.generate_streamed(request(), heard.append))
         await _until_running(engine)
         await engine.update_weights(server.model_dir, f"by {in_flight}", in_flight=in_flight)  # type: ignore[arg-type]
         (completion,) = (await sampling).completions
         assert completion.finish_reason is FinishReason.LENGTH
         assert len(completion.token_ids) == _LONG.max_tokens
+        np.testing.assert_array_equal(_joined(heard), completion.token_ids)
         assert completion.weight_spans[-1].version == f"by {in_flight}"
         assert {span.version for span in completion.weight_spans} <= {before, f"by {in_flight}"}
     running = asyncio.create_task(engine.generate(request()))
@@ -157,6 +177,10 @@ async def test_a_completion_that_a_pause_cuts_off_is_continued_with_the_new_weig
     await engine.update_weights(server.model_dir, "by wait", in_flight="wait")
     assert (await running).completions[0].weight_spans == (WeightSpan("by keep", 0, _LONG.max_tokens),)
     assert await engine.control.weight_version() == engine.weight_version == "by wait"
+
+
+def _joined(heard: list[TokenDelta], index: int = 0) -> np.ndarray:
+    return np.concatenate([delta.token_ids for delta in heard if delta.index == index])
 
 
 async def _until_running(engine: SGLangEngine) -> None:
@@ -202,3 +226,19 @@ async def test_an_image_token_in_text_is_refused_where_images_are(
     text = GenerateRequest([*rendered.token_ids[:8], 268], SamplingParams(max_tokens=2), sampled=[(8, 9)])
     assert len((await engine.generate(text)).completions[0].token_ids) == 2
     assert server.is_healthy()
+
+
+async def test_the_doctor_finds_no_failure(server: SGLangServer, checkpoint: Path) -> None:
+    found = {each.check: each for each in await run_checks(server.base_url, checkpoint, Options(control=True))}
+    assert {name: each.seen for name, each in found.items() if each.outcome is Outcome.FAILED} == {}
+    for check in ("image request", "abort", "mismatch, text", "mismatch, image", "metrics", "pause, resume"):
+        assert found[check].outcome is Outcome.OK, found[check]
+    assert "SGLANG_RETURN_ORIGINAL_LOGPROB=1" in found["log-probabilities"].cure
+    assert "float32 weights (reported by the server)" in found["mismatch, image"].seen
+
+
+async def test_the_load_of_the_server_is_read(engine: SGLangEngine, rendered: RenderedTokens) -> None:
+    await engine.generate(_request(rendered, SamplingParams(max_tokens=2)))
+    load = server_load(await engine.control.metrics())
+    assert load["engine_prefix_cache_queries"] >= len(rendered.token_ids)
+    assert {"engine_requests_running", "engine_requests_waiting", "engine_kv_cache_usage_ratio"} <= load.keys()

@@ -1,1 +1,1 @@
-"""`rollouts doctor`: checks of a live vLLM server, with a cure for each failure."""
+"""`rollouts doctor`: checks of a live server of vLLM or SGLang, with a cure for each failure."""

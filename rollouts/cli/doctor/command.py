@@ -1,4 +1,4 @@
-"""`rollouts doctor URL --model DIR`: check a live vLLM server, with the cure beside every failure."""
+"""`rollouts doctor URL --model DIR`: check a live server of vLLM or SGLang, with the cure beside every failure."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from renderers import RendererError, load_renderer
-from rollouts.cli.doctor import generation_checks, server_checks
+from renderers import RendererError, TemplateRenderer, load_renderer
+from rollouts.cli.doctor import generation_checks, server_checks, sglang_checks
 from rollouts.cli.doctor.image_rendering_checks import hidden_normalisation, image_rendering
 from rollouts.cli.doctor.mismatch_check import mismatch
+from rollouts.cli.doctor.sglang_checks import sglang_target
 from rollouts.cli.doctor.sound_checks import sound_rendering, sound_request
 from rollouts.cli.doctor.target import Finding, Outcome, Target, failed, print_findings, skipped, summary, weights_dtype
 from rollouts.cli.doctor.token_checks import text_tokens
 from rollouts.cli.serve import api_key_advice, api_key_from_environment
 from rollouts.engines.http.connection import HttpLimits, ServerConnection
+from rollouts.engines.server_kinds import kind_of_server
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe
 from rollouts.engines.vllm.engine import VLLMEngine
 from rollouts.errors import ApiKeyError, CapabilityError, EngineError, OverlongPromptError, RolloutsError
@@ -43,7 +45,7 @@ class Check(NamedTuple):
     """
 
     name: str
-    run: Callable[[Target], Awaitable[Finding | list[Finding]]]
+    run: Callable[[Any], Awaitable[Finding | list[Finding]]]
     needs: tuple[str, ...] = ()
     unless_failed: tuple[str, ...] = ()
 
@@ -61,37 +63,48 @@ async def run_checks(base_url: str, directory: Path, options: Options) -> list[F
     """Findings in the order of the report. Raises `RendererError` and `EngineError` if nothing can be checked."""
     renderer = await asyncio.to_thread(load_renderer, directory)
     connection = ServerConnection(base_url, api_key=options.api_key, limits=_LIMITS)
-    engine = VLLMEngine(base_url, model=options.model, api_key=options.api_key, media="auto", limits=_LIMITS)
-    server_side = VLLMEngine(
-        base_url, model=options.model, api_key=options.api_key, media="content_parts", limits=_LIMITS
-    )
+    target: Target | None = None
     try:
-        dtype, dtype_source = await weights_dtype(connection, directory)
-        target = Target(
-            engine=engine,
-            server_side=server_side,
-            control=engine.control,
-            connection=connection,
-            renderer=renderer,
-            directory=directory,
-            capabilities=await _capabilities(connection, options.model),
-            dtype=dtype,
-            dtype_source=dtype_source,
-        )
+        if await kind_of_server(connection) == "sglang":
+            target = await sglang_target(connection, renderer, directory, api_key=options.api_key, limits=_LIMITS)
+            checks = _sglang_checks(options)
+        else:
+            target = await _vllm_target(connection, renderer, directory, options)
+            checks = _vllm_checks(options, hears="audio" in renderer.processors)
         findings = await outcome_of(Check("reachable", server_checks.reachable), target)
         keep_alive = Check("keep-alive", server_checks.keep_alive, ("reachable",))
         idle = asyncio.ensure_future(outcome_of(keep_alive, target))  # waits for seconds, while the other checks run
         try:
-            others = [
-                finding
-                for check in _checks(options, hears="audio" in renderer.processors)
-                for finding in await outcome_of(check, target)
-            ]
+            others = [finding for check in checks for finding in await outcome_of(check, target)]
             return [finding.without(options.api_key) for finding in (*findings, *await idle, *others)]
         finally:
             idle.cancel()
     finally:
-        await asyncio.gather(engine.close(), server_side.close(), connection.close())
+        if target is not None:
+            await asyncio.gather(*(each.close() for each in {target.engine, target.server_side}))
+        await connection.close()
+
+
+async def _vllm_target(
+    connection: ServerConnection, renderer: TemplateRenderer, directory: Path, options: Options
+) -> Target:
+    dtype, dtype_source = await weights_dtype(connection, directory)
+    capabilities = await _capabilities(connection, options.model)
+    engine, server_side = (
+        VLLMEngine(connection.base_url, model=options.model, api_key=options.api_key, media=mode, limits=_LIMITS)
+        for mode in ("auto", "content_parts")
+    )
+    return Target(
+        engine=engine,
+        server_side=server_side,
+        control=engine.control,
+        connection=connection,
+        renderer=renderer,
+        directory=directory,
+        capabilities=capabilities,
+        dtype=dtype,
+        dtype_source=dtype_source,
+    )
 
 
 async def _capabilities(connection: ServerConnection, model: str | None) -> ServerCapabilities:
@@ -106,7 +119,30 @@ async def _capabilities(connection: ServerConnection, model: str | None) -> Serv
         raise
 
 
-def _checks(options: Options, *, hears: bool) -> list[Check]:
+def _sglang_checks(options: Options) -> list[Check]:
+    checks = [
+        Check("version", sglang_checks.version, ("reachable",)),
+        Check("served model", server_checks.served_model, ("reachable",)),
+        Check("vocabulary", sglang_checks.vocabulary, ("reachable",)),
+        Check("text request", generation_checks.text_request, ("vocabulary",)),
+        Check("image request", sglang_checks.image_request, ("text request",)),
+        Check("log-probabilities", sglang_checks.logprobs, ("text request",)),
+        Check("seeds", sglang_checks.seeds, ("reachable",)),
+        Check("metrics", sglang_checks.metrics, ("reachable",)),
+        Check("abort", sglang_checks.aborting, ("text request",)),
+        Check(
+            "mismatch",
+            partial(sglang_checks.agreement, max_gigabytes=options.reference_gigabytes),
+            ("text request",),
+            unless_failed=("log-probabilities",),
+        ),
+    ]
+    if options.control:
+        checks.append(Check("pause, resume", sglang_checks.pause_and_resume, ("reachable",)))
+    return checks
+
+
+def _vllm_checks(options: Options, *, hears: bool) -> list[Check]:
     limited_mismatch = partial(mismatch, max_gigabytes=options.reference_gigabytes)
     checks = [
         Check("version", server_checks.version, ("reachable",)),
@@ -183,7 +219,7 @@ def doctor(
     url: Annotated[str, typer.Argument(metavar="URL", help="The URL of the server: http://host:port.")],
     model: Annotated[Path, typer.Option(metavar="DIR", help="The directory of the model that the server serves.")],
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The model name to request, if the server has several.")
+        str | None, typer.Option(metavar="NAME", help="The model name to request, if a vLLM server has several.")
     ] = None,
     api_key_env: Annotated[
         str | None, typer.Option(metavar="VARIABLE", help="The environment variable with the server's key.")
@@ -201,7 +237,7 @@ def doctor(
     ] = 4.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: an object with all findings.")] = False,
 ) -> None:
-    """Check a live vLLM server: flags, tokens, pixels, sounds, log-probabilities, cache, agreement with transformers.
+    """Check a live server of vLLM or SGLang: flags, tokens, images, log-probabilities, agreement with transformers.
 
     Exits with 0 if nothing failed, 1 if something did, 2 if the checks could not run. Without --control it only sends
     requests like any other client; it never resets a cache.

@@ -47,13 +47,13 @@ async def logprobs_mode(target: Target) -> Finding:
     """Log-probabilities must be the model's own: before temperature and top-k, and not logits."""
     if (total := await _total_probability(target)) is not None and total > 1.01:
         return failed(f"the probabilities of one token's alternatives add up to {total:.3g}", _RAW_LOGPROBS_CURE)
-    difference = await _difference_from_prompt(target, temperature=0.5, top_k=2)
+    difference = await difference_from_prompt(target, temperature=0.5, top_k=2)
     if difference <= target.tolerance:
         return ok(
             f"raw, before temperature and top-k (at most {difference:.2g} from those of the same tokens as a prompt)"
         )
     seen = f"log-probabilities of sampled tokens are {difference:.2g} from those of the same tokens as a prompt"
-    plain = await _difference_from_prompt(target, temperature=1.0)
+    plain = await difference_from_prompt(target, temperature=1.0)
     if plain <= target.tolerance:
         return failed(seen, _RAW_LOGPROBS_CURE)
     return failed(
@@ -63,7 +63,7 @@ async def logprobs_mode(target: Target) -> Finding:
     )
 
 
-async def _difference_from_prompt(target: Target, **sampling: Any) -> float:
+async def difference_from_prompt(target: Target, **sampling: Any) -> float:
     """The largest difference between log-probabilities of sampled tokens and of the same tokens as a prompt."""
     rendered = target.text_prompt()
     sampled = await target.sample(rendered, seed=0, **sampling)

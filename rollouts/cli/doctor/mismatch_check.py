@@ -404,7 +404,7 @@ def _normalisation(
 
 def _server_normalises(target: Target) -> bool:
     """Whether the server normalises the images of requests; else its own normalisation does not change completions."""
-    return target.capabilities.pixel_dtype == "uint8" or target.image_mode == "content_parts"
+    return target.image_mode == "content_parts" or target.capabilities.pixel_dtype == "uint8"
 
 
 def _others(written: Normalisation) -> dict[str, Normalisation]:

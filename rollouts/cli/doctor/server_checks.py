@@ -42,7 +42,7 @@ async def reachable(target: Target) -> Finding:
         status = await target.health()
         seconds.append(time.perf_counter() - started)
         if status != 200:
-            cure = "read its log, then start `vllm serve` again"
+            cure = f"read its log, then start `{target.command}` again"
             return failed(f"/health answers {status}: the server's engine is dead", cure)
     first, typical = seconds[0] * 1000, statistics.median(seconds[1:]) * 1000
     return ok(f"first response after {first:.1f} ms, later ones {typical:.1f} ms")
@@ -57,8 +57,8 @@ async def keep_alive(target: Target) -> Finding:
             return ok(f"a connection idle for {idle:g} s is still open")
     return failed(
         f"the server, or a proxy before it, closes connections that are idle for {idle:g} s; the engine reuses them",
-        "start the server with VLLM_HTTP_TIMEOUT_KEEP_ALIVE=5 (its default) or more, and raise the proxy's; or pass a "
-        "smaller HttpLimits(keepalive_seconds=...)",
+        "start the server with VLLM_HTTP_TIMEOUT_KEEP_ALIVE=5 (SGLang: SGLANG_TIMEOUT_KEEP_ALIVE=5; the default) or "
+        "more, and raise the proxy's; or pass a smaller HttpLimits(keepalive_seconds=...)",
     )
 
 
@@ -106,7 +106,8 @@ async def served_model(target: Target) -> Finding:
     if isinstance(positions, int) and capabilities.max_model_len > positions:
         return failed(
             f"{seen}, but config.json has {positions} positions; beyond them the completions of a model are garbage",
-            f"start `vllm serve` with --max-model-len {positions}, or pass --model the directory that is served",
+            f"start `{target.command}` with {target.length_option} {positions}, or pass --model the directory that "
+            "is served",
         )
     if target.has_images:
         prompt, content = await asyncio.to_thread(target.image_prompt, fresh_image()), " with one small image"
@@ -117,7 +118,7 @@ async def served_model(target: Target) -> Finding:
         room = min(positions, _CONVERSATION_TOKENS) if isinstance(positions, int) else _CONVERSATION_TOKENS
         return failed(
             f"{seen}: a short prompt{content} and its completion take {needed}",
-            f"start `vllm serve` with --max-model-len {max(needed, room)}",
+            f"start `{target.command}` with {target.length_option} {max(needed, room)}",
         )
     return ok(f"{seen} of {positions} that config.json allows" if positions else seen)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from rich.console import Console
@@ -23,7 +23,6 @@ from rollouts.engines.http.exchange import HttpResponse, response_error
 from rollouts.engines.http.source_files import image_file
 from rollouts.engines.protocol import Completion, Engine, GenerateRequest, SamplingParams
 from rollouts.engines.vllm.capabilities import ServerCapabilities
-from rollouts.engines.vllm.control import ServerControl
 from rollouts.engines.vllm.generate import Generation, request_body
 from rollouts.engines.vllm.media_payload import MediaMode, MediaPayload, media_payload, select_mode
 from rollouts.errors import CapabilityError, InvalidRequestError, OverlongPromptError
@@ -115,9 +114,12 @@ class Target:
     name of the check.
     """
 
+    command: ClassVar[str] = "vllm serve"
+    length_option: ClassVar[str] = "--max-model-len"
+
     engine: Engine
     server_side: Engine
-    control: ServerControl
+    control: Any  # of the engine
     connection: ServerConnection
     renderer: TemplateRenderer
     directory: Path

@@ -19,7 +19,7 @@ from rollouts.engines.http.connection import HttpLimits
 from rollouts.engines.http.exchange import server_identity
 from rollouts.engines.lazy import LazyEngine
 from rollouts.engines.protocol import Engine, GenerateRequest, GenerateResult, InFlight
-from rollouts.engines.vllm.engine import VLLMEngine
+from rollouts.engines.server_kinds import ServerKind, server_engine
 from rollouts.engines.vllm.server_media_cache import MediaCacheCounts
 from rollouts.errors import (
     ArgumentError,
@@ -78,29 +78,32 @@ class EngineFleet:
         cls,
         urls: Sequence[str],
         *,
+        kind: ServerKind = "vllm",
         limits: FleetLimits | None = None,
         http_limits: HttpLimits | None = None,
         **options: Any,
     ) -> Self:
-        """A fleet of vLLM servers; `options` are those of `VLLMEngine`, `http_limits` its `limits`."""
-        return cls(vllm_engines(urls, http_limits, options), limits=limits)
+        """A fleet of servers of one kind; `options` are those of `VLLMEngine`, or with kind="sglang" of `SGLangEngine`,
+        `http_limits` the engines' `limits`."""
+        return cls(server_engines(urls, kind, http_limits, options), limits=limits)
 
     @classmethod
     def from_file(
         cls,
         path: str | os.PathLike[str],
         *,
+        kind: ServerKind = "vllm",
         limits: FleetLimits | None = None,
         http_limits: HttpLimits | None = None,
         **options: Any,
     ) -> Self:
-        """A fleet of the vLLM servers whose addresses a file names, one a line; the options are those of `from_urls`.
+        """A fleet of the servers whose addresses a file names, one a line; the options are those of `from_urls`.
 
         While requests run, the file is read again when it has changed: servers that it names no more are drained and
         removed, new ones are added. A file that cannot be used changes nothing, and an error is logged. Raises
         `ServerFileError` if it cannot be used now.
         """
-        return cls._following(ServerFile(path), limits, http_limits, options)
+        return cls._following(ServerFile(path), kind, limits, http_limits, options)
 
     @classmethod
     def from_ray(
@@ -108,28 +111,30 @@ class EngineFleet:
         names: Sequence[str],
         *,
         namespace: str | None = None,
+        kind: ServerKind = "vllm",
         limits: FleetLimits | None = None,
         http_limits: HttpLimits | None = None,
         **options: Any,
     ) -> Self:
-        """A fleet of the vLLM servers of actors of Ray, by their names, such as those of `rollouts.ray.RayServers`.
+        """A fleet of the servers of actors of Ray, by their names, such as those of `rollouts.ray.RayServers`.
 
         Requests go to the servers, not through the actors. While requests run, the actors are asked for the addresses
         again: one that Ray has started on another node is followed there. The options are those of `from_urls`. Blocks
         until the actors have answered. Raises `ServerActorError`, `ArgumentError` and `MissingExtraError`.
         """
-        return cls._following(RayServerNames(names, namespace), limits, http_limits, options)
+        return cls._following(RayServerNames(names, namespace), kind, limits, http_limits, options)
 
     @classmethod
     def _following(
         cls,
         servers: ServerFile | RayServerNames,
+        kind: ServerKind,
         limits: FleetLimits | None,
         http_limits: HttpLimits | None,
         options: Mapping[str, Any],
     ) -> Self:
         """A fleet of the servers of a list, whose changes it follows."""
-        make_engines = partial(vllm_engines, limits=http_limits, options=options)
+        make_engines = partial(server_engines, kind=kind, limits=http_limits, options=options)
         fleet = cls(make_engines(servers.read()), limits=limits)
         fleet._membership.follow = lambda: fleet._follow(servers, make_engines)
         return fleet
@@ -432,7 +437,9 @@ class EngineFleet:
         return [member for member in self._membership.members.values() if hasattr(member.engine, method)]
 
 
-def vllm_engines(urls: Sequence[str], limits: HttpLimits | None, options: Mapping[str, Any]) -> dict[str, Engine]:
+def server_engines(
+    urls: Sequence[str], kind: ServerKind, limits: HttpLimits | None, options: Mapping[str, Any]
+) -> dict[str, Engine]:
     """An engine for each address, by the address without credentials."""
     if isinstance(urls, str) or not isinstance(urls, Sequence):
         raise ArgumentError("urls", urls, "pass a list of addresses of servers")
@@ -440,7 +447,7 @@ def vllm_engines(urls: Sequence[str], limits: HttpLimits | None, options: Mappin
     engines: dict[str, Engine] = {}
     servers: dict[str, str] = {}  # by `server_identity`
     for url in urls:
-        engine = VLLMEngine(url, limits=limits, **options)
+        engine = server_engine(kind, url, limits=limits, **options)
         first = servers.setdefault(server_identity(engine.base_url), engine.base_url)
         if engine.base_url in engines or first != engine.base_url:
             raise ArgumentError("urls", engine.base_url, f"name each server once; this is the server of {first}")

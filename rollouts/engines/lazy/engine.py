@@ -13,7 +13,7 @@ from typing import Any, Self
 from rollouts.engines.event_loop import SingleFlight
 from rollouts.engines.lazy.server_process import ServerProcess
 from rollouts.engines.protocol import Engine, GenerateRequest, GenerateResult, InFlight
-from rollouts.engines.vllm.engine import VLLMEngine
+from rollouts.engines.server_kinds import ServerKind, server_engine
 from rollouts.errors import ArgumentError, EngineClosedError, EngineStartError, RolloutsError, describe_exception
 
 log = logging.getLogger("rollouts.engines.lazy")
@@ -60,6 +60,7 @@ class LazyEngine:
         command: Sequence[str],
         base_url: str,
         *,
+        kind: ServerKind = "vllm",
         environment: Mapping[str, str] | None = None,
         log_path: str | os.PathLike[str] | None = None,
         start_seconds: float = 900.0,
@@ -67,7 +68,8 @@ class LazyEngine:
         backoff_seconds: float = 1.0,
         **options: Any,
     ) -> Self:
-        """A vLLM server that `command` starts and that then serves `base_url`; `options` are those of `VLLMEngine`.
+        """A server that `command` starts and that then serves `base_url`; `options` are those of `VLLMEngine`, or with
+        kind="sglang" of `SGLangEngine`.
 
         `environment` is added to that of this process. The output of the server goes to `log_path`, else to a
         temporary file; its last lines are in the error of a failed start. The server ends with `close` and with this
@@ -79,10 +81,11 @@ class LazyEngine:
         process = ServerProcess(command, environment=environment, log_path=log_path)
 
         async def start() -> Engine:
-            engine = VLLMEngine(base_url, **options)
+            engine = server_engine(kind, base_url, **options)
             try:
                 if await engine.control.health():
-                    reason = f"a server runs at {engine.base_url} already; give it another port, or use VLLMEngine"
+                    name = type(engine).__name__
+                    reason = f"a server runs at {engine.base_url} already; give it another port, or use {name}"
                     raise EngineStartError(" ".join(command), reason, "", None)
                 await process.start(engine.control.health, start_seconds)
             except BaseException:

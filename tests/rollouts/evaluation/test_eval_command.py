@@ -289,8 +289,9 @@ def test_a_dry_run_prints_the_messages_for_an_endpoint_and_asks_nothing(tasks: P
         (["--score", "a.py", "--model", "m", "--api-key-env", "KEY"], "a model in this process has no key"),
         (
             ["--score", "a.py", "--model", "m", "--base-url", "http://127.0.0.1:1", "--openai-base-url", "http://x"],
-            "pass one of them, a vLLM server or an endpoint",
+            "pass one of them, a server or an endpoint",
         ),
+        (["--score", "a.py", "--model", "m", "--engine", "sglang"], "--engine: it says what serves at --base-url"),
     ],
 )
 def test_options_that_are_missing_or_contradict_are_named(tasks: Path, arguments: list[str], said: str) -> None:

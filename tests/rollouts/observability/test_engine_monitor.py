@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from rollouts.engines.fleet import EngineFleet
+from rollouts.engines.http.metrics import Metrics
 from rollouts.engines.vllm.server_media_cache import MediaCacheCounts, ServerMediaCache
 from rollouts.engines.vllm.server_state import ServerMetrics
 from rollouts.errors import ArgumentError, ServerUnreachableError
@@ -62,6 +63,28 @@ def test_the_load_of_a_server_is_the_sum_over_its_engines_and_the_mean_of_ratios
         "engine_media_cache_hits": 9.0,
     }
     assert server_load(ServerMetrics()) == {}
+
+
+SGLANG = """\
+sglang:num_running_reqs{model_name="m",tp_rank="0"} 3.0
+sglang:num_queue_reqs{model_name="m",tp_rank="0"} 2.0
+sglang:token_usage{model_name="m",tp_rank="0"} 0.25
+sglang:num_retracted_requests_total{model_name="m",tp_rank="0"} 4.0
+sglang:prompt_tokens_total{is_streaming="false",model_name="m"} 60.0
+sglang:prompt_tokens_total{is_streaming="true",model_name="m"} 40.0
+sglang:cached_tokens_total{cache_source="device",model_name="m"} 30.0
+"""
+
+
+def test_the_load_of_sglang_has_the_same_keys():
+    assert server_load(Metrics.parse(SGLANG), Metrics.parse(SGLANG)) == {
+        "engine_requests_running": 6.0,
+        "engine_requests_waiting": 4.0,
+        "engine_kv_cache_usage_ratio": 0.25,
+        "engine_preemptions": 8.0,
+        "engine_prefix_cache_queries": 200.0,
+        "engine_prefix_cache_hits": 60.0,
+    }
 
 
 async def test_a_monitor_reads_the_server_while_its_block_runs_and_leaves_no_task():

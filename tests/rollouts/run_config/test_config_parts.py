@@ -133,6 +133,12 @@ WRONG: dict[str, tuple[str, str, str, list[str]]] = {
         "engine.urls[0]",
         ["named twice"],
     ),
+    "an option of vLLM for SGLang": (
+        ENGINE,
+        'kind = "fleet"\nserver_kind = "sglang"\nurls = ["http://h"]\nmedia = "features"',
+        "engine.media",
+        ["for servers of vLLM"],
+    ),
     "no file of servers": (ENGINE, 'kind = "fleet"\nfile = "x.txt"', "engine.file", ["x.txt", "No such file"]),
     "no model of the engine": (ENGINE, 'kind = "local"\ndirectory = "x"', "engine.directory", ["no", "config.json"]),
 }
@@ -154,9 +160,16 @@ def test_what_does_not_exist_is_named_with_its_key_and_the_cure(tmp_path: Path, 
     [
         ('kind = "vllm"\nbase_url = "http://h"', "temperature = 2.5", "temperature", "vLLM takes at most 2.0"),
         ('kind = "vllm"\nbase_url = "http://h"', 'extra.stop = ["x"]', "extra.stop", "use stop_token_ids"),
-        ('kind = "fleet"\nurls = ["http://h"]', "extra.minp = 0.1", "extra.minp", "which vLLM would ignore"),
+        ('kind = "fleet"\nurls = ["http://h"]', "extra.minp = 0.1", "extra.minp", "which is unknown here"),
         ('kind = "fleet"\nurls = ["http://h"]', "extra.min_tokens = 17", "extra.min_tokens", "max_tokens 16"),
         ('kind = "local"\ndirectory = "."', "extra.min_p = 0.1", "extra.min_p", "remove it"),
+        ('kind = "sglang"\nbase_url = "http://h"', "extra.min_tokens = 1", "extra.min_tokens", "after this change"),
+        (
+            'kind = "fleet"\nserver_kind = "sglang"\nurls = ["http://h"]',
+            "extra.seed_all = 1",
+            "extra.seed_all",
+            "it may hold ignore_eos, min_p",
+        ),
     ],
 )
 def test_an_option_with_which_the_engine_would_refuse_every_request_is_an_error_before_the_run(

@@ -13,6 +13,7 @@ from rollouts.serve.server import bound_socket
     ("arguments", "message"),
     [
         (["--host", "0.0.0.0"], "--api-key-file"),
+        (["--engine", "sglang"], "--base-url URL and --engine sglang belong together"),
         (["--engine", "vllm"], "--base-url URL and --engine vllm belong together"),
         (["--base-url", "http://127.0.0.1:1"], "--base-url URL and --engine vllm belong together"),
         (["--api-key-file", "/nonexistent"], "--api-key-file /nonexistent: No such file or directory"),

@@ -1,17 +1,22 @@
-"""`rollouts run` against an SGLang server."""
+"""`rollouts run`, `eval` and `serve` against an SGLang server."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from fake_sglang import FakeSGLang
 from typer.testing import CliRunner
 
+from renderers import load_renderer
 from rollouts.cli.main import app
+from rollouts.cli.serve import EngineKind, _upstream
+from rollouts.serve.app import create_app
 from transport import RecordReader
 
 _CONFIG = """\
@@ -113,3 +118,38 @@ def test_a_teacher_on_sglang_scores_the_episodes_of_a_run(
     for episode in episodes:
         assert all("teacher_logprobs" in node.extras for node in episode.nodes)
         assert "teacher_kl" in episode.metrics
+
+
+def test_an_evaluation_samples_from_a_fleet_of_sglang(
+    served: FakeSGLang, tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sglang_score.py").write_text("def score(completion, task):\n    return 1.0\n")
+    (tmp_path / "tasks.jsonl").write_text('{"question": "one"}\n{"question": "two"}\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    model = ["--model", str(tiny_model_dir), "--max-tokens", "2", "--out", "out"]
+    urls = ["--base-url", served.base_url, "--base-url", f"{served.base_url}/proxied"]
+    for engine in (urls[:2], urls):
+        arguments = ["eval", "tasks.jsonl", "--score", "sglang_score.py", *model, "--engine", "sglang", *engine]
+        result = CliRunner().invoke(app, [*arguments, "--dry-run"])
+        assert result.exit_code == 0, result.output
+    result = CliRunner().invoke(app, arguments[:-2])
+    assert result.exit_code == 0, result.output
+    assert len(served.requests) == 2
+
+
+async def test_the_routes_of_vllm_stand_before_sglang(served: FakeSGLang, tiny_model_dir: Path) -> None:
+    upstream = await asyncio.to_thread(
+        _upstream, tiny_model_dir, load_renderer(tiny_model_dir), None, EngineKind.SGLANG, served.base_url, None
+    )
+    application = create_app(upstream.engine, load_renderer(tiny_model_dir), upstream.model)
+    body = {"token_ids": [5, 6], "stream": True, "sampling_params": {"max_tokens": 3, "logprobs": 0}}
+    transport = httpx.ASGITransport(application)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        response = await client.post("/inference/v1/generate", json={"model": "/model", **body})
+    await upstream.engine.close()
+    assert response.status_code == 200, response.text
+    events = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: {")]
+    ids = [token for event in events for choice in json.loads(event)["choices"] for token in choice["token_ids"]]
+    assert ids == [1, 2, 3]
+    assert served.requests[0]["stream"] is True
