@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, TracerProvider
 
 #: Waits that belong to the episode and not to one of its turns.
-_OF_EPISODE = frozenset({"environment.make", "environment.reset"})
+_OF_EPISODE = frozenset({"environment.make", "environment.reset", "retry"})
 
 
 #: The span in which turns begin, in each task of an episode: the episode, or the `environment.step` that takes them.

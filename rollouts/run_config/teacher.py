@@ -33,7 +33,7 @@ class Teacher:
         A short row is scored, because servers do not report how many of the likeliest tokens they give. Of the longest
         row are known the limits, the context of `sampler` (None: of other processes), and the tokens of all turns.
         """
-        row = self.renderer.render_ids([{"role": "user", "content": "."}])
+        row = self.renderer.tokenizer.encode_run("Which of the two?").ids
         tried: list[tuple[str, dict[str, Any], str]] = [
             ("engine", {}, "take an engine that gives log-probabilities of prompts")
         ]

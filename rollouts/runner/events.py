@@ -80,7 +80,10 @@ class EpisodeStarted:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeWaiting:
-    """An episode began to wait. `turn` counts from 0."""
+    """An episode began to wait. `turn` counts from 0.
+
+    It waits for a "retry" after an attempt that failed, and after its last turn where a score failed.
+    """
 
     episode_id: str
     turn: int

@@ -121,6 +121,18 @@ async def test_a_failed_step_and_its_turn_have_the_error_of_the_episode(spans, e
     assert turn.attributes["gen_ai.usage.input_tokens"] == 7
 
 
+async def test_the_wait_for_another_score_is_in_the_episode_and_not_in_a_turn(spans, exporter):
+    async def scored_again():
+        spans(EpisodeStarted("e", "t", 0, 0))
+        spans(EpisodeWaiting("e", 0, "engine"))
+        spans(TurnFinished("e", 0, 100, 10, 0, 0.1, 0.1, 0.1))
+        spans(EpisodeWaiting("e", 1, "retry"))
+        spans(EpisodeEnded("e", "done", 1.0, "", 1.0))
+
+    await asyncio.create_task(scored_again())
+    assert [span.name for span in children(exporter, episode(exporter, "e"))] == ["turn", "retry"]
+
+
 async def test_weight_updates_are_spans_with_their_duration(spans, exporter):
     await asyncio.create_task(replayed(spans))
     done, failed = [span for span in exporter.get_finished_spans() if span.name == "weight_update"]
