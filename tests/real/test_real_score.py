@@ -7,10 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from make_adapter import make_adapter, merged_checkpoint
+from run_config_files import FOURS, write_run
 
 from renderers import load_renderer
 from rollouts import VLLMEngine
+from rollouts.cli.run.execution import make_parts
 from rollouts.models.loading import load_model
+from rollouts.run_config.config_file import RunConfigError, read_config
+from rollouts.run_config.engines import connect
 from rollouts.training import TrainingBatch, candidate_logprobs, sample_from_rendered, score, token_logprobs
 
 CLOSE, FAR = 1e-4, 1e-2
@@ -65,3 +70,57 @@ async def test_scores_of_a_server_are_the_trainers_log_probabilities(vllm_server
         assert np.abs(found.logprobs[mask][1:] - expected[:-1]).max() > FAR
     if vllm_server.mode == "float32":
         assert sent.included_items == 3  # three pictures in two samples, twice each
+
+
+@pytest.mark.parametrize("vllm_server", ["lora"], indirect=True)
+async def test_an_adapter_scores_as_the_model_that_it_is_merged_into_and_a_run_finds_what_the_server_does_not_give(
+    vllm_server, tmp_path
+):
+    renderer = load_renderer(vllm_server.model_dir)
+    sample = sample_of(renderer, pictures(1, 1), "which?")
+    directory = make_adapter(tmp_path / "adapter", vllm_server.model_dir, seed=1)
+    merged = load_model(merged_checkpoint(tmp_path / "merged", vllm_server.model_dir, directory))
+    with torch.no_grad():
+        expected = token_logprobs(merged, TrainingBatch.from_samples([sample], pad_id=0))[0].numpy()
+    async with VLLMEngine(vllm_server.base_url) as engine:
+        await engine.load_adapter("teacher", directory)
+        try:
+            (of_adapter,), (of_model,) = [
+                await score([sample], engine, renderer=renderer, adapter=name) for name in ("teacher", None)
+            ]
+            taken = 'adapter = "teacher"\ntop_k = 20'  # of a server without --max-logprobs
+            await check_teacher_of_run(tmp_path, vllm_server, taken)
+            refused = {"adapter": taken.replace("teacher", "other"), "top_k": taken.replace("20", "21")}
+            found = {}
+            for key, keys in refused.items():
+                with pytest.raises(RunConfigError) as caught:
+                    await check_teacher_of_run(tmp_path, vllm_server, keys)
+                (found[key],) = caught.value.problems
+        finally:
+            await engine.unload_adapter("teacher")
+    assert of_adapter.version == "teacher"
+    mask = sample.loss_mask
+    np.testing.assert_allclose(of_adapter.logprobs[mask], expected[mask], atol=CLOSE)
+    assert np.abs(of_adapter.logprobs[mask] - of_model.logprobs[mask]).max() > FAR
+    assert {key: problem.key for key, problem in found.items()} == {
+        "adapter": "teacher.adapter",
+        "top_k": "teacher.top_k",
+    }
+    assert "the adapter 'other' is not loaded (loaded: 'teacher')" in found["adapter"].reason
+    assert "greater than max allowed: 20" in found["top_k"].reason
+
+
+async def check_teacher_of_run(directory, server, keys):
+    """The check at the start of a run whose teacher is on the server."""
+    engine = f'[teacher]\nengine = {{ kind = "vllm", base_url = "{server.base_url}" }}\n{keys}\n'
+    of_renderer = f'[teacher.renderer]\nmodel = "{server.model_dir}"\n'
+    config = FOURS.replace('model = "model"', f'model = "{server.model_dir}"')
+    path = write_run(directory / "run", config + engine + of_renderer, model=False)
+    file = read_config(path)
+    teacher = make_parts(file, offline=True).teacher
+    engine = teacher.make_engine()
+    try:
+        await connect(teacher.file, engine)
+        await teacher.check(engine, None)
+    finally:
+        await engine.close()
