@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -177,20 +177,29 @@ class RunParts:
         has changed, a number may be that of another task.
         """
         values = self.file.config.model_dump(exclude=_CHANGEABLE)
-        engine: dict[str, Any] = {key: value for key, value in values["engine"].items() if key not in _PLACE_OF_SERVERS}
+        engine = _without_places(values["engine"])
         if engine["kind"] in ("fleet", "router"):  # a run may go on with one server instead of several, or the reverse
-            engine["kind"] = "vllm"
+            engine["kind"] = engine.pop("server_kind", "vllm")
+        if engine["kind"] == "sglang":
+            engine = {key: value for key, value in engine.items() if key not in ("model", "media")}  # vLLM's
         if isinstance(self.tasks, FileTaskSource) and not self.tasks.has_ids:
             values["tasks"]["content_of_the_file"] = self.tasks.digest()
         if values["teacher"] is None:  # a run that an earlier version began has no such key
             del values["teacher"]
         else:
-            of_teacher = values["teacher"]["engine"]
-            values["teacher"]["engine"] = {key: of_teacher[key] for key in of_teacher if key not in _PLACE_OF_SERVERS}
+            values["teacher"]["engine"] = _without_places(values["teacher"]["engine"])
             if values["teacher"]["adapter"] is None:  # as above
                 del values["teacher"]["adapter"]
         plain: dict[str, Any] = json.loads(json.dumps(values | {"engine": engine}, default=str))
         return plain
+
+
+def _without_places(engine: Mapping[str, Any]) -> dict[str, Any]:
+    """The table of an engine without the places of its servers, and without a key that earlier versions had not."""
+    kept = {key: value for key, value in engine.items() if key not in _PLACE_OF_SERVERS}
+    if kept.get("server_kind") == "vllm":
+        del kept["server_kind"]
+    return kept
 
 
 def make_parts(file: ConfigFile, *, offline: bool) -> RunParts:
