@@ -42,7 +42,7 @@ _TINY_MODEL = """\
 [engine]
 kind = "local"               # transformers in this process: pip install "mmrollouts[torch]"
 directory = "model"          # of `python tiny_model.py`: random weights. Write the directory of your own model here
-# kind = "vllm"              # or a vLLM server that serves renderer.model; then remove the two lines above
+# kind = "vllm"              # or "sglang": a server that serves renderer.model; then remove the two lines above
 # base_url = "http://127.0.0.1:8000"
 # api_key_env = "VLLM_API_KEY"   # the environment variable with the server's key, if it requires one
 
@@ -61,7 +61,7 @@ model = {model}
 
 _SERVED_MODEL = """\
 [engine]
-kind = "vllm"
+kind = "vllm"                # or "sglang"
 base_url = {base_url}        # check it with: rollouts doctor {base_url} --model {model}
 # api_key_env = "VLLM_API_KEY"   # the environment variable with the server's key, if it requires one
 
@@ -164,7 +164,7 @@ def _readme(name: str, template: Template, *, has_tiny_model: bool) -> str:
         rows.append(("`tiny_model.py`", "writes a tiny model with random weights to `model`"))
         model = (
             "The tiny model answers at random. For your own model, `run.toml` has two places to change: the table "
-            "`[engine]`\n(a model directory, or the address of a vLLM server) and `renderer.model`. "
+            "`[engine]`\n(a model directory, or the address of a server of vLLM or SGLang) and `renderer.model`. "
             "`rollouts doctor URL --model DIR` checks\na server first."
         )
     else:

@@ -223,21 +223,20 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
         any token arrived."""
         if self._requests.is_aborted(root_id):
             return None
-        parts = None if listen is None else Parts(request)
+        parts = None if listen is None else Parts(request, listen)
         with self._requests.waiting(root_id, request.request_id) as wait:
             try:
                 async with wait:
                     with self._capabilities.exchange():
-                        return await self._send(request, parts, listen)
+                        return await self._send(request, parts)
             except (asyncio.CancelledError, ServerTimeoutError, TimeoutError) as error:
                 await self._abort_on_server([request.request_id])
                 if not isinstance(error, TimeoutError) or not wait.expired():
                     raise
                 return None if parts is None else parts.generation()  # `abort` ended the wait
 
-    async def _send(
-        self, request: GenerateRequest, parts: Parts | None, listen: TokenListener | None
-    ) -> Generation | None:
+    async def _send(self, request: GenerateRequest, parts: Parts | None) -> Generation | None:
+        """Send one request, whose response is streamed if `parts` are to collect it."""
         capabilities = await self._capabilities.get()
         try:
             options = {
@@ -251,11 +250,10 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
                 body = request_body(request, capabilities, **options)
         except RendererError as error:
             raise InvalidRequestError(request.request_id, str(error)) from error
-        if parts is not None and listen is not None:
+        if parts is not None:
             async with self._connection.stream(_GENERATE, name=request.request_id, body=body) as events:
                 async for event in events:
-                    if (delta := parts.add(event)) is not None:
-                        listen(delta)
+                    parts.add(event)
             return parts.generation()
         response = await self._connection.request("POST", _GENERATE, name=request.request_id, body=body)
         if response.status != 200:

@@ -20,6 +20,7 @@ from rollouts.engines.protocol import (
     FinishReason,
     GenerateRequest,
     TokenDelta,
+    TokenListener,
     TopLogprobs,
     WeightSpan,
     logprobs_error,
@@ -281,20 +282,21 @@ class Generation:
 
 
 class Parts:
-    """Joins the parts of a streamed sample.
+    """Joins the parts of a streamed sample, and tells a listener of the tokens of each.
 
     Each part of SGLang has all tokens so far, or with --incremental-streaming-output the new ones alone;
     `completion_tokens` counts all of them in both cases.
     """
 
-    def __init__(self, request: GenerateRequest) -> None:
+    def __init__(self, request: GenerateRequest, listen: TokenListener) -> None:
         self._request = request
+        self._listen = listen
         self._last: Mapping[str, Any] | None = None
         self._logprobs: list[Any] = []
         self._top: list[Any] = []
 
-    def add(self, event: bytes) -> TokenDelta | None:
-        """Add a part; its new tokens, None if it has none.
+    def add(self, event: bytes) -> None:
+        """Add a part.
 
         Raises `MalformedResultError`, `MissingLogProbsError`, and `ServerError` for an error that follows HTTP 200.
         """
@@ -316,7 +318,8 @@ class Parts:
         self._last = content
         self._logprobs += logprobs
         self._top += top
-        return self._joined(logprobs, top, {}).delta() if logprobs else None
+        if logprobs:
+            self._listen(self._joined(logprobs, top, {}).delta())
 
     def generation(self) -> Generation | None:
         """The sample, which an abort has ended if the server has not; None if no part arrived."""

@@ -482,6 +482,12 @@ async def test_a_fleet_of_servers_of_two_kinds_is_refused_by_name(server: FakeSG
             await fleet.check()
 
 
+async def test_a_fleet_follows_a_file_of_servers_of_its_kind(server: FakeSGLang, tmp_path: Path) -> None:
+    (tmp_path / "servers.txt").write_text(server.base_url)
+    async with EngineFleet.from_file(tmp_path / "servers.txt", kind="sglang", jpeg_as_file=True) as fleet:
+        assert len((await fleet.generate(request_of())).completions[0].token_ids) == 3
+
+
 async def test_a_kind_of_server_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ArgumentError, match="pass one of 'vllm', 'sglang'"):
         EngineFleet.from_urls(["http://127.0.0.1:1"], kind="tgi")  # type: ignore[arg-type]
