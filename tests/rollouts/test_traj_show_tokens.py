@@ -119,6 +119,19 @@ def test_the_likeliest_tokens_of_sampler_and_teacher_are_below_each_sampled_toke
     assert "sampler: " not in run("show", path, "--model", str(tiny_model_dir)).stdout
 
 
+def test_likeliest_tokens_that_are_parts_of_a_character_are_told_apart_by_their_ids(
+    tmp_path: Path, renderer, tiny_model_dir: Path
+) -> None:
+    episode = two_turns(renderer)
+    node, count = episode.nodes[1], len(episode.nodes[1])
+    parts = renderer.tokenizer.body.encode("é").ids
+    extras = {"top_ids": np.tile(np.array(parts, np.int32), (count, 1))}
+    extras["top_logprobs"] = np.tile(np.array([-1, -2], np.float32), (count, 1))
+    episode = replace(episode, nodes=(episode.nodes[0], replace(node, extras=extras), *episode.nodes[2:]))
+    printed = run("show", file_of(tmp_path / "t.mmr", episode), "--model", str(tiny_model_dir), "--top", "2").stdout
+    assert f'"R"   sampler: "[{parts[0]}]" -1, "[{parts[1]}]" -2' in printed
+
+
 def test_an_episode_without_likeliest_tokens_says_how_to_get_them(tmp_path: Path, renderer) -> None:
     result = run("show", file_of(tmp_path / "t.mmr", two_turns(renderer)), "--top", "3")
     assert result.exit_code == 0

@@ -350,8 +350,15 @@ class NodeDetails:
             yield Text(printable_line("   ".join(parts)))
 
     def _named(self, token_id: int) -> str:
-        """The text of one token in quotes; its id without a renderer."""
-        return str(token_id) if self.renderer is None else json.dumps(self._texts([token_id])[0], ensure_ascii=False)
+        """The text of one token in quotes; its id without a renderer, and for a token that is part of a character."""
+        if self.renderer is None:
+            return str(token_id)
+        data = token_texts(self.renderer.tokenizer, [token_id]).data
+        try:
+            text = data.decode() or f"[{token_id}]"
+        except UnicodeDecodeError:
+            text = f"[{token_id}]"
+        return json.dumps(text, ensure_ascii=False)
 
     def _texts(self, ids: Sequence[int]) -> list[str]:
         """The text of each token; its id without a renderer, and where no text belongs to it."""
