@@ -78,7 +78,7 @@ async def test_more_likeliest_tokens_than_the_server_gives_are_refused_before_th
     key, reason = await problem_of(tmp_path, server, "top_k = 21")
     assert key == "teacher.top_k"
     assert "Requested prompt logprobs of 21, which is greater than max allowed: 20" in reason
-    assert "21 is too large: use a smaller one, or start its server with --max-logprobs" in reason
+    assert "21 is too large: use a smaller one, or start a vLLM server with --max-logprobs" in reason
 
 
 async def test_an_adapter_that_the_server_does_not_have_is_refused_before_the_run(server, tmp_path):
