@@ -93,7 +93,10 @@ async def _report(connection: ServerConnection, path: str, newer: str) -> Mappin
     response = await probe_request(connection, "GET", path)
     if response.status in (404, 405):
         response = await probe_request(connection, "GET", newer)
-    content = response.json() if response.status == 200 else None
+    try:
+        content = response.json() if response.status == 200 else None
+    except MalformedResultError:  # as of another program
+        content = None
     if not isinstance(content, dict):
         reason = response_error(PROBE_NAME, response, f"GET {path}").reason
         raise CapabilityError(

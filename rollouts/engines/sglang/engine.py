@@ -32,6 +32,7 @@ from rollouts.engines.sglang.generate import Generation, Parts, request_body, un
 from rollouts.engines.sglang.request_checks import check_request
 from rollouts.errors import (
     InvalidRequestError,
+    ServerError,
     ServerTimeoutError,
     UnknownAdapterError,
 )
@@ -42,6 +43,10 @@ _GENERATE = "/generate"
 
 #: Responses of more bytes are parsed in a thread, because parsing them would delay the other requests of the loop.
 _LARGE_RESPONSE = 256 * 2**10
+
+#: Waits before a request is sent again whose id the server still has. It notices a connection that broke within 4 s.
+_ID_IS_TAKEN = "Duplicate request ID"
+_WAITS_FOR_ID = (0.25, 0.5, 1.0, 2.0, 2.0, 2.0)
 
 #: How often it is looked whether the running requests have ended.
 _POLL_SECONDS = 0.02
@@ -154,7 +159,7 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
                 scored.prompt_logprobs() if scored is not None and request.prompt_logprobs else None,
                 scored.prompt_top_logprobs() if scored is not None else None,
             )
-            check_result(request, result)
+            check_result(request, result, vocab_size=self.vocab_size)
             self._adopt_version(completions, version_before)
             if request.adapter is not None:
                 base_version = self._adapters.get(request.adapter)
@@ -228,14 +233,25 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
             try:
                 async with wait:
                     with self._capabilities.exchange():
-                        return await self._send(request, parts)
+                        return await self._send_under_free_id(request, parts)
             except (asyncio.CancelledError, ServerTimeoutError, TimeoutError) as error:
                 await self._abort_on_server([request.request_id])
                 if not isinstance(error, TimeoutError) or not wait.expired():
                     raise
                 return None if parts is None else parts.generation()  # `abort` ended the wait
 
-    async def _send(self, request: GenerateRequest, parts: Parts | None) -> Generation | None:
+    async def _send_under_free_id(self, request: GenerateRequest, parts: Parts | None) -> Generation:
+        """Send one request, also where an attempt whose connection broke still runs under its id on the server."""
+        for seconds in _WAITS_FOR_ID:
+            try:
+                return await self._send(request, parts)
+            except ServerError as error:
+                if error.status != 400 or _ID_IS_TAKEN not in error.body:
+                    raise
+            await asyncio.sleep(seconds)
+        return await self._send(request, parts)
+
+    async def _send(self, request: GenerateRequest, parts: Parts | None) -> Generation:
         """Send one request, whose response is streamed if `parts` are to collect it."""
         capabilities = await self._capabilities.get()
         try:
@@ -254,7 +270,7 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
             async with self._connection.stream(_GENERATE, name=request.request_id, body=body) as events:
                 async for event in events:
                     parts.add(event)
-            return parts.generation()
+            return parts.finished()
         response = await self._connection.request("POST", _GENERATE, name=request.request_id, body=body)
         if response.status != 200:
             raise response_error(request.request_id, response, f"generating at {self.base_url}")

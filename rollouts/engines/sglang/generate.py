@@ -174,8 +174,8 @@ class Generation:
         entries = self._meta.get("input_token_logprobs")
         try:
             values = np.array([0.0, *(entry[0] for entry in entries[1:])], np.float32)  # type: ignore[index]
-            ids = np.array([entry[1] for entry in entries])  # type: ignore[union-attr]
-        except (TypeError, ValueError, IndexError) as error:
+            ids = _integers([entry[1] for entry in entries])  # type: ignore[union-attr]
+        except (TypeError, ValueError, LookupError) as error:
             raise MissingLogProbsError(
                 self._name, f"no log-probability for each of {len(expected)} tokens of the prompt: {error!r}"
             ) from error
@@ -211,7 +211,7 @@ class Generation:
 
     def _ids(self) -> np.ndarray:
         try:
-            ids = np.array(self._content["output_ids"], dtype=np.int64)
+            ids = _integers(self._content["output_ids"])
             if ids.ndim != 1 or (ids.size and not 0 <= ids.min() <= ids.max() < 2**31):
                 raise ValueError(f"of shape {ids.shape}")
         except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -224,9 +224,9 @@ class Generation:
             count = len(entries) if isinstance(entries, list) else "no"
             raise MissingLogProbsError(self._name, f"the response has {len(ids)} tokens and {count} log-probabilities")
         try:
-            named = np.array([entry[1] for entry in entries], np.int64)
+            named = _integers([entry[1] for entry in entries])
             values = np.array([entry[0] for entry in entries], np.float32)
-        except (TypeError, ValueError, IndexError, OverflowError) as error:
+        except (TypeError, ValueError, LookupError) as error:
             raise MissingLogProbsError(self._name, f"log-probabilities cannot be read ({error!r})") from error
         if (wrong := named != ids).any():
             at = int(wrong.argmax())
@@ -281,6 +281,14 @@ class Generation:
         return MalformedResultError(self._name, reason)
 
 
+def _integers(values: list[Any]) -> np.ndarray:
+    """int64. Raises `ValueError` for what numpy would change into integers: 1.5, "2"."""
+    array = np.array(values) if len(values) else np.empty(0, np.int64)
+    if array.dtype.kind != "i":
+        raise ValueError(f"of type {array.dtype}")
+    return array
+
+
 class Parts:
     """Joins the parts of a streamed sample, and tells a listener of the tokens of each.
 
@@ -319,7 +327,9 @@ class Parts:
         self._logprobs += logprobs
         self._top += top
         if logprobs:
-            self._listen(self._joined(logprobs, top, {}).delta())
+            ids = content.get("output_ids")
+            ids = ids[-len(logprobs) :] if isinstance(ids, list) else ids
+            self._listen(self._joined(ids, logprobs, top, {}).delta())
 
     def generation(self) -> Generation | None:
         """The sample, which an abort has ended if the server has not; None if no part arrived."""
@@ -327,7 +337,15 @@ class Parts:
             return None
         meta = self._last["meta_info"]
         ending = meta.get("finish_reason") or {"type": "abort"}
-        return self._joined(self._logprobs, self._top, {**meta, "finish_reason": ending})
+        ids = [entry[1] for entry in self._logprobs]
+        return self._joined(ids, self._logprobs, self._top, {**meta, "finish_reason": ending})
+
+    def finished(self) -> Generation:
+        """The sample, after the end of the stream. Raises `MalformedResultError` where that came before its own end."""
+        generation = self.generation()
+        if self._last is None or generation is None or self._last["meta_info"].get("finish_reason") is None:
+            raise self._malformed(f"the stream ended after {len(self._logprobs)} tokens without a finish_reason")
+        return generation
 
     def _new(self, meta: Mapping[str, Any], key: str, total: object) -> list[Any]:
         """The rows of the tokens that no earlier part had."""
@@ -339,11 +357,7 @@ class Parts:
             raise self._malformed(f"a part of the stream has {len(rows)} `{key}` after {received} of {total} tokens")
         return new
 
-    def _joined(self, logprobs: list[Any], top: list[Any], meta: Mapping[str, Any]) -> Generation:
-        try:
-            ids = [entry[1] for entry in logprobs]
-        except (TypeError, IndexError) as error:
-            raise self._malformed(f"log-probabilities of the stream cannot be read ({error!r})") from error
+    def _joined(self, ids: object, logprobs: list[Any], top: list[Any], meta: Mapping[str, Any]) -> Generation:
         rows = {"output_token_logprobs": logprobs, "output_top_logprobs": top}
         return Generation(self._request, {"output_ids": ids, "meta_info": {**meta, **rows}})
 

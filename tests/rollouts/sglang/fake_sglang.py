@@ -24,6 +24,8 @@ def _event(content: Json) -> bytes:
 class FakeSGLang:
     """Samples ids 1, 2, 3... with log-probabilities -1, -2, -3...; `spoil` changes an answer before it is sent.
 
+    After the last id of the vocabulary follows 1.
+
     `info` and `model` are what the server says of itself. `temperature_in_logprobs` divides the distances between
     log-probabilities by the temperature, as SGLang does by default. While `paused` is set, requests wait.
     `requests` holds the bodies of `/generate` but for the probes, `calls` those of the control routes.
@@ -196,7 +198,7 @@ class FakeSGLang:
         prompt: list[int] = []
         for token in body["input_ids"]:
             prompt += [token] * (self.tokens_of_an_image if token == IMAGE_TOKEN and body.get("image_data") else 1)
-        ids = list(range(1, count + 1))
+        ids = [at % (self.vocabulary - 1) + 1 for at in range(count)]
         temperature = body["sampling_params"].get("temperature", 1.0) or 1.0
         scale = temperature if self.temperature_in_logprobs else 1.0
         top = body.get("top_logprobs_num", 0)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from rollouts import FinishReason, GenerateRequest, SamplingParams, WeightSpan
 from rollouts.engines.fleet import EngineFleet
 from rollouts.engines.lazy import LazyEngine
 from rollouts.engines.sglang import HttpLimits, SGLangEngine
+from rollouts.engines.sglang import engine as engine_module
 from rollouts.engines.vllm import ServerCapabilities
 from rollouts.errors import (
     ApiKeyError,
@@ -156,6 +158,9 @@ def _with(value: Any, *path: Any) -> Callable[[dict[str, Any]], None]:
         (_with(None, "meta_info", "output_token_logprobs", 1, 0), MissingLogProbsError, "token 1"),
         (_with(8, "meta_info", "output_token_logprobs", 1, 1), MalformedResultError, "is of token 8, not of token 2"),
         (_with([1, 2, -3], "output_ids"), MalformedResultError, "`output_ids` cannot be read"),
+        (_with([1, 2.5, 3], "output_ids"), MalformedResultError, r"`output_ids` cannot be read.*float64"),
+        (_with(["1", "2", "3"], "output_ids"), MalformedResultError, "`output_ids` cannot be read"),
+        (_with({"logprob": -1}, "meta_info", "output_token_logprobs", 1), MissingLogProbsError, "cannot be read"),
         (_with({"type": "cow"}, "meta_info", "finish_reason"), MalformedResultError, "finished with"),
         (_with({"type": "stop", "matched": 2}, "meta_info", "finish_reason"), MalformedResultError, "stopped at"),
         (_with([], "meta_info", "weight_versions"), MalformedResultError, "do not cover its 3 tokens"),
@@ -168,6 +173,50 @@ async def test_an_answer_that_is_not_that_of_the_request_is_an_error(
     server.spoil = spoil
     with pytest.raises(error, match=text):
         await engine.generate(request_of(image(1)))
+
+
+async def test_a_sampled_id_outside_of_the_vocabulary_is_an_error(engine: SGLangEngine, server: FakeSGLang) -> None:
+    def sample_it(answer: dict[str, Any]) -> None:
+        answer["output_ids"][1] = answer["meta_info"]["output_token_logprobs"][1][1] = VOCABULARY
+
+    server.spoil = sample_it
+    with pytest.raises(MalformedResultError, match="token 1 has id 300"):
+        await engine.generate(request_of())
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_request_is_sent_again_while_the_server_still_runs_an_attempt_whose_connection_broke(
+    engine: SGLangEngine, server: FakeSGLang, monkeypatch: pytest.MonkeyPatch, streamed: bool
+) -> None:
+    """It answers such an attempt, and a stream of one, with HTTP 400 until it notices that the connection broke."""
+    waits = iter((0.0, 0.0))
+    taken = {"message": "Duplicate request ID detected: x", "code": 400}
+
+    def next_wait() -> Iterator[float]:
+        for seconds in waits:
+            yield seconds
+            server.refuse.clear()
+            server.stream_error = None
+
+    server.refuse["/generate"] = (400, json.dumps({"error": taken}))
+    if streamed:
+        server.refuse.clear()
+        server.stream_error = taken
+    monkeypatch.setattr(engine_module, "_WAITS_FOR_ID", next_wait())
+    request = request_of(request_id="x")
+    sampling = engine.generate_streamed(request, lambda delta: None) if streamed else engine.generate(request)
+    assert (await sampling).completions[0].token_ids.tolist() == [1, 2, 3]
+    assert [body["rid"] for body in server.requests] == ["x", "x"]
+
+
+async def test_an_id_that_another_client_keeps_is_an_error(
+    engine: SGLangEngine, server: FakeSGLang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "_WAITS_FOR_ID", (0.0, 0.0))
+    server.refuse["/generate"] = (400, '{"error": {"message": "Duplicate request ID detected: x"}}')
+    with pytest.raises(ServerError, match="Duplicate request ID detected: x"):
+        await engine.generate(request_of(request_id="x"))
+    assert len(server.requests) == 3
 
 
 async def test_a_prompt_of_text_that_lost_a_token_is_an_error(engine: SGLangEngine, server: FakeSGLang) -> None:
@@ -261,6 +310,14 @@ async def test_another_vocabulary_than_the_server_has_is_refused(server: FakeSGL
     async with SGLangEngine(server.base_url, vocab_size=301) as engine:
         with pytest.raises(CapabilityError, match="vocab_size 300, and 301 was given"):
             await engine.capabilities()
+
+
+async def test_another_program_that_answers_with_a_page_is_refused_by_name(
+    server: FakeSGLang, engine: SGLangEngine
+) -> None:
+    server.refuse["/get_server_info"] = (200, "<html>Welcome</html>")
+    with pytest.raises(CapabilityError, match=r"is no SGLang server.*<html>Welcome"):
+        await engine.capabilities()
 
 
 async def test_another_server_is_refused_by_name(server: FakeSGLang, engine: SGLangEngine) -> None:

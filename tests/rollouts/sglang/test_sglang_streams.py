@@ -114,7 +114,7 @@ def _refused(answer: dict[str, Any]) -> None:
 
 
 def _missing_rows(answer: dict[str, Any]) -> None:
-    del answer["meta_info"]["output_token_logprobs"][1]
+    del answer["meta_info"]["output_token_logprobs"][2]
 
 
 def _infinite(answer: dict[str, Any]) -> None:
@@ -125,9 +125,24 @@ def _other_prompt(answer: dict[str, Any]) -> None:
     answer["meta_info"]["prompt_tokens"] += 1
 
 
+def _other_ids(answer: dict[str, Any]) -> None:
+    answer["output_ids"][1] = 7
+
+
+def _unreadable_row(answer: dict[str, Any]) -> None:
+    answer["meta_info"]["output_token_logprobs"][1] = {"logprob": -2.0}
+
+
+def _no_ending(answer: dict[str, Any]) -> None:
+    answer["meta_info"]["finish_reason"] = None
+
+
 @pytest.mark.parametrize(
     ("spoil", "error", "text"),
     [
+        (_other_ids, MalformedResultError, "log-probability 0 is of token 2, not of token 7"),
+        (_unreadable_row, MissingLogProbsError, "cannot be read"),
+        (_no_ending, MalformedResultError, "the stream ended after 3 tokens without a finish_reason"),
         (_refused, ServerError, "Input length exceeds the maximum"),
         (_missing_rows, MalformedResultError, r"has 2 `output_token_logprobs` after 2 of 3 tokens"),
         (_infinite, MissingLogProbsError, "log-prob"),
