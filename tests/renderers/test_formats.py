@@ -121,7 +121,7 @@ def family_member(name: str) -> str:
     return base if base in DETECTED else name
 
 
-@pytest.mark.parametrize("name", [name for name in corpus.templates() if name not in UNUSABLE])
+@pytest.mark.parametrize("name", corpus.every_third(name for name in corpus.templates() if name not in UNUSABLE))
 def test_every_template_of_the_corpus_has_its_format(name: str) -> None:
     base = family_member(name)
     if base in ENDED_BY_EOS:

@@ -60,6 +60,7 @@ def test_the_fingerprints_of_images_and_videos_depend_on_their_own_settings_only
     assert other["video"].fingerprint != known["video"].fingerprint
 
 
+@pytest.mark.slow
 def test_a_fingerprint_is_the_same_in_another_process(processor_directory: Any, hf_processors: Any) -> None:
     code = (
         "import sys\nfrom renderers import MediaPolicy, MediaStore\n"

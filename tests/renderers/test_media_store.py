@@ -269,6 +269,7 @@ def grown(max_bytes: int, images: int) -> tuple[int, int, int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the resident size from /proc")
+@pytest.mark.slow
 def test_a_process_grows_by_the_bound_and_at_most_a_quarter_of_it() -> None:
     growth, held, items = grown(32 * 2**20, 800)
     assert items < 200

@@ -237,7 +237,7 @@ _QWEN_CALL = "<tool_call><function=f><parameter=a>"
         ("gpt-oss", ['<|channel|> to=f<|message|>"<|end|><|start|>']),
     ],
 )
-@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize("begun", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_the_work_grows_with_the_length_and_not_with_its_square(name: str, pieces: list[str], begun: bool) -> None:
     """Twenty thousand ids, one by one; the time limit of the suite is the judge."""
     tokenizer, format = tokenizer_for(name), by_name(name)

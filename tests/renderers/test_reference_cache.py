@@ -297,6 +297,7 @@ def test_the_bytes_never_exceed_the_bound(steps: list[tuple[str, int, int]]) -> 
     assert (cache.nbytes == 0) == (len(cache) == 0)
 
 
+@pytest.mark.slow
 def test_memory_stays_within_the_bound() -> None:
     cache = ReferenceCache(2**20)
     source = MediaSource.of(b"image")

@@ -362,6 +362,7 @@ def workers() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 
 @pytest.mark.parametrize("bound", [0, 400_000])
+@pytest.mark.slow
 def test_processes_share_a_directory_and_one_of_them_may_be_killed(
     bound: int, tmp_path: Path, workers: Callable[..., subprocess.Popen[str]]
 ) -> None:

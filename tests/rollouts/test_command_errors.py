@@ -286,11 +286,13 @@ def forked_results(
     return results
 
 
+@pytest.mark.slow
 def test_a_full_disk_behind_standard_output_is_named(forked_results: dict[str, Any]) -> None:
     for name, result in forked_results["full"].items():
         assert result == (2, "error: standard output: No space left on device\n"), name
 
 
+@pytest.mark.slow
 def test_a_closed_standard_output_is_named(forked_results: dict[str, Any]) -> None:
     for name, (code, error) in forked_results["closed"].items():
         assert code == 2, name
@@ -306,12 +308,14 @@ def test_a_closed_standard_output_is_named_by_a_process_of_its_own(places: dict[
 
 
 @pytest.mark.parametrize("case", ["error closed", "both full"])
+@pytest.mark.slow
 def test_an_error_has_its_exit_code_if_standard_error_is_closed_or_cannot_be_written(
     forked_results: dict[str, Any], case: str
 ) -> None:
     assert list(forked_results[case].values()) == [(2, "")] * 3
 
 
+@pytest.mark.slow
 def test_a_pipe_closed_by_its_reader_is_an_exit_code_without_a_message(forked_results: dict[str, Any]) -> None:
     assert list(forked_results["unread"].values()) == [(1, "")] * 4
 
@@ -343,6 +347,7 @@ def test_a_store_that_holds_a_named_pipe_is_listed_without_waiting(tmp_path: Pat
         assert "Traceback" not in output + error
 
 
+@pytest.mark.slow
 def test_ctrl_c_before_the_first_episode_of_a_demo_prints_one_line_and_names_no_file(tmp_path: Path) -> None:
     """While the training process starts: the signal goes to both, as from a terminal."""
     pytest.importorskip("sklearn")

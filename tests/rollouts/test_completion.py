@@ -71,6 +71,7 @@ def bash(tmp_path: Path) -> Iterator[Bash]:
         yield shell
 
 
+@pytest.mark.slow
 def test_tab_completes_commands_options_files_and_model_directories(bash: Bash) -> None:
     bash.type("rollouts vi\t")
     bash.wait_for("view")

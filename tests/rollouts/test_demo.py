@@ -74,12 +74,14 @@ def episodes_of(out):
     ]
 
 
+@pytest.mark.slow
 def test_sampler_and_trainer_agree_in_every_step(first_run):
     _, results = first_run
     assert [step.step for step in results.steps] == [1, 2]
     assert all(0 < step.max_mismatch < 1e-4 for step in results.steps)
 
 
+@pytest.mark.slow
 def test_every_episode_is_in_the_file_and_every_image_in_it_once(first_run):
     out, results = first_run
     trajectories = list(read_records(out / "trajectories.mmr"))
@@ -91,17 +93,20 @@ def test_every_episode_is_in_the_file_and_every_image_in_it_once(first_run):
     assert content.count(source) == 1
 
 
+@pytest.mark.slow
 def test_the_wire_carries_far_less_than_the_naive_form(first_run):
     _, results = first_run
     assert 0 < results.wire_bytes < results.full_step_bytes / 5
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_trajectories_token_for_token(first_run, tmp_path):
     out, _ = first_run
     run(tmp_path, TrainerOfThisProcess(tmp_path / "model"))
     assert episodes_of(tmp_path) == episodes_of(out)
 
 
+@pytest.mark.slow
 def test_the_report_shows_what_was_measured(first_run, tmp_path):
     _, results = first_run
     console = Console(width=160, record=True, file=io.StringIO())
@@ -148,6 +153,7 @@ def test_progress_in_a_pipe_is_a_line_for_every_fifth_step_with_the_time_that_is
     assert "held-out first-try accuracy 0.750" in lines[-1]
 
 
+@pytest.mark.slow
 def test_a_training_process_that_dies_is_noticed(first_run):
     out, _ = first_run
     import asyncio
@@ -186,6 +192,7 @@ def test_ctrl_c_while_the_training_process_starts_comes_when_it_has_started(tmp_
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
+@pytest.mark.slow
 def test_an_interrupted_demo_leaves_its_episodes_in_a_readable_file(tmp_path):
     shortened = (
         "import dataclasses, rollouts.demo.recipe as recipe\n"

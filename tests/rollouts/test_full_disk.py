@@ -94,6 +94,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[in
 
 
 @pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.slow
 def test_on_a_full_disk_nothing_half_written_is_left_and_the_error_names_the_users_path(
     name: str, reports: dict[str, list[tuple[int, str, dict[str, int | None]]]]
 ) -> None:

@@ -122,6 +122,7 @@ def begin(url, name):
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux changes the limits of another process")
+@pytest.mark.slow
 def test_what_a_full_disk_refuses_is_an_error_until_it_is_recorded(relay, tmp_path):
     """The limit of the size of files stands for the full disk: the system refuses the same call."""
     record = tmp_path / "chats.mmr"
@@ -148,6 +149,7 @@ def test_what_a_full_disk_refuses_is_an_error_until_it_is_recorded(relay, tmp_pa
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.slow
 def test_a_signal_ends_the_server_with_every_session_recorded(relay, tmp_path, number):
     record = tmp_path / "chats.mmr"
     with serving(tmp_path, *relay, "--record", str(record)) as (url, process):
@@ -158,6 +160,7 @@ def test_a_signal_ends_the_server_with_every_session_recorded(relay, tmp_path, n
     assert "Traceback" not in (tmp_path / "stderr").read_text()
 
 
+@pytest.mark.slow
 def test_interrupts_without_end_lose_no_session(relay, tmp_path):
     record = tmp_path / "chats.mmr"
     names = {f"s{number}" for number in range(30)}  # recording them takes longer than the time between two signals

@@ -103,6 +103,7 @@ def check_continues(path: Path) -> None:
     assert json.loads((directory / "out/summary.json").read_text())["complete"] is True
 
 
+@pytest.mark.slow
 def test_a_killed_run_continues_and_repeats_nothing(tmp_path: Path) -> None:
     path = write_waiting_run(tmp_path)
     with started(path) as process:
@@ -131,6 +132,7 @@ def test_a_signal_ends_a_run_within_5_seconds_and_it_can_be_continued(tmp_path: 
     check_continues(path)
 
 
+@pytest.mark.slow
 def test_ctrl_c_before_the_first_episode_leaves_a_directory_in_which_the_run_begins(tmp_path: Path) -> None:
     path = write_waiting_run(tmp_path)
     with (tmp_path / "wait_env.py").open("a") as module:
@@ -150,6 +152,7 @@ def test_ctrl_c_before_the_first_episode_leaves_a_directory_in_which_the_run_beg
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_run_whose_environment_blocks_the_event_loop(tmp_path: Path) -> None:
     path = write_waiting_run(tmp_path, "blocking")
     config = path.read_text().replace("concurrency = 4", "concurrency = 1")
@@ -166,6 +169,7 @@ def test_ctrl_c_ends_a_run_whose_environment_blocks_the_event_loop(tmp_path: Pat
     assert sorted(written_groups(tmp_path)) == ["0", "1", "2"]
 
 
+@pytest.mark.slow
 def test_a_run_whose_output_nobody_reads_writes_its_summary_and_report(tmp_path: Path) -> None:
     path = write_run(tmp_path)
     with started(path) as process:

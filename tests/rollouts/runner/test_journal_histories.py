@@ -109,6 +109,7 @@ def test_after_a_power_cut_that_has_lost_a_part_of_the_log_whatever_came_before_
         check(Path(base, "cut"), run.expected_after(begin))
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_while_it_begins_the_journal_leaves_one_that_can_be_begun(tmp_path: Path) -> None:
     recorder = open_recorder(tmp_path / "first")
     recorder.resume(dict(CONFIGURATION))

@@ -472,6 +472,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 async def test_a_trainer_that_is_killed_leaves_no_file_and_the_next_one_sends_the_weights(
     engine, server, request_for, checkpoints, tmp_path
 ):
@@ -497,6 +498,7 @@ async def test_a_trainer_that_is_killed_leaves_no_file_and_the_next_one_sends_th
     assert difference(checkpoints[1], None, request_for(), completion) < 1e-5
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_killed_during_a_transfer_leaves_no_file(checkpoints, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     async with served_process(checkpoints[0], "--name", "tiny") as served:
