@@ -32,6 +32,7 @@ _ARGUMENTS = (
     *("--sampling-backend", "pytorch", "--disable-cuda-graph", "--dtype", "float32"),
     *("--context-length", "4096", "--max-total-tokens", "16384", "--max-running-requests", "8"),
     *("--skip-server-warmup", "--enable-metrics", "--mem-fraction-static", "0.1"),
+    "--sleep-on-idle",  # otherwise its scheduler takes a core while it waits for requests
 )
 # Its input ends when the process of the tests ends, even if it was killed; then it kills the processes of the server.
 _WATCHDOG = 'read -r _; kill -9 "-$0"'
