@@ -18,7 +18,7 @@ from renderers import MediaSource, MediaStore
 from rollouts.terminal.table import printable
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="pipes and devices of POSIX")
-MOST_SECONDS = 90
+MOST_SECONDS = 300
 
 # Runs many commands and prints the result of each, in a process of its own: one that hangs can be killed.
 DRIVER = """

@@ -32,6 +32,7 @@ def rollouts(*arguments: str | Path) -> Result:
 
 
 @pytest.mark.parametrize("template", list(Template))
+@pytest.mark.slow
 def test_the_test_of_a_new_project_passes_and_its_run_runs(
     template: Template, tmp_path: Path, tiny_model_dir: Path
 ) -> None:

@@ -135,6 +135,7 @@ def test_under_autocast_both_passes_use_its_dtype():
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of a process is read from /proc")
+@pytest.mark.slow
 def test_no_tensor_of_all_logits_is_ever_allocated():
     """4,096 positions x 16,000 words are 250 MB of logits, and 1,000 MB with what their gradient needs."""
     program = """

@@ -226,12 +226,14 @@ def storages():
 
 
 def test_an_adapter_that_waits_has_its_parameters_and_its_state_of_adamw_in_memory_and_no_more(
-    tiny, text_data, tmp_path
+    tiny, text_data, tmp_path, request
 ):
     tiny.create_model("a", lora=EVERYWHERE)
     parameters = sum(value.nbytes for value in exported(tiny, "a", tmp_path / "a").values())
     tiny.unload("a")
     before = storages()  # held, so that what other tests left is not freed and its addresses are not used again
+    gc.freeze()  # the objects of other tests, which `storages` need not go through again
+    request.addfinalizer(gc.unfreeze)
 
     def added():
         return sum(each.nbytes() for address, each in storages().items() if address not in before)

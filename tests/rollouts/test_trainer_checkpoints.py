@@ -147,6 +147,7 @@ trainer.save("a", directory)
     ("moment", "is_new"),
     [("half of the file is written", False), ("all of the file is written", False), ("the file is in its place", True)],
 )
+@pytest.mark.slow
 def test_a_writer_that_is_killed_leaves_the_old_checkpoint_or_the_new_one(
     tiny_model_dir, data, tmp_path, moment, is_new
 ):

@@ -240,6 +240,7 @@ async def test_a_server_that_ends_fails_the_call_and_is_started_again_by_the_nex
         _ = mcp.tools
 
 
+@pytest.mark.slow
 async def test_servers_with_the_same_names_are_an_error_unless_the_names_get_a_prefix():
     servers = {"one": stdio(env={"NUMBER": "1"}), "two": stdio(env={"NUMBER": "2"})}
     async with McpTools(servers, prefix_names=True) as mcp:
