@@ -100,7 +100,9 @@ async def _report(connection: ServerConnection, path: str, newer: str) -> Mappin
     if not isinstance(content, dict):
         reason = response_error(PROBE_NAME, response, f"GET {path}").reason
         raise CapabilityError(
-            PROBE_NAME, f"{connection.base_url} is no SGLang server, or a proxy hides its {path}: {reason}"
+            PROBE_NAME,
+            f"{connection.base_url} is no SGLang server, or a proxy hides its {path}: {reason}. For a vLLM server use "
+            'VLLMEngine, in commands --engine vllm, in files kind = "vllm"',
         )
     return content
 

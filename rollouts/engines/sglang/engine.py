@@ -152,11 +152,13 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
                     for index, single in enumerate(singles)
                 )
             completions = [replace(each, index=index) for index, (each, _) in enumerate(sampled)]
-            scored = sampled[0][1]
+            scored, capabilities = sampled[0][1], await self._capabilities.get()
             result = GenerateResult(
                 request.request_id,
                 completions,
-                scored.prompt_logprobs() if scored is not None and request.prompt_logprobs else None,
+                scored.prompt_logprobs(capabilities.vocab_size)
+                if scored is not None and request.prompt_logprobs
+                else None,
                 scored.prompt_top_logprobs() if scored is not None else None,
             )
             check_result(request, result, vocab_size=self.vocab_size)

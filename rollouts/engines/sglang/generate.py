@@ -168,7 +168,7 @@ class Generation:
             top_logprobs=self._top("output_top_logprobs", len(ids), self._request.sampling.top_logprobs),
         )
 
-    def prompt_logprobs(self) -> np.ndarray:
+    def prompt_logprobs(self, vocab_size: int) -> np.ndarray:
         """float32 (prompt,), NaN for the first token. Raises `MissingLogProbsError`."""
         expected = np.asarray(self._request.prompt_ids)
         entries = self._meta.get("input_token_logprobs")
@@ -181,9 +181,10 @@ class Generation:
             ) from error
         if (reason := logprobs_error(values, len(expected))) is not None:
             raise MissingLogProbsError(self._name, f"prompt: {reason}")
-        differs = ids != expected
+        # The server names the last token of the vocabulary 0, and image tokens too.
+        differs = (ids != expected) & ((ids != 0) | (expected != vocab_size - 1))
         for _, placeholder in self._request.media:
-            differs[placeholder.offset : placeholder.end] = False  # the server names them 0
+            differs[placeholder.offset : placeholder.end] = False
         if differs.any():
             at = int(differs.argmax())
             raise self._malformed(f"log-probability {at} of the prompt is of token {ids[at]}, not of {expected[at]}")

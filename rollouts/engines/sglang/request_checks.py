@@ -89,7 +89,10 @@ def sampling_violations(request: GenerateRequest, *, vocab_size: int | None) -> 
 
 
 def _media_violations(request: GenerateRequest, ids: np.ndarray) -> Iterator[str]:
-    """The server puts image i in the place of the i-th placeholder token, whoever wrote that token."""
+    """The server puts image i in the place of the i-th placeholder token, whoever wrote that token.
+
+    It looks for a video or a sound in the same way.
+    """
     placed = request.media
     for item, placeholder in placed:
         if item.modality != "image":
@@ -109,14 +112,14 @@ def _media_violations(request: GenerateRequest, ids: np.ndarray) -> Iterator[str
             )
     if not placed:
         return
-    marker = request.placeholder_token_ids["image"]
-    is_text = ids == marker
+    is_text = np.isin(ids, list(request.placeholder_token_ids.values()))
     for _, placeholder in placed:
         is_text[placeholder.offset : placeholder.end] = False
     if is_text.any():
+        at = int(is_text.argmax())
         yield (
-            f"token {int(is_text.argmax())} of the prompt is {marker}, sampled as text; SGLang would look for an image "
-            "for it. End the episode there, or add the token to stop_token_ids"
+            f"token {at} of the prompt is {ids[at]}, a media placeholder, sampled as text; SGLang would look "
+            "for the media. End the episode there, or add the token to stop_token_ids"
         )
 
 

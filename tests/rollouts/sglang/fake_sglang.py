@@ -212,7 +212,7 @@ class FakeSGLang:
             "weight_versions": [{"version": self.model["weight_version"], "start": 0, "end": count}],
         }
         if body.get("logprob_start_len") == 0:
-            named = [0 if token == IMAGE_TOKEN else token for token in prompt]
+            named = [0 if token in (IMAGE_TOKEN, self.vocabulary - 1) else token for token in prompt]
             meta["input_top_logprobs"] = [None, *[[[-2.0, 4, None], [-3.0, 5, None]][:top]] * (len(prompt) - 1)]
             meta["input_token_logprobs"] = [
                 [None if not at else self.prompt_logprob(token), token, None] for at, token in enumerate(named)

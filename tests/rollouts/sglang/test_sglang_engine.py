@@ -66,6 +66,14 @@ async def test_ids_are_sent_as_they_are_and_come_back_with_their_log_probabiliti
     np.testing.assert_array_equal(result.prompt_logprobs, np.array([np.nan, -0.5, -0.5], np.float32))
 
 
+async def test_the_last_token_of_the_vocabulary_is_scored_though_the_server_names_it_0(
+    engine: SGLangEngine, server: FakeSGLang
+) -> None:
+    last = server.vocabulary - 1
+    result = await engine.generate(request_of(prompt_ids=[5, last, 8], prompt_logprobs=True))
+    np.testing.assert_array_equal(result.prompt_logprobs, np.array([np.nan, -0.5, -0.5], np.float32))
+
+
 async def test_an_image_goes_as_its_file_with_one_token_in_the_prompt(engine: SGLangEngine, server: FakeSGLang) -> None:
     images = [image(1), image(2)]
     await engine.generate(request_of(*images))
@@ -276,6 +284,20 @@ async def test_an_image_token_that_was_sampled_is_text_without_images_and_refuse
         await engine.generate(request_of(image(1), prompt_ids=sampled, sampled=[(len(sampled) - 1, len(sampled))]))
 
 
+async def test_a_video_token_that_was_sampled_is_refused_beside_an_image(engine: SGLangEngine) -> None:
+    video = IMAGE_TOKEN + 1
+    with_image = request_of(image(1))
+    sampled = [*with_image.prompt_ids, video]
+    request = request_of(
+        image(1),
+        prompt_ids=sampled,
+        sampled=[(len(sampled) - 1, len(sampled))],
+        placeholder_token_ids={"image": IMAGE_TOKEN, "video": video},
+    )
+    with pytest.raises(InvalidRequestError, match=f"token {len(sampled) - 1} of the prompt is {video}"):
+        await engine.generate(request)
+
+
 @pytest.mark.parametrize("temperature_in_logprobs", [True, False])
 async def test_the_probe_tells_by_two_temperatures_whether_log_probabilities_are_raw(
     engine: SGLangEngine, server: FakeSGLang, temperature_in_logprobs: bool
@@ -322,7 +344,7 @@ async def test_another_program_that_answers_with_a_page_is_refused_by_name(
 
 async def test_another_server_is_refused_by_name(server: FakeSGLang, engine: SGLangEngine) -> None:
     server.refuse["/get_server_info"] = (404, "")
-    with pytest.raises(CapabilityError, match="is no SGLang server"):
+    with pytest.raises(CapabilityError, match=r"is no SGLang server.*kind = \"vllm\""):
         await engine.generate(request_of())
 
 
