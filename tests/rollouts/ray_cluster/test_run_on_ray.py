@@ -85,8 +85,9 @@ def head(tmp_path: Path) -> Iterator[str]:
     options += [f"--dashboard-agent-listen-port={agent}"]
     options += ["--dashboard-host=127.0.0.1", "--node-ip-address=127.0.0.1", "--include-dashboard=true", "--block"]
     command = [*RAY, "start", "--head", *options]
+    patient = environment(RAY_DASHBOARD_STARTUP_TIMEOUT_S="600")  # not 60, in which a loaded machine does not start it
     with (tmp_path / "head.log").open("wb") as log:
-        node = subprocess.Popen(command, env=environment(), stdout=log, stderr=log, start_new_session=True)
+        node = subprocess.Popen(command, env=patient, stdout=log, stderr=log, start_new_session=True)
     yield f"http://127.0.0.1:{dashboard}"
     node.send_signal(signal.SIGTERM)
     node.wait(60)
