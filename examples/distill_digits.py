@@ -118,8 +118,7 @@ async def run(directory, *, teacher_steps, held_out_size, rows, **sizes):
     train_teacher(models[0], renderer, digits, teacher_steps, rows)
     teacher, student = LocalEngine(models[0]), LocalEngine.from_pretrained(directories[1])
     reached, parameters = await accuracy(teacher, renderer, held_out), [each.num_parameters() for each in models]
-    print("parameters: teacher {:,}, student {:,}".format(*parameters))
-    print(f"held-out accuracy of the teacher {reached:.3f}")
+    print("parameters: teacher {:,}, student {:,}; accuracy of the teacher {:.3f}".format(*parameters, reached))
     curves = await distill(models[1], student, teacher, renderer, digits, held_out, rows=rows, **sizes)
     await asyncio.gather(teacher.close(), student.close())
     return {**curves, "teacher": reached}
@@ -131,15 +130,11 @@ def main(arguments=None):
     parser.add_argument("--out", type=Path, default=Path("distilled-digits"), help="directory of curves.png and .json")
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
-    quick = {"teacher_steps": 60, "steps": 50, "rows": 32, "held_out_size": 100, "every": 10}
-    full = {"teacher_steps": 60, "steps": 150, "rows": 32, "held_out_size": 100, "every": 25}
+    sizes = {"steps": 50, "every": 10} if options.quick else {"steps": 150, "every": 25}
     with tempfile.TemporaryDirectory() as directory:
-        curves = asyncio.run(run(Path(directory), **(quick if options.quick else full)))
+        curves = asyncio.run(run(Path(directory), teacher_steps=60, rows=32, held_out_size=100, **sizes))
     if options.quick:
-        print(
-            "a quick run shows that the divergence falls and that the accuracy leaves chance (0.1): the student comes"
-        )
-        print("near the teacher between steps 75 and 125 of the full run")
+        print("a quick run leaves chance (0.1); the student nears the teacher in steps 75 to 125 of the full run")
     figure = Figure(figsize=(10, 4))
     for axes, name in zip(figure.subplots(1, 2), ("divergence", "accuracy"), strict=True):
         axes.plot(curves["step"], [np.nan if value is None else value for value in curves[name]])

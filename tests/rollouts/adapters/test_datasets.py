@@ -115,7 +115,7 @@ def test_rows_of_a_run_with_a_teacher_have_its_columns(renderer, tmp_path):
     with RecordWriter(tmp_path / "scored.mmr") as out:
         out.append(with_scores(trajectory, scores))
     rows = list(record_dataset([tmp_path / "scored.mmr"]))
-    for row, (logprobs, top) in zip(rows, scores, strict=True):
+    for row, (logprobs, top, _) in zip(rows, scores, strict=True):
         sample = sample_from_row(row, renderer.processors)
         for column, given in zip(TEACHER_COLUMNS, (logprobs, *top), strict=True):
             np.testing.assert_array_equal(getattr(sample, column), given)
