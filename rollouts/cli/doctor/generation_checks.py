@@ -68,8 +68,12 @@ async def difference_from_prompt(target: Target, **sampling: Any) -> float:
     rendered = target.text_prompt()
     sampled = await target.sample(rendered, seed=0, **sampling)
     ids = sampled.token_ids.tolist()
+    prompt_ids = [*rendered.token_ids, *ids]
     scoring = replace(
-        target.request(rendered, max_tokens=1), prompt_ids=[*rendered.token_ids, *ids], prompt_logprobs=True
+        target.request(rendered, max_tokens=1),
+        prompt_ids=prompt_ids,
+        sampled=[(len(rendered.token_ids), len(prompt_ids))],  # where an image token is text
+        prompt_logprobs=True,
     )
     scored = (await target.engine.generate(scoring)).prompt_logprobs
     assert scored is not None
