@@ -183,7 +183,7 @@ class HFProcessor(StoringProcessor):
         if self.modality == "audio":
             return Sound(decode_audio(source, self.policy, self._runner.sampling_rate))
         clip = Clip(*decode_video(source, self.policy))
-        if self.drops_sound and holds_sound(source, self.policy) and next(_first_film, False):
+        if self.drops_sound and _first_film and holds_sound(source, self.policy) and _first_film.pop("unlogged", False):
             _log.warning(
                 "video %s has a sound, which the model does not hear: its frames are read alone. To have both, load "
                 'the renderer with chat_template_kwargs={"use_audio_in_video": True} (not logged again)',
@@ -192,8 +192,8 @@ class HFProcessor(StoringProcessor):
         return clip
 
 
-#: Taken by the first video of the process whose sound is dropped, which is logged.
-_first_film: Final = iter([True])
+#: Emptied by the first video of the process whose sound is dropped, which is logged; no later one is opened for it.
+_first_film: Final = {"unlogged": True}
 
 
 class VideosWithSound(HFProcessor):

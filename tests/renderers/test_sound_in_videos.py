@@ -217,14 +217,14 @@ def test_the_first_film_whose_sound_is_dropped_is_logged_once_with_the_option(
 ) -> None:
     heard, _ = family("qwen2_5_omni")
     silent = load_renderer(heard.files.directory)
-    monkeypatch.setattr(hf_processor, "_first_film", iter([True]))
+    monkeypatch.setattr(hf_processor, "_first_film", {"unlogged": True})
     frames = {"type": "video", "video": film(4, None, 7).frames, "fps": 4.0}
     heard.render([user(film(4, 1.0, 7))])
     silent.render([user(film(4, None, 7), frames, hear(0.3))])
-    assert not caplog.records
+    assert "renderers" not in {each.name for each in caplog.records}
     for sound_seed in (8, 9):
         silent.render([user(film(4, 1.0, 7, sound_seed=sound_seed))])
-    (record,) = caplog.records
+    (record,) = (each for each in caplog.records if each.name == "renderers")  # transformers logs too, once a process
     assert record.levelname == "WARNING"
     assert "has a sound, which the model does not hear" in record.message
     assert 'chat_template_kwargs={"use_audio_in_video": True}' in record.message
