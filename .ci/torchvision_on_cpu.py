@@ -19,4 +19,5 @@ for operator in ("nms", "qnms"):
     if guarded not in source:
         assert plain in source, operator
         source = source.replace(plain, guarded)
+path.unlink()  # uv links the file to its cache, where it stays as it was
 path.write_text(source)

