@@ -136,7 +136,8 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "top_k", "n", "top_logprobs"):
-            self._set(name, whole_number(getattr(self, name)), "an integer")
+            if type(value := getattr(self, name)) is not int:
+                self._set(name, whole_number(value), "an integer")
         if self.seed is not None:
             self._set("seed", whole_number(self.seed), "an integer or None")
         for name in ("temperature", "top_p"):
