@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import importlib
+import inspect
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import jinja2
 import pytest
 import typer.testing
@@ -34,6 +36,9 @@ settings.load_profile(os.environ.get("MMROLLOUTS_HYPOTHESIS_PROFILE", "any-machi
 # The processes that share the tests share the cores: the threads of torch in one would wait for those in the other.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
+
+# A server of a test may wait for a busy machine for longer than the five seconds that httpx gives a call by default.
+inspect.signature(httpx.get).parameters["timeout"].default.read = 120.0
 
 # Read when ray is imported, by whichever test module is collected first: its processes then listen on 127.0.0.1 alone,
 # and send no statistics.
