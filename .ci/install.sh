@@ -6,7 +6,8 @@ export_for_uv() {   # a setting of pip, the variable of uv
   local section value
   for section in :env: global; do
     if value=$("${PYTHON:-python3}" -m pip config get "$section.$1" 2> /dev/null); then
-      export "$2=$value"
+      value=${value//$'\n'/ }
+      export "$2=${value// /,}"
       return
     fi
   done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -71,11 +72,10 @@ class Environment:
     def install(self, *arguments: str) -> None:
         """Raises `InstallError`."""
         # `stock` without the wheels: 0.1.12+mmrollouts.1 is what uv takes for renderers==0.1.12 where it finds it.
-        wheels = ["--find-links", str(_WHEELS)] if self.package == "ours" else []
-        _make(
-            *("uv", "pip", "install", "--quiet", "--python", str(self.python)),
-            *("--constraints", str(_PROJECT / ".ci" / "constraints.txt"), *wheels, *arguments),
-        )
+        # An option --find-links would replace UV_FIND_LINKS, which may have the build of torch for the CPU.
+        links = [os.environ.get("UV_FIND_LINKS"), str(_WHEELS) if self.package == "ours" else None]
+        options = ["--quiet", "--python", str(self.python), "--constraints", str(_PROJECT / ".ci" / "constraints.txt")]
+        _make("uv", "pip", "install", *options, *arguments, UV_FIND_LINKS=",".join(filter(None, links)))
 
     def _check(self) -> None:
         """Which distribution the package `renderers` comes from."""
@@ -86,9 +86,10 @@ class Environment:
             raise InstallError(f"{self.directory}: the package renderers belongs to {found}, not {intended}")
 
 
-def _make(*module_and_arguments: str) -> None:
+def _make(*module_and_arguments: str, **variables: str) -> None:
     """Run uv or pip, as a module of this Python. Raises `InstallError`."""
-    status = subprocess.run([sys.executable, "-m", *module_and_arguments], check=False).returncode
+    environment = {**os.environ, **variables}
+    status = subprocess.run([sys.executable, "-m", *module_and_arguments], env=environment, check=False).returncode
     if status:
         raise InstallError(
             f"{' '.join(module_and_arguments)} ended with status {status}, see its messages above; the package index "
