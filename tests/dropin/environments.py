@@ -72,10 +72,7 @@ class Environment:
     def install(self, *arguments: str) -> None:
         """Raises `InstallError`."""
         # `stock` without the wheels: 0.1.12+mmrollouts.1 is what uv takes for renderers==0.1.12 where it finds it.
-        # An option --find-links would replace UV_FIND_LINKS, which may have the build of torch for the CPU.
-        links = [os.environ.get("UV_FIND_LINKS"), str(_WHEELS) if self.package == "ours" else None]
-        options = ["--quiet", "--python", str(self.python), "--constraints", str(_PROJECT / ".ci" / "constraints.txt")]
-        _make("uv", "pip", "install", *options, *arguments, UV_FIND_LINKS=",".join(filter(None, links)))
+        install(self.python, *arguments, wheels=_WHEELS if self.package == "ours" else None)
 
     def _check(self) -> None:
         """Which distribution the package `renderers` comes from."""
@@ -84,6 +81,14 @@ class Environment:
         intended = str(["renderers"] if self.package == "stock" else ["mmrollouts"])
         if found != intended:
             raise InstallError(f"{self.directory}: the package renderers belongs to {found}, not {intended}")
+
+
+def install(python: Path, *arguments: str, wheels: Path | None = None) -> None:
+    """Install with uv, also from a folder of wheels. Raises `InstallError`."""
+    # An option --find-links would replace UV_FIND_LINKS, which may have the build of torch for the CPU.
+    links = ",".join(filter(None, [os.environ.get("UV_FIND_LINKS"), wheels and str(wheels)]))
+    options = ["--quiet", "--python", str(python), "--constraints", str(_PROJECT / ".ci" / "constraints.txt")]
+    _make("uv", "pip", "install", *options, *arguments, UV_FIND_LINKS=links)
 
 
 def _make(*module_and_arguments: str, **variables: str) -> None:

@@ -6,12 +6,12 @@ Programs in it find this project itself in PYTHONPATH.
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+from environments import install
 from sources import CACHE
 
 _PROJECT = Path(__file__).resolve().parents[2]
@@ -40,9 +40,9 @@ _PACKAGES = [
 
 
 def prepare() -> None:
-    """Make it if it is not there, about two minutes; a second process waits for the first.
+    """Make it if it is not there, a minute; a second process waits for the first.
 
-    Raises `CalledProcessError` where the package index does not answer or lacks a package.
+    Raises `InstallError` where the package index does not answer or lacks a package.
     """
     wanted = "\n".join([_COOKBOOK, *_PACKAGES])
     stamp = _DIRECTORY / "mmrollouts-stamp"
@@ -53,17 +53,11 @@ def prepare() -> None:
             return
         shutil.rmtree(_DIRECTORY, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", _DIRECTORY], check=True)
-        _install(f"{_PROJECT}[torch]", *_PACKAGES)
-        _install("--no-deps", _COOKBOOK)
+        install(PYTHON, f"{_PROJECT}[torch]", *_PACKAGES)
+        install(PYTHON, "--no-deps", _COOKBOOK)
         # Beside a torch for the CPU, the one torchvision of PyPI does not import as it is.
         subprocess.run([PYTHON, _PROJECT / ".ci" / "torchvision_on_cpu.py"], check=True)
         stamp.write_text(wanted, encoding="utf-8")
-
-
-def _install(*arguments: str) -> None:
-    options = ["-qq", "--no-input", "--disable-pip-version-check", "--retries", "2", "--timeout", "60"]
-    environment = {**os.environ, "PIP_CONSTRAINT": str(_PROJECT / ".ci" / "constraints.txt")}
-    subprocess.run([PYTHON, "-m", "pip", "install", *options, *arguments], env=environment, check=True)
 
 
 if __name__ == "__main__":

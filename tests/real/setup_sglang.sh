@@ -15,7 +15,6 @@ venv=${1:-${MMROLLOUTS_SGLANG_VENV:-${XDG_CACHE_HOME:-$HOME/.cache}/mmrollouts/s
 python=${PYTHON:-python3}
 # What the caller constrains or forbids is meant for another environment.
 unset PIP_CONSTRAINT PIP_REQUIRE_VIRTUALENV PYTHONPATH PYTHONHOME
-source "$here/../../.ci/install.sh"
 
 wanted="sglang $version, set-up 1"
 stamp="$venv/mmrollouts-stamp"
@@ -29,6 +28,7 @@ if [[ -f $stamp && $(< "$stamp") == "$wanted" ]]; then
 fi
 
 {
+  source "$here/../../.ci/install.sh"
   rm -f "$stamp"
   "$python" -m venv "$venv"
   # What SGLang's server imports of its requirements, in the versions that it requires (but for torch).

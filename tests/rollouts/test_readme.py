@@ -53,7 +53,8 @@ def test_the_code_of_the_readme(tmp_path, monkeypatch):
 def test_the_two_commands_of_the_readme_are_what_the_checks_of_a_change_run():
     readme, checks = README.read_text("utf-8"), (ROOT / ".ci" / "run").read_text("utf-8")
     assert '-e ".[dev]" && pytest ' in readme
-    assert re.search(r'^install_into "\$work/dev/bin/python" .*-e "\.\[dev\]"$', checks, re.MULTILINE)
+    installs = r'^install_into "\$work/dev/bin/python" --constraints "\$PIP_CONSTRAINT" -e "\.\[dev\]"$'
+    assert re.search(installs, checks, re.MULTILINE)
     assert re.search(r"^pytest$", checks, re.MULTILINE)
     assert '-e ".[demo]" && rollouts demo ' in readme
     assert re.search(r"^rollouts demo --quick --check ", checks, re.MULTILINE)
