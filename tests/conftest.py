@@ -7,7 +7,6 @@ import gc
 import importlib
 import inspect
 import os
-import re
 import signal
 from collections.abc import Generator
 from importlib.util import find_spec
@@ -19,8 +18,8 @@ import httpx
 import jinja2
 import pytest
 import typer.testing
+from corpus import is_drawn
 from hypothesis import settings
-from quick import QUICK_MODULES
 
 from renderers.template.environment import TracingEnvironment
 
@@ -28,10 +27,13 @@ if TYPE_CHECKING:
     from renderers import TemplateRenderer
 
 # How long an example takes is the machine's business; a slow one is no failure.
-settings.register_profile("any-machine", deadline=None)
+settings.register_profile("any-machine", deadline=None, max_examples=25)
 # With the same examples in every run, `.ci/run` passes or fails because of the change, not of what was drawn.
-settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.register_profile("repeatable", deadline=None, max_examples=25, derandomize=True)
+settings.register_profile("thorough", deadline=None, max_examples=250)  # .ci/full
 settings.load_profile(os.environ.get("MMROLLOUTS_HYPOTHESIS_PROFILE", "any-machine"))
+
+pytest_plugins = ["skips"]
 
 # The processes that share the tests share the cores: the threads of torch in one would wait for those in the other.
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -92,38 +94,24 @@ _FOLDERS_OF_MARKS = {"tests/real": "real", "tests/gpu": "gpu"}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With `-m quick` no other module is imported, and in a plain run none of a folder whose tests it leaves out."""
+    """A plain run imports nothing of a folder all of whose tests it leaves out."""
     module = collection_path.relative_to(config.rootpath).as_posix()
-    if f"not {_FOLDERS_OF_MARKS.get(module)}" in config.option.markexpr:
-        return True
-    other = collection_path.name.startswith("test_") and collection_path.suffix == ".py" and module not in QUICK_MODULES
-    return True if other and config.option.markexpr == "quick" else None
+    return True if f"not {_FOLDERS_OF_MARKS.get(module)}" in config.option.markexpr else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What a plain run leaves out, a quick one does too."""
-    left_out = {"slow", "real", "ray", "browser", "gpu"}
-    for item in items:
-        listed = item.nodeid.partition("::")[0] in QUICK_MODULES
-        if listed and left_out.isdisjoint(mark.name for mark in item.iter_markers()):
-            item.add_marker("quick")
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quarter", action="store_true", help="a quarter of the tests, another one for each commit")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--quarter"):
+        left_out = [item for item in items if not is_drawn(item.nodeid)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if is_drawn(item.nodeid)]
 
 
 # Its conftest.py imports both.
 collect_ignore = ["rollouts/adapters"] if find_spec("torch") is None else []
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(
-    collector: pytest.Collector,
-) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """A test module that imports a package of an extra is skipped where that is not installed, and named with it."""
-    report = yield
-    for name in re.findall(r"No module named '(\w+)", str(report.longrepr)) if report.failed else ():
-        if name in ("torch", "transformers", "ray", "peft", "skimage", "playwright") and find_spec(name) is None:
-            report.outcome = "skipped"
-            report.longrepr = (str(collector.path), 0, f"Skipped: {name} is not installed")
-    return report
 
 
 @pytest.fixture(scope="session")

@@ -159,6 +159,7 @@ def raise_in_child() -> None:
     raise OverlongPromptError("r-1", prompt_tokens=9, limit=8)
 
 
+@pytest.mark.slow
 def test_an_error_raised_in_another_process_arrives_with_its_fields() -> None:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool, pytest.raises(OverlongPromptError) as caught:
         pool.submit(raise_in_child).result(timeout=60)

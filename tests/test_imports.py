@@ -43,15 +43,18 @@ def loaded(imports: str) -> set[str]:
     return set(result.stdout.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", PACKAGES)
 def test_importing_a_package_loads_no_heavy_library(package: str) -> None:
     assert loaded(f"import {package}") == set()
 
 
+@pytest.mark.slow
 def test_the_import_check_sees_a_planted_import() -> None:
     assert loaded("import renderers, matplotlib") == {"matplotlib"}
 
 
+@pytest.mark.slow
 def test_loading_and_using_a_renderer_loads_no_heavy_library(tiny_model_dir: Path) -> None:
     use = f"""
 import numpy, renderers
@@ -91,6 +94,7 @@ def test_our_own_renderers_package_is_accepted(tmp_path: Path) -> None:
     assert Path(result.stdout.strip()) == ROOT / "renderers" / "__init__.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["rollouts.engines.local", "rollouts.training"])
 def test_what_needs_torch_names_the_extra_where_torch_is_missing(module: str) -> None:
     result = run(f"import sys; sys.modules['torch'] = None; import {module}")
@@ -139,6 +143,7 @@ def test_an_import_of_a_name_that_is_not_there_says_who_needs_it_and_what_to_do(
     assert "docs/migrating-from-renderers.md" in line
 
 
+@pytest.mark.slow
 def test_an_import_of_an_error_from_the_package_says_where_it_is(tmp_path: Path) -> None:
     (tmp_path / "consumer.py").write_text("from renderers import LoadError\n")
     (line,) = run("import consumer", tmp_path).stderr.splitlines()[-1:]

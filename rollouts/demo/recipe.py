@@ -43,7 +43,7 @@ class Recipe:
 
 
 QUICK = Recipe(rl_steps=40, rl_learning_rate=2.5e-3, evaluate_every=20, target_accuracy=0.85)
-FULL = Recipe(rl_steps=150)
+FULL = Recipe(rl_steps=80, evaluate_every=10)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 PROJECT = Path(__file__).parents[2]
 
 
@@ -28,6 +30,7 @@ def test_the_page_and_ci_install_the_distribution_that_stands_in_for_pypis():
     assert set(named) == {shim["version"]}
 
 
+@pytest.mark.slow
 def test_without_verifiers_the_error_names_the_page():
     code = "import sys; sys.modules['verifiers'] = None; import rollouts.environments.verifiers"
     result = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=False)

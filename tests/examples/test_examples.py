@@ -46,6 +46,7 @@ def test_guess_the_colour_prints_a_mismatch_near_zero(capsys, tiny_model_dir):
     assert "sampled" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_supervised_training_learns_digits_and_draws_its_curves(tmp_path):
     curves = load("sft_vlm_classifier").main(["--quick", "--out", str(tmp_path)])
     assert curves["held-out"][-1] < curves["held-out"][0]
@@ -62,12 +63,14 @@ def test_a_student_reads_digits_after_distillation_from_its_own_episodes(tmp_pat
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_grpo_trains_on_the_log_probabilities_that_the_sampler_reported():
     rewards, mismatches = load("grpo_multiturn").main(["--quick"])
     assert len(rewards) == len(mismatches) == 3
     assert max(mismatches) < 1e-4
 
 
+@pytest.mark.slow
 def test_a_model_that_hears_trains_on_the_log_probabilities_that_its_sampler_reported():
     rewards, mismatches = load("tell_tones").main(["--quick"])
     assert len(rewards) == len(mismatches) == 3
@@ -75,6 +78,7 @@ def test_a_model_that_hears_trains_on_the_log_probabilities_that_its_sampler_rep
     assert max(mismatches) < 1e-4
 
 
+@pytest.mark.slow
 def test_every_agent_of_an_episode_has_samples_of_its_own_with_a_mismatch_near_zero(tiny_model_dir):
     trajectory, mismatches = asyncio.run(load("sub_agents").main(tiny_model_dir))
     assert set(mismatches) == {"", "critic", *(f"reader-{number}" for number in range(4))}
@@ -82,6 +86,7 @@ def test_every_agent_of_an_episode_has_samples_of_its_own_with_a_mismatch_near_z
     assert len(trajectory.leaves()) == 6
 
 
+@pytest.mark.slow
 def test_the_images_of_an_mcp_tool_are_in_the_episodes(tiny_model_dir):
     groups = asyncio.run(load("mcp_tools").main(tiny_model_dir))
     assert {group.task.task_id: group.rewards.tolist() for group in groups} == {
@@ -92,6 +97,7 @@ def test_the_images_of_an_mcp_tool_are_in_the_episodes(tiny_model_dir):
     assert all(len(list(episode.all_media())) == 1 for group in groups for episode in group.episodes)
 
 
+@pytest.mark.slow
 def test_a_summarised_history_is_a_branch_and_every_sampled_token_is_trained_once(tiny_model_dir):
     trajectory, samples, report = asyncio.run(load("compaction").main(tiny_model_dir))
     first, *later = trajectory.branches()
@@ -171,6 +177,7 @@ def test_a_server_needs_the_directory_of_its_model(name):
         load(name).main(["--base-url", "http://127.0.0.1:1"])
 
 
+@pytest.mark.slow
 def test_lakes_are_walked_from_their_frames_and_ranked_within_their_groups(tmp_path):
     groups = load("gymnasium_from_pixels").main(["--tasks", "2", "--out", str(tmp_path / "lake.mmr")])
     assert sum(group.num_failed for group in groups) == 0
@@ -199,12 +206,14 @@ def test_a_tool_shows_an_enlarged_part_of_the_image_and_a_wrong_call_is_answered
     )
 
 
+@pytest.mark.slow
 def test_recorded_episodes_are_each_trained_once_through_two_workers():
     names = load("offline_dataset").main(["--quick"])
     assert len(set(names)) == len(names)
     assert len(names) == 32
 
 
+@pytest.mark.slow
 def test_a_sampled_placeholder_token_is_kept_from_trl_and_nothing_after_it_is_trained(trl):
     def node(ids, sampled):
         count = len(ids)
@@ -218,6 +227,7 @@ def test_a_sampled_placeholder_token_is_kept_from_trl_and_nothing_after_it_is_tr
     assert columns["env_mask"] == [1, 0, 0, 0, 0]
 
 
+@pytest.mark.slow
 def test_trl_computes_the_log_probabilities_of_our_sampler(trl, monkeypatch):
     differences = []
     compute_loss = trl.GRPOTrainer._compute_loss
@@ -239,6 +249,7 @@ def test_trl_computes_the_log_probabilities_of_our_sampler(trl, monkeypatch):
     assert max(differences) < 1e-4
 
 
+@pytest.mark.slow
 def test_an_agent_on_the_openai_client_is_recorded_with_a_mismatch_near_zero(tiny_model_dir):
     trajectories, report = asyncio.run(load("openai_client_agent").main(tiny_model_dir))
     assert [trajectory.num_turns for trajectory in trajectories] == [3] * 4

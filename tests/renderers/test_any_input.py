@@ -147,6 +147,7 @@ BROKEN = [b"", b"\xff\xfe", b"{", b"null", b"[]", b"NaN", b"1" * 5000, b"\xef\xb
 BYTES = st.sampled_from([*BROKEN, b"[" * 100_000, b'{"a":' * 100_000]) | st.binary(max_size=20)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_any_file_of_a_model_directory_loads_or_raises_a_renderer_error(model: Path, data: st.DataObject) -> None:
@@ -328,6 +329,7 @@ def everything(renderer: TemplateRenderer, messages: Any, tools: Any) -> None:
 PROMPTS = ["trl/qwen3", "trl/gemma4", "trl/llama3_1", "deepseek-v3.2", "deepseek-v4"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", PROMPTS)
 @settings(max_examples=30, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(messages=altered(CONVERSATION) | st.just(CONVERSATION), tools=st.just(corpus.TOOLS) | altered(corpus.TOOLS))

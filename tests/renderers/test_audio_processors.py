@@ -134,6 +134,7 @@ def recorded(kind: str, seconds: float, rate: int, channels: int) -> np.ndarray:
     return {"noise": noise / 2, "clipped": np.clip(8 * noise, -1, 1), "silence": np.zeros(shape)}[kind]
 
 
+@pytest.mark.slow
 def test_files_of_any_rate_and_channels_have_the_features_that_transformers_makes_of_them(
     families: Any, tmp_path: Path
 ) -> None:
@@ -160,6 +161,7 @@ def test_files_of_any_rate_and_channels_have_the_features_that_transformers_make
     check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WINDOWS)
 def test_a_sound_longer_than_the_window_of_a_model_has_a_row_for_each_window(name: str, families: Any) -> None:
     reference, processor = families(name)

@@ -85,6 +85,7 @@ _SOUNDS = st.sampled_from([0.1, 0.35, 0.61, 1.2]).map(lambda seconds: hear(sound
 _IMAGES = st.sampled_from([64, 128, 192]).map(see)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*WHOLE_CONVERSATIONS, *ALONE])
 def test_conversations_with_sounds_are_those_of_the_models_own_processor(name: str, family: Any) -> None:
     renderer, reference = family(name)
@@ -128,6 +129,7 @@ def _parts(messages: Sequence[Mapping[str, Any]], kind: str) -> list[dict[str, A
     return [part for message in messages for part in message["content"] if part["type"] == kind]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen2_audio", "qwen2_5_omni"])
 def test_bridges_carry_sounds_forward_and_go_on_counting_them(name: str, family: Any) -> None:
     renderer, _ = family(name)

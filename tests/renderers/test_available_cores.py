@@ -18,6 +18,7 @@ print(available_cores(), RendererPool(Nothing()).size)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no affinity of processes")
 def test_a_process_that_may_use_one_core_has_one_thread():
     run = subprocess.run([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, check=True, text=True)

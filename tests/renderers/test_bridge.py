@@ -78,6 +78,7 @@ def bridged(outcome: RenderedTokens | BridgeRefusal | None) -> RenderedTokens:
 # The oracle.
 
 
+@pytest.mark.slow
 @settings(max_examples=80)
 @given(history=histories, assistant=assistants, new=new_messages, told=st.booleans())
 def test_bridging_a_canonical_completion_is_rendering_the_whole_conversation(
@@ -109,6 +110,7 @@ def test_the_comparison_with_the_full_render_finds_a_planted_fault(renderer: Tem
         assert result.token_ids != whole.token_ids
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     sampled=st.lists(st.integers(0, 400) | st.integers(10**6, 10**9), max_size=12),

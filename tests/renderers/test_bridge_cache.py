@@ -44,6 +44,7 @@ def outcome(renderer: TemplateRenderer, completion: list[int], new: Any, told: b
     return result.token_ids, result.spans, result.message_roles, result.message_tool_names, items
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(sampled=st.sampled_from([[], [70, 71]]), stopped=st.booleans(), new=messages, told=st.booleans())
 def test_a_cached_extension_is_what_a_renderer_without_caches_prints(
@@ -107,6 +108,7 @@ def schema(kind: str) -> list[dict[str, Any]]:
     return [{"type": "function", "function": {"name": "get", "parameters": parameters}}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", ["trl/qwen3_5_think", "trl/glm4moe_training", "own/minimax"])
 def test_a_call_that_was_parsed_with_another_schema_is_parsed_again(template: str) -> None:
     renderer = renderer_of(template)

@@ -115,6 +115,7 @@ def test_the_prompt_is_posted_and_the_completion_is_parsed(
     assert result["prompt_attribution"].token_ids == prompt
 
 
+@pytest.mark.slow
 def test_the_client_of_openai_is_one(renderer: TemplateRenderer, answer: list[int]) -> None:
     from openai import AsyncOpenAI
 

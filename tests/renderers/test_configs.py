@@ -125,6 +125,7 @@ def test_template_variables_are_added_if_the_family_has_them() -> None:
         resolve_config("m", DefaultRendererConfig(), {"tool_parser": "x"})
 
 
+@pytest.mark.slow
 def test_the_variables_of_a_configuration_reach_the_template() -> None:
     directory, switch = corpus.model_dir("qwen-3"), {"enable_thinking": False}
     thinking = load_renderer(directory, config=Qwen3RendererConfig())

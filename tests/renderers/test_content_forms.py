@@ -133,7 +133,7 @@ def as_two_parts(content: str) -> Any:
     return text(content[:half], content[half:])
 
 
-@pytest.mark.parametrize("template", corpus.every_third(corpus.templates()))
+@pytest.mark.parametrize("template", corpus.drawn(corpus.templates()))
 def test_every_template_prints_the_converted_conversation_as_transformers_does(template: str) -> None:
     source = corpus.templates()[template]
     ours = ConvertingTemplate(ChatTemplate(source, model=template, variables=SPECIAL))
@@ -154,6 +154,7 @@ def test_every_template_prints_the_converted_conversation_as_transformers_does(t
     assert compared > 10
 
 
+@pytest.mark.slow
 def test_the_corpus_holds_templates_of_every_kind() -> None:
     """Against an oracle that finds one kind only, which would agree with a renderer that converts nothing."""
     kinds = {
@@ -257,6 +258,7 @@ def test_content_is_converted_only_where_its_form_is_not_read(
         assert printed.text == hugging_face(source, shown, tools, prompt=prompt)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_a_bridge_equals_the_full_render_where_the_forms_depend_on_the_position(data: st.DataObject) -> None:
@@ -354,6 +356,7 @@ def test_the_texts_that_became_one_string_are_content_with_the_line_break_betwee
     assert renderer.tokenizer.decode(body) == "a b\nc"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [STRINGS, PARTS, MIXED], ids=["strings", "parts", "mixed"])
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())

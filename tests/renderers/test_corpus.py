@@ -18,12 +18,14 @@ def way_of_encoding(name: str) -> str:
     return json.dumps([options, *(definition[step] for step in ("normalizer", "pre_tokenizer", "decoder"))])
 
 
+@pytest.mark.slow
 def test_one_tokenizer_of_each_way_of_encoding_has_its_whole_vocabulary() -> None:
     whole = [way_of_encoding(name) for name in corpus.WHOLE_VOCABULARIES]
     assert len(set(whole)) == len(whole)
     assert {way_of_encoding(name) for name in corpus.tokenizer_names()} == set(whole)
 
 
+@pytest.mark.slow
 def test_a_cut_vocabulary_has_the_added_tokens_and_fewer_others_and_gives_texts_back() -> None:
     def vocabulary(tokenizer: Tokenizer) -> dict[str, int]:
         return dict(tokenizer.get_vocab(with_added_tokens=False))

@@ -70,7 +70,8 @@ def canonical(
     return [*completion, *(follows if follows and follows[0] in stops else stops[:1])]
 
 
-@pytest.mark.parametrize("template", corpus.every_third(TEMPLATES))
+@pytest.mark.slow
+@pytest.mark.parametrize("template", corpus.drawn(TEMPLATES))
 def test_the_bridge_of_a_canonical_completion_is_the_full_render_or_a_refusal(template: str) -> None:
     renderer = renderer_of(template)
     for step in steps(renderer):

@@ -140,6 +140,7 @@ def nfc(text: str) -> str:
     return unicodedata.normalize("NFC", text)
 
 
+@pytest.mark.slow
 @over_templates
 @a_few
 @given(data=st.data(), prompt=st.booleans())

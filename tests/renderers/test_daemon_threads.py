@@ -125,6 +125,7 @@ def test_shutdown_can_cancel_calls_that_have_not_begun() -> None:
     assert running.result() is True
 
 
+@pytest.mark.slow
 def test_the_threads_of_a_freed_executor_end() -> None:
     threads = DaemonThreads(2, "freed-executor")
     threads.submit(int).result()
@@ -167,6 +168,7 @@ began.wait()
 """
 
 
+@pytest.mark.slow
 def test_a_hanging_call_does_not_keep_the_process_alive_and_a_short_one_is_completed() -> None:
     ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "short call ended\n", "")

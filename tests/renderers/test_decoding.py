@@ -238,6 +238,7 @@ def test_a_file_that_breaks_off_is_a_decode_error(name: str) -> None:
         assert caught.value.digest == MediaSource.of(data[:length]).digest
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @settings(max_examples=120, deadline=None)
 @given(

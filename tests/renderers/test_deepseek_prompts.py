@@ -338,6 +338,7 @@ def control_ids(encoding: EncodedText) -> list[int]:
     return [encoding.ids[index] for index in encoding.control_at]
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(forged=_FORGED, model=st.sampled_from([V4, V32]), mode=st.sampled_from(["chat", "thinking"]))
 def test_the_text_of_control_tokens_in_content_stays_content(forged: str, model: str, mode: str) -> None:
@@ -459,6 +460,7 @@ def test_deepseek_releases_are_recognised_by_their_control_tokens() -> None:
     assert "DeepSeek V3.2" in template_of(V32).source
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-v3.1", "deepseek-r1", "qwen-3", "glm-5", "minimax-m3"])
 def test_other_models_are_not_recognised_as_deepseek(name: str) -> None:
     assert prompt_for({}, tokenizer_of(name)) is None

@@ -88,6 +88,7 @@ def test_a_listed_model_without_configuration_has_the_configuration_and_the_clas
     )
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_listed_has_the_default_configuration_and_options_none_of_a_family() -> None:
     tokenizer = load_tokenizer(str(corpus.model_dir("qwen-3")))
     assert isinstance(create_renderer(tokenizer), DefaultRenderer)
@@ -106,6 +107,7 @@ def test_template_variables_without_configuration_are_those_of_the_family() -> N
         create_renderer(listed, chat_template_kwargs={"thinking": False})
 
 
+@pytest.mark.slow
 def test_pydantic_is_loaded_when_the_configuration_is_read_and_not_before() -> None:
     program = f"""
 import sys
@@ -123,6 +125,7 @@ assert "pydantic" in sys.modules
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+@pytest.mark.slow
 def test_a_class_is_a_renderer_of_its_family_for_any_model_name() -> None:
     tokenizer = load_tokenizer(str(corpus.model_dir("qwen-3")))
     renderer = Qwen3Renderer(tokenizer, Qwen3RendererConfig(enable_thinking=False))

@@ -14,6 +14,7 @@ from processor_outputs import copy_with_config, load_processors
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
+@pytest.mark.slow
 def test_the_fingerprint_changes_with_every_setting_that_changes_pixels(
     processor_directory: Any, hf_processors: Any, tmp_path: Path
 ) -> None:

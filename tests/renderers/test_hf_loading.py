@@ -87,6 +87,7 @@ def test_the_planted_code_would_run_if_it_were_trusted(
     assert witness.exists()
 
 
+@pytest.mark.slow
 def test_loading_makes_no_network_connection(processor_directory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = processor_directory("gemma4")
 

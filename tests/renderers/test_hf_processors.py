@@ -40,6 +40,7 @@ from renderers.vision.hf_processor import load_hf_processors
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
+@pytest.mark.slow
 @families()
 def test_prompts_with_inserted_expansions_have_the_token_ids_of_the_models_own_processor(
     family: Family, reference_processor: Any, hf_processors: Any
@@ -59,6 +60,7 @@ def test_prompts_with_inserted_expansions_have_the_token_ids_of_the_models_own_p
     assert ours.embed_token == family.embed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma3", "idefics3", "internvl3", "kimi-k2.5"])
 def test_rendered_ids_are_those_of_the_models_own_processor(
     name: str, reference_processor: Any, processor_directory: Any
@@ -184,6 +186,7 @@ def test_items_made_by_several_threads_equal_those_of_one_thread(processor_direc
             }
 
 
+@pytest.mark.slow
 def test_images_that_the_processor_rejects_name_their_digest(processor_directory: Any) -> None:
     # Longer than 200:1, which this policy allows and the processor does not.
     policy = MediaPolicy(max_aspect_ratio=1000)

@@ -53,6 +53,7 @@ def test_scans_of_a_thumbnail_and_of_what_follows_the_image_are_not_counted() ->
     assert scan_count(b"") == 0
 
 
+@pytest.mark.slow
 def test_a_large_progressive_jpeg_of_400_scans_is_refused_at_once() -> None:
     bomb = jpeg_of_scans(Image.new("RGB", (6000, 6000)), 390)
     started = time.monotonic()

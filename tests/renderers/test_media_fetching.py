@@ -178,6 +178,7 @@ def tls_server(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[H
         yield running
 
 
+@pytest.mark.slow
 def test_the_certificate_is_checked_against_the_name_while_the_address_is_pinned(
     tls_server: HostileServer, names: Callable[..., list[str]]
 ) -> None:
@@ -191,6 +192,7 @@ def test_the_certificate_is_checked_against_the_name_while_the_address_is_pinned
             fetch(tls_server.url("/", host=host), policy())
 
 
+@pytest.mark.slow
 def test_a_certificate_of_an_unknown_authority_is_refused(
     tls_server: HostileServer, names: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -187,6 +187,7 @@ parts = st.one_of(
 conversations = st.lists(st.lists(parts, min_size=1, max_size=5), min_size=1, max_size=3)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(conversations, st.booleans(), st.sampled_from([TEMPLATE, BARE]))
 def test_ids_are_those_of_the_expanded_text_tokenised_as_a_whole(turns: list[Any], prompt: bool, template: str) -> None:
@@ -205,6 +206,7 @@ def test_ids_are_those_of_the_expanded_text_tokenised_as_a_whole(turns: list[Any
     assert covered == list(range(len(rendered)))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(conversations, st.sampled_from([TEMPLATE, BARE]))
 def test_logical_ids_have_one_marker_an_item_and_map_both_ways(turns: list[Any], template: str) -> None:
@@ -236,6 +238,7 @@ def test_logical_ids_have_one_marker_an_item_and_map_both_ways(turns: list[Any],
             assert rendered.token_ids[start:end] == [token]
 
 
+@pytest.mark.slow
 def test_text_at_the_edge_of_an_expansion_merges_with_its_neighbours_and_stays_outside_the_range() -> None:
     renderer = renderer_of(BARE)
     rendered = renderer.render([{"role": "user", "content": [image("spaced"), text("\n\nWhat is it?")]}])
@@ -249,6 +252,7 @@ def test_text_at_the_edge_of_an_expansion_merges_with_its_neighbours_and_stays_o
         _ = rendered.logical_ids
 
 
+@pytest.mark.slow
 def test_bounded_text_belongs_to_the_range() -> None:
     renderer = renderer_of(TEMPLATE)
     rendered = renderer.render([{"role": "user", "content": [video("stamped")]}])
@@ -259,6 +263,7 @@ def test_bounded_text_belongs_to_the_range() -> None:
     assert whole_tokenizer(TEMPLATE).decode(tokens, skip_special_tokens=False) == spelled(VIDEOS[b"stamped"], "")
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(conversations, st.lists(parts, min_size=1, max_size=4), st.sampled_from([TEMPLATE, BARE]))
 def test_a_bridge_with_any_expansion_is_the_full_render(turns: list[Any], new: list[Any], template: str) -> None:

@@ -75,6 +75,7 @@ def late(url: str, **options: Any) -> None:
     assert 0.4 < time.monotonic() - started < 3
 
 
+@pytest.mark.slow
 def test_a_body_sent_byte_by_byte_is_ended_by_the_deadline(server: HostileServer) -> None:
     late(server.on("/body", dripping(head(f"Content-Length: {len(PNG)}") + PNG)))
     late(server.on("/head", dripping(b"HTTP/1.1 200 OK\r\n" + b"X-More: x\r\n" * 1000)))
@@ -82,6 +83,7 @@ def test_a_body_sent_byte_by_byte_is_ended_by_the_deadline(server: HostileServer
     late(server.on("/silence", dripping(b"H", pause=20)))
 
 
+@pytest.mark.slow
 def test_a_redirect_does_not_restart_the_deadline(server: HostileServer) -> None:
     def slow(exchange: Exchange) -> None:
         exchange.wait(0.2)
@@ -90,6 +92,7 @@ def test_a_redirect_does_not_restart_the_deadline(server: HostileServer) -> None
     late(server.on("/slow", slow), max_redirects=100)
 
 
+@pytest.mark.slow
 def test_a_resolver_that_does_not_answer_is_abandoned_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: over.wait(20))
@@ -99,6 +102,7 @@ def test_a_resolver_that_does_not_answer_is_abandoned_at_the_deadline(monkeypatc
         over.set()
 
 
+@pytest.mark.slow
 def test_a_tls_handshake_that_hangs_is_ended_by_the_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:  # accepts, says nothing
         late(f"https://127.0.0.1:{listener.getsockname()[1]}/a")
@@ -260,6 +264,7 @@ def hostile_exchanges(server: HostileServer) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_no_error_and_no_log_record_contains_credentials_or_a_query(
     server: HostileServer, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -292,6 +292,7 @@ def arrays(draw: st.DrawFn) -> np.ndarray:
     return np.array(values, dtype=np.uint8).reshape(shape)
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(one=arrays(), other=arrays(), same=st.booleans())
 def test_digests_of_images_are_equal_exactly_when_their_pixels_are(

@@ -39,6 +39,7 @@ def checked(message: Any) -> Any:
         return type(error), str(error)
 
 
+@pytest.mark.slow
 @settings(max_examples=500)
 @given(message=MESSAGES)
 @example(message={"content": [{"text": "x", "type": "text"}, {"type": "image", "image": b"x"}], "role": "user"})

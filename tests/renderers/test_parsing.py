@@ -207,6 +207,7 @@ control_ids = st.integers(256, 287)
 any_ids = st.lists(control_ids | st.integers(0, 255) | st.integers(0, 2**40), max_size=40)
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(token_ids=any_ids, prompt_ids=st.none() | any_ids, tools=st.sampled_from([None, [], TOOLS]))
 @example(token_ids=[276, 287, 2**63], prompt_ids=None, tools=None)
@@ -237,6 +238,7 @@ tool_calls = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=80)
 @given(content=words, calls=tool_calls)
 def test_parsing_what_was_rendered_gives_the_message_back(

@@ -17,6 +17,7 @@ from renderers.parsing.literals import MAX_DEPTH, is_deeper_than
 from renderers.parsing.parser import parse_response, plain_response
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "value", ["[" * 50_000, '{"a":' * 50_000, "[" * 50_000 + "]" * 50_000, "-" * 50_000, "9" * 50_000]
 )
@@ -89,6 +90,7 @@ def test_any_ids_parse_into_an_encodable_message_with_ordered_spans(name: str, d
     json.dumps(parsed.to_message(), ensure_ascii=False).encode()
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(name=st.sampled_from(sorted(CONTROL)), data=st.data())
 def test_a_turn_of_content_alone_has_the_response_of_the_parser(name: str, data: st.DataObject) -> None:

@@ -96,6 +96,7 @@ def test_every_kind_of_decoder_gives_what_tokenizers_gives(kind: str) -> None:
     run()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen-2.5", "deepseek-coder-33b-base", "jiutian-139moe-chat"])
 def test_real_tokenizers_decode_random_ids_the_same(name: str) -> None:
     tokenizer = real_tokenizer(name)
@@ -213,6 +214,7 @@ MORE = (
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(
     ids=st.lists(st.integers(256, 262) | st.sampled_from([65, 66, 131, 143, 150, 180, 200, 255]), max_size=12),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from corpus import call, every_third, says, user
+from corpus import call, drawn, says, user
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from test_parsing_families import (
@@ -135,7 +135,7 @@ def without_layout(renderer: TemplateRenderer, text: str) -> str:
 
 
 @pytest.mark.parametrize("as_text", [True, False], ids=["ordinary tokens", "control tokens"])
-@pytest.mark.parametrize("name", every_third(WITH_CALLS))
+@pytest.mark.parametrize("name", drawn(WITH_CALLS))
 @settings(max_examples=10, deadline=None)
 @given(data=st.data(), in_json=st.booleans())
 def test_a_call_whose_values_hold_delimiters_is_read_back_or_flagged_without_a_loss(

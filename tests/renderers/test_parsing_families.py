@@ -434,6 +434,7 @@ def test_a_gemma_channel_of_another_name_is_content() -> None:
     assert (parsed.reasoning_content, parsed.content) == (None, "<|channel>other\nYes.")
 
 
+@pytest.mark.slow
 def test_a_closing_marker_that_the_template_prints_for_no_reasoning_is_layout() -> None:
     for name in ("own/glm-5", "own/minimax-m3", "own/deepseek-v3.1"):
         renderer = renderer_of(name)

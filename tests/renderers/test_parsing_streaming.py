@@ -101,6 +101,7 @@ def completions(draw: st.DrawFn) -> tuple[Format, TemplateTokenizer, list[int], 
     return format, tokenizer, ids, draw(st.booleans())
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(completion=completions(), cuts=st.lists(st.integers(0, 80), max_size=6))
 def test_any_chunks_give_the_same_response_and_deltas_that_add_up_to_it(
@@ -119,6 +120,7 @@ def test_any_chunks_give_the_same_response_and_deltas_that_add_up_to_it(
         assert finished == whole.tool_calls
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(completion=completions())
 def test_a_prefix_never_says_what_the_whole_takes_back(

@@ -70,6 +70,7 @@ def placed(rendered: RenderedTokens) -> list[tuple[MediaItem, PlaceholderRange]]
 # Sampled tokens are never printed anew.
 
 
+@pytest.mark.slow
 def test_a_boolean_that_was_sampled_as_json_is_not_printed_as_python_in_the_next_prompt() -> None:
     """The model writes `false`, the client reads a bool, the template prints `False`."""
     renderer = renderer_of("trl/qwen3_5_think")
@@ -90,6 +91,7 @@ def test_a_boolean_that_was_sampled_as_json_is_not_printed_as_python_in_the_next
     assert renderer.tokenizer.decode(following.token_ids) == anew.replace("\nFalse\n", "\nfalse\n")
 
 
+@pytest.mark.slow
 def test_text_sampled_in_other_tokens_than_the_tokenizer_would_choose_keeps_its_ids() -> None:
     """`jsonp` + `enderer` and `json` + `p` + `enderer` are one text."""
     renderer = renderer_of("trl/qwen2_5")
@@ -314,6 +316,7 @@ def test_a_bridge_trims_beside_images_as_a_rendering_does(
     assert hashes == shown_images(seeing, whole)[0]
 
 
+@pytest.mark.slow
 def test_the_numbers_of_images_continue_after_a_bridge(tmp_path: Path) -> None:
     config = RendererOptions(chat_template_kwargs={"add_vision_id": True})
     numbering = load_renderer(finetune("trl/qwen3_vl", tmp_path), config=config)

@@ -62,6 +62,7 @@ def test_pixels_equal_those_of_real_configurations(name: str, size: tuple[int, i
     check_equal(CONFIGS[name], reference_processor(CONFIGS[name], backend), noise(*size), backend)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", LARGE)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_pixels_of_large_images_are_equal(size: tuple[int, int], backend: ImageBackend) -> None:
@@ -78,6 +79,7 @@ def test_the_largest_image_that_is_not_shrunk_is_equal() -> None:
     np.testing.assert_array_equal(ours["pixel_values"], theirs["pixel_values"])
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)  # test_resampling covers many more sizes
 @given(
     width=st.integers(1, 400),

@@ -189,6 +189,7 @@ def test_the_comparison_sees_a_planted_fault(change: dict[str, Any]) -> None:
 # Sampling.
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     total=st.integers(1, 5000),

@@ -40,6 +40,7 @@ def check_equal(planes: np.ndarray, height: int, width: int, resample: int) -> N
         np.testing.assert_array_equal(ours, torchs(planes, height, width, resample))
 
 
+@pytest.mark.slow
 @settings(max_examples=250, deadline=None)
 @given(
     before=st.tuples(SIDES, SIDES),

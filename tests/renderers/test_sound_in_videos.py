@@ -108,6 +108,7 @@ _FILMS = st.builds(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OMNI)
 def test_conversations_with_films_are_those_of_the_models_own_processor(name: str, family: Any) -> None:
     renderer, reference = family(name)
@@ -156,6 +157,7 @@ def test_another_sound_of_the_same_film_has_the_same_tokens_and_another_hash(fam
     assert not np.array_equal(first["input_features"], second["input_features"])
 
 
+@pytest.mark.slow
 def test_one_marker_of_the_template_stands_for_a_video_and_its_sound(family: Any) -> None:
     renderer, reference = family("qwen2_5_omni")
     rendered = renderer.render([user(film(4, 1.0), said("What?"))])
@@ -212,6 +214,7 @@ def test_renderers_with_and_without_the_option_may_share_a_store(family: Any) ->
         assert silent_item.mm_hash != heard_item.mm_hash
 
 
+@pytest.mark.slow
 def test_the_first_film_whose_sound_is_dropped_is_logged_once_with_the_option(
     family: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -79,7 +79,7 @@ def test_the_corpus_has_the_documented_size() -> None:
     assert len(WITH_TOKENIZER) >= 45
 
 
-@pytest.mark.parametrize("template", corpus.every_third(corpus.templates()))
+@pytest.mark.parametrize("template", corpus.drawn(corpus.templates()))
 def test_the_traced_text_equals_that_of_transformers_and_errors_have_the_message_of_the_template(template: str) -> None:
     printed_something = False
     for conversation, (messages, tools) in corpus.CONVERSATIONS.items():
@@ -98,7 +98,7 @@ def test_the_traced_text_equals_that_of_transformers_and_errors_have_the_message
     assert printed_something
 
 
-@pytest.mark.parametrize("template", corpus.every_third(WITH_TOKENIZER))
+@pytest.mark.parametrize("template", corpus.drawn(WITH_TOKENIZER))
 def test_ids_of_a_model_s_own_template_and_tokenizer_are_those_of_hugging_face(template: str) -> None:
     name = corpus.tokenizer_of(template)
     assert name is not None
@@ -109,7 +109,8 @@ def test_ids_of_a_model_s_own_template_and_tokenizer_are_those_of_hugging_face(t
             assert encoded(text, conversation, ours(name)) == expected, conversation
 
 
-@pytest.mark.parametrize("name", corpus.every_third(corpus.WHOLE_VOCABULARIES))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", corpus.drawn(corpus.WHOLE_VOCABULARIES))
 def test_ids_of_every_way_of_encoding_agree_under_every_template(name: str) -> None:
     """The next test does the same with the other tokenizers."""
     conversations = list(corpus.CONVERSATIONS)

@@ -109,6 +109,7 @@ def test_an_endless_template_raises_a_limit_error(bomb: str) -> None:
     assert time.monotonic() - started < 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bomb", ["nested loops", "repetition", "doubled by +"])
 def test_an_endless_template_raises_a_limit_error_with_the_full_number_of_units(bomb: str) -> None:
     with pytest.raises(TemplateLimitError):

@@ -78,6 +78,7 @@ spaced = st.lists(
 ).map("".join)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(tokens=st.lists(marks, max_size=4, unique_by=lambda token: token.content), text=spaced)
 def test_flags_of_added_tokens_work_as_in_hugging_face(tokens: list[AddedToken], text: str) -> None:
@@ -224,7 +225,7 @@ SHORT_CUT = [
 ]
 
 
-@pytest.mark.parametrize("name", corpus.every_third(SHORT_CUT))
+@pytest.mark.parametrize("name", corpus.drawn(SHORT_CUT))
 @settings(max_examples=80, deadline=None)
 @given(text=ascii_texts, data=st.data())
 def test_the_ascii_encoder_gives_the_ids_and_cuts_of_the_tokenizer(name: str, text: str, data: st.DataObject) -> None:

@@ -139,6 +139,7 @@ parts = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from(sorted(FAMILIES)), st.lists(st.lists(parts, min_size=1, max_size=4), min_size=1, max_size=2))
 def test_any_conversation_is_what_the_models_own_processor_makes_of_it(family: str, turns: Sequence[Any]) -> None:

@@ -15,6 +15,7 @@ def family(request, tmp_path_factory):
     return LoadedFamily(request.param, tmp_path_factory.mktemp(request.param))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family", ["qwen2_5_vl", "gemma3", "llava_next", "internvl", "idefics3", "mistral3"], indirect=True
 )

@@ -32,6 +32,7 @@ def by_loops(rewards, groups, lengths, baseline):
     return advantages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
 @pytest.mark.parametrize("by_length", [False, True])
 @given(EPISODES)
@@ -58,6 +59,7 @@ def test_the_scale_is_that_of_the_rewards_of_the_group_whatever_the_baseline_is(
     assert (mean.tolist(), leave_one_out.tolist()) == ([1.0, -1.0], [2.0, -2.0])
 
 
+@pytest.mark.slow
 @given(EPISODES)
 def test_the_degenerate_groups_are_those_whose_advantages_are_all_0(episodes):
     rewards, groups, _ = zip(*episodes, strict=True)
@@ -90,6 +92,7 @@ def test_advantages_compare_within_a_group_only():
     assert group_advantages(rewards, groups, scale="none").tolist() == [0.5, -0.5, 0.0, 0.0, 0.0]
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.floats(-5, 5), st.integers(0, 3)), min_size=1, max_size=20))
 def test_advantages_sum_to_zero_in_every_group(entries):
     rewards, groups = zip(*entries, strict=True)

@@ -39,6 +39,7 @@ def families(*names):
     return pytest.mark.parametrize("family", names, indirect=True)
 
 
+@pytest.mark.slow
 @families(*EACH)
 def test_rows_with_and_without_sounds_have_the_log_probabilities_of_a_plain_forward_in_every_layout(family):
     rows = family.rows_with_sounds()
@@ -58,6 +59,7 @@ def test_another_sound_changes_the_log_probabilities(family):
         assert not close(of_samples(family.model, [heard]), of_samples(family.model, [other]))
 
 
+@pytest.mark.slow
 @families(*EACH)
 def test_a_sampled_placeholder_of_a_sound_is_the_text_token_that_its_embedding_says(family):
     """The same text under an id that is no placeholder gives the same log-probabilities of what follows."""
@@ -76,6 +78,7 @@ def test_a_sampled_placeholder_of_a_sound_is_the_text_token_that_its_embedding_s
             assert torch.allclose(ours[[0, 3, 4]], expected[[0, 3, 4]], atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 @families(*EACH)
 def test_gradients_of_a_packed_batch_are_the_sum_of_single_rows_and_reach_the_audio_tower(family):
     found = assert_same_gradients(family.model, [row.sample for row in family.rows_with_sounds()])
@@ -232,6 +235,7 @@ def made_item(tensors, fields, num_tokens):
     return MediaItem("audio", source.digest, source, tensors, num_tokens, None, fields)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "items"),
     [(audio_models.voxtral, voxtral_items), (audio_models.granite_speech, granite_items)],

@@ -56,6 +56,7 @@ def scored(model, rendered):
     return np.asarray(result.prompt_logprobs), completion.token_ids.tolist(), completion.logprobs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(MEDIA_FAMILIES))
 def test_a_checkpoint_of_a_family_loads_with_equal_tokens_pixels_and_log_probabilities(name, tmp_path):
     family = loaded_family(name)

@@ -177,6 +177,7 @@ def results(
     return {kind: [(case, next(found)) for case in those] for kind, those in cases.items()}
 
 
+@pytest.mark.slow
 def test_every_command_refuses_every_kind_of_bad_input_with_a_line_that_names_it(results: dict[str, Any]) -> None:
     for case, result in results["inputs"]:
         check(case.command, result, case.path)
@@ -300,6 +301,7 @@ def test_a_closed_standard_output_is_named(forked_results: dict[str, Any]) -> No
         assert "Traceback" not in error
 
 
+@pytest.mark.slow
 def test_a_closed_standard_output_is_named_by_a_process_of_its_own(places: dict[str, str]) -> None:
     done = run_in_shell(arguments_of(PRINTING["traj ls"], places), ">&-")
     assert done.returncode == 2
@@ -320,6 +322,7 @@ def test_a_pipe_closed_by_its_reader_is_an_exit_code_without_a_message(forked_re
     assert list(forked_results["unread"].values()) == [(1, "")] * 4
 
 
+@pytest.mark.slow
 def test_a_conversation_may_come_through_a_pipe(places: dict[str, str]) -> None:
     script = f'"$@" <(cat {places["CONVERSATION"]})'
     command = [sys.executable, "-c", START, "render", "--model", places["MODEL"], "--json"]
@@ -329,6 +332,7 @@ def test_a_conversation_may_come_through_a_pipe(places: dict[str, str]) -> None:
     assert json.loads(done.stdout)["messages"][0]["role"] == "user"
 
 
+@pytest.mark.slow
 def test_a_store_that_holds_a_named_pipe_is_listed_without_waiting(tmp_path: Path) -> None:
     store = MediaStore(directory=tmp_path / "store")
     store.add_source(MediaSource.of(png(1)))

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from rollouts.demo.process import has_episodes, interrupted_message
 from transport import RecordWriter
 
@@ -31,6 +33,7 @@ def test_episodes_of_an_earlier_run_are_not_named_after_an_interruption(tmp_path
     assert not has_episodes(tmp_path, 2000.0)
 
 
+@pytest.mark.slow
 def test_the_process_of_the_trainer_can_be_started_before_torch_is_imported() -> None:
     code = "import sys, rollouts.demo.process; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

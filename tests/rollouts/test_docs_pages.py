@@ -54,12 +54,14 @@ def test_the_page_on_comparing_runs(capsys):
     assert Path("comparison.html").is_file()
 
 
+@pytest.mark.slow
 def test_the_page_on_models_that_hear():
     names = run_page("audio.md")
     assert names["report"].max_abs < 1e-5
     assert names["report"].tokens == 12
 
 
+@pytest.mark.slow
 def test_the_page_on_environments():
     names = run_page("environments.md")
     trajectory = names["trajectory"]
@@ -115,6 +117,7 @@ def test_the_page_on_trajectories():
     assert len(names["samples"]) == 1
 
 
+@pytest.mark.slow
 def test_the_page_on_the_trainer():
     names = run_page("trainer.md")
     assert names["losses"][-1] < names["losses"][0] / 2
@@ -123,6 +126,7 @@ def test_the_page_on_the_trainer():
     assert sorted(path.name for path in Path("checkpoint").iterdir()) == ["checkpoint.safetensors"]
 
 
+@pytest.mark.slow
 def test_the_page_on_training():
     names = run_page("training.md")
     assert len(names["samples"]) == 8
@@ -157,6 +161,7 @@ def test_the_page_on_migrating(tiny_model_dir):
     assert names["renderer"].config.name == "default"
 
 
+@pytest.mark.slow
 def test_the_page_on_weight_updates():
     names = run_page("weight-updates.md")
     assert names["synchronous"] == [[0, 0, 0], [1, 1, 1], [2, 2, 2], [3, 3, 3]]
@@ -181,6 +186,7 @@ def test_the_page_on_workers(renderer):
     assert (names["metrics"]["workers"], names["metrics"]["worker_slots"]) == (1, 8)
 
 
+@pytest.mark.slow
 def test_the_page_on_observability(capsys):
     names = run_page("observability.md")
     values, lines = names["values"], names["lines"]
@@ -202,6 +208,7 @@ def test_the_page_on_observability_has_a_row_for_each_metric():
         assert f"| `{name}` | {metric.kind} | {metric.unit} | {metric.meaning} |" in text
 
 
+@pytest.mark.slow
 def test_the_page_on_the_runner():
     names = run_page("runner.md")
     assert names["rewards"] == {"two and two": [1.0] * 4, "one and two": [0.0] * 4}

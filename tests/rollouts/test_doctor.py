@@ -89,6 +89,7 @@ def http_server(request):
     server.server_close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("http_server", "outcome"), [(0.1, Outcome.FAILED), (10, Outcome.OK)], indirect=["http_server"]
 )
@@ -160,6 +161,7 @@ class TextEngine:
         )
 
 
+@pytest.mark.slow
 async def test_a_model_that_only_reads_text_is_scored_by_its_own_forward(renderer, tmp_path):
     engine = TextEngine(text_model(tmp_path))
     target = target_of(renderer, tmp_path, engine=engine)
@@ -168,6 +170,7 @@ async def test_a_model_that_only_reads_text_is_scored_by_its_own_forward(rendere
     assert outcomes(await mismatch(target, max_gigabytes=1)) == {"mismatch, text": Outcome.FAILED}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("field", "number", "change", "seen", "cure"),
     [

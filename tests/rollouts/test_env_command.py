@@ -86,6 +86,7 @@ def test_a_program_for_gpus_that_fails_is_named(monkeypatch: pytest.MonkeyPatch,
     assert "none known (nvidia-smi failed: " in text
 
 
+@pytest.mark.slow
 def test_torch_is_not_loaded() -> None:
     program = "import sys; from rollouts.cli.env import _report; _report(); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -131,6 +131,7 @@ async def test_an_episode_that_is_cancelled_anywhere_hands_over_its_completed_tu
     assert trajectory.error.startswith("CancelledError")
 
 
+@pytest.mark.slow
 async def test_wait_for_raises_a_timeout_and_the_turns_are_there(renderer, monkeypatch):
     async def by_wait_for(episode, stop):
         with pytest.raises(TimeoutError):

@@ -156,6 +156,7 @@ def size(tree):
     return tree[0] + sum(map(size, tree[1]))
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(tree=trees, order=st.randoms(use_true_random=False))
 def test_any_tree_of_children_in_any_order_is_what_the_engine_saw(renderer, tree, order):

@@ -369,6 +369,7 @@ def play_anything(environment, engine, renderer):
     decode(encode([trajectory]))
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(("messages", "reward", "done", "info"), PLAIN)))
 def test_whatever_a_step_holds_the_first_turn_is_kept_and_can_be_stored(renderer, fields):
@@ -379,6 +380,7 @@ def test_whatever_a_step_holds_the_first_turn_is_kept_and_can_be_stored(renderer
     play_anything(Anything(), scripted(renderer), renderer)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     st.fixed_dictionaries(

@@ -60,6 +60,7 @@ def repositories(tiny_model_dir, monkeypatch):
     monkeypatch.setattr(renderers, "load_renderer", load)
 
 
+@pytest.mark.slow
 def test_the_page_on_rendering(tiny_model_dir, repositories, tmp_path):
     from transformers import AutoTokenizer
 
@@ -136,6 +137,7 @@ async def run_with_await(page, text, names):
             await running
 
 
+@pytest.mark.slow
 async def test_the_page_on_vllm(tiny_model_dir, tmp_path):
     checkpoint = shutil.copytree(tiny_model_dir, tmp_path / "step-7")
     async with served(tiny_model_dir) as url:
@@ -166,6 +168,7 @@ async def test_the_page_on_chat_endpoints(renderer):
     assert answer.tokens.prompt_ids.tolist() == list(second.prompt_ids)
 
 
+@pytest.mark.slow
 def test_the_page_on_distillation(tiny_model_dir):
     engine, renderer = LocalEngine.from_pretrained(tiny_model_dir), load_renderer(tiny_model_dir)
     options = {"engine": engine, "renderer": renderer, "sampling": SamplingParams(max_tokens=4, seed=0)}

@@ -18,6 +18,7 @@ def empty_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_guide_to_an_own_model(capsys):
     names = run_page("how-to/own-model.md")
     assert names["report"].max_abs < 1e-4
@@ -45,6 +46,7 @@ def test_the_guide_to_judges():
     assert (usage.verdicts, usage.judged, usage.requests, usage.unreadable) == (2, 2, 2, 0)
 
 
+@pytest.mark.slow
 def test_the_guide_to_the_flags_of_vllm(monkeypatch):
     # It starts `rollouts` by its name, as in an activated environment.
     monkeypatch.setenv("PATH", f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}")
@@ -54,6 +56,7 @@ def test_the_guide_to_the_flags_of_vllm(monkeypatch):
     assert (trajectory.num_turns, trajectory.nodes[-1].weight_spans[0].version) == (1, "default")
 
 
+@pytest.mark.slow
 def test_the_guide_to_supervised_training():
     names = run_page("how-to/supervised-fine-tuning.md")
     assert names["losses"][-1] < names["losses"][0]
@@ -62,6 +65,7 @@ def test_the_guide_to_supervised_training():
     assert load_renderer("trained").render_ids(HELLO) == names["renderer"].render_ids(HELLO)
 
 
+@pytest.mark.slow
 def test_the_guide_to_a_loop():
     names = run_page("how-to/rl-loop.md")
     assert len(names["history"]) == 3
@@ -86,6 +90,7 @@ def test_the_guide_to_the_gateway():
     assert (names["trajectory"].num_turns, len(names["trajectory"].leaves()), len(names["samples"])) == (2, 1, 1)
 
 
+@pytest.mark.slow
 def test_the_guide_to_analysis(monkeypatch):
     monkeypatch.setenv("PATH", f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}")
     names = run_page("how-to/analyse-a-run.md")

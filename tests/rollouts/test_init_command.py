@@ -63,6 +63,7 @@ def test_the_program_of_a_new_project_writes_the_model_that_its_run_names(tmp_pa
 @pytest.mark.parametrize("template", list(Template))
 def test_the_code_of_a_new_project_is_formatted_and_linted(template: Template, tmp_path: Path) -> None:
     rollouts("init", tmp_path, "--template", template.value)
+    pytest.importorskip("ruff")
     settings = ["--isolated", "--config", "line-length=120"]
     for command in (["check", "--select", "E,F,W,I,UP,B,SIM"], ["format", "--check"]):
         ruff = subprocess.run(

@@ -75,6 +75,7 @@ def rendered(ids: list[int]) -> RenderedTokens:
     return RenderedTokens(ids, message_indices=[0] * len(ids), message_roles=["user"], is_content=[True] * len(ids))
 
 
+@pytest.mark.slow
 def test_the_detector_notices_an_operation_that_gives_up_the_lock() -> None:
     many = np.arange(10_000_000)
     assert gives_up_lock(lambda: many + 1)

@@ -165,6 +165,7 @@ async def test_a_path_is_an_image_with_a_filter_and_a_policy(tmp_path):
         await judge(assistant("a"), str(path))
 
 
+@pytest.mark.slow
 @given(st.text(st.characters(codec="utf-8"), min_size=1))
 def test_the_text_of_a_conversation_reaches_the_model_unchanged(text):
     judge, model = judge_of("yes", prompt="<{{ completion.content }}>")

@@ -29,6 +29,7 @@ def request(name="r", prompt=(5, 6, 7), **sampling):
     return GenerateRequest(list(prompt), SamplingParams(**{"max_tokens": 8, "seed": 3, **sampling}), request_id=name)
 
 
+@pytest.mark.slow
 async def test_an_aborted_request_ends_and_the_others_of_its_batch_go_on(engine):
     assert isinstance(engine, AbortableEngine)
     begun = asyncio.Event()
@@ -45,6 +46,7 @@ async def test_an_aborted_request_ends_and_the_others_of_its_batch_go_on(engine)
     np.testing.assert_array_equal(other.completions[0].token_ids, alone.token_ids)
 
 
+@pytest.mark.slow
 async def test_a_waiting_request_ends_without_tokens(engine):
     begun = asyncio.Event()
     first = asyncio.ensure_future(

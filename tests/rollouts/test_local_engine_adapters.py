@@ -79,6 +79,7 @@ def versions(completion):
     return [span.version for span in completion.weight_spans]
 
 
+@pytest.mark.slow
 async def test_requests_of_different_adapters_at_once_have_the_log_probabilities_of_their_own(
     engine, prompt, tiny_model_dir, adapters
 ):
@@ -98,6 +99,7 @@ async def test_requests_of_different_adapters_at_once_have_the_log_probabilities
             assert difference(tiny_model_dir, adapters.get(other), request(prompt), completion) > 1e-2
 
 
+@pytest.mark.slow
 async def test_new_weights_of_the_model_are_under_every_adapter_and_named_in_the_version(
     engine, prompt, adapters, other_model_dir
 ):
@@ -126,6 +128,7 @@ def held_batch(monkeypatch):
     return reached, released
 
 
+@pytest.mark.slow
 async def test_a_request_keeps_its_adapter_when_another_one_takes_the_name_meanwhile(
     engine, held_batch, prompt, tiny_model_dir, adapters
 ):
@@ -143,6 +146,7 @@ async def test_a_request_keeps_its_adapter_when_another_one_takes_the_name_meanw
         assert difference(tiny_model_dir, adapters[name], request(prompt), completion) < 1e-5
 
 
+@pytest.mark.slow
 async def test_a_completion_in_flight_continues_with_the_next_adapter_of_a_lora_engine(
     engine, held_batch, prompt, tiny_model_dir, adapters
 ):

@@ -71,6 +71,7 @@ def test_sampled_log_probabilities_of_a_model_that_reads_images_are_those_of_the
     asyncio.run(engine.close())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", EACH, indirect=True)
 def test_sampled_log_probabilities_of_a_model_that_hears_are_those_of_the_trainer(family):
     """Two turns: each of the second continues one of the first, with another sound."""

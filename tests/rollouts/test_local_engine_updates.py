@@ -155,6 +155,7 @@ async def test_a_directory_gives_the_weights_of_its_checkpoint(engine, prompt, o
     assert completion.logprobs.tolist() == expected.logprobs.tolist()
 
 
+@pytest.mark.slow
 async def test_tensors_may_have_the_names_of_checkpoint_files(tmp_path):
     first = save_family("qwen2_5_vl", tmp_path / "first")
     weights = {name: value * 1.1 for name, value in load_file(first / "model.safetensors").items()}

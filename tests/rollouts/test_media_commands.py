@@ -142,6 +142,7 @@ def test_every_wrong_target_is_one_error_line(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_importing_the_commands_loads_neither_torch_nor_a_decoder() -> None:
     script = (
         "import sys; from rollouts.cli.main import app; from typer.testing import CliRunner\n"
@@ -327,6 +328,7 @@ def test_damaged_media_are_not_exported(tmp_path: Path) -> None:
     assert (tmp_path / "sheet.png").exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_no_partial_file(tmp_path: Path) -> None:
     (digest,) = store_of(tmp_path / "store", encoded(Image.fromarray(np.tile(NOISE, (20, 20, 1))), "BMP"))
     script = (
@@ -502,6 +504,7 @@ def showing(name: str, *images: bytes) -> Trajectory:
     return Trajectory(name, nodes=[node])
 
 
+@pytest.mark.slow
 def test_media_of_a_compressed_file_are_read_one_after_the_other_and_not_held(tmp_path: Path) -> None:
     pytest.importorskip("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
     images = [array_to_raw(np.full((600, 600, 3), level, np.uint8)) for level in range(20)]

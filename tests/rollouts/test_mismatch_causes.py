@@ -116,6 +116,7 @@ def test_a_generation_prompt_that_ends_in_other_tokens_is_named_wrong_template(m
     assert "the first token of a turn differs most" in likely.evidence
 
 
+@pytest.mark.slow
 def test_stale_weights_are_named_where_the_difference_grows_with_the_version_lag(model, other_weights, renderer, exact):
     older = sampled(other_weights, renderer)
     mixed = [

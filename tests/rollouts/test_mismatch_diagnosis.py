@@ -65,6 +65,7 @@ def not_normalised(item):
     return with_pixels(item, values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -83,6 +84,7 @@ def test_faults_of_all_images_are_told_apart(model, renderer, change, expected):
     assert f"cure: {expected[0].cure}" in text
 
 
+@pytest.mark.slow
 def test_images_dropped_with_their_placeholder_tokens_are_named(model, renderer):
     def without_images(request):
         ids = list(request.prompt_ids)
@@ -110,6 +112,7 @@ def test_an_image_of_another_sample_is_named_with_the_samples_that_have_it(model
     assert sorted(diagnosis.report.compared.names[index].split("/")[0] for index in diagnosis.examined) == ["e1", "e4"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [None, PixelScale()])
 def test_pixels_without_a_recorded_scale_are_tested_with_the_scale_that_is_given(model, renderer, exact, scale):
     def without_scale(sample):
@@ -121,6 +124,7 @@ def test_pixels_without_a_recorded_scale_are_tested_with_the_scale_that_is_given
     assert [found.cause for found in diagnosis.causes] == ([Cause.DOUBLED_NORMALISATION] if scale else [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gemma3", "idefics3"])
 def test_doubled_normalisation_is_named_for_other_architectures(family, tmp_path):
     loaded = LoadedFamily(family, tmp_path)
@@ -178,6 +182,7 @@ def test_a_first_token_that_one_side_has_twice_or_not_at_all_is_named(model, ren
     assert diagnosis.affected == len(FEW)
 
 
+@pytest.mark.slow
 def test_a_hypothesis_of_the_caller_names_another_template(model, renderer):
     system = renderer.render_ids([{"role": "system", "content": "You are a helpful assistant."}])
     samples = sampled(model, renderer, request=lambda request: after_tokens(request, system), seeds=FEW)
@@ -211,6 +216,7 @@ def test_the_trainer_has_the_fault_where_the_sampler_agrees_and_its_log_probabil
     assert [cause for cause, _ in confirmed(diagnosis)] == [Cause.DOUBLED_NORMALISATION]
 
 
+@pytest.mark.slow
 def test_two_faults_in_different_samples_are_both_named(model, renderer):
     def change(request):
         if request.media:

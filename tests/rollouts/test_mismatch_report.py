@@ -131,6 +131,7 @@ def test_a_token_belongs_to_the_last_image_or_video_before_it(renderer):
 FLOATS = st.floats(-20, 0, width=32)
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.tuples(FLOATS, FLOATS), min_size=1, max_size=5), min_size=1, max_size=6), st.data())
 def test_merged_reports_equal_the_report_of_the_whole_batch(values, data):
     samples = [
@@ -175,6 +176,7 @@ def test_the_largest_differences_are_the_outliers():
     assert compared([sample([0, 1], [-1.0])], [[-1.0]]).outliers == ()
 
 
+@pytest.mark.slow
 def test_an_empty_report_prints_and_plots(tmp_path):
     report = mismatch_report(TrainingBatch.from_samples([sample([0, 0], [])], pad_id=0), torch.zeros(1, 2))
     assert (report.tokens, report.max_abs, report.worst, report.by_turn) == (0, 0.0, "", ())
@@ -183,6 +185,7 @@ def test_an_empty_report_prints_and_plots(tmp_path):
     check_mismatch(report, max_abs=1e-6)
 
 
+@pytest.mark.slow
 def test_the_plot_is_an_image_file_also_of_infinite_differences(tmp_path):
     report = compared([sample([0, 1, 1], [-1.0, -2.0])], [[-1.5, math.nan]])
     plot_mismatch(report, tmp_path / "mismatch.png")

@@ -63,6 +63,7 @@ def with_zeros(item):
     return replace(item, mm_hash=f"{item.mm_hash}-zeros", tensors={**item, **features})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "tested"),
     [

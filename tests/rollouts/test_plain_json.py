@@ -51,6 +51,7 @@ def read_array(entry: dict[str, Any]) -> np.ndarray:
     return np.array(data, entry["dtype"]).reshape(entry["shape"])
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     hnp.arrays(
@@ -200,6 +201,7 @@ def test_an_episode_with_a_value_that_has_no_form_is_named_and_the_others_are_ex
         assert [row["episode_id"] for row in rows] == ["a", "a", "b", "b"]
 
 
+@pytest.mark.slow
 def test_writing_json_loads_no_torch() -> None:
     code = "import sys, rollouts.cli.traj.export; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

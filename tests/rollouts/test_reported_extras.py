@@ -34,6 +34,7 @@ def add(trajectory, prompt, ids, **beside):
 tokens = st.lists(st.integers(0, 3), min_size=1, max_size=4)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.booleans(), tokens, tokens), min_size=1, max_size=6))
 def test_rows_along_any_path_are_those_of_one_pass_over_its_tokens(turns):
     """Whether a turn continues the one before it or forks, and wherever its prompt leaves what is known."""

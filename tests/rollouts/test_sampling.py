@@ -1,6 +1,7 @@
 """The row sampler draws what the parameters say."""
 
 import numpy as np
+import pytest
 import torch
 
 from rollouts import SamplingParams
@@ -16,6 +17,7 @@ def draws(logits: list[float], count: int, **params) -> np.ndarray:
     return sampler.sample(rows, 0)[0].numpy()
 
 
+@pytest.mark.slow
 def test_frequencies_follow_the_softmax():
     probabilities = np.array([0.5, 0.3, 0.15, 0.05])
     counts = np.bincount(draws(np.log(probabilities).tolist(), 20_000), minlength=4)

@@ -45,6 +45,7 @@ def gradients(results, weights, leaves):
     return torch.autograd.grad(loss, leaves)
 
 
+@pytest.mark.slow
 @given(
     positions=st.integers(0, 9),
     words=st.integers(1, 12),

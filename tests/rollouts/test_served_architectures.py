@@ -57,6 +57,7 @@ async def served_results(server, requests, media="auto"):
         return await asyncio.gather(*(engine.generate(request) for request in requests))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE_FAMILIES)])
 async def test_images_of_many_layouts_reach_the_served_model_unchanged(name):
     family = loaded_family(name)

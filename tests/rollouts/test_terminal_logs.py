@@ -32,6 +32,7 @@ app(["fail"])
 """
 
 
+@pytest.mark.slow
 def test_a_log_record_of_a_command_sends_no_control_character_to_the_terminal() -> None:
     result = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=True)
     assert "failed: ␛[2J␛[31m\nTraceback" in result.stderr

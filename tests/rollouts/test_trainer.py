@@ -64,6 +64,7 @@ def assert_close(found, expected):
     assert max(np.abs(value).max() for value in expected.values()) > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [SMALL, EVERYWHERE], ids=["layers", "layers and output layer"])
 @pytest.mark.parametrize(
     "name", [*FAMILIES, "qwen2_audio", *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)]

@@ -52,6 +52,7 @@ async def difference(trainer, model_id, engine, family, adapter):
     return max(np.abs(one[-len(other) :] - other).max() for one, other in zip(scored, reported, strict=True))
 
 
+@pytest.mark.slow
 async def test_adapters_of_a_trainer_are_sampled_over_its_own_weights(family, data, tmp_path):
     trainer = Trainer.from_pretrained(family.directory, device="cpu")
     for name in ("a", "b"):

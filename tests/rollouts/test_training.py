@@ -358,6 +358,7 @@ def test_sampler_and_trainer_agree_on_multi_turn_image_episodes_that_crossed_the
     assert report.kl < 1e-9
 
 
+@pytest.mark.slow
 def test_swapped_images_show_in_the_mismatch(model, renderer, episodes):
     """The planted fault: right ids, right shapes, wrong pixels."""
     first, second = (samples_from_trajectory(t, advantage=1.0, processors=renderer.processors)[0] for t in episodes[:2])

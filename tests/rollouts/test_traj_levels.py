@@ -317,6 +317,7 @@ def test_records_that_cannot_be_read_are_named_once_and_the_others_are_written(t
     assert parquet.read_table(tmp_path / "i.parquet").column("episode_id").to_pylist() == ["a"]
 
 
+@pytest.mark.slow
 def test_a_large_file_is_written_in_parts(tmp_path: Path) -> None:
     path = file_of(tmp_path / "t.mmr", *([short(f"{record}-{index}") for index in range(50)] for record in range(50)))
     (summary,) = lines(run("export", path, "--parquet", tmp_path / "o.parquet"))

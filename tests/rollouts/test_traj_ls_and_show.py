@@ -117,6 +117,7 @@ def test_an_episode_is_found_by_number_or_id_and_a_missing_one_is_one_line(tmp_p
     assert "no episode 'c'" in one_error(run("show", path, "c"))
 
 
+@pytest.mark.slow
 def test_an_episode_of_two_thousand_forks_is_shown_without_recursion(tmp_path: Path) -> None:
     nodes = [prompt_node(-1, 1)]
     for depth in range(0, 4000, 2):

@@ -93,6 +93,7 @@ def test_a_record_of_exponential_size_is_reported_at_once(tmp_path: Path, held: 
         assert "record 1: it holds a" in result.stdout
 
 
+@pytest.mark.slow
 def test_unusual_but_valid_contents_pass(tmp_path: Path) -> None:
     good = short("good")
     shared = ["x"] * 200

@@ -226,6 +226,7 @@ def test_every_leaf_read_from_the_root_is_what_some_turn_saw(turns):
     assert leaves <= {tuple(ids) for ids in seen}
 
 
+@pytest.mark.slow
 @given(TURNS)
 def test_a_trajectory_crosses_the_wire_unchanged(turns):
     trajectory = Trajectory("e", seed=3, group_id="g")

@@ -77,6 +77,7 @@ def prompts(draw, trajectory: Trajectory):
     return ids, placed
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_each_turn_of_several_agents_attaches_to_the_node_that_the_rule_names(data):
     trajectory = Trajectory("e")

@@ -68,6 +68,7 @@ def values(record):
     }
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_an_episode_is_stored_and_refused_as_without_the_tokens_that_it_keeps(data):
     usual, general = Trajectory("e"), Trajectory("e")
@@ -87,6 +88,7 @@ def test_an_episode_is_stored_and_refused_as_without_the_tokens_that_it_keeps(da
     assert (usual.turns, usual.forks) == (general.turns, general.forks)
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_what_a_turn_adds_passes_the_checks_of_its_classes(data):
     trajectory = Trajectory("e")

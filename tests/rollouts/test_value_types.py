@@ -49,6 +49,7 @@ def agrees(value: Any, read: Any) -> bool:
     return bool(read == value) and isinstance(read, bool) == isinstance(value, bool)
 
 
+@pytest.mark.slow
 @given(st.lists(VALUES, max_size=6))
 def test_every_value_is_read_back(values: list[Any]) -> None:
     _, read = stored(values)

@@ -119,6 +119,7 @@ ROWS = (
 # Log-probabilities.
 
 
+@pytest.mark.slow
 @EACH
 def test_rows_with_films_have_the_log_probabilities_of_the_models_own_forward_in_every_layout(omni):
     samples = [omni.sample(*parts, name=str(number)) for number, parts in enumerate(ROWS)]
@@ -152,6 +153,7 @@ def test_another_sound_of_the_same_frames_changes_the_log_probabilities_and_so_d
         assert not close(ours, [misplaced])
 
 
+@pytest.mark.slow
 @EACH
 def test_the_stock_forward_on_model_inputs_gives_the_same_log_probabilities(omni):
     samples = [omni.sample(film(4, 1.0)), omni.sample(film(4, 1.0, seed=1), see(84)), omni.sample(film(2, None))]
@@ -159,6 +161,7 @@ def test_the_stock_forward_on_model_inputs_gives_the_same_log_probabilities(omni
         assert stock_equals_ours(omni.model, TrainingBatch.from_samples(samples, pad_id=0, **layout))
 
 
+@pytest.mark.slow
 @EACH
 def test_gradients_of_a_packed_batch_reach_the_towers_of_both(omni):
     samples = [omni.sample(film(4, 1.2)), omni.sample(film(2, 0.4, seed=1), hear(0.5)), omni.sample(said("text"))]
@@ -301,6 +304,7 @@ def play(omni, seed):
     return asyncio.run(episode)
 
 
+@pytest.mark.slow
 @EACH
 def test_episodes_of_several_turns_are_scored_as_they_were_sampled(omni, tmp_path):
     trajectories = [play(omni, seed) for seed in range(2)]

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent.parent
 LOAD = "import sys; from mkdocs.config import load_config; load_config(sys.argv[1])"
 
@@ -22,6 +24,7 @@ def printed_with(configuration: Path) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_build_prints_no_advertisement_of_the_theme(tmp_path: Path) -> None:
     assert printed_with(ROOT / "mkdocs.yml") == ""
     (tmp_path / "docs").mkdir()

@@ -45,6 +45,7 @@ def seen(value: Any) -> object:
     return [*parts, getattr(value, "fold", None), value.tzname(None) if isinstance(value, dt.timezone) else None]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.lists(values, max_size=4))
 def test_every_value_comes_back_with_its_type_and_all_its_parts(sent: list[Any]) -> None:

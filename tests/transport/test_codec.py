@@ -79,6 +79,7 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(nests)
 def test_any_nest_comes_back_with_its_values_types_and_order(value: Any) -> None:
@@ -126,6 +127,7 @@ dtypes = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.data(), dtypes, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4))
 def test_arrays_of_every_dtype_order_and_stride_come_back_equal_and_read_only(

@@ -214,6 +214,7 @@ def episode(format: str, seed: int = 0, calls: int = 20, tokens: int = 1000, sam
     return Trajectory(f"e{seed}", nodes=nodes, turns=turns)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["JPEG", "PNG"])
 def test_an_episode_weighs_its_images_and_at_most_14_bytes_a_token(format: str) -> None:
     trajectory = episode(format)

@@ -46,6 +46,7 @@ def seconds_of(frames: list[Any], error: type[Exception] | None = None) -> float
     return time.thread_time() - started
 
 
+@pytest.mark.slow
 def test_a_structured_dtype_of_many_fields_is_decoded_in_proportion_to_them() -> None:
     array = np.zeros(2, [(f"field{number}", "u1") for number in range(100_000)])
     encoded = encode(array)

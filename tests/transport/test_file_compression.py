@@ -139,6 +139,7 @@ def test_payloads_that_are_not_one_whole_frame_are_errors(path: Path, payload: b
         reader[0]
 
 
+@pytest.mark.slow
 def test_a_bomb_is_refused_by_what_it_announces(path: Path) -> None:
     payload = bomb(200_000_000)
     assert len(payload) < 20_000

@@ -393,6 +393,7 @@ def test_a_new_record_does_not_rely_on_an_image_that_is_damaged(path: Path) -> N
     assert [path.read_bytes().count(bytes(source.data)) for source in (IMAGE, OTHER)] == [1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 64, 5000])
 def test_reading_a_file_that_was_cut_short_is_an_error_and_not_the_end_of_the_process(path: Path, size: int) -> None:
     write(path, [IMAGE], np.zeros(100_000))

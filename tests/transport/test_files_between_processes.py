@@ -44,6 +44,7 @@ def check(record: dict[str, object], number: int) -> None:
     np.testing.assert_array_equal(record["array"], np.full(3000, number))
 
 
+@pytest.mark.slow
 def test_a_writer_killed_at_any_moment_loses_nothing_it_had_reported(tmp_path: Path) -> None:
     path = tmp_path / "episodes.mmr"
     chance = random.Random(5)
@@ -92,6 +93,7 @@ with RecordReader(path) as reader:
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.slow
 def test_a_reader_beside_a_writer_sees_each_record_whole_and_as_soon_as_it_was_reported(tmp_path: Path) -> None:
     path = tmp_path / "episodes.mmr"
     process = writer(path, 60, 0.005)
@@ -178,6 +180,7 @@ def test_damage_between_old_and_new_records_is_numbered_as_when_opening_anew(tmp
                 reader[1]
 
 
+@pytest.mark.slow
 def test_a_torn_tail_cut_off_while_a_reader_looks_at_it_does_not_kill_the_reader(tmp_path: Path) -> None:
     """Mapped bytes that are no longer in the file end the process that touches them."""
     code = """

@@ -114,6 +114,7 @@ def test_a_flipped_bit_in_the_header_part_is_noticed() -> None:
                 decode(damaged)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_a_header_changed_under_a_checksum_that_fits_decodes_or_is_an_error(data: st.DataObject) -> None:
@@ -298,6 +299,7 @@ def test_nested_lists_that_each_claim_the_whole_message_allocate_nothing() -> No
     assert seconds < 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("types", "row"),
     [((), [0, b""]), ((), [3, b"x"]), ((), ["array", "|u1", [0], b""]), (["tests.hostile.Item", 1, ["a"]], None)],

@@ -134,6 +134,7 @@ parts = st.sampled_from([True, False, 1, "float32", [1], b"1234", [], [["x", 1]]
 lookalikes = st.recursive(parts, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(tagged, inner, max_size=4))
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(lookalikes | st.builds(lambda tree: [FLOATS, {"__plain_dict__": [["a", tree]]}], lookalikes))
 def test_user_data_of_the_very_form_of_payloads_comes_back_as_it_was(tree: Any) -> None:

@@ -46,6 +46,7 @@ def declarations() -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 def test_the_table_has_every_type_of_this_distribution_and_no_other() -> None:
     assert declarations() == dict(DECLARED_IN)
 
@@ -65,6 +66,7 @@ for names in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
 def test_each_type_of_ours_is_known_to_a_process_that_imports_transport_alone_of_this_distribution() -> None:
     modules: dict[str, list[str]] = {}
@@ -105,6 +107,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_the_type_of_another_distribution_is_named_with_the_module_to_import_and_that_is_not_imported(
     tmp_path: Path,
 ) -> None:

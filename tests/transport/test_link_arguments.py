@@ -110,6 +110,7 @@ def test_invalid_limits_names_and_keys_are_refused() -> None:
 # Keys of a link: which clients are accepted, which key owns a name, and that no secret key is printed.
 
 
+@pytest.mark.slow
 def test_a_server_with_keys_accepts_only_listed_clients_that_know_its_public_key() -> None:
     public, secret = generate_keypair()
     (mine, my_secret), (theirs, their_secret) = generate_keypair(), generate_keypair()

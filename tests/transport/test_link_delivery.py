@@ -115,6 +115,7 @@ def test_many_threads_may_send_and_receive_at_once(pair: Pair) -> None:
     assert sorted(got) == list(range(200))
 
 
+@pytest.mark.slow
 def test_send_waits_while_the_receiver_does_not_read() -> None:
     limits, times = LinkLimits(send_messages=5, receive_messages=3), {"heartbeat": 0.05, "peer_timeout": 0.4}
     with LinkServer(limits=limits, **times) as server, LinkClient(server.address, limits=limits, **times) as client:

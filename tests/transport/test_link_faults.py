@@ -104,6 +104,7 @@ def receive_lost(server: LinkServer) -> PeerLost:
     return received
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["hold", "cut"])
 def test_a_broken_connection_is_told_to_both_sides_and_a_new_client_connects(fault: str) -> None:
     with through_proxy() as (server, client, proxy):
@@ -127,6 +128,7 @@ def test_a_broken_connection_is_told_to_both_sides_and_a_new_client_connects(fau
             assert server.recv(timeout=PATIENCE) == Delivery("worker", "from the next")
 
 
+@pytest.mark.slow
 def test_closing_a_client_whose_messages_were_lost_raises_once_if_no_call_did() -> None:
     with through_proxy() as (server, client, proxy):
         proxy.hold()
@@ -150,6 +152,7 @@ def test_messages_received_before_the_connection_broke_are_returned_before_the_e
             client.recv(timeout=PATIENCE)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_noticed_and_its_unacknowledged_messages_are_counted() -> None:
     with LinkServer(**QUICK) as server, Process("echo", server.address, "worker") as worker:
         assert server.recv(timeout=PATIENCE) == PeerConnected("worker")
@@ -163,6 +166,7 @@ def test_a_killed_worker_is_noticed_and_its_unacknowledged_messages_are_counted(
         assert server.peers() == []
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_is_lost_within_the_peer_timeout_and_learns_it_when_it_continues() -> None:
     with LinkServer(**QUICK) as server, Process("echo", server.address, "worker") as worker:
         assert server.recv(timeout=PATIENCE) == PeerConnected("worker")
@@ -174,6 +178,7 @@ def test_a_stopped_worker_is_lost_within_the_peer_timeout_and_learns_it_when_it_
         assert worker.ended(PATIENCE) == 1  # PeerLostError, which nobody catches
 
 
+@pytest.mark.slow
 def test_a_quiet_link_is_not_taken_for_a_lost_one() -> None:
     with LinkServer(**QUICK) as server, LinkClient(server.address, **QUICK) as client:
         client.send("first")
@@ -202,6 +207,7 @@ def test_a_client_may_start_before_its_server() -> None:
             client.close()
 
 
+@pytest.mark.slow
 def test_a_stopped_reader_holds_the_writer_and_the_memory_of_both_stays_bounded() -> None:
     with Process("stall", "tcp://127.0.0.1:*") as reader, Process("flood", reader.line()) as writer:
         sent, writer_grew = map(int, writer.line().split())
@@ -297,6 +303,7 @@ def test_an_error_inside_a_with_block_is_raised_and_not_replaced_by_the_closing_
         fail(server.address)
 
 
+@pytest.mark.slow
 def test_a_process_that_forgets_to_close_its_links_still_ends() -> None:
     with Process("leave", reserved_address()) as process:
         assert process.line() == "leaving"
@@ -393,6 +400,7 @@ def test_a_client_refuses_a_server_that_violates_the_protocol() -> None:
             client.recv(timeout=PATIENCE)
 
 
+@pytest.mark.slow
 def test_a_peer_that_reads_nothing_is_dropped_and_takes_no_memory_beyond_its_window() -> None:
     with LinkServer(limits=LinkLimits(send_messages=10)) as server, Stranger(server.address) as stranger:
         stranger.greet(window=Window(2, 1 << 20, 1 << 20, 1 << 30))

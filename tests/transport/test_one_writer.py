@@ -127,6 +127,7 @@ def test_the_name_of_the_writer_is_in_the_header_only_while_it_has_the_file_open
     assert path.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_closing_a_reader_or_any_descriptor_of_the_file_does_not_let_another_writer_in(path: Path) -> None:
     with RecordWriter(path) as out:
         out.append(1)
@@ -163,6 +164,7 @@ for number in range(rounds):
 """
 
 
+@pytest.mark.slow
 def test_writers_that_take_turns_lose_nothing_that_any_of_them_was_told_is_stored(path: Path) -> None:
     pytest.importorskip("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
     rounds = 12
@@ -181,6 +183,7 @@ def test_writers_that_take_turns_lose_nothing_that_any_of_them_was_told_is_store
     assert set(stored) == acknowledged
 
 
+@pytest.mark.slow
 def test_writers_that_are_killed_at_any_moment_lose_nothing_that_was_stored_before(path: Path) -> None:
     pytest.importorskip("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
     acknowledged: set[tuple[int, ...]] = set()
@@ -238,6 +241,7 @@ os.kill(os.getpid(), 9)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_forked_process_neither_writes_nor_unlocks_nor_keeps_the_file_locked(path: Path) -> None:
     with running(FORKING, path) as parent:
@@ -253,6 +257,7 @@ def test_a_forked_process_neither_writes_nor_unlocks_nor_keeps_the_file_locked(p
     assert list(read_records(path)) == ["before", "after", "next"]
 
 
+@pytest.mark.slow
 def test_repair_and_merge_of_a_file_that_a_writer_has_open_are_refused(path: Path) -> None:
     out = path.with_name("out.mmr")
     with running(HOLD, path) as holder:

@@ -82,6 +82,7 @@ with RecordReader(path) as reader:
 """
 
 
+@pytest.mark.slow
 def test_an_array_of_a_record_that_an_interrupted_append_completed_stays_readable(path: Path) -> None:
     result = subprocess.run([sys.executable, "-c", SIGBUS, str(path)], check=False, capture_output=True, text=True)
     assert result.returncode == 0, (result.returncode, result.stderr)

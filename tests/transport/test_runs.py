@@ -141,6 +141,7 @@ def test_large_arrays_and_tensors_of_a_run_are_frames_and_those_with_other_value
     assert mixed[1].data.tolist() == [0, 1]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.data(), st.integers(1, 12))
 def test_any_graph_of_objects_without_cycles_comes_back_with_every_link_and_nothing_twice(
@@ -348,6 +349,7 @@ SAMPLE = encode_frames(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=1500, deadline=None)
 @given(st.data())
 def test_a_message_with_runs_changed_anywhere_decodes_or_is_an_error_of_ours(data: st.DataObject) -> None:
@@ -359,6 +361,7 @@ def test_a_message_with_runs_changed_anywhere_decodes_or_is_an_error_of_ours(dat
         decode_frames([bytes(changed)])
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(
@@ -408,6 +411,7 @@ def peak_of(frames: list[Any], error: type[Exception] | None) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [20_000, 45_000, 90_000])
 def test_a_run_of_the_shortest_values_costs_no_more_memory_than_the_limit_on_headers_promises(size: int) -> None:
     frames = run([[None] * size] * 3, count=size, fields=["name", "links", "data"], name="tests.runs.Step")

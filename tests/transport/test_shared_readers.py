@@ -26,6 +26,7 @@ def append(writer: RecordWriter, count: int) -> None:
         assert writer.append((index, np.arange(500))) == index
 
 
+@pytest.mark.slow
 def test_threads_that_refresh_one_reader_see_every_record(tmp_path: Path) -> None:
     problems: list[BaseException] = []
 

@@ -404,6 +404,7 @@ def introduced(steps: list[tuple[str, str]]) -> Counter[str]:
     return counts
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(turn_actions, st.sampled_from([dict_step, object_step]))
 def test_any_tree_of_turns_is_restored_exactly_and_holds_each_image_once_per_introduction(

@@ -93,6 +93,7 @@ def test_one_small_tensor_referred_to_twice_is_one_tensor_after_decoding() -> No
     assert first is second
 
 
+@pytest.mark.slow
 def test_a_process_that_cannot_import_torch_sends_every_dtype_on_bit_for_bit(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(3)
     tensors = {}

@@ -124,6 +124,7 @@ def test_rows_of_a_run_with_a_teacher_have_its_columns(renderer, tmp_path):
     assert sample_from_row(older, renderer.processors).teacher_logprobs is None
 
 
+@pytest.mark.slow
 def test_workers_of_a_data_loader_read_each_file_once(renderer, record_files):
     streamed = record_dataset(record_files)
     with_workers = DataLoader(streamed, batch_size=None, num_workers=2)

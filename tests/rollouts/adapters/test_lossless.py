@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -63,6 +64,7 @@ def assert_experts(sample, experts):
     assert experts is None or np.array_equal(experts, sample.routed_experts)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(batches)
 def test_trl_inputs(rows):

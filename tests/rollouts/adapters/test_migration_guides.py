@@ -13,6 +13,7 @@ def rewards_of(groups):
     return {name: group.rewards.tolist() for name, group in groups.items()}
 
 
+@pytest.mark.slow
 def test_the_guide_for_users_of_trl(trl):
     names = run_page("how-to/migrate-from-trl.md")
     assert [group.rewards.tolist() for group in names["groups"]] == [[1.1, 1.0], [0.1, 1.0]]

@@ -215,6 +215,7 @@ async def test_a_turn_whose_prompt_prints_earlier_turns_otherwise_has_the_whole_
     assert len(episode.leaves()) == 3
 
 
+@pytest.mark.slow
 async def test_a_model_that_hears_answers_what_the_engine_behind_the_server_does(tiny_audio_dir, hearing):
     with serving(tiny_audio_dir, hearing) as url:
         sounds = [{"type": "audio", "audio": level * SAMPLES, "sampling_rate": 22_050} for level in (1, 0)]

@@ -45,6 +45,7 @@ async def error_of(response, **options):
     return raised.value, len(server.bodies)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "busy",
     [failure(429, "slow down", headers={"Retry-After": "0.01"}), failure(503, "loading"), PlainTextResponse("", 500)],
@@ -57,6 +58,7 @@ async def test_a_busy_server_is_asked_again(busy):
     assert server.bodies[0] == server.bodies[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("status", "outage"), [(429, False), (500, False), (502, True), (503, True)])
 async def test_after_the_retries_the_runner_may_repeat_the_episode(status, outage):
     error, requests = await error_of(failure(status, "the reason"))
@@ -94,6 +96,7 @@ async def test_a_server_that_sends_back_the_key_does_not_get_it_into_an_error():
     assert "0123456789" not in str(error)
 
 
+@pytest.mark.slow
 async def test_no_log_record_contains_the_key(caplog):
     caplog.set_level(logging.DEBUG)
     with ChatServer(failure(503, "loading"), completion()) as server:
@@ -119,6 +122,7 @@ async def test_an_address_without_a_version_is_noticed():
                 await endpoint.chat(MESSAGES, sampling=SamplingParams())
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_gone_is_an_outage():
     with ChatServer(completion()) as server:
         pass
@@ -127,6 +131,7 @@ async def test_a_server_that_is_gone_is_an_outage():
     assert is_outage(raised.value)
 
 
+@pytest.mark.slow
 async def test_a_response_that_breaks_off_is_requested_again():
     broken = Response(b"{", headers={"content-length": "100"})
     with ChatServer(broken, completion("red")) as server:

@@ -138,6 +138,7 @@ def test_an_episode_that_the_environment_truncates_is_truncated_and_says_so(rend
     ]
 
 
+@pytest.mark.slow
 def test_frames_are_right_when_many_environments_draw_at_the_same_time(renderer):
     """pygame's polygons are drawn with one buffer of the process: unguarded threads get each other's points."""
     seeds = range(12)

@@ -25,6 +25,7 @@ def test_every_discrete_action_is_read_from_its_number(count, start, data):
         assert space.contains(read)
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(-1, 1, width=32), min_size=6, max_size=6), st.sampled_from([", ", " ", ";\n"]))
 def test_the_numbers_of_a_box_are_read_in_order_and_have_its_shape_and_dtype(numbers, separator):
     space = spaces.Box(-1, 1, (2, 3), np.float32)

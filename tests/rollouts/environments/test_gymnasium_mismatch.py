@@ -4,6 +4,7 @@ import asyncio
 
 import gymnasium
 import numpy as np
+import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
@@ -12,6 +13,7 @@ from rollouts.environments import GymnasiumEnvironment
 from rollouts.training import TrainingBatch, mismatch_report, samples_from_trajectory, token_logprobs
 
 
+@pytest.mark.slow
 def test_the_trainer_computes_the_log_probabilities_of_an_episode_of_frames(tiny_model_dir, renderer):
     async def play():
         engine = LocalEngine.from_pretrained(tiny_model_dir)

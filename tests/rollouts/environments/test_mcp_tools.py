@@ -58,6 +58,7 @@ def pixels(image):
     return np.asarray(Image.open(io.BytesIO(image))).tolist()
 
 
+@pytest.mark.slow
 async def test_a_tool_has_the_name_description_and_schema_of_the_server(mcp):
     function = by_name(mcp)["repeat"].spec["function"]
     assert (function["name"], function["description"]) == ("repeat", "Repeat a text.")
@@ -76,6 +77,7 @@ async def test_texts_images_and_structured_content_become_the_result_of_the_call
     assert (before, after, len(pixels(image))) == ("before", "after", 3)
 
 
+@pytest.mark.slow
 async def test_an_error_of_a_tool_is_for_the_model(mcp):
     tools = by_name(mcp)
     with pytest.raises(ToolFailedError, match="no such file"):
@@ -101,6 +103,7 @@ async def test_only_refused_arguments_among_the_errors_of_the_protocol_are_for_t
     assert await tools["repeat"].call({"text": "x"}) == "x"
 
 
+@pytest.mark.slow
 async def test_an_error_with_the_code_of_a_closed_connection_ends_no_other_call():
     async with McpTools({"test": stdio()}) as mcp:
         tools = by_name(mcp)
@@ -116,6 +119,7 @@ async def test_an_error_with_the_code_of_a_closed_connection_ends_no_other_call(
 NESTED = functools.reduce(lambda inner, _: [inner], range(300), 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", ["\ud83d", NESTED], ids=["half of a surrogate pair", "nested too deeply"])
 async def test_arguments_that_cannot_be_sent_are_refused_and_end_no_other_call(value):
     async with McpTools({"test": stdio()}) as mcp:
@@ -211,6 +215,7 @@ async def test_a_call_that_takes_too_long_is_told_to_the_model(mcp, renderer):
     assert trajectory.done
 
 
+@pytest.mark.slow
 async def test_a_server_that_ends_fails_the_call_and_is_started_again_by_the_next(renderer):
     async with McpTools({"test": stdio()}) as mcp:
         tools = by_name(mcp)
@@ -276,6 +281,7 @@ async def http_server(port):
         process.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_tools_over_http(mode, monkeypatch, caplog):
     """ "legacy" is what is spoken with older servers: sessions, and results as events of a stream."""
@@ -319,6 +325,7 @@ async def test_a_server_that_cannot_be_opened_is_named_with_its_reason(server, r
         await McpTools({"x": server}).__aenter__()
 
 
+@pytest.mark.slow
 async def test_a_server_that_does_not_answer_is_ended_after_the_time_to_open(tmp_path):
     record = tmp_path / "pid"
     program = f"import os, time; open({str(record)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
@@ -390,6 +397,7 @@ async def test_the_text_of_a_server_has_no_variables_or_headers_which_may_be_sec
     assert "sk-secret" not in repr(HttpServer("http://127.0.0.1/mcp", headers={"Authorization": "sk-secret"}))
 
 
+@pytest.mark.slow
 async def test_tools_that_are_open_refuse_to_be_opened_again_and_stay_open():
     async with McpTools({"test": stdio()}) as mcp:
         names = [tool.name for tool in mcp.tools]

@@ -257,6 +257,7 @@ def one_thread(monkeypatch):
     monkeypatch.setattr(thread_calls, "_threads", lambda: threads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", [True, False], ids=["ends", "hangs"])
 def test_the_time_of_a_call_that_waits_for_a_thread_begins_when_a_thread_begins_it(renderer, one_thread, ends):
     free, begun, released = threading.Event(), threading.Event(), threading.Event()

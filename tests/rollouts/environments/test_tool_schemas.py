@@ -233,6 +233,7 @@ json_values = st.recursive(
 LOOK = Tool.from_function(look)
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(st.dictionaries(st.sampled_from(["point", "copy", "size", "note", "boxes", "q"]) | st.text(), json_values))
 def test_any_arguments_are_taken_or_refused_with_problems(arguments):

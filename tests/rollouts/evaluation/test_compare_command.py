@@ -122,6 +122,7 @@ def test_markdown_stands_by_itself_with_relative_links_to_reports_and_episodes(
     assert page.index("it is not complete") < page.index("<table>")
 
 
+@pytest.mark.slow
 def test_plots_are_png_and_svg(runs: list[Path], tmp_path: Path) -> None:
     third = write_run(tmp_path / "third", {"1": [1, 1]})
     assert compare(*runs, third, "--plot", tmp_path / "c.png").exit_code == 0
@@ -162,6 +163,7 @@ def test_texts_with_markup_are_texts_everywhere(tmp_path: Path) -> None:
     assert "\u202e" not in page
 
 
+@pytest.mark.slow
 def test_a_run_of_rollouts_run_stores_its_configuration_for_comparisons(tmp_path: Path) -> None:
     hotter = CONFIG.replace("temperature = 0.5", "temperature = 0.25")
     assert hotter != CONFIG

@@ -115,6 +115,7 @@ def simulated_run(directory: Path, rng: np.random.Generator, difficulty: np.ndar
     return write_run(directory, {f"task {number}": row for number, row in enumerate(rewards.tolist())})
 
 
+@pytest.mark.slow
 def test_a_planted_difference_is_found_and_its_interval_holds_it(tmp_path: Path) -> None:
     rng = np.random.default_rng(7)
     difficulty = rng.uniform(0.2, 0.7, 300)
@@ -128,6 +129,7 @@ def test_a_planted_difference_is_found_and_its_interval_holds_it(tmp_path: Path)
     assert 0 < found.difference.low < 0.1 < found.difference.high
 
 
+@pytest.mark.slow
 def test_among_equal_runs_about_one_interval_in_twenty_leaves_out_zero(folders: Iterator[Path]) -> None:
     rng = np.random.default_rng(11)
     outside = 0
@@ -182,6 +184,7 @@ def test_tasks_of_one_run_alone_change_no_paired_number(
     assert large.most_increased == small.most_increased
 
 
+@pytest.mark.slow
 def test_two_thousand_four_hundred_tasks_have_the_figures_of_numpy_and_scipy(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     rewards = rng.normal(size=(2, 2400, 4))

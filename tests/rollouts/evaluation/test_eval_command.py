@@ -151,6 +151,7 @@ def test_messages_may_come_from_a_function(tasks: Path, server: ChatServer) -> N
     assert sorted(body["messages"][0]["content"] for body in server.bodies)[0] == "Compute: 2 * 3?"
 
 
+@pytest.mark.slow
 def test_failed_episodes_are_counted_and_named(tasks: Path) -> None:
     def failing(body: dict[str, Any]) -> Any:
         return failure(400, "no images, please") if "9 - 8" in str(body) else answer(body)
@@ -170,6 +171,7 @@ def test_failed_episodes_are_counted_and_named(tasks: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_failed_episodes_run_again_when_asked_for(tasks: Path) -> None:
     broken = [True]
 
@@ -229,6 +231,7 @@ def test_another_threshold_counts_the_stored_episodes_again_and_runs_none(tasks:
     assert results_of(Path("out"))["pass_at_k"]["1"]["value"] == 1.0
 
 
+@pytest.mark.slow
 def test_an_evaluation_continues_where_it_stopped(tasks: Path, server: ChatServer) -> None:
     evaluate(*options(tasks, server, "--limit", 1))
     result = evaluate(*options(tasks, server, "--resume"))
@@ -361,6 +364,7 @@ def test_engine_and_environment_of_a_configuration_are_replaced_by_options(
     assert {body["model"] for body in server.bodies} == {"any"}
 
 
+@pytest.mark.slow
 def test_the_model_of_a_configuration_is_replaced(tmp_path: Path, server: ChatServer) -> None:
     scripted = 'kind = "scripted"\ncompletions = ["4", "7"]'
     endpoint = f'kind = "openai"\nbase_url = "{server.url}"\nmodel = "first"'

@@ -68,6 +68,7 @@ async def test_a_k_beyond_the_group_is_refused_before_any_episode() -> None:
     assert engine.calls == []
 
 
+@pytest.mark.slow
 async def test_failed_episodes_of_a_group_that_was_not_delivered_run_again_when_asked_for(tmp_path: Path) -> None:
     async def episodes(engine: ScriptedChat, *, again: bool) -> list[str]:
         journal = Journal.open(tmp_path / "journal")

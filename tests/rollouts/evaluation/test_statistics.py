@@ -128,6 +128,7 @@ def test_intervals_hold_the_truth_in_93_to_97_of_100_simulated_evaluations(
     assert 930 <= held_at_k <= 970
 
 
+@pytest.mark.slow
 def test_intervals_of_mean_rewards_hold_the_truth_and_those_that_ignore_tasks_do_not() -> None:
     rng = np.random.default_rng(31)
     held = held_without_clusters = 0
@@ -164,6 +165,7 @@ def test_the_difference_is_second_minus_first() -> None:
     assert paired_difference(np.array([0.0, 0.5]), np.array([1.0, 1.0])).difference.value == 0.75
 
 
+@pytest.mark.slow
 def test_many_tasks_have_the_p_value_of_the_t_test_and_as_many_permutations_agree() -> None:
     rng = np.random.default_rng(32)
     first, second = rng.normal(size=12_000), rng.normal(0.02, 1.0, size=12_000)

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from fleet_engines import MemberEngine, states, until
 
 from rollouts.engines.fleet import EngineFleet, FleetLimits
@@ -97,6 +98,7 @@ async def test_a_rolling_update_leaves_a_drained_member_drained():
         await until(lambda: engines["b"].weight_version == "1")
 
 
+@pytest.mark.slow
 async def test_a_member_that_failed_to_load_the_weights_of_the_fleet_tries_again():
     engines, fleet = await fleet_of("a", "b")
     async with fleet:

@@ -26,6 +26,7 @@ def test_sessions_spread_evenly_over_the_members():
     assert all(0.85 * mean < counts[name] < 1.15 * mean for name in EIGHT)
 
 
+@pytest.mark.slow
 @given(st.text(), st.lists(st.text(), unique=True, min_size=1), st.text())
 def test_a_member_that_leaves_moves_its_own_sessions_only(session, names, leaving):
     rest = [name for name in names if name != leaving]
@@ -41,6 +42,7 @@ def test_a_new_member_takes_over_about_one_part_of_the_sessions_and_none_move_be
     assert 0 < len(moved) / len(SESSIONS) <= 1 / 9 + 0.05
 
 
+@pytest.mark.slow
 def test_the_order_is_the_same_in_another_process():
     code = f"from rollouts.engines.fleet.routing import ranked_members; print(ranked_members('episode-1', {EIGHT}))"
     environment = {"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join(sys.path)}

@@ -33,6 +33,7 @@ def complete(server, model, session_id="s"):
     return server.client(session_id).chat.completions.create(model=model, messages=[user("a")])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["policy", None])
 def test_the_model_of_a_request_chooses_the_adapter(renderer, name):
     engine = AdapterEngine(["one"] * 9, renderer, ["poet@1"])
@@ -47,6 +48,7 @@ def test_the_model_of_a_request_chooses_the_adapter(renderer, name):
     assert listed == {base: None, "poet@1": base, "poet@2": base}
 
 
+@pytest.mark.slow
 def test_an_adapter_is_looked_up_once(renderer):
     engine = AdapterEngine(["one"] * 9, renderer, ["poet@1"])
     with served(engine, renderer, model="policy") as server:

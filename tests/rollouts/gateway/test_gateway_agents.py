@@ -14,6 +14,7 @@ from rollouts.testing import ScriptedEngine
 LOOK = '<tool_call>\n{{"name": "look", "arguments": {{"row": {row}, "column": "{column}"}}}}\n</tool_call>'
 
 
+@pytest.mark.slow
 def test_an_agent_of_openai_agents_is_one_branch_with_its_tool_calls(renderer):
     agents = pytest.importorskip("agents")
     seen = []
@@ -53,6 +54,7 @@ def test_an_agent_of_openai_agents_is_one_branch_with_its_tool_calls(renderer):
     assert roles == ["system", "user", "assistant", "tool", "tool", "assistant", "tool", "assistant"]
 
 
+@pytest.mark.slow
 def test_the_streams_of_openai_agents_are_read_and_recorded(renderer):
     agents = pytest.importorskip("agents")
 
@@ -173,6 +175,7 @@ def test_smolagents_runs_with_tool_choice_auto_and_each_of_its_rewrites_is_a_bra
     assert len(trajectory.leaves()) == 2
 
 
+@pytest.mark.slow
 def test_an_agent_of_langchain_is_one_branch_with_its_tool_calls(renderer, monkeypatch):
     langchain_openai = pytest.importorskip("langchain_openai")
     messages = pytest.importorskip("langchain_core.messages")

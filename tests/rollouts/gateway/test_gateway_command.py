@@ -57,6 +57,7 @@ def command(tiny_model_dir, tmp_path_factory):
         yield url, process, folder / "chats.mmr"
 
 
+@pytest.mark.slow
 def test_a_request_without_the_key_is_unauthorized(command):
     url, _, _ = command
     with pytest.raises(openai.AuthenticationError):
@@ -74,6 +75,7 @@ async def generated(url, renderer):
     return len(completion.token_ids)
 
 
+@pytest.mark.slow
 def test_what_a_client_samples_is_recorded_with_the_log_probabilities_of_the_model(command, tiny_model_dir):
     url, process, record = command
     client = openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, default_headers={"X-Session-ID": "s"})

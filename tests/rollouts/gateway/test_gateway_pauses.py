@@ -36,6 +36,7 @@ class HeldEngine(LocalEngine):
         return begun
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["abort", "keep"])
 async def test_a_chat_that_a_pause_cuts_off_continues_after_it_and_the_tree_has_all_its_tokens(
     tiny_model_dir, renderer, mode

@@ -84,6 +84,7 @@ def play(renderer: Any, rewrite: Any) -> tuple[Any, list[Any]]:
     return trajectory, [request.prompt_ids for request in engine.requests]
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(harmless_rewrites())
 def test_any_combination_of_harmless_rewrites_leaves_the_tree_as_it_is(renderer, rewrite):
@@ -158,6 +159,7 @@ JSON_VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(JSON_VALUES)
 def test_arguments_of_equal_value_are_equal_whatever_the_order_of_their_keys(value):
     def digest(arguments: str) -> bytes:

@@ -84,6 +84,7 @@ def test_developer_messages_are_system_messages_where_the_template_reads_only_th
         assert server.trajectory("s").nodes[0].messages[0]["role"] == role
 
 
+@pytest.mark.slow
 def test_a_conversation_with_a_developer_message_is_continued(serving_template):
     with serving_template(NO_DEVELOPER) as server:
         opening = [developer("Be brief."), user("Hi")]

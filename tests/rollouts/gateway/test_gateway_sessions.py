@@ -152,6 +152,7 @@ def test_parallel_requests_of_a_session_are_branches(renderer):
         assert path[-1]["content"] == response.choices[0].message.content
 
 
+@pytest.mark.slow
 def test_parallel_sessions_do_not_mix(renderer):
     engine = ScriptedEngine(lambda request: f"for {request.session_id}", renderer=renderer)
 
@@ -173,6 +174,7 @@ def test_parallel_sessions_do_not_mix(renderer):
             assert (trajectory.num_turns, len(trajectory.leaves()), trajectory.forks) == (4, 1, 0)
 
 
+@pytest.mark.slow
 def test_rewards_are_recorded_for_the_last_turn_or_a_given_one(renderer):
     with served(echo(renderer), renderer) as server:
         client = server.client("s")
@@ -296,6 +298,7 @@ def test_more_bytes_than_the_limit_are_refused(renderer):
 LONG = "x" * 2**20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "field", "value"),
     [
@@ -318,6 +321,7 @@ def test_a_field_that_is_kept_has_a_limit_of_its_own(renderer, path, field, valu
         assert [(one["session_id"], one["estimated_bytes"], one["ended"]) for one in sessions] == [("s", before, False)]
 
 
+@pytest.mark.slow
 def test_everything_that_is_kept_of_a_session_is_counted(renderer):
     text = "x" * 100_000
     tools = [{"type": "function", "function": {"name": "f", "description": text}}]
@@ -348,6 +352,7 @@ def test_everything_that_is_kept_of_a_session_is_counted(renderer):
         assert httpx.delete(f"{url}/s").status_code == 204
 
 
+@pytest.mark.slow
 def test_sessions_without_turns_and_infos_fill_the_gateway_too(renderer):
     with served(echo(renderer), renderer, limits=GatewayLimits(max_bytes=300_000)) as server:
         url, body = f"{server.root}/sessions", {"group_id": "x" * 100_000}
@@ -516,6 +521,7 @@ class FullDisk:
         self.delivered.append(trajectory.episode_id)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again", ["end", "delete"])
 def test_a_session_that_could_not_be_delivered_stays_and_is_delivered_when_it_is_ended_again(renderer, again):
     disk = FullDisk()

@@ -197,6 +197,7 @@ def long_samples(client, n=1):
     raise AssertionError("no seed gives long completions")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_engine_stops_sampling_once_a_stop_string_is_complete(engine, renderer, stream):
     decode = renderer.tokenizer.decode
@@ -221,6 +222,7 @@ def test_the_engine_stops_sampling_once_a_stop_string_is_complete(engine, render
     assert len(sampled) <= tokens < LONG
 
 
+@pytest.mark.slow
 def test_a_request_of_several_choices_ends_when_each_has_a_stop_string(engine, renderer):
     decode = renderer.tokenizer.decode
     with served(PausableEngine(engine, max_model_len=engine.max_model_len), renderer) as server:

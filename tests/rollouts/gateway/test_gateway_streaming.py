@@ -14,6 +14,7 @@ from rollouts.testing import ScriptedEngine
 SCRIPT = ["<think>\nhm\n</think>\n\nI look.\n" + CALL, "Ends é 🙂."]
 
 
+@pytest.mark.slow
 def test_the_chunks_of_a_live_stream_joined_are_the_message(renderer):
     with served(ScriptedEngine(SCRIPT, renderer=renderer), renderer) as server:
         client = server.client("s")

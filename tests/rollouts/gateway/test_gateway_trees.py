@@ -83,6 +83,7 @@ def test_the_tree_of_a_conversation_with_tools_and_images_is_that_of_run_episode
     assert len(list(trajectory.all_media())) == 2
 
 
+@pytest.mark.slow
 def test_a_fetched_record_file_holds_the_trajectory(renderer, tmp_path):
     expected = episode(renderer, TOOL_SCRIPT, TOOL_CONVERSATION, TOOL_ANSWERS, TOOLS)
     with served(ScriptedEngine(TOOL_SCRIPT, renderer=renderer), renderer) as server:
@@ -450,6 +451,7 @@ def test_calls_that_the_gateway_has_not_sampled_are_printed_as_the_model_writes_
     assert "c1" not in prompt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen-2.5", "qwen-3.5", "deepseek-v3.1"])
 def test_a_call_without_arguments_is_one_with_an_empty_object(name):
     expected = prompt_of_call(name, "{}")

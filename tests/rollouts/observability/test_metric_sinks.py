@@ -184,6 +184,7 @@ def test_tensorboards_own_reader_finds_the_scalars(tmp_path: Path) -> None:
     assert [(event.step, event.value) for event in events.Scalars("training/loss")] == [(1, 0.5), (2, 0.25)]
 
 
+@pytest.mark.slow
 def test_wandbs_own_record_type_finds_the_metrics_of_an_offline_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

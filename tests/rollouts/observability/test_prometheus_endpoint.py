@@ -41,6 +41,7 @@ def run_metrics():
     return run_metrics
 
 
+@pytest.mark.slow
 def test_the_endpoint_serves_counters_gauges_and_histograms_of_the_run(run_metrics):
     with PrometheusEndpoint(run_metrics, port=0) as endpoint:
         found = samples(scrape(endpoint))
@@ -58,11 +59,13 @@ def test_the_endpoint_serves_counters_gauges_and_histograms_of_the_run(run_metri
     assert found["mmrollouts_weights_info", (("version", "1"),)] == 1
 
 
+@pytest.mark.slow
 def test_the_endpoint_listens_on_the_loopback_address_alone_unless_another_is_given():
     with PrometheusEndpoint(RunMetrics(), port=0) as endpoint:
         assert endpoint._server.server_address[0] == "127.0.0.1"
 
 
+@pytest.mark.slow
 def test_names_follow_the_conventions_of_prometheus(run_metrics):
     """Base units, `_total` on counters and only there, one prefix, and no rates."""
     with PrometheusEndpoint(run_metrics, port=0) as endpoint:
@@ -76,6 +79,7 @@ def test_names_follow_the_conventions_of_prometheus(run_metrics):
             assert sample.name.endswith("_total") == (family.type == "counter")
 
 
+@pytest.mark.slow
 def test_a_label_may_hold_any_text():
     run_metrics = RunMetrics()
     name = 'a "part"\n\\ with é'
@@ -84,6 +88,7 @@ def test_a_label_may_hold_any_text():
         assert samples(scrape(endpoint))["mmrollouts_reward_part_mean", (("part", name),)] == 1.0
 
 
+@pytest.mark.slow
 def test_only_metrics_of_the_run_are_served_and_two_runs_do_not_mix():
     first, second = RunMetrics(), RunMetrics()
     first(EpisodeStarted("e", "t", 0, 0))
@@ -93,6 +98,7 @@ def test_only_metrics_of_the_run_are_served_and_two_runs_do_not_mix():
         assert "python_info" not in scrape(one)
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_an_error_with_the_address_and_the_cure():
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -116,6 +122,7 @@ def test_a_port_out_of_range_is_refused(port):
         PrometheusEndpoint(RunMetrics(), port=port)
 
 
+@pytest.mark.slow
 def test_the_port_is_closed_and_the_thread_ends_with_the_block():
     before = set(threading.enumerate())  # those of other tests may end meanwhile
     with PrometheusEndpoint(RunMetrics(), port=0) as endpoint:

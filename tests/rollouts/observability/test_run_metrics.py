@@ -147,6 +147,7 @@ def test_an_ended_episode_leaves_nothing_behind(run_metrics, clock):
     assert not run_metrics._queued
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(0, 1e5)))
 def test_a_histogram_counts_each_duration_once(durations):
     histogram = Histogram()

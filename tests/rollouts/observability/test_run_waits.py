@@ -120,6 +120,7 @@ async def test_the_thread_logs_a_wait_while_the_event_loop_runs(logged, caplog):
     assert "for environment.step" in caplog.text
 
 
+@pytest.mark.slow
 async def test_an_environment_that_blocks_the_event_loop_is_named_with_the_line_in_which_it_is(logged, caplog):
     def blocking_step():
         assert logged.wait(20)

@@ -418,6 +418,7 @@ def figures_of(count: int, **changed: object):
     return [replace(one, number=number, episode_id=str(number), **changed) for number in range(count)]
 
 
+@pytest.mark.slow
 @given(st.integers(1, 300))
 def test_the_points_of_a_curve_cover_every_episode_once(count: int) -> None:
     episodes = [replace(each, environment_reward=float(each.number)) for each in figures_of(count)]
@@ -427,6 +428,7 @@ def test_the_points_of_a_curve_cover_every_episode_once(count: int) -> None:
     assert len(reward.xs) == min(count, 48)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.floats(0, 1e4), st.floats(0.01, 1e4), st.integers(0, 1000)), min_size=1, max_size=20))
 def test_the_tokens_of_all_intervals_are_the_sampled_tokens(times: list[tuple[float, float, int]]) -> None:
     episodes = [

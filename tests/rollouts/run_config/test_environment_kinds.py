@@ -138,6 +138,7 @@ function = "functions_env:calls"
     ] * 4
 
 
+@pytest.mark.slow
 def test_an_environment_of_gymnasium_is_named_by_its_id(tmp_path: Path) -> None:
     pytest.importorskip("gymnasium")
     environment = """\

@@ -370,6 +370,7 @@ def test_a_limit_runs_the_first_tasks_and_a_larger_one_continues_after_them(tmp_
     assert summary_of(tmp_path)["episodes"] == 4
 
 
+@pytest.mark.slow
 def test_a_run_that_is_complete_may_be_resumed_and_changes_nothing(tmp_path: Path) -> None:
     path = write_run(tmp_path, FOURS)
     run(path)
@@ -378,6 +379,7 @@ def test_a_run_that_is_complete_may_be_resumed_and_changes_nothing(tmp_path: Pat
     assert ((tmp_path / "out/trajectories.mmr").read_bytes(), rows_of(tmp_path)) == before
 
 
+@pytest.mark.slow
 def test_a_run_is_not_resumed_with_other_values(tmp_path: Path) -> None:
     run(write_run(tmp_path, FOURS), "--limit", 1)
     summary = summary_of(tmp_path)
@@ -395,6 +397,7 @@ def test_a_run_is_not_resumed_with_other_values(tmp_path: Path) -> None:
     assert run(write_run(tmp_path, other_speed, model=False), "--resume").exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_changed_file_of_tasks_continues_a_run_only_where_its_rows_have_ids(tmp_path: Path) -> None:
     path = write_run(tmp_path, FOURS.replace('id_key = "name"\n', ""))
     assert run(path).exit_code == 0

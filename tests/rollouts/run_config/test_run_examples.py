@@ -20,6 +20,7 @@ ROOT = Path(__file__).parent.parent.parent.parent
 PAGE = (ROOT / "docs/run.md").read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_the_example_runs_with_a_real_model_and_equal_seeds_sample_equal_tokens(
     tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,6 +108,7 @@ LOSSES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("losses", LOSSES, ids="+".join)
 def test_every_task_has_one_record_and_one_line_whatever_the_files_have_lost(
     tmp_path: Path, complete_run: Path, losses: tuple[str, ...]
@@ -122,6 +123,7 @@ def test_every_task_has_one_record_and_one_line_whatever_the_files_have_lost(
     assert summary_of(tmp_path)["complete"] is True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_journal_lost", [False, True])
 def test_files_that_have_lost_different_tails_agree_after_the_run_is_continued(
     tmp_path: Path, complete_run: Path, is_journal_lost: bool
@@ -142,6 +144,7 @@ def test_files_that_have_lost_different_tails_agree_after_the_run_is_continued(
         assert sorted(group[0].group_id for group in groups_of(tmp_path)) == sorted(TASKS)
 
 
+@pytest.mark.slow
 def test_what_one_file_lacks_is_taken_from_the_others_and_only_lost_groups_are_run_again(
     tmp_path: Path, complete_run: Path
 ) -> None:
@@ -185,6 +188,7 @@ def test_a_group_leaves_the_journal_when_its_record_is_on_the_disk(
         assert journal.execute("SELECT count(*) FROM attempts").fetchone() == (0,)
 
 
+@pytest.mark.slow
 def test_a_line_that_is_computed_from_a_record_knows_how_often_its_episodes_were_begun(tmp_path: Path) -> None:
     path = write_run(
         tmp_path, FOURS.replace("guess_env", "flaky_env") + '[retry]\nmax_attempts = 2\nkinds = ["environment"]\n'
@@ -201,6 +205,7 @@ def test_a_line_that_is_computed_from_a_record_knows_how_often_its_episodes_were
     assert all(row["group_seconds"] > 0 for row in rows_of(tmp_path))
 
 
+@pytest.mark.slow
 def test_tasks_that_are_lost_and_not_run_again_are_named_and_the_run_is_not_complete(
     tmp_path: Path, complete_run: Path
 ) -> None:
@@ -216,6 +221,7 @@ def test_tasks_that_are_lost_and_not_run_again_are_named_and_the_run_is_not_comp
     assert sorted(figures_of(tmp_path)) == sorted(TASKS)
 
 
+@pytest.mark.slow
 def test_a_group_with_a_damaged_record_is_written_again(tmp_path: Path, complete_run: Path) -> None:
     file = tmp_path / "out/trajectories.mmr"
     before, content = figures_of(tmp_path), file.read_bytes()
@@ -225,6 +231,7 @@ def test_a_group_with_a_damaged_record_is_written_again(tmp_path: Path, complete
     assert figures_of(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_a_file_without_its_header_is_named_with_what_to_do(tmp_path: Path, complete_run: Path) -> None:
     file = tmp_path / "out/trajectories.mmr"
     before, content = figures_of(tmp_path), file.read_bytes()
@@ -237,6 +244,7 @@ def test_a_file_without_its_header_is_named_with_what_to_do(tmp_path: Path, comp
     assert figures_of(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_with_the_same_number_has_left_is_replaced(tmp_path: Path, complete_run: Path) -> None:
     left = tmp_path / f"out/.metrics.jsonl.{os.getpid()}.partial"
     left.write_bytes(b"half a li")
@@ -247,6 +255,7 @@ def test_what_a_killed_process_with_the_same_number_has_left_is_replaced(tmp_pat
     assert not left.exists()
 
 
+@pytest.mark.slow
 def test_files_are_not_changed_where_a_run_is_continued_with_other_values(tmp_path: Path, complete_run: Path) -> None:
     lose(tmp_path, "trajectories", TASKS[:2])
     lose(tmp_path, "metrics", TASKS[4:])
@@ -270,6 +279,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_line_is_an_error_before_anything_is_run_and_removing_it_cures_it(
     tmp_path: Path, damage: str

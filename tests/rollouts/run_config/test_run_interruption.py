@@ -113,6 +113,7 @@ def test_a_killed_run_continues_and_repeats_nothing(tmp_path: Path) -> None:
     check_continues(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_run_within_5_seconds_and_it_can_be_continued(tmp_path: Path, number: int) -> None:
     path = write_waiting_run(tmp_path)

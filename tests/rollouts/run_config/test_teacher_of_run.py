@@ -40,6 +40,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_every_episode_in_the_file_has_the_scores_of_the_teacher(directory: Path) -> None:
     renderer = load_renderer(directory / "teacher")
     samples = [
@@ -95,6 +96,7 @@ def test_a_run_without_a_teacher_has_no_divergence_and_an_episode_without_scores
         GroupMetrics.of_line(json.dumps(row | {"teacher_kl": [0.5]}))
 
 
+@pytest.mark.slow
 def test_a_run_with_a_teacher_is_continued_with_it_and_not_with_another(directory: Path) -> None:
     assert run(directory / "run.toml", "--resume").exit_code == 0
     other = directory / "other.toml"
@@ -153,6 +155,7 @@ def test_a_chat_endpoint_has_no_teacher(tmp_path: Path) -> None:
     assert "no tokens to score" in reason
 
 
+@pytest.mark.slow
 def test_a_teacher_that_cannot_be_reached_is_an_error_before_the_run(tmp_path: Path) -> None:
     # The servers of a fleet are tried twice, one server for some 12 seconds.
     served = '[teacher]\nengine = { kind = "fleet", urls = ["http://127.0.0.1:1"] }\nrenderer = { model = "model" }\n'
@@ -185,6 +188,7 @@ def shortened_teacher(directory: Path, tokens: int) -> None:
     file.write_text(json.dumps(config))
 
 
+@pytest.mark.slow
 def test_a_teacher_whose_context_is_too_short_for_the_run_is_refused_before_it(tmp_path: Path) -> None:
     shortened_teacher(tmp_path, 200)
     config = FOURS.replace("max_tokens = 16", "max_tokens = 50") + TEACHER
@@ -198,6 +202,7 @@ def test_a_teacher_whose_context_is_too_short_for_the_run_is_refused_before_it(t
     assert run(write_run(tmp_path, cured, model=False)).exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_teacher_with_the_context_of_the_sampler_is_accepted_however_many_turns_there_may_be(tmp_path: Path) -> None:
     shortened_teacher(tmp_path, 200)
     local = 'kind = "local"\ndirectory = "teacher"'

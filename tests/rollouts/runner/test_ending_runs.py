@@ -105,6 +105,7 @@ def test_an_environment_that_ignores_its_cancellation_does_not_hold_up_the_end(r
     assert "episode t0/0.0 is left" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_deadline_ends_the_episode_of_an_environment_that_ignores_its_cancellation(renderer, monkeypatch, caplog):
     class StubbornBeyondTheDeadline(Stubborn):
         async def step(self, assistant):
@@ -124,6 +125,7 @@ def test_a_deadline_ends_the_episode_of_an_environment_that_ignores_its_cancella
     assert "environment.step in turn 0" in caplog.text
 
 
+@pytest.mark.slow
 def test_an_environment_that_does_not_end_its_close_gives_its_place_to_other_episodes(renderer, monkeypatch, caplog):
     async def world():
         async with make_runner(renderer, StubbornInClose, concurrency=1) as runner:
@@ -159,6 +161,7 @@ def test_an_environment_has_its_time_to_close_whoever_cancels_meanwhile(renderer
     assert "is left" not in caplog.text
 
 
+@pytest.mark.slow
 def test_a_runner_that_has_begun_groups_and_is_not_closed_warns_of_it_when_it_is_collected(renderer):
     async def world():
         runner = make_runner(renderer, tasks=tasks(3))
@@ -172,6 +175,7 @@ def test_a_runner_that_has_begun_groups_and_is_not_closed_warns_of_it_when_it_is
         forget_the_runner()
 
 
+@pytest.mark.slow
 def test_a_runner_that_is_closed_or_has_begun_nothing_or_is_refused_does_not_warn(renderer, recwarn):
     async def world():
         async with make_runner(renderer, tasks=tasks(3)) as runner:

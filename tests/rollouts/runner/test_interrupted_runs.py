@@ -16,6 +16,7 @@ from rollouts.runner.journal import Recorder
 PROGRAM = Path(__file__).parent / "interrupted_run.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("waits_in", ["engine", "thread", "renderer"])
 def test_an_interrupted_run_ends_within_five_seconds_and_its_journal_has_what_was_delivered(
     tiny_model_dir: Path, tmp_path: Path, waits_in: str

@@ -99,6 +99,7 @@ def test_a_value_that_is_no_path_is_refused() -> None:
         Journal.open(path)
 
 
+@pytest.mark.slow
 async def test_a_journal_that_is_in_use_is_refused_with_the_holder(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "j")
     with pytest.raises(JournalInUseError, match="another Runner of this process has it open; close that one") as caught:
@@ -350,6 +351,7 @@ while reason:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="mounts a tmpfs")
 def test_on_a_disk_that_becomes_full_everything_is_known_that_was_recorded_before(tmp_path: Path) -> None:
     probe = ["unshare", "-m", "mount", "-t", "tmpfs", "none", str(tmp_path)]

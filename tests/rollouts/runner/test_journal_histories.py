@@ -81,6 +81,7 @@ def check(directory: Path, state: Expected) -> None:
     recorder.close()
 
 
+@pytest.mark.slow
 @FEW
 @given(calls=CALLS, shares=st.lists(st.floats(0, 1), min_size=1, max_size=4))
 def test_processes_killed_in_any_write_leave_exactly_what_was_written_before(calls, shares) -> None:
@@ -96,6 +97,7 @@ def test_processes_killed_in_any_write_leave_exactly_what_was_written_before(cal
         check(directory, state)
 
 
+@pytest.mark.slow
 @FEW
 @given(calls=CALLS, share=st.floats(0, 0.99))
 def test_after_a_power_cut_that_has_lost_a_part_of_the_log_whatever_came_before_it_is_known(calls, share) -> None:

@@ -262,6 +262,7 @@ async def test_a_full_disk_ends_a_run_of_groups_of_several_episodes_with_the_err
     assert ids(await received(renderer, tmp_path, 1, group_size=4)) == ["t0"]
 
 
+@pytest.mark.slow
 async def test_an_error_of_the_journal_whose_caller_was_cancelled_is_not_logged_as_never_retrieved(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

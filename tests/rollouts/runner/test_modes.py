@@ -59,6 +59,7 @@ def test_an_asynchronous_run_is_ahead_by_as_many_batches_as_updates_are_allowed(
     assert Asynchronous(0).max_undelivered(Demand(0, 8)) == 0
 
 
+@pytest.mark.slow
 @modes
 @given(data=st.data(), batch=st.integers(1, 6), updates=st.integers(1, 8))
 def test_with_one_update_for_each_batch_and_delivery_in_order_no_sample_is_too_old(mode, data, batch, updates):

@@ -154,6 +154,7 @@ def test_closing_leaves_no_task_wherever_the_work_waits(renderer, point):
     run(world())
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_left_by_break_cancels_its_episodes(renderer):
     async def world():
         engine = HeldEngine(renderer)

@@ -50,6 +50,7 @@ def with_settings(directory, tmp_path, **settings):
     return copy
 
 
+@pytest.mark.slow
 async def test_the_doctor_finds_nothing_wrong_with_a_model_that_hears(server, tiny_audio_dir):
     findings = await run_checks(server.base_url, tiny_audio_dir, OPTIONS._replace(reference_gigabytes=4.0))
     outcomes = {finding.check: finding.outcome for finding in findings}
@@ -58,6 +59,7 @@ async def test_the_doctor_finds_nothing_wrong_with_a_model_that_hears(server, ti
     assert Outcome.FAILED not in outcomes.values()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "check", "reason"),
     [
@@ -74,6 +76,7 @@ async def test_another_processor_is_found(server, tiny_audio_dir, tmp_path, sett
     assert "copy the processor's files" in found[check]
 
 
+@pytest.mark.slow
 async def test_a_model_that_ignores_sounds_is_found(tiny_audio_dir, tmp_path):
     model = load_model(tiny_audio_dir)
     with torch.no_grad():
@@ -87,6 +90,7 @@ async def test_a_model_that_ignores_sounds_is_found(tiny_audio_dir, tmp_path):
     assert "two different sounds give exactly the same completion" in found["sound request"]
 
 
+@pytest.mark.slow
 async def test_a_server_that_takes_no_sounds_lacks_an_option(tiny_audio_dir, monkeypatch):
     monkeypatch.setattr(served_model, "media_formats", lambda renderer: {})
     with serve_directory(tiny_audio_dir, name="tiny") as started:

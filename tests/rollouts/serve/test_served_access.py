@@ -116,6 +116,7 @@ async def test_a_body_that_does_not_arrive_is_refused_and_the_end_of_a_connectio
     await limited({"type": "http", "path": "/", "headers": []}, complete, None)
 
 
+@pytest.mark.slow
 def test_headers_that_do_not_arrive_end_the_connection_and_a_slow_answer_does_not():
     begun, released = threading.Event(), threading.Event()
 
@@ -178,6 +179,7 @@ def test_a_body_of_openais_api_beyond_the_limit_is_refused_in_its_form(guarded):
     assert codes == [413, "body_too_large"]
 
 
+@pytest.mark.slow
 def test_without_a_key_web_pages_of_other_origins_are_refused(tiny_server):
     assert tiny_server.get("/version").status == 200
     assert tiny_server.post("/resume", {}, {"Origin": "https://example.org"}).status == 403

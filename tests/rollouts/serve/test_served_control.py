@@ -67,6 +67,7 @@ async def scored_difference(directory, request, completion):
     return float(np.abs(scored[len(request.prompt_ids) :] - completion.logprobs).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "messages"), [("abort", TEXT), ("wait", TEXT), ("keep", TEXT), ("keep", image_messages(0))]
 )
@@ -96,6 +97,7 @@ async def test_requests_that_come_during_a_pause_wait_for_its_end(server, render
     assert len(completion.token_ids) == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_flight", ["abort", "wait", "keep"])
 async def test_new_weights_of_a_directory_continue_the_requests_in_flight(server, checkpoints, renderer, in_flight):
     request = request_of(renderer, TEXT, **LONG)
@@ -114,6 +116,7 @@ async def test_new_weights_of_a_directory_continue_the_requests_in_flight(server
     assert await scored_difference(checkpoints[1], request_of(renderer, TEXT), after) < 1e-4
 
 
+@pytest.mark.slow
 async def test_a_directory_with_another_model_leaves_the_weights_as_they_are(server, checkpoints, renderer, tmp_path):
     broken = shutil.copytree(checkpoints[1], tmp_path / "broken")
     (broken / "model.safetensors").write_bytes(b"no weights")
@@ -127,6 +130,7 @@ async def test_a_directory_with_another_model_leaves_the_weights_as_they_are(ser
     assert {span.version for span in after.weight_spans} == {"default"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", [1, 2])
 async def test_a_server_that_sleeps_generates_after_it_is_woken_up(server, checkpoints, renderer, level):
     request = request_of(renderer, image_messages(0))
@@ -162,6 +166,7 @@ async def test_the_caches_of_images_can_be_emptied_and_images_are_sent_again(ser
         assert await other.control.world_size() == 1
 
 
+@pytest.mark.slow
 async def test_all_requests_of_all_clients_can_be_ended(server, renderer):
     async with VLLMEngine(server.base_url) as engine, running(engine, request_of(renderer, TEXT, **LONG)) as task:
         answer = await asyncio.to_thread(server.post, "/abort_requests", {})

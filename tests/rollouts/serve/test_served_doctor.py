@@ -12,6 +12,7 @@ from rollouts.engines.vllm import ServerRenderer, VLLMEngine
 from rollouts.observability.engine_load import server_load
 
 
+@pytest.mark.slow
 async def test_the_doctor_finds_nothing_wrong_with_a_served_model(tiny_server, tiny_model_dir):
     findings = await run_checks(tiny_server.base_url, tiny_model_dir, Options(control=True))
     assert {finding.check: finding.seen for finding in findings if finding.outcome is not Outcome.OK} == {}

@@ -104,6 +104,7 @@ async def test_an_aborted_request_returns_the_tokens_that_it_has(tiny_server, re
     assert 0 < len(completion.token_ids) < 3000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("messages", [TEXT, image_messages(0)], ids=["text", "image"])
 async def test_a_server_before_a_server_samples_what_that_one_samples(
     tiny_server, tiny_model_dir, renderer, serve_app, messages

@@ -350,6 +350,7 @@ def test_a_body_of_more_values_than_a_request_needs_is_refused_before_it_becomes
     assert "commas" in refused.json["error"]["message"]
 
 
+@pytest.mark.slow
 def test_a_prompt_beyond_the_context_is_refused_with_its_length_as_long_as_it_is_parsed(gateway_server):
     answer = gateway_server.post(GENERATE, body(token_ids=[5] * 500_000))
     assert (answer.status, answer.json["error"]["type"]) == (400, "BadRequestError")

@@ -283,6 +283,7 @@ async def a_closed_engine_sends_nothing(served):
         await served.engine.generate(served.request())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", USES, ids=lambda scenario: scenario.__name__)
 async def test_the_methods_of_an_engine_on_a_server_in_process(served, called, scenario):
     await scenario(served)

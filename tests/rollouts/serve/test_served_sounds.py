@@ -57,6 +57,7 @@ def rendered(server, *parts):
     return server.post(RENDER, {"messages": [{"role": "user", "content": list(parts)}]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("media", ["features", "content_parts"])
 @pytest.mark.parametrize("rate", [16_000, 44_100])
 async def test_a_served_engine_samples_what_the_engine_itself_samples_of_sounds(
@@ -88,6 +89,7 @@ class Counting:
         await self.app(scope, counted, send)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("media", ["features", "content_parts"])
 async def test_over_twenty_turns_each_sound_is_on_the_wire_once(tiny_audio_dir, hearing, media):
     app, conversation = Counting(local_app(tiny_audio_dir)), []

@@ -98,6 +98,7 @@ async def episodes(policy, engine, renderer):
         yield runner, collecting
 
 
+@pytest.mark.slow
 async def test_episodes_continue_with_the_next_adapter_and_every_span_is_of_its_own(
     engine, renderer, checkpoints, adapters, tmp_path
 ):
@@ -116,6 +117,7 @@ async def test_episodes_continue_with_the_next_adapter_and_every_span_is_of_its_
     assert {span.version for sample in samples for span in sample.weight_spans} == {"policy@1", "policy@2"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_flight", ["abort", "wait", "keep"])
 async def test_episodes_continue_with_the_tensors_that_the_trainer_sends(engine, renderer, checkpoints, in_flight):
     transfer = TransferEngine(engine, FileSender(), bucket_bytes=30_000)
@@ -134,6 +136,7 @@ async def test_episodes_continue_with_the_tensors_that_the_trainer_sends(engine,
 # Adapters.
 
 
+@pytest.mark.slow
 async def test_adapters_and_the_model_sample_at_once_and_streamed(engine, request_for, checkpoints, adapters):
     for name, directory in zip("ab", adapters, strict=True):
         await engine.load_adapter(name, directory)
@@ -156,6 +159,7 @@ async def test_adapters_and_the_model_sample_at_once_and_streamed(engine, reques
     assert engine.weight_version == "v1"
 
 
+@pytest.mark.slow
 def test_requests_about_adapters_get_the_responses_of_vllm(server, adapters, tmp_path):
     """Status, type and text as vLLM 0.32 gave them."""
 
@@ -201,6 +205,7 @@ def test_requests_about_adapters_get_the_responses_of_vllm(server, adapters, tmp
     check(UNLOAD, {"lora_name": "a"}, 404, "NotFoundError", "The lora adapter 'a' cannot be found.")
 
 
+@pytest.mark.slow
 async def test_an_adapter_that_the_model_cannot_use_is_refused_and_the_others_go_on(
     engine, request_for, checkpoints, adapters, tmp_path
 ):
@@ -221,6 +226,7 @@ async def test_an_adapter_that_the_model_cannot_use_is_refused_and_the_others_go
         await engine.generate(request_for(adapter="broken"))
 
 
+@pytest.mark.slow
 async def test_a_server_without_peft_or_without_control_says_how_to_get_adapters(
     engine, checkpoints, adapters, monkeypatch
 ):
@@ -236,6 +242,7 @@ async def test_a_server_without_peft_or_without_control_says_how_to_get_adapters
                 await TransferEngine(other, FileSender()).update_weights(tensors_of(checkpoints[1]), "new")
 
 
+@pytest.mark.slow
 async def test_an_adapter_of_requests_that_a_pause_holds_is_not_unloaded(engine, server, request_for, adapters):
     await engine.load_adapter("a", adapters[0])
     begun = asyncio.Event()
@@ -255,6 +262,7 @@ async def test_an_adapter_of_requests_that_a_pause_holds_is_not_unloaded(engine,
 # Tensors.
 
 
+@pytest.mark.slow
 async def test_a_transfer_that_fails_leaves_a_server_that_samples_and_takes_the_next_one(
     engine, request_for, checkpoints
 ):
@@ -273,6 +281,7 @@ async def test_a_transfer_that_fails_leaves_a_server_that_samples_and_takes_the_
     await transfer.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["left out", "sent too"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 async def test_the_output_layer_is_tied_again_whether_it_is_sent_or_not(
@@ -344,6 +353,7 @@ SPOILED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", SPOILED)
 async def test_a_bucket_that_cannot_be_read_leaves_the_weights_of_before(engine, request_for, checkpoints, fault):
     spoil, reason = SPOILED[fault]
@@ -359,6 +369,7 @@ async def test_a_bucket_that_cannot_be_read_leaves_the_weights_of_before(engine,
     assert difference(checkpoints[1], None, request_for(), completion) < 1e-5
 
 
+@pytest.mark.slow
 async def test_a_transfer_given_up_when_all_tensors_have_come_leaves_the_weights_of_before(
     engine, request_for, checkpoints
 ):
@@ -375,6 +386,7 @@ async def test_a_transfer_given_up_when_all_tensors_have_come_leaves_the_weights
     assert difference(checkpoints[0], None, request_for(), completion) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 async def test_a_transfer_with_values_that_are_no_numbers_leaves_the_weights_of_before(
     engine, request_for, checkpoints, value
@@ -388,6 +400,7 @@ async def test_a_transfer_with_values_that_are_no_numbers_leaves_the_weights_of_
     assert after.logprobs.tolist() == before.logprobs.tolist()
 
 
+@pytest.mark.slow
 def test_a_transfer_takes_vllms_calls_in_vllms_order_and_changes_nothing_before_its_end(server, checkpoints, tmp_path):
     """Status and text as vLLM 0.32 gave them; raw calls, to a server that is not paused."""
     tokens = {"token_ids": [5, 6, 7, 8], "sampling_params": {"max_tokens": 4, "temperature": 0, "logprobs": 0}}
@@ -536,6 +549,7 @@ def test_a_sender_keeps_one_bucket_and_nothing_after_it_was_closed(tmp_path, nam
     assert not os.path.exists(info["path"])
 
 
+@pytest.mark.slow
 async def test_a_server_before_a_server_has_the_adapters_of_that_one_and_takes_no_tensors(
     engine, server, serve_app, renderer, request_for, checkpoints, adapters
 ):

@@ -76,6 +76,7 @@ async def test_a_stream_goes_on_across_a_pause(server: FakeSGLang, engine: SGLan
     assert completion.weight_spans == (WeightSpan("default", 0, 2), WeightSpan("1", 2, 5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answered", [True, False])
 async def test_an_aborted_stream_has_the_tokens_that_were_reported(
     server: FakeSGLang, engine: SGLangEngine, answered: bool

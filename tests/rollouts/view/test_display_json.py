@@ -4,6 +4,7 @@ import datetime
 import json
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ PLAIN = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(PLAIN)
 def test_every_plain_value_becomes_json(value):
     json.dumps(display_json(value), allow_nan=False)

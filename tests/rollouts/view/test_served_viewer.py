@@ -60,6 +60,7 @@ def url(file):
         yield address
 
 
+@pytest.mark.slow
 def test_episodes_and_media_are_served_as_a_page_has_them(url, renderer):
     found = rows_when(url, 3)
     assert [row["id"] for row in found["episodes"]] == ["two-turns", "failed", "media"]
@@ -143,6 +144,7 @@ def test_the_server_listens_on_the_loopback_address_alone(url):
             assert client.connect_ex((address, port)) != 0
 
 
+@pytest.mark.slow
 def test_episodes_that_are_written_later_are_added(renderer, tmp_path):
     path = tmp_path / "growing.mmr"
     with RecordWriter(path) as out:
@@ -156,12 +158,14 @@ def test_episodes_that_are_written_later_are_added(renderer, tmp_path):
             assert read_payload(get(address, "episodes/3")[2])[0]["id"] == "later-2"
 
 
+@pytest.mark.slow
 def test_with_a_model_payloads_have_texts(file, tiny_model_dir):
     with served(file, "--model", tiny_model_dir) as address:
         rows_when(address, 3)
         assert "textBytes" in read_payload(get(address, "episodes/0")[2])[1]
 
 
+@pytest.mark.slow
 def test_a_file_that_is_cut_off_is_named_and_its_episodes_are_errors(renderer, tmp_path):
     path = tmp_path / "cut.mmr"
     with RecordWriter(path) as out:
@@ -185,6 +189,7 @@ def test_a_file_that_is_cut_off_is_named_and_its_episodes_are_errors(renderer, t
         store.close()
 
 
+@pytest.mark.slow
 def test_a_port_in_use_and_options_that_exclude_each_other_are_errors_of_one_line(file):
     with socket.socket() as taken:
         taken.bind((HOST, 0))

@@ -166,6 +166,7 @@ async def played(reloadable_model_dir, steps, *, call=None):
         return server.dead
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEPS, max_size=6))
 def test_no_order_of_control_calls_kills_a_server_that_takes_images(reloadable_model_dir, steps):

@@ -404,6 +404,7 @@ def _of(findings: list[Finding], outcome: Outcome) -> list[Finding]:
     return [finding for finding in findings if finding.outcome is outcome]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planted", TABLE, ids=lambda planted: planted.name)
 async def test_a_planted_fault_is_found_with_its_cure_and_nothing_else(
     planted: Planted, sound: Served, tmp_path: Path

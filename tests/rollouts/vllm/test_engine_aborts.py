@@ -216,6 +216,7 @@ async def test_a_request_that_waits_for_the_end_of_a_pause_can_be_aborted(engine
     assert (completion.finish_reason, len(completion.token_ids)) == (FinishReason.ABORT, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("waits_for", ["image", "slot"])
 async def test_a_request_that_was_not_sent_yet_can_be_aborted(server, waits_for):
     limits = replace(FAST_RETRIES, concurrency=1 if waits_for == "slot" else 8)

@@ -60,6 +60,7 @@ async def test_the_images_of_a_session_are_sent_once_to_the_server_that_it_stays
     assert other.generations == []
 
 
+@pytest.mark.slow
 async def test_a_server_that_dies_loses_its_session_to_another_which_gets_the_images_again(servers, caplog):
     async with checked(fleet_of(servers), servers) as fleet:
         await generate_one(fleet, request(image(), session_id="s"))
@@ -84,6 +85,7 @@ async def test_a_server_that_dies_loses_its_session_to_another_which_gets_the_im
         assert len(other.generations) == 2
 
 
+@pytest.mark.slow
 async def test_a_server_that_hangs_is_ejected_by_its_checks_while_a_request_waits_for_it(servers):
     limits = FleetLimits(check_seconds=0.02, check_timeout=0.2)
     async with checked(fleet_of(servers, limits), servers) as fleet:

@@ -120,6 +120,7 @@ def test_the_check_sees_a_child_that_fails() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(fork(fail), 0)[1]) == 3
 
 
+@pytest.mark.slow
 def test_a_blocking_renderer_of_the_parent_is_refused_in_the_child() -> None:
     messages = user(text("hi"))
     with BlockingServerRenderer(ServerRenderer(RenderingServer())) as renderer:

@@ -67,6 +67,7 @@ async def killed_while(server, call):
     return caught.value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "asked"),
     [
@@ -87,6 +88,7 @@ async def test_a_request_whose_server_is_killed_is_named_together_with_the_serve
     assert "Is the server running" in str(error)
 
 
+@pytest.mark.slow
 async def test_all_who_wait_for_the_first_question_get_an_error_of_their_own(model_dir):
     async with killable(model_dir, "/version") as server, VLLMEngine(server.base_url, limits=LIMITS) as engine:
         names = [f"turn-{number}" for number in range(5)]
@@ -98,6 +100,7 @@ async def test_all_who_wait_for_the_first_question_get_an_error_of_their_own(mod
     assert all(server.base_url in str(error) for error in errors)
 
 
+@pytest.mark.slow
 async def test_a_stream_names_its_request_too(model_dir):
     async def drawn(engine):
         async for _ in engine.stream(request(request_id="turn-7")):
@@ -110,6 +113,7 @@ async def test_a_stream_names_its_request_too(model_dir):
     assert server.base_url in str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
 async def test_a_pause_that_is_killed_is_an_error_of_the_pause(model_dir, mode):
     async with killable(model_dir, "/pause") as server, VLLMEngine(server.base_url, limits=LIMITS) as engine:
@@ -119,6 +123,7 @@ async def test_a_pause_that_is_killed_is_an_error_of_the_pause(model_dir, mode):
     assert server.base_url in str(error)
 
 
+@pytest.mark.slow
 async def test_a_completion_that_waits_for_the_end_of_a_pause_is_told_when_the_server_is_gone(model_dir):
     async with killable(model_dir) as server, VLLMEngine(server.base_url, limits=LIMITS) as engine:
         await engine.control.pause()
@@ -131,6 +136,7 @@ async def test_a_completion_that_waits_for_the_end_of_a_pause_is_told_when_the_s
     assert server.base_url in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "kind"),
     [
@@ -154,6 +160,7 @@ async def test_an_update_whose_server_is_killed_says_so_at_every_step(model_dir,
         assert "put back" not in str(error)
 
 
+@pytest.mark.slow
 async def test_credentials_of_the_address_are_in_no_error(model_dir):
     async with killable(model_dir) as server:
         await server.kill()
@@ -172,6 +179,7 @@ async def test_credentials_of_the_address_are_in_no_error(model_dir):
                 assert "sesame" not in str(caught.value) + repr(caught.value) + str(caught.value.server)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions/render"])
 async def test_a_renderer_whose_server_is_killed_says_which(model_dir, path):
     async with killable(model_dir, path) as server:

@@ -122,6 +122,7 @@ async def test_a_command_is_started_by_the_first_request_and_ended_by_close(tmp_
     await ended(child)
 
 
+@pytest.mark.slow
 async def test_a_server_that_was_killed_is_started_again_by_the_next_request(tmp_path):
     async with served(tmp_path) as engine:
         await generate_one(engine, request())
@@ -172,6 +173,7 @@ async def test_an_address_that_answers_already_is_not_taken_for_the_started_serv
     assert not (tmp_path / "server.log").exists()
 
 
+@pytest.mark.slow
 async def test_the_server_ends_when_its_program_is_killed(tmp_path):
     log, port = tmp_path / "server.log", reserved_port()
     program = f"""
@@ -241,6 +243,7 @@ async def test_the_server_ends_when_its_supervisor_is_killed(tmp_path):
         os.kill(child, signal.SIGKILL)  # a real server ends its processes itself at SIGTERM
 
 
+@pytest.mark.slow
 async def test_a_fleet_starts_a_member_again_whose_server_was_killed(tmp_path):
     names = ("one", "two")
     engines = {name: served(tmp_path, log_path=tmp_path / f"{name}.log") for name in names}

@@ -68,6 +68,7 @@ async def turns_of(engine, session, images, number=0):
         assert (await generate_one(engine, asked)).token_ids.tolist() == expected(asked)
 
 
+@pytest.mark.slow
 async def test_a_session_stays_at_one_server_which_gets_each_of_its_images_once(servers, tmp_path, caplog):
     async with routed(servers, tmp_path) as engine:
         sessions = 0
@@ -84,6 +85,7 @@ async def test_a_session_stays_at_one_server_which_gets_each_of_its_images_once(
     assert not [record for record in caplog.records if "X-Session-ID" in record.message]
 
 
+@pytest.mark.slow
 async def test_a_router_that_does_not_keep_sessions_is_reported_once_and_every_completion_is_right(
     servers, tmp_path, caplog
 ):
@@ -96,6 +98,7 @@ async def test_a_router_that_does_not_keep_sessions_is_reported_once_and_every_c
     assert "consistent_hash" in report
 
 
+@pytest.mark.slow
 async def test_images_that_a_pause_has_cleared_are_no_sign_of_a_lost_session(servers, tmp_path):
     async with routed(servers, tmp_path) as engine:
         for number in range(3):
@@ -108,6 +111,7 @@ async def test_images_that_a_pause_has_cleared_are_no_sign_of_a_lost_session(ser
         assert engine.lost_sessions == 0
 
 
+@pytest.mark.slow
 async def test_control_calls_reach_every_server(servers, tmp_path, checkpoint):
     async with routed(servers, tmp_path) as engine:
         await engine.update_weights(checkpoint, "v1")
@@ -120,6 +124,7 @@ async def test_control_calls_reach_every_server(servers, tmp_path, checkpoint):
         assert await engine.control.world_size() == {server.base_url: 4 for server in servers}
 
 
+@pytest.mark.slow
 async def test_a_completion_that_a_pause_cuts_off_continues_when_all_servers_run_again(servers, tmp_path):
     async with routed(servers, tmp_path) as engine:
         arrived = asyncio.Event()
@@ -136,6 +141,7 @@ async def test_a_completion_that_a_pause_cuts_off_continues_when_all_servers_run
         assert (await sampling).token_ids.tolist() == expected(asked)
 
 
+@pytest.mark.slow
 async def test_an_abort_reaches_the_server_that_runs_the_request(servers, tmp_path):
     async with routed(servers, tmp_path) as engine:
         arrived = asyncio.Event()
@@ -151,6 +157,7 @@ async def test_an_abort_reaches_the_server_that_runs_the_request(servers, tmp_pa
             ]
 
 
+@pytest.mark.slow
 async def test_a_server_that_refuses_new_weights_is_an_error_because_the_router_goes_on_using_it(
     servers, tmp_path, checkpoint
 ):
@@ -163,6 +170,7 @@ async def test_a_server_that_refuses_new_weights_is_an_error_because_the_router_
         assert [server.weight_version for server in servers] == ["v1", "v1"]
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_out_of_the_fleet_is_an_error_of_the_next_update_too(servers, tmp_path, checkpoint):
     async with routed(servers, tmp_path) as engine:
         servers[1].script["/collective_rpc"] = [answer({"error": "it broke"}, status=500)] * 9

@@ -208,6 +208,7 @@ def test_a_run_of_one_server_goes_on_with_a_fleet(tmp_path: Path) -> None:
     assert sorted(group[0].group_id for group in trajectories(tmp_path)) == ["0", "1", "2"]
 
 
+@pytest.mark.slow
 def test_a_fleet_of_which_one_server_is_down_runs_and_one_of_which_all_are_down_does_not(tmp_path: Path) -> None:
     down = [f"http://127.0.0.1:{reserved_port()}" for _ in range(2)]
     with served(FakeVLLM()) as server:

@@ -119,6 +119,7 @@ async def test_an_item_larger_than_the_cache_is_included_every_time():
         cache.commit(reservation)
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(

@@ -68,6 +68,7 @@ async def test_whole_models_and_directories_without_weights_are_refused(sampler,
         VLLMSampler("http://127.0.0.1:1", tiny_model_dir)
 
 
+@pytest.mark.slow
 async def test_requests_go_on_with_the_server_that_is_left(servers, sampler, tmp_path):
     directory = write_adapter(tmp_path / "a")
     await sampler.sample(directory, REQUEST)

@@ -300,6 +300,7 @@ def test_a_worker_without_an_orchestrator_ends_after_its_time(renderer):
     finish(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wait_seconds", [0, 1.2])
 def test_a_worker_that_waits_for_less_than_the_link_does_ends_after_its_own_time(renderer, wait_seconds):
     async def run():
@@ -324,6 +325,7 @@ def test_workers_outside_of_their_block_name_the_cure(renderer):
     finish(run)
 
 
+@pytest.mark.slow
 def test_keys_let_workers_in_and_keep_others_out(renderer, tmp_path):
     orchestrator, worker_file = write_key_files(tmp_path / "keys")
     _, other_worker = write_key_files(tmp_path / "other")

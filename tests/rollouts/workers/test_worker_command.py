@@ -105,6 +105,7 @@ def played(directory: Path) -> list[tuple[int, int]]:
     return [(int(process), int(task)) for process, task in map(str.split, lines)]
 
 
+@pytest.mark.slow
 def test_a_run_on_worker_processes_is_complete_though_one_is_killed(processes: Processes, tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["keys", str(tmp_path / "keys")]).exit_code == 0
     address = reserved_address()
@@ -135,6 +136,7 @@ def test_a_run_on_worker_processes_is_complete_though_one_is_killed(processes: P
     assert summary["episodes"] == TASKS * 2
 
 
+@pytest.mark.slow
 def test_a_worker_ends_with_a_line_and_a_code_of_its_own_where_there_is_no_run(
     processes: Processes, tmp_path: Path
 ) -> None:
@@ -146,6 +148,7 @@ def test_a_worker_ends_with_a_line_and_a_code_of_its_own_where_there_is_no_run(
     assert "Traceback" not in output
 
 
+@pytest.mark.slow
 def test_a_terminated_worker_of_a_function_gives_its_episodes_back(processes: Processes, tmp_path: Path) -> None:
     address = reserved_address()
     config = write_waiting_run(tmp_path, "")

@@ -102,6 +102,7 @@ def runs(tiny_model_dir: Path) -> Iterator[RunsOnWorkers]:
     made.close()
 
 
+@pytest.mark.slow
 def test_a_run_is_exact_though_its_workers_and_its_orchestrator_are_killed(runs: RunsOnWorkers, tmp_path: Path) -> None:
     assert kill_rounds(runs, tmp_path, 3, seed=1) >= 1
     assert runs.workers_killed >= 1

@@ -329,6 +329,7 @@ def test_a_job_that_is_cancelled_when_a_slot_becomes_free_keeps_no_slot(rounds):
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_jobs_of_one_episode_id_run_one_after_the_other():
     async def run():
         pool, worker, other = WorkerPool(), HeldWorker(), HeldWorker()

@@ -168,6 +168,7 @@ def test_the_message_of_an_error_response_is_extracted(body: bytes, said: str) -
     assert str(error) == f"request r1: asking for models: HTTP 404 {said}"
 
 
+@pytest.mark.slow
 @given(
     st.binary()
     | st.recursive(
@@ -207,6 +208,7 @@ def certificate(tmp_path: Path) -> Path:
     return both
 
 
+@pytest.mark.slow
 async def test_https_works_with_a_trusted_certificate_only_and_a_bad_one_is_not_tried_again(
     certificate: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -178,6 +178,7 @@ async def test_a_connection_whose_first_session_cannot_be_made_makes_another_one
     assert (await generate(connection)).status == 200
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_forked_process_is_refused_and_leaves_the_connections_of_its_parent_alone(tmp_path: Path) -> None:
     script = tmp_path / "forking.py"

@@ -310,6 +310,7 @@ async def test_a_stream_is_bounded(server: FakeVLLM, text: bytes) -> None:
     await connection.close()
 
 
+@pytest.mark.slow
 async def test_a_connection_whose_server_sends_more_after_the_end_is_closed(
     server: FakeVLLM, connection: ServerConnection
 ) -> None:

@@ -209,6 +209,7 @@ async def test_a_broken_chunk_is_an_error_and_not_an_endless_wait(
         await generate(connection, seconds=30)
 
 
+@pytest.mark.slow
 async def test_the_size_of_a_response_is_bounded_while_it_is_read(server: FakeVLLM) -> None:
     connection = ServerConnection(server.base_url, limits=HttpLimits(response_bytes=1000))
     for size, outcome in ((1000, None), (1001, "1000")):
@@ -222,6 +223,7 @@ async def test_the_size_of_a_response_is_bounded_while_it_is_read(server: FakeVL
     await connection.close()
 
 
+@pytest.mark.slow
 async def test_a_gzip_bomb_is_stopped_at_the_bound(server: FakeVLLM) -> None:
     bomb = zlib.compress(bytes(256 * 2**20), wbits=31)
     connection = ServerConnection(server.base_url, limits=HttpLimits(response_bytes=2**20))

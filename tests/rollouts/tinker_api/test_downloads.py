@@ -77,6 +77,7 @@ def test_the_command_downloads_a_checkpoint_of_training_and_leaves_no_export(ser
     assert left == {uri, f"tinker://{training.model_id}/external_weights/same"}
 
 
+@pytest.mark.slow
 def test_an_encrypted_download_is_readable_with_the_key_of_the_client_alone(training, rest):
     pyrage = pytest.importorskip("pyrage")
     identity = pyrage.x25519.Identity.generate()

@@ -81,6 +81,7 @@ async def mismatch(trainer, model_id, sampler, weights, family):
     return largest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES, indirect=True)
 async def test_sampled_log_probabilities_are_those_of_the_trainer_for_the_base_model_and_every_adapter(
     family, data, trainer, sampler, tmp_path
@@ -96,6 +97,7 @@ async def test_sampled_log_probabilities_are_those_of_the_trainer_for_the_base_m
     assert await mismatch(trainer, "a", sampler, None, family) > 1e-2, "the detector"
 
 
+@pytest.mark.slow
 async def test_the_base_model_and_saved_weights_are_sampled_while_the_model_of_the_trainer_is_trained_as_a_whole(
     family, data, trainer, tmp_path
 ):
@@ -119,6 +121,7 @@ async def test_the_base_model_and_saved_weights_are_sampled_while_the_model_of_t
     await sampler.close()
 
 
+@pytest.mark.slow
 async def test_many_requests_beside_training_steps_each_have_the_weights_that_they_name(tmp_path):
     family = loaded_family("qwen3_vl")
     trainer = Trainer.from_pretrained(family.directory, device="cpu")
@@ -172,6 +175,7 @@ async def test_no_batch_begins_before_the_training_step_has_ended_and_one_goes_o
     await sampler.close()
 
 
+@pytest.mark.slow
 async def test_a_path_that_is_written_again_stands_for_the_new_weights(data, family, trainer, sampler, tmp_path):
     with_nonzero_adapter(trainer, "a", data, EVERYWHERE)
     for _ in range(2):

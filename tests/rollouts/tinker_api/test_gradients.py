@@ -32,6 +32,7 @@ def sent(rows, data):
     return [datum_of(row, datum) for row, datum in zip(rows, data, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("server", FAMILIES, indirect=True)
 @pytest.mark.parametrize("chosen", [slice(0, 1), slice(1, 4), slice(0, 5)], ids=["text", "one image and many", "mixed"])
 def test_gradients_are_those_of_a_plain_loop(server, rows, chosen):
@@ -47,6 +48,7 @@ def test_gradients_are_those_of_a_plain_loop(server, rows, chosen):
     assert result.metrics["loss:sum"] == pytest.approx(loss, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_gradients_of_several_calls_and_of_several_chunks_of_a_call_add_up(server, rows):
     data = weighted(rows)
     training = server.training()
@@ -59,6 +61,7 @@ def test_gradients_of_several_calls_and_of_several_chunks_of_a_call_add_up(serve
     gradients.assert_are_those_of(rows, data)
 
 
+@pytest.mark.slow
 def test_a_loss_of_the_client_has_the_gradients_that_it_would_have_in_a_plain_loop(server, rows):
     data = weighted(rows)
     training = server.training()
@@ -72,6 +75,7 @@ def test_a_loss_of_the_client_has_the_gradients_that_it_would_have_in_a_plain_lo
     gradients.assert_are_those_of(rows, data)
 
 
+@pytest.mark.slow
 def test_adapters_of_one_client_have_gradients_of_their_own(server, rows):
     client = server.client()
     trainings = [server.training(seed, client) for seed in (1, 2, 3)]
@@ -84,6 +88,7 @@ def test_adapters_of_one_client_have_gradients_of_their_own(server, rows):
         gradients.assert_are_those_of(part, weighted(part))
 
 
+@pytest.mark.slow
 def test_two_clients_at_once_do_not_change_each_others_gradients(server, rows):
     parts = [rows[:3], rows[2:]]
 
@@ -104,6 +109,7 @@ def _weights_of(row):
     return weighted([row])[0]
 
 
+@pytest.mark.slow
 def test_requests_that_arrive_in_another_order_are_computed_in_theirs(server, rows):
     """A step between two parts of a batch: the gradients of the second are those after the step."""
     data = weighted(rows)
@@ -129,6 +135,7 @@ def test_requests_that_arrive_in_another_order_are_computed_in_theirs(server, ro
     again.assert_are_those_of(rows[2:], data[2:])
 
 
+@pytest.mark.slow
 def test_a_request_that_is_sent_again_is_not_trained_again(server, rows):
     data = weighted(rows)
     training = server.training()
@@ -142,6 +149,7 @@ def test_a_request_that_is_sent_again_is_not_trained_again(server, rows):
     assert all(result.metrics == results[0].metrics for result in results)
 
 
+@pytest.mark.slow
 def test_the_model_of_another_user_is_unknown_and_stays_as_it_was(server, rows):
     data = weighted(rows[:2])
     training, other = server.training(), server.training(2, server.client(1))

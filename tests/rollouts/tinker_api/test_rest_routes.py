@@ -259,6 +259,7 @@ def status(url):
         return error.code
 
 
+@pytest.mark.slow
 def test_a_signature_is_of_one_file_and_one_time(directory, rest, served):
     first = save(directory, "a", kind="external_weights", files={"one": b"1", "two": b"2"})
     save(directory, "b", kind="external_weights", files={"one": b"secret"})
@@ -293,6 +294,7 @@ def test_no_path_leads_out_of_a_checkpoint(directory, served, path):
     assert status(f"{served.base_url}{FILES_PATH}{path}?expires=99999999999&signature=00") in (403, 404)
 
 
+@pytest.mark.slow
 def test_what_the_service_has_and_this_server_has_not_is_refused_at_once_with_the_reason(directory, rest):
     """With a status after which the client does not try again for minutes."""
     uri = save(directory, "a").uri

@@ -118,6 +118,7 @@ def test_training_lowers_the_loss_and_a_new_model_begins_where_the_base_model_is
     )
 
 
+@pytest.mark.slow
 def test_samples_have_the_log_probabilities_of_the_trainer(app_of):
     server = app_of(check_mismatch=True)
     client = client_of(server)
@@ -141,6 +142,7 @@ def test_samples_have_the_log_probabilities_of_the_trainer(app_of):
     client.close("success").result()
 
 
+@pytest.mark.slow
 def test_a_model_goes_on_from_a_checkpoint_of_a_server_that_was_stopped(app_of, tmp_path):
     server = app_of(tmp_path)
     client = client_of(server)
@@ -191,6 +193,7 @@ WRONG = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_bad_row_or_loss_fails_by_its_place_and_changes_no_gradient(client, training):
     training.forward_backward([row()], "cross_entropy").result()
     for data, loss, config, text in WRONG:
@@ -322,6 +325,7 @@ def test_options_of_sampling_that_are_not_there_are_refused_by_name(server, clie
 # Users and limits.
 
 
+@pytest.mark.slow
 def test_users_see_only_their_own_models_and_checkpoints(app_of, tmp_path):
     server = app_of(tmp_path, keys=("tml-one", "tml-two"))
     assert server.get("/api/v1/healthz").status == 401
@@ -365,6 +369,7 @@ def test_a_session_that_sends_nothing_ends_and_gives_its_place_back(app_of):
     assert create("session_heartbeat", session_id=first).status == 404
 
 
+@pytest.mark.slow
 async def test_a_session_that_ends_leaves_no_request_behind(app_of):
     server = app_of(limits=Limits(pending=3))
     for _ in range(3):  # each of them leaves what no client fetches
@@ -470,6 +475,7 @@ def test_errors_are_json_with_the_reason(server):
 # What clients may send by mistake.
 
 
+@pytest.mark.slow
 def test_models_that_are_begun_together_are_limited_together(app_of):
     server = app_of(limits=Limits(models=2))
     client = client_of(server)
@@ -532,6 +538,7 @@ def test_the_last_tokens_of_a_prompt_are_scored_alone(client, server):
         sampling.sample(prompt, 1, params, **options, prompt_logprobs_last_n=6).result()
 
 
+@pytest.mark.slow
 def test_extreme_options_of_sampling_are_taken_or_are_errors_of_the_user(server):
     body = {"base_model": "tiny", "prompt": {"chunks": [{"type": "encoded_text", "tokens": IDS[:3]}]}}
 
@@ -542,6 +549,7 @@ def test_extreme_options_of_sampling_are_taken_or_are_errors_of_the_user(server)
     assert sampled(stop=["\ud800"]).json["category"] == "user"
 
 
+@pytest.mark.slow
 def test_a_client_that_goes_away_while_it_sends_is_no_failure_of_the_server(server, caplog):
     host, port = server.base_url.removeprefix("http://").split(":")
     head = f"POST /api/v1/asample HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"

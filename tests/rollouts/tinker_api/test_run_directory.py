@@ -185,6 +185,7 @@ with runs.saving("s:train:0", "sampler_weights", "a") as path:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["partial", "in place"])
 def test_what_a_killed_process_left_is_no_checkpoint_and_does_not_block_its_name(directory, how):
     killed = subprocess.run([sys.executable, "-c", KILLED, str(directory.directory), how], check=False)

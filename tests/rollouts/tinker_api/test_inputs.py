@@ -161,6 +161,7 @@ CHUNKS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(
     rows=st.lists(st.lists(CHUNKS, max_size=6), max_size=3), family=st.sampled_from(["qwen3_vl", "gemma3", "idefics3"])
@@ -302,6 +303,7 @@ def test_an_image_token_in_text_is_text_for_the_trainer(tmp_path):
     assert np.isfinite(logprobs).all()
 
 
+@pytest.mark.slow
 def test_reading_an_image_of_a_qwen_vl_loads_neither_torch_nor_transformers():
     program = f"""
 import pathlib, sys

@@ -47,6 +47,7 @@ async def sampled(sampler, **options):
     return sequence
 
 
+@pytest.mark.slow
 async def test_the_end_tokens_of_the_model_end_a_sequence_beside_a_stop_and_with_an_empty_one_nothing(trainer, sampler):
     plain = await sampled(sampler, stop=())
     assert (len(plain.token_ids), plain.stopped) == (40, False)
@@ -65,6 +66,7 @@ async def test_the_end_tokens_of_the_model_end_a_sequence_beside_a_stop_and_with
     await sampler.close()
 
 
+@pytest.mark.slow
 async def test_a_stop_text_ends_a_sequence_with_the_token_that_completes_it(sampler, family, monkeypatch):
     decode = family.renderer.tokenizer.decode
     plain = (await sampled(sampler, stop=(), max_tokens=120)).token_ids.tolist()
@@ -98,6 +100,7 @@ async def test_each_of_several_sequences_has_an_end_of_its_own(sampler, family):
     assert cut[2].stopped
 
 
+@pytest.mark.slow
 async def test_greedy_sequences_are_equal_and_a_seed_gives_the_same_ones_again(sampler):
     greedy = (await sampler.sample(None, SampleRequest(TEXT, num_samples=3, max_tokens=8, temperature=0))).sequences
     assert len(greedy) == 3
@@ -120,6 +123,7 @@ async def test_without_max_tokens_a_sequence_fills_the_length_of_the_model(sampl
         await sampler.sample(None, SampleRequest(ModelInput(np.resize(TEXT.token_ids, length), ())))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"], indirect=True)
 async def test_the_likeliest_tokens_are_those_of_the_logits_of_the_model(family, trainer, sampler, tmp_path):
     data = [random_weights(row.sample, seed) for seed, row in enumerate(family.rows())]

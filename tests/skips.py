@@ -1,0 +1,152 @@
+"""Skips tests whose packages are not installed, and finds skips that nobody expects.
+
+A test module, or a test, that fails because a package of an extra is missing counts as skipped; the reason has the
+command that installs it. `pytest --expected-skips FILE` fails where anything is skipped that the file does not list.
+A line of the file has the path of a test module or folder and a part of the reason,
+`tests/rollouts/environments/test_mcp.py .[mcp]`; a line that begins with `#` is a comment.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+#: Packages that tests import or need, and the extra of pyproject.toml that installs each.
+EXTRA_OF_PACKAGE = {
+    "agents": "dev",
+    "av": "audio",
+    "datasets": "trainers",
+    "duckdb": "dev",
+    "gymnasium": "gym",
+    "jaxtyping": "dev",
+    "langchain_core": "dev",
+    "langchain_openai": "dev",
+    "markdown": "docs",
+    "material": "docs",
+    "matplotlib": "plot",
+    "mcp": "mcp",
+    "mkdocs": "docs",
+    "mkdocs_material": "docs",
+    "mkdocstrings": "docs",
+    "msgspec": "trainers",
+    "num2words": "processors",
+    "openai": "openai",
+    "opentelemetry": "opentelemetry",
+    "peft": "lora",
+    "playwright": "dev",
+    "psutil": "dev",
+    "pyarrow": "parquet",
+    "pyrage": "tinker",
+    "ray": "ray",
+    "ruff": "dev",
+    "scipy": "eval",
+    "skimage": "dev",
+    "sklearn": "demo",
+    "soundfile": "audio",
+    "soxr": "audio",
+    "starlette": "serve",
+    "tensorboard": "dev",
+    "tensorboardX": "tensorboard",
+    "tensordict": "dev",
+    "tinker": "tinker",
+    "torch": "torch",
+    "torchvision": "processors",
+    "transformers": "torch",
+    "trl": "test",
+    "uvicorn": "serve",
+    "vllm_router": "dev",
+    "wandb": "wandb",
+    "zmq": "zmq",
+}
+
+
+def missing_package(error: BaseException | None) -> str | None:
+    """The package of an extra whose absence is the reason of an error, or None."""
+    chain: list[BaseException] = []
+    while error is not None and error not in chain:
+        chain.append(error)
+        for package in _packages_named_by(error):
+            if package in EXTRA_OF_PACKAGE and find_spec(package) is None:
+                return package
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _packages_named_by(error: BaseException) -> Iterator[str]:
+    if isinstance(error, ImportError | pytest.skip.Exception):
+        # "No module named 'mcp'"; "needs torchvision and num2words"; transformers: "requires the Torchvision library".
+        yield from re.findall(r"\w+", str(error).lower())
+
+
+def reason_of(package: str) -> str:
+    return f"{package} is not installed: pip install -e '.[{EXTRA_OF_PACKAGE[package]}]'"
+
+
+def _skip_for_a_missing_package(report: Any, error: BaseException | None, place: tuple[Path, int]) -> None:
+    if not report.passed and (package := missing_package(error)) is not None:
+        report.outcome = "skipped"
+        report.longrepr = (str(place[0]), place[1], f"Skipped: {reason_of(package)}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    call: Any = getattr(report, "call", None)
+    if call is not None and call.excinfo:
+        _skip_for_a_missing_package(report, call.excinfo.value, (collector.path, 0))
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> Generator[None, Any, Any]:
+    report = yield
+    if call.excinfo:
+        _skip_for_a_missing_package(report, call.excinfo.value, (item.path, item.location[1] or 0))
+    return report
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--expected-skips", type=Path, help="fail where a test is skipped that this file does not list")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    file: Path | None = config.getoption("--expected-skips")
+    if file is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(ExpectedSkips(file))
+
+
+class ExpectedSkips:
+    """Collects what was skipped that the file does not list."""
+
+    def __init__(self, file: Path) -> None:
+        lines = [line.split() for line in file.read_text("utf-8").splitlines() if line and not line.startswith("#")]
+        self.expected = [(path, " ".join(reason)) for path, *reason in lines]
+        self.unexpected: set[str] = set()
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._check(report)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._check(report)
+
+    def _check(self, report: pytest.CollectReport | pytest.TestReport) -> None:
+        if not report.skipped or hasattr(report, "wasxfail"):
+            return
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if not any(report.nodeid.startswith(path) and part in reason for path, part in self.expected):
+            self.unexpected.add(f"{report.nodeid}: {reason}")
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.unexpected and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        for line in sorted(self.unexpected):
+            terminalreporter.write_line(f"SKIPPED, and not on the list: {line}", red=True)
