@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from renderers.installation import install_command
+
 # Characters of a value in an error: a role may be a megabyte, too.
 _LONGEST_VALUE = 80
 
@@ -101,7 +103,7 @@ class MissingExtraError(LoadError, ImportError):
         self.feature = feature
         self.extra = extra
         self.missing = missing
-        super().__init__(f"{feature} needs {missing}, not installed here: pip install 'mmrollouts[{extra}]'")
+        super().__init__(f"{feature} needs {missing}, not installed here: {install_command(extra)}")
 
 
 class MixedPackagesError(RendererError, ImportError):

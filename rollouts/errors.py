@@ -96,8 +96,12 @@ class MissingExtraError(RolloutsError, ImportError):
     """
 
     def __init__(self, feature: str, extra: str, missing: str) -> None:
+        # Not at the top: `import rollouts` raises an error of this module where `renderers` belongs to another
+        # distribution.
+        from renderers.installation import install_command
+
         self.extra = extra
-        super().__init__(f"{feature} needs {missing}, not installed here: pip install 'mmrollouts[{extra}]'")
+        super().__init__(f"{feature} needs {missing}, not installed here: {install_command(extra)}")
 
 
 class UnsupportedVersionError(RolloutsError, ImportError):

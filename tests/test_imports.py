@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from renderers.installation import install_command
+
 ROOT = Path(__file__).parent.parent
 HEAVY = [
     *("torch", "transformers", "torchvision", "sklearn", "matplotlib", "vllm"),
@@ -97,7 +99,7 @@ def test_our_own_renderers_package_is_accepted(tmp_path: Path) -> None:
 def test_what_needs_torch_names_the_extra_where_torch_is_missing(module: str) -> None:
     result = run(f"import sys; sys.modules['torch'] = None; import {module}")
     assert "MissingExtraError" in result.stderr.splitlines()[-1]
-    assert "pip install 'mmrollouts[torch]'" in result.stderr.splitlines()[-1]
+    assert install_command("torch") in result.stderr.splitlines()[-1]
 
 
 def test_the_tiny_model_without_weights_needs_no_torch(tmp_path: Path) -> None:

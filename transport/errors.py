@@ -12,6 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from renderers.installation import install_command
+
 # Values and their paths in an object, such as `.tags[0]`, as error messages show them.
 #
 # The `repr` of a decoded value can be too long to print: a message of a few hundred bytes can hold a tuple whose two
@@ -108,7 +110,7 @@ class MissingExtraError(TransportError, ImportError):
         self.feature = feature
         self.extra = extra
         self.missing = missing
-        super().__init__(f"{feature} needs {missing}, not installed here: pip install 'mmrollouts[{extra}]'")
+        super().__init__(f"{feature} needs {missing}, not installed here: {install_command(extra)}")
 
 
 class EncodeError(TransportError):

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from renderers.errors import MediaDecodeError
+from renderers.installation import install_command
 from renderers.media.containers import Container, container_of, corrupt, open_container, open_stream
 from renderers.media.declared_length import declared_bytes, holds_several
 from renderers.media.decoding import decode_errors
@@ -35,7 +36,6 @@ _BLOCK = 1 << 16  # samples of a channel
 # Past this number of samples libsndfile does not know the length.
 _UNKNOWN_LENGTH = 1 << 62
 _MAX_UNREAD = 4096  # bytes of tags at the end of an MP3
-_MISSING = "{} is not installed, which sounds need; pip install 'mmrollouts[audio]', or pass an array of samples{}"
 
 
 class AudioInfo(NamedTuple):
@@ -163,11 +163,16 @@ def _mixed(block: np.ndarray) -> np.ndarray:
     return mean
 
 
+def _missing(package: str, rate: str) -> str:
+    instead = f"{install_command('audio')}, or pass an array of samples{rate}"
+    return f"{package} is not installed, which sounds need; {instead}"
+
+
 def _resampler(source: MediaSource, rate: int, sampling_rate: int) -> Any:
     try:
         import soxr
     except ImportError as error:
-        reason = _MISSING.format("soxr", f" at {sampling_rate} Hz")
+        reason = _missing("soxr", f" at {sampling_rate} Hz")
         raise MediaDecodeError(reason, digest=source.digest) from error
     return soxr.ResampleStream(rate, sampling_rate, 1, dtype="float32", quality="HQ")
 
@@ -198,7 +203,7 @@ def _sndfile(source: MediaSource, data: bytes, deadline: Deadline) -> Iterator[_
     try:
         import soundfile
     except (ImportError, OSError) as error:  # OSError: the package without its library
-        raise MediaDecodeError(_MISSING.format("soundfile", ""), digest=source.digest) from error
+        raise MediaDecodeError(_missing("soundfile", ""), digest=source.digest) from error
     stream = TimedBytes(data, deadline)
     try:
         file = soundfile.SoundFile(stream)

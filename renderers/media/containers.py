@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 from renderers.errors import MediaDecodeError
+from renderers.installation import install_command
 from renderers.media.declared_length import declared_bytes
 from renderers.media.item import MediaSource
 from renderers.media.policy import MediaPolicy
@@ -32,9 +33,10 @@ _CONTAINERS: dict[str, Container] = {
     "audio/mp4": "mov",
     "audio/aac": "aac",
 }
-_INSTEAD: dict[Kind, str] = {
-    "video": "pip install 'mmrollouts[video]', or pass its frames as an array",
-    "sound": "pip install 'mmrollouts[audio]', or pass its samples as an array",
+#: The extra that reads the files of a kind, and what an array holds in their place.
+_INSTEAD: dict[Kind, tuple[str, str]] = {
+    "video": ("video", "frames"),
+    "sound": ("audio", "samples"),
 }
 _CONVERT: dict[Kind, str] = {"video": "H.264", "sound": "FLAC or WAV"}
 
@@ -52,7 +54,9 @@ def container_of(source: MediaSource, kind: Kind) -> Container | None:
         import av  # noqa: F401
     except ImportError as error:
         name = f"{kind} {source.digest[:12]} is a file that PyAV decodes, which is not installed"
-        raise MediaDecodeError(f"{name}; {_INSTEAD[kind]}", digest=source.digest) from error
+        extra, values = _INSTEAD[kind]
+        reason = f"{name}; {install_command(extra)}, or pass its {values} as an array"
+        raise MediaDecodeError(reason, digest=source.digest) from error
     if declared_bytes(bytes(source.data), media_type) > source.nbytes:
         raise corrupt(source, kind, f"it ends early, after {source.nbytes} bytes")
     return container

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from renderers.installation import install_command
 from rollouts.cli.command_group import INTERRUPTED
 from rollouts.cli.serve import TrainedEngineKind, api_key_advice, api_key_from_environment, check_engine
 from rollouts.demo.recipe import RECIPE, Recipe
 from rollouts.episodes.errors import EpisodeError
 from rollouts.errors import ApiKeyError, CapabilityError, ServerUnreachableError
 from rollouts.terminal.interrupts import defer_interrupts
-from rollouts.terminal.table import exit_with_error
+from rollouts.terminal.table import exit_with_error, print_line
 
 if TYPE_CHECKING:
     from rollouts.demo.run import Results
@@ -52,7 +53,7 @@ def demo(
     console = Console()
     missing = [name for name in ("torch", "transformers", "sklearn", "matplotlib") if find_spec(name) is None]
     if missing:
-        console.print(f'the demo needs {", ".join(missing)}: pip install "mmrollouts\\[demo]"')
+        print_line(f"the demo needs {', '.join(missing)}: {install_command('demo')}")
         raise typer.Exit(2)
     check_engine(engine, base_url)
     _check_address(base_url)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 import typer
 
 import renderers
+from renderers.installation import install_command
 from renderers.process.threads import available_cores
 from rollouts.terminal.table import Column, print_json, print_line, print_table
 
@@ -152,7 +153,7 @@ def _print(report: dict[str, Any]) -> None:
 def _extra_text(extra: str, missing: list[str]) -> str:
     if not missing:
         return "installed"
-    return f"""needs {", ".join(missing)}: pip install "mmrollouts[{extra}]\""""
+    return f"needs {', '.join(missing)}: {install_command(extra)}"
 
 
 def _renderers_text(installed: str | None, place: str) -> str:

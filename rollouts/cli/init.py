@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from renderers.installation import install_command
 from rollouts.engines.http.exchange import parse_address, redacted
 from rollouts.errors import ArgumentError, CommandFileError
 from rollouts.files import made_directory
@@ -40,7 +41,7 @@ _ABOUT = {
 
 _TINY_MODEL = """\
 [engine]
-kind = "local"               # transformers in this process: pip install "mmrollouts[torch]"
+kind = "local"               # transformers in this process: {install}
 directory = "model"          # of `python tiny_model.py`: random weights. Write the directory of your own model here
 # kind = "vllm"              # or "sglang": a server that serves renderer.model; then remove the two lines above
 # base_url = "http://127.0.0.1:8000"
@@ -52,7 +53,7 @@ model = "model"              # the same directory; with a server, the directory 
 
 _LOCAL_MODEL = """\
 [engine]
-kind = "local"               # transformers in this process: pip install "mmrollouts[torch]"
+kind = "local"               # transformers in this process: {install}
 directory = {model}
 
 [renderer]
@@ -99,7 +100,9 @@ class Model:
         """The tables `[engine]` and `[renderer]`."""
         name = str(Path(self.name).resolve()) if Path(self.name).is_dir() else self.name
         table = _LOCAL_MODEL if self.base_url is None else _SERVED_MODEL
-        return table.format(model=_toml_text(name), base_url=_toml_text(self.base_url or ""))
+        return table.format(
+            model=_toml_text(name), base_url=_toml_text(self.base_url or ""), install=install_command("torch")
+        )
 
 
 def project_files(name: str, template: Template, model: Model | None) -> dict[str, str]:
@@ -108,7 +111,7 @@ def project_files(name: str, template: Template, model: Model | None) -> dict[st
     files = {path.name.removesuffix(".txt"): path.read_text("utf-8") for path in sorted(folder.iterdir())}
     files["run.toml"] = _common("run.toml").format(
         environment=files.pop("environment.toml"),
-        engine=_TINY_MODEL if model is None else model.toml(),
+        engine=_TINY_MODEL.format(install=install_command("torch")) if model is None else model.toml(),
         max_tokens=_MAX_TOKENS[template.value] if model is None else _MAX_TOKENS_OF_A_MODEL,
     )
     if model is None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from renderers.installation import install_command
 from rollouts.errors import short_repr
 from rollouts.serve.errors import RequestError
 
@@ -21,7 +22,7 @@ def read_recipients(keys: Sequence[str]) -> list[Any]:
     try:
         import pyrage  # type: ignore[import-untyped]
     except ImportError:
-        text = "age_encryption_recipients needs pyrage where this server runs: pip install 'mmrollouts[tinker]'"
+        text = f"age_encryption_recipients needs pyrage where this server runs: {install_command('tinker')}"
         raise RequestError(400, f"{text}; or leave it out") from None
     recipients = []
     for number, key in enumerate(keys):

@@ -16,6 +16,7 @@ from sounds import RATE, decoded, ffmpeg_file, int16, sound, sound_file, tone
 
 from renderers import MediaPolicy
 from renderers.errors import MediaDecodeError, MediaError, MediaLimitError
+from renderers.installation import install_command
 from renderers.media.audio_decoding import audio_info, decode_audio
 
 LIMITED = MediaPolicy(max_audio_seconds=20)
@@ -208,5 +209,5 @@ def test_a_missing_package_is_named_with_its_extra(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MediaDecodeError, match=reason) as caught:
         decoded(value, 8000, **part)
-    assert "pip install 'mmrollouts[audio]'" in str(caught.value)
+    assert install_command("audio") in str(caught.value)
     assert len(decoded(tone(), sampling_rate=RATE)) == len(tone())  # an array at the wanted rate needs none

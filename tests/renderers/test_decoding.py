@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import struct
 import sys
 from typing import Any
@@ -17,6 +18,7 @@ from PIL import Image
 
 from renderers import MediaPolicy, MediaSource
 from renderers.errors import MediaDecodeError, MediaError, MediaLimitError
+from renderers.installation import install_command
 from renderers.media.decoding import frames_to_raw
 from renderers.media.video_decoding import FramePlan, VideoInfo, decode_video, sample_video
 
@@ -313,7 +315,7 @@ def test_pages_of_different_sizes_are_no_video() -> None:
 
 def test_without_pyav_a_video_file_names_the_extra_and_an_animation_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
-    refused(FILES["mp4-mpeg4"], POLICY, MediaDecodeError, r"pip install 'mmrollouts\[video\]'")
+    refused(FILES["mp4-mpeg4"], POLICY, MediaDecodeError, re.escape(install_command("video")))
     assert decoded(FILES["gif"])[0].shape == (6, 48, 64, 3)
 
 

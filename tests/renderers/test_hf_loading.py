@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 import sys
@@ -17,6 +18,7 @@ from transformers import AutoProcessor
 
 from renderers import load_renderer
 from renderers.errors import LoadError, MessageError, MissingExtraError
+from renderers.installation import install_command
 
 TEMPLATE = (
     "{% for m in messages %}[INST]{{ m.content if m.content is string else '[IMG]' }}[/INST]{% endfor %}"
@@ -111,7 +113,7 @@ def test_a_missing_package_is_named_with_the_extra_that_installs_it(
 ) -> None:
     directory = processor_directory("pixtral")  # which takes the packages to write it
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(MissingExtraError, match=rf"{package}.*pip install 'mmrollouts\[processors\]'"):
+    with pytest.raises(MissingExtraError, match=rf"{package}.*{re.escape(install_command('processors'))}"):
         load_processors(directory)
 
 

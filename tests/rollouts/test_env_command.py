@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
+from renderers.installation import install_command
 from rollouts.cli import env as env_command
 from rollouts.cli.main import app
 
@@ -62,7 +63,7 @@ def test_extras_are_installed_or_name_what_is_missing_and_the_pip_command(monkey
     monkeypatch.setattr(env_command, "requires", lambda name: REQUIREMENTS)
     assert env_command.missing_requirements() == {"torch": ["a-package-that-nobody-has"], "zmq": [], "zstd": []}
     text = CliRunner().invoke(app, ["env"]).stdout
-    assert 'needs a-package-that-nobody-has: pip install "mmrollouts[torch]"' in text
+    assert f"needs a-package-that-nobody-has: {install_command('torch')}" in text
 
 
 def test_json_has_the_system_the_cores_and_the_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

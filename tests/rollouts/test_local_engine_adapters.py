@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import sys
 import threading
@@ -16,6 +17,7 @@ from adapter_scores import difference, plain_model, scored
 from make_adapter import make_adapter
 from safetensors.torch import load_file, save_file
 
+from renderers.installation import install_command
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.local import LocalEngine
 from rollouts.engines.local.batch import RowSampler
@@ -290,5 +292,5 @@ async def test_a_model_that_has_adapters_of_peft_already_takes_no_further_ones(t
 
 async def test_without_peft_the_error_names_what_to_install(engine, adapters, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'mmrollouts\[lora\]'"):
+    with pytest.raises(MissingExtraError, match=re.escape(install_command("lora"))):
         await engine.load_adapter("a", adapters["a"])

@@ -35,6 +35,7 @@ from trajectory_files import png, short
 from typer.testing import CliRunner
 
 from renderers import MediaSource, MediaStore, PlaceholderRange
+from renderers.installation import install_command
 from renderers.media.decoding import array_to_raw, frames_to_raw
 from rollouts import MediaReference, TokenNode, Trajectory
 from rollouts.cli.contact_sheet import contact_sheet, thumbnail
@@ -217,7 +218,7 @@ def test_a_video_file_without_an_installed_decoder_is_no_failure(
     assert result.exit_code == 0
     first = lines(result)[0]
     assert first.startswith(f"{digest}: not decoded: video {digest[:12]} is a file that PyAV decodes, which is not")
-    assert "pip install 'mmrollouts[video]'" in first
+    assert install_command("video") in first
 
 
 def test_files_that_do_not_belong_to_a_store_are_reported(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import builtins
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from renderers import PlaceholderRange
+from renderers.installation import install_command
 from rollouts.engines.protocol import WeightSpan
 from rollouts.errors import ArgumentError, MismatchError, MissingExtraError
 from rollouts.training import TrainingBatch, TrainingSample
@@ -200,7 +202,7 @@ def test_the_plot_names_its_extra_where_matplotlib_is_missing(tmp_path, monkeypa
 
     imported = builtins.__import__
     monkeypatch.setattr(builtins, "__import__", without_matplotlib)
-    with pytest.raises(MissingExtraError, match=r"mmrollouts\[plot\]"):
+    with pytest.raises(MissingExtraError, match=re.escape(install_command("plot"))):
         plot_mismatch(MismatchReport(), tmp_path / "x.png")
 
 

@@ -14,6 +14,7 @@ from planted_violations import without_validation
 from trajectory_files import damage, file_of, forked, lines, one_error, png, run, short
 
 from renderers import MediaSource
+from renderers.installation import install_command
 from rollouts.engines.protocol import FinishReason, WeightSpan
 from rollouts.trajectory.packed_episodes import pack_episodes
 from rollouts.trajectory.plain_json import plain
@@ -89,7 +90,7 @@ def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: py
     error = one_error(
         run("export", file_of(tmp_path / "t.mmr", short("a")), "--level", "full", "--parquet", tmp_path / "o.parquet")
     )
-    assert "mmrollouts[parquet]" in error
+    assert install_command("parquet") in error
     assert os.listdir(tmp_path) == ["t.mmr"]
 
 

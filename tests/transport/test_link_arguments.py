@@ -9,6 +9,7 @@ import pytest
 from link_images import IMAGE
 from link_processes import PATIENCE
 
+from renderers.installation import install_command
 from transport.link import (
     ClientKeys,
     Delivery,
@@ -76,7 +77,7 @@ except transport.MissingExtraError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE, capture_output=True, text=True)
-    assert "mmrollouts[zmq]" in done.stdout
+    assert install_command("zmq") in done.stdout
 
 
 def test_importing_transport_loads_no_zmq() -> None:

@@ -255,7 +255,7 @@ async def unknown_image(target: Target) -> Finding:
         return ok(f"an unknown hash is refused with {response.status}, and the server lives: images are resent")
     return failed(
         f"an unknown hash is answered with {response.status}, which does not say that the image has to be resent",
-        "pip install --upgrade mmrollouts: this version of vLLM reports a cache miss in another way",
+        "update mmrollouts: this version of vLLM reports a cache miss in another way",
     )
 
 

@@ -407,7 +407,7 @@ def _difference(target: Target, our_item: str, their_item: str) -> tuple[str, st
             return f"{count} of {our_array.size} values of {name} differ", _same_pixels_cure(target)
     return (
         "the tensors are equal and their encodings differ",
-        "pip install --upgrade mmrollouts: this vLLM encodes features in another way",
+        "update mmrollouts: this vLLM encodes features in another way",
     )
 
 

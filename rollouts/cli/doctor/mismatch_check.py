@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from renderers import MediaItem, PlaceholderRange, RenderedTokens
+from renderers.installation import install_command
 from renderers.vision.batching import combine
 from renderers.vision.hf_runner import PROCESSOR_ERRORS
 from renderers.vision.patches import normalised
@@ -258,7 +259,7 @@ async def mismatch(target: Target, *, max_gigabytes: float) -> list[Finding]:
 def _reason_to_skip(directory: Path, max_gigabytes: float) -> Finding | None:
     missing = [package for package in ("torch", "transformers") if find_spec(package) is None]
     if missing:
-        return skipped(f"{' and '.join(missing)} not installed", 'pip install "mmrollouts[torch]"')
+        return skipped(f"{' and '.join(missing)} not installed", install_command("torch"))
     nbytes = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
     if not nbytes:
         return skipped(f"{directory} holds no weights", "pass --model a directory with *.safetensors")

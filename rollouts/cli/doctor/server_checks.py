@@ -95,7 +95,7 @@ async def version(target: Target) -> Finding:
     return ok(seen)
 
 
-_VERSION_CURE = "if other checks fail too, its wire format has changed: pip install --upgrade mmrollouts"
+_VERSION_CURE = "if other checks fail too, its wire format has changed: update mmrollouts"
 
 
 async def served_model(target: Target) -> Finding:

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import json
+import re
 import sys
 from contextlib import contextmanager
 
@@ -23,6 +24,7 @@ from starlette.responses import Response
 
 from renderers import MediaPolicy, MediaSource
 from renderers.errors import MediaDecodeError, MediaPolicyError, MessageError
+from renderers.installation import install_command
 from renderers.parsing.response import ToolCallParseStatus as Status
 from rollouts import FinishReason, GenerateRequest, SamplingParams, StepResult, run_episode
 from rollouts.engines import ChatEndpoint
@@ -638,7 +640,7 @@ def test_wrong_arguments_are_refused_without_their_secrets(arguments, named):
 
 def test_the_extra_is_named_where_the_sdk_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "openai", None)
-    with pytest.raises(MissingExtraError, match=r"mmrollouts\[openai\]"):
+    with pytest.raises(MissingExtraError, match=re.escape(install_command("openai"))):
         ChatEndpoint("http://h/v1", "m")
 
 

@@ -1,6 +1,7 @@
 """Environments of the real gymnasium: the model sees exactly what they render, and acts as they define."""
 
 import asyncio
+import re
 import threading
 import time
 
@@ -10,6 +11,7 @@ import pytest
 from gymnasium import spaces
 from played import play
 
+from renderers.installation import install_command
 from renderers.media.decoding import array_to_raw
 from renderers.media.item import MediaSource
 from rollouts import EpisodeSpec, SamplingParams, run_episodes
@@ -457,6 +459,6 @@ def test_names_that_are_not_one_for_each_action_are_refused(renderer):
 
 def test_a_missing_gymnasium_names_the_extra(renderer, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "gymnasium", None)
-    with pytest.raises(EpisodeError, match=r"pip install 'mmrollouts\[gym\]'") as caught:
+    with pytest.raises(EpisodeError, match=re.escape(install_command("gym"))) as caught:
         play(GymnasiumEnvironment(cart_pole), ["0"], renderer)
     assert isinstance(caught.value.__cause__.__cause__, MissingExtraError)

@@ -22,6 +22,7 @@ from PIL import Image
 from reserved_ports import reserved_port
 from runner_world import advance_clock
 
+from renderers.installation import install_command
 from rollouts import EpisodeSpec, SamplingParams, run_episodes
 from rollouts.environments import HttpServer, McpTools, StdioServer, ToolEnvironment
 from rollouts.environments.tools import ToolArgumentsError, ToolFailedError
@@ -382,7 +383,7 @@ async def test_a_missing_or_old_package_is_named(monkeypatch):
         raise __import__("importlib.metadata").metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr("rollouts.environments.mcp.version", missing)
-    with pytest.raises(MissingExtraError, match=r"mmrollouts\[mcp\]"):
+    with pytest.raises(MissingExtraError, match=re.escape(install_command("mcp"))):
         McpTools({"x": stdio()})
     for old in ("1.12.0", "2.0.0"):  # verifiers 0.4 pins the second
         monkeypatch.setattr("rollouts.environments.mcp.version", lambda name, old=old: old)

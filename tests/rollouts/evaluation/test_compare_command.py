@@ -18,6 +18,7 @@ from run_config.run_config_files import CONFIG
 from run_config.run_config_files import write_run as write_configuration
 from typer.testing import CliRunner
 
+from renderers.installation import install_command
 from rollouts.cli.main import app
 from rollouts.evaluation import Comparison
 from rollouts.report import write_report
@@ -200,5 +201,5 @@ def test_a_plot_without_matplotlib_names_the_extra(runs: list[Path], monkeypatch
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     result = compare(*runs, "--plot", "c.png")
     assert result.exit_code == 2
-    assert "pip install 'mmrollouts[plot]'" in result.stderr
+    assert install_command("plot") in result.stderr
     assert not Path("c.png").exists()

@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import logging
+import re
 import sys
 
 import pytest
@@ -14,6 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 from run_events import FakeClock, replay
 
+from renderers.installation import install_command
 from rollouts import StepResult, ThreadedEnvironment
 from rollouts.errors import MissingExtraError
 from rollouts.observability import EpisodeSpans, JsonLogs
@@ -240,5 +242,5 @@ async def test_nothing_of_an_ended_episode_is_kept(spans):
 
 def test_without_the_package_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'mmrollouts\[opentelemetry\]'"):
+    with pytest.raises(MissingExtraError, match=re.escape(install_command("opentelemetry"))):
         EpisodeSpans()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 import struct
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from renderers.installation import install_command
 from rollouts.errors import ArgumentError, MissingExtraError, TrainingLogError
 from rollouts.observability import JsonLinesSink, MetricHistory, RunMetrics, TensorBoardSink, TrainingLog, WandbSink
 from rollouts.observability.metric_sinks import last_step, read_json_lines
@@ -220,7 +222,7 @@ def test_wandbs_own_record_type_finds_the_metrics_of_an_offline_run(
 )
 def test_a_library_that_is_missing_is_named_with_its_extra(tmp_path, monkeypatch, module, extra, make) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(MissingExtraError, match=rf"pip install 'mmrollouts\[{extra}\]'"):
+    with pytest.raises(MissingExtraError, match=re.escape(install_command(extra))):
         make(tmp_path / "logs")
 
 

@@ -13,6 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from run_events import FakeClock, replay
 
+from renderers.installation import install_command
 from rollouts.errors import ArgumentError, MissingExtraError, RolloutsError
 from rollouts.observability import METRICS, PrometheusEndpoint, RunMetrics, prometheus_registry
 from rollouts.runner.events import EpisodeStarted, EpisodeWaiting, GroupFinished
@@ -134,7 +135,7 @@ def test_the_port_is_closed_and_the_thread_ends_with_the_block():
 
 def test_without_the_package_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'mmrollouts\[prometheus\]'"):
+    with pytest.raises(MissingExtraError, match=re.escape(install_command("prometheus"))):
         PrometheusEndpoint(RunMetrics())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from served_in_thread import serve_directory
 from served_process import served_process
 from test_served_engine import TEXT, image_messages, request_of
 
+from renderers.installation import install_command
 from rollouts import SamplingParams
 from rollouts.engines.lora import LoRAEngine
 from rollouts.engines.vllm import HttpLimits, VLLMEngine
@@ -230,7 +232,7 @@ async def test_a_server_without_peft_or_without_control_says_how_to_get_adapters
 ):
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "peft", None)
-        with pytest.raises(WeightUpdateError, match=r"pip install 'mmrollouts\[lora\]'"):
+        with pytest.raises(WeightUpdateError, match=re.escape(install_command("lora"))):
             await engine.load_adapter("a", adapters[0])
     with serve_directory(checkpoints[0], name="tiny", control=False) as closed:
         async with VLLMEngine(closed.base_url) as other:

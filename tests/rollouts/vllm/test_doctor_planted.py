@@ -216,7 +216,7 @@ TABLE = [
         skipped=(*NOT_OF_RUST, "running", "pause, resume"),
     ),
     Planted("an old version", {"version": "0.19.1"}, failed={"version": "vllm>=0.20"}),
-    Planted("a version that is not known yet", {"version": "1.0.0"}, failed={"version": "upgrade mmrollouts"}),
+    Planted("a version that is not known yet", {"version": "1.0.0"}, failed={"version": "update mmrollouts"}),
     Planted("another chat template", edit=_template, failed={"text tokens": "--chat-template"}),
     Planted(
         "--chat-template with a longer end", {"template_suffix": "Hm. "}, failed={"text tokens": "--chat-template"}
