@@ -45,7 +45,6 @@ EXTRA_OF_PACKAGE = {
     "ray": "ray",
     "ruff": "dev",
     "scipy": "eval",
-    "skimage": "dev",
     "sklearn": "demo",
     "soundfile": "audio",
     "soxr": "audio",

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import skimage
 import sklearn
 import torch
 from hypothesis import given, settings
@@ -98,10 +97,6 @@ def test_pixels_of_any_size_are_equal(width: int, height: int, name: str, resamp
 PHOTOGRAPHS = [
     Path(sklearn.__file__).parent / "datasets" / "images" / "china.jpg",
     Path(sklearn.__file__).parent / "datasets" / "images" / "flower.jpg",
-    *(
-        Path(skimage.__file__).parent / "data" / name
-        for name in ("chelsea.png", "coffee.png", "rocket.jpg", "text.png")
-    ),
 ]
 
 
