@@ -15,7 +15,7 @@ from rich.console import Console
 from renderers.installation import install_command
 from rollouts.cli.command_group import INTERRUPTED
 from rollouts.cli.serve import TrainedEngineKind, api_key_advice, api_key_from_environment, check_engine
-from rollouts.demo.recipe import FULL, QUICK, Recipe
+from rollouts.demo.recipe import RECIPE, Recipe
 from rollouts.episodes.errors import EpisodeError
 from rollouts.errors import ApiKeyError, CapabilityError, ServerUnreachableError
 from rollouts.terminal.interrupts import defer_interrupts
@@ -31,7 +31,6 @@ INTERRUPTED_REPORT_SECONDS = 5.0
 
 
 def demo(
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer RL steps: 50 to 80 seconds.")] = False,
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Decides everything: weights, digits, samples.")] = 0,
     out: Annotated[
         Path, typer.Option(metavar="DIRECTORY", help="The directory for model, trajectories, curves and figures.")
@@ -62,7 +61,8 @@ def demo(
     # The variable is read when torch is imported, in this process and in its child.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     started = time.perf_counter()
-    results = _run(console, QUICK if quick else FULL, seed=seed, out=out, base_url=base_url, api_key_env=api_key_env)
+    console.print(f"importing torch and making a model of random weights; then {RECIPE.rl_steps} steps of RL")
+    results = _run(console, RECIPE, seed=seed, out=out, base_url=base_url, api_key_env=api_key_env)
     with defer_interrupts():
         from rollouts.demo.run import plot_curves, print_results
 

@@ -17,7 +17,7 @@ class Recipe:
     solved ones.
     """
 
-    rl_steps: int
+    rl_steps: int = 60
     groups: int = 128
     group_size: int = 4
     epochs: int = 2
@@ -25,7 +25,7 @@ class Recipe:
     rl_warmup: int = 12
     final_rate: float = 0.03
     kept_solved: float = 0.25
-    evaluate_every: int = 15
+    evaluate_every: int = 10
     labelled: int = 120
     sft_batch: int = 32
     sft_learning_rate: float = 2e-3
@@ -42,8 +42,7 @@ class Recipe:
     target_accuracy: float = 0.90
 
 
-QUICK = Recipe(rl_steps=40, rl_learning_rate=2.5e-3, evaluate_every=20, target_accuracy=0.85)
-FULL = Recipe(rl_steps=80, evaluate_every=10)
+RECIPE = Recipe()
 
 
 @dataclass(frozen=True, slots=True)

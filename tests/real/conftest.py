@@ -31,12 +31,47 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("vllm_server", ["float32"], indirect=True, scope="session")
 
 
+#: The contract of each real server, which `.ci/run` tests: of these modules the tests on these servers, or those named.
+_CONTRACT_MODES = (None, "float32", "rust")
+_CONTRACT: dict[str, tuple[str, ...]] = {
+    "test_real_engine.py": (),
+    "test_real_rust_frontend.py": (
+        "test_log_probabilities_are_those_of_the_pixels_that_the_trainer_decodes",
+        "test_the_planted_mistake_a_jpeg_that_this_frontend_decodes_gives_other_log_probabilities",
+        "test_features_are_refused_and_expectations_do_not_change_that",
+        "test_n_samples_are_those_of_n_requests_with_following_seeds",
+        "test_an_aborted_request_returns_the_tokens_it_has_and_runs_no_longer",
+        "test_prompt_log_probabilities_belong_to_the_prompt",
+        "test_doctor_names_the_frontend_and_blames_no_flag_that_it_does_not_need",
+    ),
+    "test_real_training.py": (),
+    "test_real_gateway.py": (),
+    "test_real_doctor.py": ("test_a_sound_server_passes_every_check_and_is_left_as_it_was",),
+    "test_real_sglang.py": (
+        "test_a_prompt_with_images_keeps_its_ids_and_its_log_probabilities",
+        "test_another_image_gives_other_log_probabilities",
+        "test_a_stop_token_ends_a_completion_and_is_part_of_it",
+        "test_a_completion_that_a_pause_cuts_off_is_continued_with_the_new_weights",
+        "test_aborted_and_cancelled_requests_end_on_the_server",
+        "test_the_doctor_finds_no_failure",
+    ),
+}
+
+
+def _is_of_the_contract(item: pytest.Item) -> bool:
+    names = _CONTRACT.get(item.path.name)
+    named = names is not None and (not names or item.name.partition("[")[0] in names)
+    return named and _mode(item) in _CONTRACT_MODES
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Mark the tests of this folder, and sort them by mode after pytest has sorted them by other parameters."""
     for item in items:
         if _is_here(item):
             item.add_marker("real")
+            if _is_of_the_contract(item):
+                item.add_marker("contract")
     yield
     by_mode = iter(sorted(filter(_is_here, items), key=_order))
     items[:] = [next(by_mode) if _is_here(item) else item for item in items]

@@ -11,13 +11,13 @@ import pytest
 from rich.console import Console
 
 from rollouts.demo.process import TrainerProcess
-from rollouts.demo.recipe import QUICK
+from rollouts.demo.recipe import RECIPE
 from rollouts.demo.run import Demo, Progress
 from rollouts.demo.trainer import ServerPolicy
 from rollouts.engines.vllm import VLLMEngine
 
 SHORT = replace(
-    QUICK,
+    RECIPE,
     rl_steps=4,
     groups=12,
     rl_warmup=1,

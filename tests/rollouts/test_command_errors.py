@@ -372,7 +372,7 @@ def test_ctrl_c_before_the_first_episode_of_a_demo_prints_one_line_and_names_no_
         "    main()\n"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", code, "demo", "--quick", "--out", str(out)],
+        [sys.executable, "-c", code, "demo", "--out", str(out)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from rollouts.demo.process import TrainerProcess
-from rollouts.demo.recipe import QUICK
+from rollouts.demo.recipe import RECIPE
 from rollouts.demo.run import Demo, Progress, plot_curves, print_results
 from rollouts.demo.task import Learn
 from rollouts.demo.trainer import Trainer
@@ -22,7 +22,7 @@ from rollouts.errors import RolloutsError
 from transport import RecordReader, decode, encode, read_records
 
 SHORT = replace(
-    QUICK,
+    RECIPE,
     rl_steps=2,
     groups=6,
     group_size=4,
@@ -125,18 +125,18 @@ def test_the_report_shows_what_was_measured(first_run, tmp_path):
 @pytest.mark.parametrize("width", [60, 80, 160])
 def test_progress_shows_complete_numbers_at_every_width(width):
     output = io.StringIO()
-    with Progress(Console(file=output, width=width, force_terminal=True, color_system=None), QUICK) as progress:
+    with Progress(Console(file=output, width=width, force_terminal=True, color_system=None), RECIPE) as progress:
         progress.update_warm_start(60, 0.123, 0.56)
         progress.update_rl(1, 0.912, 0.934, 2.1e-6, 12.3)
     text = output.getvalue()
     assert "…" not in text
-    assert {"60/60", "1/40", "0.912", "2e-06"} <= set(text.split())
-    assert "8:00 left" in text  # 39 steps of 12.3 s
+    assert {"60/60", "1/60", "0.912", "2e-06"} <= set(text.split())
+    assert "12:06 left" in text  # 59 steps of 12.3 s
 
 
 def test_progress_in_a_pipe_is_a_line_for_every_fifth_step_with_the_time_that_is_left():
     output = io.StringIO()
-    with Progress(Console(file=output, width=60), QUICK) as progress:
+    with Progress(Console(file=output, width=60), RECIPE) as progress:
         progress.update_warm_start(60, 0.123, 0.56)
         for step in range(1, 11):
             progress.update_rl(step, 0.5, 0.25, 2.1e-6, 2.0)
@@ -144,12 +144,12 @@ def test_progress_in_a_pipe_is_a_line_for_every_fifth_step_with_the_time_that_is
     lines = output.getvalue().splitlines()
     assert [line.partition(": ")[0] for line in lines] == [
         "warm start 60/60",
-        "step 1/40",
-        "step 5/40",
-        "step 10/40",
-        "step 10/40",
+        "step 1/60",
+        "step 5/60",
+        "step 10/60",
+        "step 10/60",
     ]
-    assert "1:10 left" in lines[2]  # 35 steps of 2 s
+    assert "1:50 left" in lines[2]  # 55 steps of 2 s
     assert "held-out first-try accuracy 0.750" in lines[-1]
 
 
@@ -196,15 +196,15 @@ def test_ctrl_c_while_the_training_process_starts_comes_when_it_has_started(tmp_
 def test_an_interrupted_demo_leaves_its_episodes_in_a_readable_file(tmp_path):
     shortened = (
         "import dataclasses, rollouts.demo.recipe as recipe\n"
-        "recipe.QUICK = dataclasses.replace(\n"
-        "    recipe.QUICK, labelled=4, sft_batch=4, sft_max_steps=1, sft_first_check=1, held_out_digits=2,\n"
+        "recipe.RECIPE = dataclasses.replace(\n"
+        "    recipe.RECIPE, labelled=4, sft_batch=4, sft_max_steps=1, sft_first_check=1, held_out_digits=2,\n"
         "    probe_digits=2, groups=4, group_size=2,\n"
         ")\n"
         "from rollouts.cli.main import main\n"
         "if __name__ == '__main__':\n"
         "    main()\n"
     )
-    command = [sys.executable, "-c", shortened, "demo", "--quick", "--out", str(tmp_path)]
+    command = [sys.executable, "-c", shortened, "demo", "--out", str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     episodes = tmp_path / "trajectories.mmr"
     deadline = time.monotonic() + 180

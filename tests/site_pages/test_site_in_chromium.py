@@ -101,6 +101,7 @@ def test_the_texts_of_a_drawing_can_be_read_at_phone_width(browser: Browser, sit
     page.close()
 
 
+@pytest.mark.contract
 def test_the_search_finds_a_class_without_a_server_of_another_host(browser: Browser, site: str) -> None:
     page = browser.new_page(viewport={"width": DESKTOP[0], "height": DESKTOP[1]})
     requests: list[str] = []

@@ -45,6 +45,7 @@ def bytes_and_episodes(cluster, directory: Path, media: ObjectMedia) -> tuple[in
     return sum(cluster.bytes_written().values()) - before, episodes
 
 
+@pytest.mark.contract
 def test_an_image_is_written_once_on_each_node_that_uses_it(cluster, tiny_model_dir):
     written, episodes = bytes_and_episodes(cluster, tiny_model_dir, ObjectMedia())
     assert len(episodes) == NUM_TASKS * GROUP_SIZE

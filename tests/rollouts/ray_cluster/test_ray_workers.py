@@ -50,6 +50,7 @@ async def wait_for_both(workers: RayWorkers) -> None:
     await wait_until(lambda: workers.metrics()["worker_slots_used"] == workers.num_slots)
 
 
+@pytest.mark.contract
 def test_each_task_has_all_its_episodes_with_their_images(cluster, tiny_model_dir):
     async def main():
         async with workers_of(tiny_model_dir) as workers, runner_of(workers, group_size=3) as runner:
@@ -109,6 +110,7 @@ def test_a_stream_of_workers_that_are_closed_raises_each_time(cluster, tiny_mode
     run(main())
 
 
+@pytest.mark.contract
 def test_an_episode_that_kills_its_workers_is_given_up(cluster, tiny_model_dir):
     async def main():
         options = {"num_workers": 1, "episodes_per_worker": 1, "max_losses": 2}

@@ -48,6 +48,7 @@ def assert_complete(output: Path) -> None:
     assert ids == Counter(f"{task}/{index}.0" for task in ("four", "seven") for index in range(2))
 
 
+@pytest.mark.contract
 def test_a_run_starts_a_cluster_of_its_own_and_ends_it(tmp_path):
     write_run(tmp_path, CONFIG + TABLE)
     ended = called([*ROLLOUTS, "run", "--ray", "run.toml"], tmp_path)

@@ -89,6 +89,7 @@ def hostile(text: str) -> Trajectory:
     )
 
 
+@pytest.mark.contract
 def test_markup_in_any_text_is_shown_as_text_in_every_view(tmp_path, open_page):
     text = "\n".join(MARKUP)
     path = tmp_path / "page.html"
@@ -183,6 +184,7 @@ def test_broken_and_foreign_media_are_named_and_never_decoded_by_the_browser(tmp
     opened.check_quiet()
 
 
+@pytest.mark.contract
 def test_the_policy_stops_a_script_that_got_into_the_page(tmp_path, open_page):
     """The second barrier: markup and scripts that a defect of the page would let in do not act either."""
     path = tmp_path / "page.html"

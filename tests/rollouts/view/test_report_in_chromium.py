@@ -43,6 +43,7 @@ def check(opened, name):
     opened.check_quiet()
 
 
+@pytest.mark.contract
 def test_a_report_is_quiet_and_a_link_leads_to_the_episode_in_the_viewer(reported, open_page):
     opened = open_page(reported["trained"])
     assert opened.page.locator("figure.chart svg").count() >= 12

@@ -9,6 +9,7 @@ from transport import RecordWriter
 pytestmark = pytest.mark.browser
 
 
+@pytest.mark.contract
 def test_the_served_page_reads_on_demand_and_shows_episodes_as_they_are_written(renderer, tmp_path, open_page):
     path = tmp_path / "growing.mmr"
     with RecordWriter(path) as out:

@@ -112,6 +112,7 @@ def test_500_long_episodes_are_searched_with_progress_and_then_at_each_key(large
     opened.check_quiet()
 
 
+@pytest.mark.contract
 def test_the_conversation_has_messages_images_and_ends_of_turns(small_page, open_page):
     opened = open_page(small_page)
     opened.show("#e=0&b=3")
@@ -133,6 +134,7 @@ def test_the_conversation_has_messages_images_and_ends_of_turns(small_page, open
     opened.check_quiet()
 
 
+@pytest.mark.contract
 def test_the_token_view_has_the_text_of_the_branch_and_tells_what_is_known_of_a_token(small_page, open_page, renderer):
     opened = open_page(small_page)
     opened.show("#e=0&v=tokens&b=3")
@@ -218,6 +220,7 @@ def test_each_colouring_colours_the_tokens_that_have_its_number(small_page, open
     assert coloured["entropy"] == coloured["mismatch"] == coloured["extra:value"] == len("Blue.") + 1
 
 
+@pytest.mark.contract
 def test_the_raw_prompt_is_what_the_engine_saw(small_page, open_page):
     opened = open_page(small_page)
     opened.show("#e=0&v=prompt&b=3")
@@ -230,6 +233,7 @@ def test_the_raw_prompt_is_what_the_engine_saw(small_page, open_page):
     assert "Red." not in "".join(opened.texts(".raw"))
 
 
+@pytest.mark.contract
 def test_the_tree_shows_forks_and_leads_to_the_tokens_of_a_node(small_page, open_page):
     opened = open_page(small_page)
     opened.show("#e=0&v=tree")
@@ -253,6 +257,7 @@ def test_drift_shows_where_the_history_differs_from_a_full_render(small_page, op
     opened.check_quiet()
 
 
+@pytest.mark.contract
 def test_tool_calls_have_their_status(small_page, open_page):
     opened = open_page(small_page)
     opened.show("#e=3")
