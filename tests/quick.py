@@ -25,13 +25,10 @@ QUICK_MODULES = frozenset(
         "renderers/test_training_sample",
         "transport/test_builtin_values",
         "transport/test_codec",
-        "transport/test_compact",
         "transport/test_file_repair",
         "transport/test_files",
         "transport/test_hostile_arrays",
         "transport/test_limits",
-        "transport/test_link_delivery",
-        "transport/test_link_messages",
         "transport/test_record_writer",
         "transport/test_registry",
         "transport/test_tensors",
@@ -72,6 +69,6 @@ QUICK_MODULES = frozenset(
         "rollouts/vllm/test_engine_completions",
         "rollouts/vllm/test_engine_errors",
         "rollouts/vllm/test_request_checks",
-        "rollouts/workers/test_link_messages_of_workers",
+        "rollouts/workers/test_worker_pool",
     )
 )

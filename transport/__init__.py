@@ -7,7 +7,6 @@ with RecordWriter("episodes.mmr") as out:
     out.append(trajectory)
 """
 
-from transport.compact import CompactDecoder, CompactEncoder
 from transport.errors import (
     ChecksumError,
     DecodeError,
@@ -17,7 +16,6 @@ from transport.errors import (
     FileLockedError,
     LimitError,
     MalformedError,
-    MessageOrderError,
     MissingExtraError,
     MissingMediaError,
     StepMediaError,
@@ -42,8 +40,6 @@ from transport.wire.registry import wire_type
 
 __all__ = [
     "ChecksumError",
-    "CompactDecoder",
-    "CompactEncoder",
     "DecodeError",
     "DecodeLimits",
     "DroppedRecord",
@@ -53,7 +49,6 @@ __all__ = [
     "FileLockedError",
     "LimitError",
     "MalformedError",
-    "MessageOrderError",
     "MissingExtraError",
     "MissingMediaError",
     "RawTensor",

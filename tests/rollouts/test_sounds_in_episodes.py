@@ -24,7 +24,7 @@ from rollouts.runner.events import TurnFinished
 from rollouts.testing import ScriptedEngine
 from rollouts.training.samples import samples_from_trajectory
 from rollouts.trajectory.packed_episodes import AbsentSource, pack_episodes
-from transport import CompactDecoder, CompactEncoder, RecordReader
+from transport import RecordReader, decode_frames, encode_frames
 
 sys.path.append(str(Path(__file__).parent / "view"))
 
@@ -144,11 +144,11 @@ def test_another_sound_than_the_sampler_heard_is_an_error(heard, hearing):
 
 
 @pytest.mark.parametrize("form", ["source", "uint8", "float32"])
-def test_sounds_cross_a_connection_once_and_samples_have_their_features(heard, hearing, form):
+def test_sounds_are_in_a_message_once_and_samples_have_their_features(heard, hearing, form):
     packed = pack_episodes([heard, heard], pixels=form, processors=hearing.processors)
-    frames = CompactEncoder().encode_frames(packed)
+    frames = encode_frames(packed)
     size = sum(memoryview(frame).nbytes for frame in frames)
-    received = CompactDecoder().decode_frames(frames)
+    received = decode_frames(frames)
     processors = received.processors(hearing.processors) if form == "source" else received.processors()
     for episode in received.episodes:
         (sample,) = samples_from_trajectory(episode, advantage=1.0, processors=processors)
