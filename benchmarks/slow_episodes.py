@@ -1,4 +1,4 @@
-"""Episodes with images and an engine that samples nothing, for the benchmarks of workers.
+"""Episodes with images and an engine that samples nothing, for the benchmark of workers on Ray.
 
 Every task has an image, which all episodes of its group see, and every episode has one more that only it sees.
 """

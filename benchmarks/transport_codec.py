@@ -32,7 +32,7 @@ from rich.table import Table
 
 from renderers import MediaSource, PlaceholderRange
 from rollouts import FinishReason, MediaReference, TokenNode, Trajectory, Turn, WeightSpan
-from transport import CompactEncoder, decode, decode_frames, encode, encode_frames
+from transport import decode, decode_frames, encode, encode_frames
 
 VOCABULARY = 151_000
 RNG = np.random.default_rng(0)
@@ -158,12 +158,12 @@ def image_episode(targets: Targets) -> Table:
         table.add_column(column, justify="left" if not column else "right")
     for form in ("JPEG", "PNG"):
         sources = [image(form) for _ in range(turns)]
-        size = len(CompactEncoder().encode(text_episode(turns, tokens, sources)))
+        size = len(encode(text_episode(turns, tokens, sources)))
         media = sum(source.nbytes for source in sources)
         cumulative = sum(range(1, turns + 1)) * 512 * 512 * 3 * 4
         beside = (size - media) / (turns * tokens)
         row = (size / 1e6, media / 1e6, beside, cumulative / 1e6)
-        table.add_row(f"{form}, compact", *(f"{value:,.2f}" for value in row))
+        table.add_row(form, *(f"{value:,.2f}" for value in row))
         targets.add(
             f"episode of {form} images, share of the allowance", size / (1.02 * media + 14 * turns * tokens), 1, "x"
         )

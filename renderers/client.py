@@ -195,7 +195,7 @@ def _client_media_of_engine() -> Any:
     # An entry point, because the knowledge of vLLM's features is in a package above this one.
     from importlib.metadata import entry_points  # takes as long to import as this module
 
-    (entry_point,) = entry_points(group="renderers.client_media", name="vllm")
+    (entry_point,) = entry_points(group="renderers.client_media")
     return entry_point.load()
 
 

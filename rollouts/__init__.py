@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rollouts.errors import ForeignRenderersError, InvalidStepError, RolloutsError
+from rollouts.errors import ForeignRenderersError, RolloutsError
 
 # Read, not imported: the other distribution's package may fail on a dependency of its own before anyone can ask it.
 _spec = find_spec("renderers")
@@ -37,13 +37,11 @@ from rollouts.episodes.errors import EpisodeError, EpisodesError  # noqa: E402
 from rollouts.runner import EpisodeLimits, Group, RetryPolicy, Runner, Task  # noqa: E402
 from rollouts.trajectory.packed_episodes import pack_episodes  # noqa: E402
 from rollouts.trajectory.provenance import Provenance  # noqa: E402
-from rollouts.trajectory.step_lists import step_processors, trajectory_from_steps  # noqa: E402
 from rollouts.trajectory.token_node import (  # noqa: E402
     MediaReference,
     TokenNode,
     Turn,
 )
-from rollouts.trajectory.traces import trajectory_from_trace  # noqa: E402
 from rollouts.trajectory.tree import Branch, Trajectory  # noqa: E402
 
 if TYPE_CHECKING:
@@ -68,7 +66,6 @@ __all__ = [
     "GenerateResult",
     "GeneratedTurn",
     "Group",
-    "InvalidStepError",
     "LocalEngine",
     "MediaReference",
     "Provenance",
@@ -89,9 +86,6 @@ __all__ = [
     "pack_episodes",
     "run_episode",
     "run_episodes",
-    "step_processors",
-    "trajectory_from_steps",
-    "trajectory_from_trace",
 ]
 
 # Loaded when first used: one needs the extra `torch`, the other is not needed by an environment's process.

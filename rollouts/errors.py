@@ -176,18 +176,6 @@ class NodeIndexError(TrajectoryError, IndexError):
         super().__init__(f"episode {episode_id} has {count} nodes and no node {node}; pass one of leaves()")
 
 
-class InvalidStepError(TrajectoryError):
-    """A step cannot become a turn. `step` is its place in the list, `field` where in it the trouble is.
-
-    Cure: correct the field of the step that the text names.
-    """
-
-    def __init__(self, step: int, field: str, reason: str) -> None:
-        self.step = step
-        self.field = field
-        super().__init__(f"steps[{step}]{'.' * bool(field)}{field}: {reason}")
-
-
 class PixelFormError(RolloutsError):
     """Media cannot be packed or used in the form asked for.
 

@@ -15,7 +15,6 @@ import datetime
 import struct
 import sys
 import tempfile
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ except ImportError:
 with atheris.instrument_imports(include=["transport"]):
     import transport
     from transport import RecordReader, RecordWriter
-    from transport.interop.inline_tensors import walk_decode_tensors, walk_encode_tensors
+    from transport.steps import walk_decode_tensors, walk_encode_tensors
 
 from renderers.media.item import MediaSource
 
@@ -45,7 +44,7 @@ def samples() -> list[Any]:
     return [
         {"a": [1, 2.5, None, True, "é"], 3: (b"x", {1, "x"}), "media": MediaSource.of(b"image")},
         [np.arange(6, dtype=">i4").reshape(2, 3), np.zeros(600), structured, np.float32(1)],
-        [2**70, 1j, Path("a/b"), uuid.UUID(int=5), datetime.datetime(2024, 1, 2, tzinfo=zone), datetime.timedelta(1)],
+        [2**70, datetime.datetime(2024, 1, 2, tzinfo=zone), datetime.timedelta(1)],
         [transport.RawTensor("bfloat16", (2,), np.zeros(4, np.uint8)), datetime.date(2024, 2, 29), datetime.time(1)],
     ]
 
@@ -60,7 +59,7 @@ def seeds(scratch: Path) -> list[bytes]:
             out.append(sample)
         found += [bytes([FRAMES]) + frames, bytes([CONTAINER]) + transport.encode(sample)]
         found.append(bytes([FILE]) + path.read_bytes())
-    tree = {"a": np.arange(3.0), "b": [{"__ndarray__": 1, "c": np.zeros((0, 2), bool)}]}
+    tree = {"a": np.arange(3.0), "b": [{"c": np.zeros((0, 2), bool)}]}
     found.append(bytes([TREE]) + msgpack.packb(walk_encode_tensors(tree)))
     return found
 
@@ -79,7 +78,7 @@ def read_tree(data: bytes) -> None:
         tree = msgpack.unpackb(data, strict_map_key=False)
     except (ValueError, TypeError, OverflowError, msgpack.UnpackException):
         return
-    walk_decode_tensors(tree, limits=LIMITS)
+    walk_decode_tensors(tree)
 
 
 def read_file(data: bytes, path: Path) -> None:

@@ -11,7 +11,7 @@ def reserved_port() -> int:
     """A port of 127.0.0.1 that nobody listens at, and that the system gives to nobody until this process ends.
 
     The port stays bound to a socket that does not listen: connections are refused, and a server that sets SO_REUSEADDR,
-    as asyncio, uvicorn, ZeroMQ and Ray do, can listen. A port that is free and closed again is given to the next socket
+    as asyncio, uvicorn and Ray do, can listen. A port that is free and closed again is given to the next socket
     that asks for any, in this test or in one of another process.
     """
     reserved = socket.socket()
@@ -20,8 +20,3 @@ def reserved_port() -> int:
     _reserved.append(reserved)
     port: int = reserved.getsockname()[1]
     return port
-
-
-def reserved_address() -> str:
-    """A reserved port as the address of a link."""
-    return f"tcp://127.0.0.1:{reserved_port()}"

@@ -60,7 +60,6 @@ EXTRA_OF_PACKAGE = {
     "uvicorn": "serve",
     "vllm_router": "dev",
     "wandb": "wandb",
-    "zmq": "zmq",
 }
 
 

@@ -7,7 +7,6 @@ with RecordWriter("episodes.mmr") as out:
     out.append(trajectory)
 """
 
-from transport.compact import CompactDecoder, CompactEncoder
 from transport.errors import (
     ChecksumError,
     DecodeError,
@@ -17,7 +16,6 @@ from transport.errors import (
     FileLockedError,
     LimitError,
     MalformedError,
-    MessageOrderError,
     MissingExtraError,
     MissingMediaError,
     StepMediaError,
@@ -25,16 +23,17 @@ from transport.errors import (
     TruncatedError,
     UnknownTypeError,
 )
-from transport.interop.inline_tensors import (
-    decode_tensor_payload,
-    encode_tensor_payload,
-    walk_decode_tensors,
-    walk_encode_tensors,
-)
-from transport.interop.step_lists import drop_intermediate_multi_modal_data, restore_multi_modal_data
 from transport.records.reader import RecordReader, read_records
 from transport.records.rewriting import DroppedRecord, RepairReport, merge_record_files, repair_record_file
 from transport.records.writer import RecordWriter
+from transport.steps import (
+    decode_tensor_payload,
+    drop_intermediate_multi_modal_data,
+    encode_tensor_payload,
+    restore_multi_modal_data,
+    walk_decode_tensors,
+    walk_encode_tensors,
+)
 from transport.wire.arrays import RawTensor
 from transport.wire.codec import decode, decode_frames, encode, encode_frames
 from transport.wire.limits import DecodeLimits
@@ -42,8 +41,6 @@ from transport.wire.registry import wire_type
 
 __all__ = [
     "ChecksumError",
-    "CompactDecoder",
-    "CompactEncoder",
     "DecodeError",
     "DecodeLimits",
     "DroppedRecord",
@@ -53,7 +50,6 @@ __all__ = [
     "FileLockedError",
     "LimitError",
     "MalformedError",
-    "MessageOrderError",
     "MissingExtraError",
     "MissingMediaError",
     "RawTensor",

@@ -16,7 +16,7 @@ from renderers.tokens.added_tokens import AddedToken, ControlPattern
 
 #: What can be done for a model whose own processor cannot be run.
 WITHOUT_PROCESSOR = (
-    "let the inference server render (ServerRenderer, docs/vllm.md), or pass a processor of your own: "
+    "let the inference server render (docs/vllm.md), or pass a processor of your own: "
     "load_renderer(..., processors=...) (docs/media.md)"
 )
 # The errors that processors raise for a configuration or an image that they cannot handle.

@@ -184,7 +184,6 @@ def evaluate(
 
     Writes results.json, the trajectories and a report to the output directory, and prints one table.
     """
-    from rollouts.cli.run.execution import workers_of_run
     from rollouts.cli.run.output import prepare_output
     from rollouts.run_config.config_file import checked_config, read_config
 
@@ -236,7 +235,7 @@ def evaluate(
             print_line(f"in {output.path}: results.json, trajectories.mmr, metrics.jsonl, summary.json")
 
         continuing = shlex.join(["rollouts", *sys.argv[1:], *([] if resume else ["--resume"])])
-        run_and_report(parts, output, limit, workers_of_run(file, None), continuing, show, rerun_failed=rerun_failed)
+        run_and_report(parts, output, limit, None, continuing, show, rerun_failed=rerun_failed)
 
 
 def _configuration(tasks: str, options: Mapping[str, Any]) -> dict[str, Any]:

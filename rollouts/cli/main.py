@@ -21,7 +21,6 @@ from rollouts.cli.serve import serve
 from rollouts.cli.tinker import tinker
 from rollouts.cli.traj.commands import traj_commands
 from rollouts.cli.view import view
-from rollouts.cli.worker import keys, worker
 
 app = typer.Typer(cls=CommandGroup, **APP_SETTINGS)
 app.add_typer(media_commands, name="media")
@@ -35,8 +34,6 @@ app.command(cls=Command)(run)
 app.command("eval", cls=Command)(evaluate)
 app.command(cls=Command)(compare)
 app.command(cls=Command)(report)
-app.command(cls=Command)(worker)
-app.command(cls=Command)(keys)
 app.command(cls=Command)(serve)
 app.command(cls=Command)(tinker)
 app.command(cls=Command)(view)

@@ -195,7 +195,7 @@ def environment_factory(file: ConfigFile) -> MakeEnvironment:
 def check_processes(file: ConfigFile) -> None:
     """Raise `RunConfigError` for an environment that cannot run in workers of other processes."""
     if isinstance(file.config.environment, VerifiersSection):
-        reason = "environments of verifiers run in the process of the run; leave out --workers, --ray and [workers]"
+        reason = "environments of verifiers run in the process of the run; leave out --ray"
         raise file.error(("environment", "kind"), reason)
 
 

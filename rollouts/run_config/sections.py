@@ -353,19 +353,6 @@ ModeSection: TypeAlias = Annotated[
 ]
 
 
-class WorkersSection(Section):
-    """The episodes run in processes that connect: `rollouts worker --connect ADDRESS CONFIG`.
-
-    `listen` is an address such as "tcp://127.0.0.1:7100". One that other machines can reach needs `allow_remote` and
-    `key_file`, the orchestrator's file of `rollouts keys`. An episode that lost `max_losses` workers is not run again.
-    """
-
-    listen: Text
-    key_file: Text | None = None
-    allow_remote: bool = False
-    max_losses: Count = 3
-
-
 class RaySection(Section):
     """`rollouts run --ray`: the episodes run in `workers` actors of a Ray cluster (extra `ray`; `RayWorkers`).
 
@@ -439,7 +426,6 @@ class RunConfig(Section):
     limits: LimitsSection = LimitsSection()
     retry: RetrySection = RetrySection()
     mode: ModeSection | None = None
-    workers: WorkersSection | None = None
     ray: RaySection = RaySection()
     group_rewards: list[RewardSection] = Field(default_factory=list)
     skip_group: ImportPath | None = None

@@ -39,7 +39,7 @@ def check_parts(make_environment: object, engine: object, renderer: object, work
         check_renderer(renderer, engine)
         return
     if not are_workers(workers):
-        raise ArgumentError("workers", workers, "pass Workers, such as LinkWorkers(...), or None")
+        raise ArgumentError("workers", workers, "pass Workers, such as RayWorkers(...), or None")
     for name, value in (("make_environment", make_environment), ("renderer", renderer)):
         if value is not None:
             raise ArgumentError(name, value, "pass None: with workers=... it is the workers that have one")

@@ -1,9 +1,9 @@
 """Episodes packed for another process, with their media as sources, as pixels, or as hashes alone.
 
     packed = pack_episodes([trajectory], pixels="bfloat16", processors=renderer.processors)
-    message = encoder.encode_frames(packed)         # transport.CompactEncoder: each medium once per connection
+    message = encode_frames(packed)                 # of `transport`
 
-    packed = decoder.decode_frames(message)
+    packed = decode_frames(message)
     samples_from_trajectory(packed.episodes[0], advantage=1.0, processors=packed.processors())
 
 `source` is the smallest form and the default: an encoded image is a tenth of its pixels. The receiver computes the

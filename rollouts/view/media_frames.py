@@ -19,7 +19,6 @@ from renderers.media.policy import MediaPolicy
 from renderers.media.video_decoding import FramePlan, VideoInfo, sample_video
 from renderers.messages import Modality
 from rollouts.trajectory.packed_episodes import AbsentSource
-from rollouts.trajectory.step_lists import is_step_source
 from rollouts.view.sounds import display_sound
 
 DEFAULT_IMAGE_SIDE: Final = 640
@@ -42,8 +41,6 @@ def display_medium(source: MediaSource, modality: Modality, image_side: int = DE
     if isinstance(source, AbsentSource):
         return {**medium, "error": "its bytes were not sent with this episode"}
     medium["bytes"] = source.nbytes
-    if is_step_source(source):
-        return {**medium, "error": f"its source holds the tensors of a step and no {modality}"}
     try:
         match modality:
             case "image":

@@ -3,8 +3,8 @@
 A worker process has an `EpisodeWorker`, made of environments, an engine and a renderer of its own. The process of the
 runner has `Workers`, which give it `EpisodeJob`s and return trajectories:
 
-    workers = LinkWorkers("tcp://127.0.0.1:7100", keys=keys)
-    async with Runner(None, engine, None, sampling=sampling, workers=workers) as runner:
+    workers = RayWorkers(make_environment, make_engine, make_renderer, num_workers=4)
+    async with workers, Runner(None, engine, None, sampling=sampling, workers=workers) as runner:
         ...
 
 `WorkerPool` does what all kinds of workers have in common: it gives jobs to free workers, and those of a lost worker

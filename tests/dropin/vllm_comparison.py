@@ -133,20 +133,51 @@ def mismatches(records: Sequence[Record], directory: Path) -> np.ndarray:
     from transformers import AutoModelForImageTextToText
 
     from renderers import load_renderer
-    from rollouts import trajectory_from_trace
-    from rollouts.training import TrainingBatch, samples_from_trajectory, token_logprobs
+    from rollouts.training import TrainingBatch, token_logprobs
 
-    processors = load_renderer(directory).processors
+    renderer = load_renderer(directory)
     model = AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32)
     differences = []
     for record in records:
-        trajectory = trajectory_from_trace(record, processors=processors)
-        samples = samples_from_trajectory(trajectory, advantage=1.0, processors=processors)
-        batch = TrainingBatch.from_samples(samples, pad_id=0)
+        batch = TrainingBatch.from_samples([_sample_of(record, renderer)], pad_id=0)
         with torch.inference_mode():
             difference = (token_logprobs(model, batch) - batch.logprobs).abs()
         differences.append(difference[batch.loss_mask].numpy())
     return np.concatenate(differences)
+
+
+def _sample_of(record: Record, renderer: Any) -> Any:
+    """The one branch of a trace as a `TrainingSample`. The pixels are computed again of the images in its messages."""
+    from renderers import PlaceholderRange
+    from renderers.media.reference import load_source
+    from renderers.messages import media_parts
+    from rollouts.training import TrainingSample
+
+    processor = renderer.processors["image"]
+    ids: list[int] = []
+    mask: list[bool] = []
+    logprobs: list[float] = []
+    media = []
+    for number, node in enumerate(record["nodes"]):
+        assert node["parent"] == (number - 1 if number else None), "a rollout of this taskset has one branch"
+        images = (index for index, token in enumerate(node["token_ids"]) if token in renderer.mm_token_type_id_map)
+        end = 0
+        for _, part in media_parts(node["message"]):
+            item = processor.process(load_source(part, processor.policy, processor.store))
+            start = next(index for index in images if index >= end)
+            end = start + item.num_tokens
+            media.append((item, PlaceholderRange(len(ids) + start, item.num_tokens)))
+        of_sampled = iter(node.get("logprobs") or ())
+        ids += node["token_ids"]
+        mask += node["mask"]
+        logprobs += [next(of_sampled) if sampled else 0.0 for sampled in node["mask"]]
+    return TrainingSample(
+        np.array(ids, np.int32),
+        np.array(mask),
+        np.array(logprobs, np.float32),
+        np.ones(len(ids), np.float32),
+        tuple(media),
+    )
 
 
 def table(stock: Side, ours: Side) -> str:

@@ -117,13 +117,16 @@ IMPORTED = '[environment]\nkind = "import"\nfactory = "a:b"\n\n[engine]'
             CONFIG.split("[environment]")[0] + IMPORTED + CONFIG.split("[engine]")[1],
             'tasks.kind: only an environment of kind "verifiers" has tasks of its own',
         ),
-        (
-            CONFIG + '\n[workers]\nlisten = "tcp://127.0.0.1:0"\n',
-            "environment.kind: environments of verifiers run in the process of the run",
-        ),
     ],
 )
 def test_what_cannot_work_is_named_with_its_key(directory, config, named):
     result = rollouts(directory, "run", config=config)
     assert result.exit_code == 2
+    assert named in " ".join(result.output.split())
+
+
+def test_actors_of_ray_are_refused(directory):
+    result = rollouts(directory, "run", "--ray")
+    assert result.exit_code == 2
+    named = "environment.kind: environments of verifiers run in the process of the run; leave out --ray"
     assert named in " ".join(result.output.split())

@@ -5,7 +5,6 @@ python tests/dropin/verifiers_environment.py -m real tests/real/test_real_verifi
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -17,8 +16,8 @@ sys.path.append(str(Path(__file__).parents[1] / "environments"))  # the taskset 
 from test_real_episodes import mismatches  # noqa: E402
 
 from renderers import load_renderer  # noqa: E402
-from rollouts import EpisodeSpec, SamplingParams, VLLMEngine, trajectory_from_trace  # noqa: E402
-from rollouts.environments.verifiers import EngineClient, run_verifiers_episodes  # noqa: E402
+from rollouts import EpisodeSpec, SamplingParams, VLLMEngine  # noqa: E402
+from rollouts.environments.verifiers import run_verifiers_episodes  # noqa: E402
 
 
 def load_env(**options):
@@ -43,19 +42,3 @@ async def test_log_probabilities_of_verifiers_rollouts_are_those_of_transformers
     reports = mismatches(trajectories, renderer, vllm_server.model_dir)
     assert sum(report.tokens for report in reports) > len(specs) * 3 * 4
     assert max(report.max_abs for report in reports) < 1e-4
-
-
-async def test_what_verifiers_recorded_trains_like_the_exact_tree(vllm_server):
-    renderer = load_renderer(vllm_server.model_dir)
-    env = load_env()
-    async with VLLMEngine(vllm_server.base_url) as engine:
-        with EngineClient(engine, renderer, sampling=SamplingParams(max_tokens=12)) as client:
-            context = vf.ModelContext(model="policy", client=client.config)
-            async with env.serving():
-                episode = await env.run_episode(next(iter(env.taskset)), context)
-    (trace,) = episode.traces
-    record = json.loads(json.dumps(trace.to_record(float_decimals=None)))
-    read = trajectory_from_trace(record, processors=renderer.processors)
-    (report,) = mismatches([read], renderer, vllm_server.model_dir)
-    assert report.tokens > 0
-    assert report.max_abs < 1e-4

@@ -53,7 +53,7 @@ REQUIREMENTS = [
     "numpy>=1.26",
     'torch>=2.6; extra == "torch"',
     "a-package-that-nobody-has>=1; extra == 'torch'",
-    "pyzmq>=26; extra == 'zmq'",
+    "pyarrow>=17; extra == 'parquet'",
     "from-the-future>=1; (python_version < '3.0') and extra == 'zstd'",
     "linter>=1; extra == 'dev'",
 ]
@@ -61,7 +61,7 @@ REQUIREMENTS = [
 
 def test_extras_are_installed_or_name_what_is_missing_and_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(env_command, "requires", lambda name: REQUIREMENTS)
-    assert env_command.missing_requirements() == {"torch": ["a-package-that-nobody-has"], "zmq": [], "zstd": []}
+    assert env_command.missing_requirements() == {"torch": ["a-package-that-nobody-has"], "parquet": [], "zstd": []}
     text = CliRunner().invoke(app, ["env"]).stdout
     assert f"needs a-package-that-nobody-has: {install_command('torch')}" in text
 

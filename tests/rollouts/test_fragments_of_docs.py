@@ -105,8 +105,7 @@ def test_the_page_on_supervised_samples(repositories):
 def test_the_page_on_transport(renderer):
     engine = ScriptedEngine(lambda request: "This.", renderer=renderer)
     episode = run_episode(Asks(), engine=engine, renderer=renderer, sampling=SamplingParams(), max_turns=2)
-    names = run_page("transport.md", trajectory=asyncio.run(episode), steps=run_page("trajectories.md")["steps"])
-    assert names["delivery"].obj.reward == 1.0
+    names = run_page("transport.md", trajectory=asyncio.run(episode))
     assert names["shortened"] != names["steps"]
 
 

@@ -25,8 +25,7 @@ from rollouts import (
     WeightSpan,
 )
 from rollouts.engines.protocol import EngineLimits, check_result
-from rollouts.errors import ArgumentError, InvalidRequestError, InvalidStepError, InvalidTurnError, MalformedResultError
-from rollouts.trajectory.step_lists import trajectory_from_steps
+from rollouts.errors import ArgumentError, InvalidRequestError, InvalidTurnError, MalformedResultError
 from transport import DecodeLimits, MalformedError, decode, encode
 
 LARGE = 10**5000
@@ -53,11 +52,6 @@ def result_of(**fields: Any) -> None:
     check_result(request, GenerateResult(request.request_id, [Completion(**completion | fields)]))
 
 
-def step(**fields: Any) -> dict[str, Any]:
-    tokens = {"prompt_ids": [1], "completion_ids": [2], "completion_logprobs": [-1.0]}
-    return {"tokens": tokens, "completion": [], **fields}
-
-
 def check_limits(**sampling: int) -> None:
     EngineLimits().check(GenerateRequest([1], SamplingParams(**sampling)))
 
@@ -82,11 +76,6 @@ def check_limits(**sampling: int) -> None:
         (lambda: result_of(finish_reason=LARGE), MalformedResultError),
         (lambda: result_of(stop_token_id=[LARGE]), MalformedResultError),
         (lambda: DecodeLimits(max_depth=-LARGE), ValueError),
-        (lambda: trajectory_from_steps([step(reward=LARGE)], episode_id="e"), InvalidStepError),
-        (
-            lambda: trajectory_from_steps([step()], episode_id="e", reward=LARGE),
-            InvalidStepError,
-        ),
         (lambda: frames_to_raw(np.zeros((1, 2, 2, 3), np.uint8), LARGE), MediaDecodeError),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from trajectory_files import file_of, lines, run
 
 from renderers.media.policy import MediaPolicy
 from renderers.media.samples import raw_samples, samples_source
-from rollouts import Group, MediaReference, Runner, SamplingParams, Task, Trajectory, trajectory_from_trace
+from rollouts import Group, MediaReference, Runner, SamplingParams, Task, Trajectory
 from rollouts.cli.render import token_cells
 from rollouts.environments import ToolEnvironment
 from rollouts.errors import PixelMismatchError
@@ -24,7 +23,7 @@ from rollouts.runner.events import TurnFinished
 from rollouts.testing import ScriptedEngine
 from rollouts.training.samples import samples_from_trajectory
 from rollouts.trajectory.packed_episodes import AbsentSource, pack_episodes
-from transport import CompactDecoder, CompactEncoder, RecordReader
+from transport import RecordReader, decode_frames, encode_frames
 
 sys.path.append(str(Path(__file__).parent / "view"))
 
@@ -144,11 +143,11 @@ def test_another_sound_than_the_sampler_heard_is_an_error(heard, hearing):
 
 
 @pytest.mark.parametrize("form", ["source", "uint8", "float32"])
-def test_sounds_cross_a_connection_once_and_samples_have_their_features(heard, hearing, form):
+def test_sounds_are_in_a_message_once_and_samples_have_their_features(heard, hearing, form):
     packed = pack_episodes([heard, heard], pixels=form, processors=hearing.processors)
-    frames = CompactEncoder().encode_frames(packed)
+    frames = encode_frames(packed)
     size = sum(memoryview(frame).nbytes for frame in frames)
-    received = CompactDecoder().decode_frames(frames)
+    received = decode_frames(frames)
     processors = received.processors(hearing.processors) if form == "source" else received.processors()
     for episode in received.episodes:
         (sample,) = samples_from_trajectory(episode, advantage=1.0, processors=processors)
@@ -161,32 +160,6 @@ def test_sounds_cross_a_connection_once_and_samples_have_their_features(heard, h
     if form == "source":
         sounds = {each.source.digest: each.source.nbytes for each in heard.all_media()}
         assert size < 1.1 * sum(sounds.values())
-
-
-def test_a_trace_of_verifiers_with_a_sound_has_its_placeholder_and_its_features(hearing):
-    given = {"data": base64.b64encode(SOUNDS["wav"]).decode(), "format": "wav"}
-    asked = {"role": "user", "content": [{"type": "input_audio", "input_audio": given}]}
-    prompt = hearing.render([asked])
-    sampled = [*hearing.tokenizer.encode_scaffold("A tone."), hearing.get_stop_token_ids()[0]]
-    blank = {"is_content": [], "sampled": False}
-    nodes = [
-        {**blank, "message": asked, "parent": None, "token_ids": prompt.token_ids, "mask": [False] * len(prompt)},
-        {
-            **blank,
-            "message": {"role": "assistant", "content": "A tone."},
-            "parent": 0,
-            "sampled": True,
-            "token_ids": sampled,
-            "mask": [True] * len(sampled),
-            "logprobs": [-0.5] * len(sampled),
-        },
-    ]
-    types = {str(token): kind for token, kind in hearing.mm_token_type_id_map.items()}
-    record = {"id": "trace", "nodes": nodes, "calls": [{"node": 1, "finish_reason": "stop"}], "ok": True}
-    trajectory = trajectory_from_trace({**record, "mm_token_type_id_map": types}, processors=hearing.processors)
-    (reference,) = trajectory.all_media()
-    assert [reference.placeholder] == prompt.multi_modal_data.mm_placeholders["audio"]
-    assert [reference.mm_hash] == prompt.multi_modal_data.mm_hashes["audio"]
 
 
 def test_a_sound_is_one_marker_in_rollouts_render(hearing):

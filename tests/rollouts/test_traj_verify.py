@@ -20,7 +20,6 @@ from planted_violations import (
 )
 from trajectory_files import damage, file_of, forked, lines, one_error, png, run, short
 
-from rollouts import trajectory_from_steps
 from rollouts.engines.protocol import FinishReason
 from rollouts.trajectory.packed_episodes import PackedEpisodes
 from transport import wire_type
@@ -57,21 +56,6 @@ def test_an_image_with_the_hash_of_another_image_is_reported(tmp_path: Path) -> 
     result = run("verify", file_of(tmp_path / "t.mmr", bad))
     assert result.exit_code == 1
     assert result.stdout.startswith("record 0, episode 'bad': image '0000")
-
-
-def test_arrays_of_step_lists_may_have_any_name(tmp_path: Path) -> None:
-    tokens = {
-        "prompt_ids": [1, 7],
-        "completion_ids": [2],
-        "completion_logprobs": [-1.0],
-        "multi_modal_data": {
-            "mm_hashes": {"image": ["digest-of-pixels"]},
-            "mm_placeholders": {"image": [{"offset": 1, "length": 1}]},
-            "mm_items": {"image": [{"pixel_values": np.zeros((4, 3), np.float32)}]},
-        },
-    }
-    trajectory = trajectory_from_steps([{"tokens": tokens}], episode_id="steps")
-    assert run("verify", file_of(tmp_path / "t.mmr", trajectory)).exit_code == 0
 
 
 def test_the_first_wrong_node_of_an_episode_is_named(tmp_path: Path) -> None:

@@ -25,7 +25,9 @@ def message(
     count: int | None = None,
     types: Any = (["tests.hostile.Item", 1, ["a", "b"]],),
 ) -> list[Any]:
-    """Frames whose header is valid in form and says whatever the test wants."""
+    """Frames whose header is valid in form and says whatever the test wants. A type of three values gets a module."""
+    if isinstance(types, list | tuple):
+        types = [[*row, __name__] if isinstance(row, list) and len(row) == 3 else row for row in types]
     header = struct.pack("<4sHxxI", b"MMRH", 1, len(entries) if count is None else count)
     tables = [list(table) if isinstance(table, tuple) else table for table in (types, blobs)]
     body = [msgpack.packb(value, strict_types=False) for value in (*tables, *entries)]

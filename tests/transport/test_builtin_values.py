@@ -1,4 +1,4 @@
-"""Values of Python's own classes come back exact: type, zone, fold, flavour, every digit."""
+"""Values of Python's own classes come back exact: type, zone, fold, every digit."""
 
 from __future__ import annotations
 
@@ -16,25 +16,17 @@ from hypothesis import strategies as st
 
 from transport import EncodeError, MalformedError, decode, decode_frames, encode, encode_frames
 
-ZONES = [zoneinfo.ZoneInfo(name) for name in ("Europe/Berlin", "America/Argentina/Ushuaia", "UTC")]
 offsets = st.builds(dt.timedelta, seconds=st.integers(-86399, 86399))
 fixed = st.builds(dt.timezone, offsets) | st.builds(dt.timezone, offsets, st.text(max_size=5))
-zones = st.none() | fixed | st.sampled_from(ZONES) | st.just(dt.UTC)
+zones = st.none() | fixed | st.just(dt.UTC)
 folds = st.sampled_from([0, 1])
-text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 values: st.SearchStrategy[Any] = st.one_of(
     st.integers(-(2**400), 2**400),
-    st.complex_numbers(allow_nan=False),
-    st.decimals()
-    | st.from_regex(r"-?[0-9]{1,60}(\.[0-9]{1,60})?(E-?[0-9]{1,4})?", fullmatch=True).map(decimal.Decimal),
-    st.uuids(),
-    text.map(pathlib.PurePosixPath) | text.map(pathlib.PureWindowsPath) | text.map(pathlib.Path),
     st.dates(),
     st.builds(lambda t, zone, fold: t.replace(tzinfo=zone, fold=fold), st.times(), zones, folds),
     st.builds(lambda t, zone, fold: t.replace(tzinfo=zone, fold=fold), st.datetimes(), zones, folds),
     st.timedeltas(),
     fixed,
-    st.sampled_from(ZONES),
 )
 
 
@@ -53,12 +45,10 @@ def test_every_value_comes_back_with_its_type_and_all_its_parts(sent: list[Any])
         assert [seen(value) for value in back] == [seen(value) for value in sent]
 
 
-def test_the_comparison_used_here_sees_fold_zone_flavour_and_trailing_zeros() -> None:
-    early = dt.datetime(2024, 10, 27, 2, 30, tzinfo=ZONES[0])
+def test_the_comparison_used_here_sees_the_fold() -> None:
+    early = dt.datetime(2024, 10, 27, 2, 30, tzinfo=dt.UTC)
     assert early == early.replace(fold=1)
     assert seen(early) != seen(early.replace(fold=1))
-    assert seen(decimal.Decimal("1.0")) != seen(decimal.Decimal("1.00"))
-    assert seen(pathlib.PurePath("a")) != seen(pathlib.Path("a"))
 
 
 @pytest.mark.parametrize("number", [2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1, -(2**64), 2**64 + 1, 10**4000])
@@ -74,17 +64,6 @@ def test_moments_that_share_a_zone_share_it_after_decoding() -> None:
     assert decode(encode(dt.UTC)) is dt.UTC
 
 
-def test_a_path_of_the_other_system_stays_a_path_of_that_system() -> None:
-    here, other = pathlib.PurePosixPath, pathlib.PureWindowsPath
-    if isinstance(pathlib.Path(), pathlib.WindowsPath):
-        here, other = other, here
-    flavour = {pathlib.PurePosixPath: "posix", pathlib.PureWindowsPath: "windows"}
-    foreign = decode_frames(message([[1, 9, [flavour[other], True, "C:\\run\\1"]], root(ref(1))]))
-    assert type(foreign) is other
-    assert foreign == other("C:\\run\\1")
-    assert type(decode_frames(message([[1, 9, [flavour[here], True, "a"]], root(ref(1))]))) is type(pathlib.Path())
-
-
 class Local(dt.tzinfo):
     pass
 
@@ -95,8 +74,13 @@ class Local(dt.tzinfo):
         (dt.datetime(2024, 1, 1, tzinfo=Local()), "Local"),
         ([{2**64: 1}], "64 bits"),
         ({2**64}, "64 bits"),
-        ({uuid.UUID(int=1): 1}, "key"),
-        ([pathlib.Path("\udcff")], "Unicode"),
+        ({dt.date(2024, 1, 1): 1}, "key"),
+        (["\udcff"], "Unicode"),
+        ([dt.datetime(2024, 1, 1, tzinfo=zoneinfo.ZoneInfo("UTC"))], "zoneinfo.ZoneInfo"),
+        ([1j], "builtins.complex"),
+        ([decimal.Decimal(1)], "decimal.Decimal"),
+        ([uuid.UUID(int=1)], "uuid.UUID"),
+        ([pathlib.PurePosixPath("a")], "pathlib.PurePosixPath"),
     ],
 )
 def test_what_has_no_exact_form_is_refused(value: Any, says: str) -> None:
@@ -107,36 +91,19 @@ def test_what_has_no_exact_form_is_refused(value: Any, says: str) -> None:
 HOSTILE: dict[str, tuple[int, Any]] = {
     "int of text": (5, "12"),
     "int of int": (5, 12),
-    "complex of ints": (6, [1, 2]),
-    "complex of one": (6, [1.0]),
-    "decimal of nothing": (7, ""),
-    "decimal of words": (7, "import os"),
-    "decimal beyond any exponent": (7, "1E99999999999999999999"),
-    "UUID too short": (8, b"123"),
-    "path of a third kind": (9, ["mac", False, "a"]),
-    "path of bytes": (9, ["posix", False, b"a"]),
-    "path of three words": (9, "abc"),
-    "date of February 30": (10, [2024, 2, 30]),
-    "date of a pickled state": (10, [b"\x07\xe8\x01\x01", 1, 1]),
-    "date of true": (10, [True, True, True]),
-    "date of huge numbers": (10, [2**64 - 1, 1, 1]),
-    "time of hour 25": (11, [25, 0, 0, 0, 0, None]),
-    "time of fold 2": (11, [1, 0, 0, 0, 2, None]),
-    "time of a zone by name": (11, [1, 0, 0, 0, 0, "UTC"]),
-    "datetime of a pickled state": (12, [b"\x07\xe8\x01\x01\x01\x01\x01\x01\x01\x01", None, 1, 1, 1, 1, 1, 0, None]),
-    "datetime too short": (12, [2024, 1, 1]),
-    "timedelta of floats": (13, [1.5, 0, 0]),
-    "timedelta of ages": (13, [2**63, 0, 0]),
-    "offset of two days": (14, [2, 0, 0, None]),
-    "offset named by a number": (14, [0, 0, 0, 5]),
-    "zone up the tree": (15, "../../../etc/passwd"),
-    "zone of a file": (15, "/etc/passwd"),
-    "zone of a folder": (15, "Europe"),
-    "zone of a package": (15, "tzdata.zoneinfo"),
-    "zone of another file of that folder": (15, "leapseconds"),
-    "zone that is not": (15, "Europe/Atlantis"),
-    "zone of NUL": (15, "Europe\0"),
-    "zone of a list": (15, ["UTC"]),
+    "date of February 30": (6, [2024, 2, 30]),
+    "date of a pickled state": (6, [b"\x07\xe8\x01\x01", 1, 1]),
+    "date of true": (6, [True, True, True]),
+    "date of huge numbers": (6, [2**64 - 1, 1, 1]),
+    "time of hour 25": (7, [25, 0, 0, 0, 0, None]),
+    "time of fold 2": (7, [1, 0, 0, 0, 2, None]),
+    "time of a zone by name": (7, [1, 0, 0, 0, 0, "UTC"]),
+    "datetime of a pickled state": (8, [b"\x07\xe8\x01\x01\x01\x01\x01\x01\x01\x01", None, 1, 1, 1, 1, 1, 0, None]),
+    "datetime too short": (8, [2024, 1, 1]),
+    "timedelta of floats": (9, [1.5, 0, 0]),
+    "timedelta of ages": (9, [2**63, 0, 0]),
+    "offset of two days": (10, [2, 0, 0, None]),
+    "offset named by a number": (10, [0, 0, 0, 5]),
 }
 
 
@@ -148,7 +115,7 @@ def test_parts_that_make_no_value_are_malformed(tag: int, payload: Any) -> None:
 
 def test_a_datetime_takes_no_zone_but_a_zone() -> None:
     with pytest.raises(MalformedError):
-        decode_frames(message([[1, 1, []], [2, 12, [2024, 1, 1, 0, 0, 0, 0, 0, ref(1)]], root(ref(2))]))
+        decode_frames(message([[1, 1, []], [2, 8, [2024, 1, 1, 0, 0, 0, 0, 0, ref(1)]], root(ref(2))]))
 
 
 def test_integers_made_to_collide_as_keys_are_refused_before_they_are_hashed() -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import time
 from typing import Any
 
 import numpy as np
-import pydantic
 import pytest
 from handmade import blob, message, ref, root
 
@@ -17,9 +17,9 @@ from transport.records.layout import FileBytes
 MOST_SECONDS = 10  # of the processor. Each takes less than one; what it is a test against takes minutes or longer
 
 
-class Model(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="ignore")
-    x: int = 0
+@dataclasses.dataclass
+class Known:
+    x: Any = 0
 
 
 class Colour(enum.Enum):
@@ -32,7 +32,7 @@ def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(registry, "_by_name", dict(registry._by_name))
     monkeypatch.setattr(registry, "_by_class", dict(registry._by_class))
-    wire_type("tests.cost.Model")(Model)
+    wire_type("tests.cost.Known")(Known)
     wire_type("tests.cost.Colour")(Colour)
 
 
@@ -68,9 +68,9 @@ def test_a_few_text_fields_that_overlap_are_still_an_array() -> None:
     assert decode(encode(array))["head"].tolist() == ["ab"]
 
 
-def test_a_model_that_came_with_many_unknown_fields_is_decoded_in_proportion_to_them() -> None:
+def test_an_object_that_came_with_many_unknown_fields_is_decoded_in_proportion_to_them() -> None:
     names = [f"field{number}" for number in range(100_000)]
-    frames = message([[1, 16, [None] * len(names)], root(ref(1))], types=(["tests.cost.Model", 1, names],))
+    frames = message([[1, 16, [None] * len(names)], root(ref(1))], types=(["tests.cost.Known", 1, names],))
     assert seconds_of(frames) < MOST_SECONDS
 
 
@@ -85,7 +85,7 @@ ENDLESS = ref(60)
 @pytest.mark.parametrize(
     ("entry", "types"),
     [
-        pytest.param([61, 10, [ENDLESS, 1, 1]], (), id="part of a date"),
+        pytest.param([61, 6, [ENDLESS, 1, 1]], (), id="part of a date"),
         pytest.param([61, 5, ENDLESS], (), id="large integer"),
         pytest.param([61, ENDLESS, 1], (), id="tag"),
         pytest.param([61, 4, [ENDLESS, b""]], (), id="dtype of a scalar"),
@@ -93,17 +93,11 @@ ENDLESS = ref(60)
         pytest.param([61, 4, [[1, True, [["a", "|u1", ENDLESS, []]]], b"1"]], (), id="offset of a field"),
         pytest.param([61, 4, [[1, True, [["a", "|u1", 0, ENDLESS]]], b"1"]], (), id="shape of a field"),
         pytest.param([61, 16, ENDLESS], (["tests.cost.Colour", 1, []],), id="member of an enum"),
-        pytest.param([61, 16, [ENDLESS]], (["tests.cost.Model", 1, ["x"]],), id="field of a model"),
     ],
 )
 def test_a_value_whose_repr_does_not_end_is_refused_at_once(entry: Any, types: Any) -> None:
     frames = message([*doubling(60), entry, root(ref(61))], types=types)
     assert seconds_of(frames, MalformedError) < MOST_SECONDS
-
-
-def test_a_model_that_refuses_a_value_still_says_which_field_and_why() -> None:
-    with pytest.raises(MalformedError, match=r"tests.cost.Model: .* x: Input should be a valid integer"):
-        decode_frames(message([[1, 16, ["no"]], root(ref(1))], types=(["tests.cost.Model", 1, ["x"]],)))
 
 
 def test_a_file_with_damage_between_all_of_its_records_is_read_in_proportion_to_its_size(

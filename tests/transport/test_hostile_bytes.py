@@ -8,15 +8,10 @@ import struct
 import time
 import tracemalloc
 import zlib
-from decimal import Decimal
-from pathlib import PurePosixPath
 from typing import Any
-from uuid import UUID
-from zoneinfo import ZoneInfo
 
 import msgpack
 import numpy as np
-import pydantic
 import pytest
 from handmade import Item, blob, message, raw, ref, root
 from hypothesis import given, settings
@@ -36,18 +31,9 @@ from transport import (
     decode_frames,
     encode,
     encode_frames,
-    wire_type,
 )
 from transport.errors import DecodeError
 from transport.wire import wire_format
-
-
-@wire_type("tests.hostile.Shaped")
-class Shaped(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="allow")
-    x: int
-    y: int = 0
-
 
 SAMPLE = [
     Item(np.arange(6, dtype=">i4").reshape(2, 3), MediaSource.of(b"image")),
@@ -55,12 +41,11 @@ SAMPLE = [
     np.float32(1),
     {1, "x"},
     Item(np.array(["ab"]), [True, -1, 2**63]),
-    [2**70, 1j, Decimal("1.5"), UUID(int=7), PurePosixPath("a/b"), datetime.timedelta(1, 2, 3)],
-    [datetime.date(2024, 2, 29), datetime.time(1, 2, fold=1), datetime.datetime(2024, 1, 2, tzinfo=ZoneInfo("UTC"))],
+    [2**70, datetime.timedelta(1, 2, 3)],
+    [datetime.date(2024, 2, 29), datetime.time(1, 2, fold=1), datetime.datetime(2024, 1, 2, tzinfo=datetime.UTC)],
     datetime.timezone(datetime.timedelta(hours=2), "here"),
     np.zeros(2, [("a", "<i4"), ("b", ">f8", (2,)), ("c", [("d", "U1")])]),
     RawTensor("bfloat16", (2,), np.arange(4, dtype=np.uint8)),
-    Shaped(x=1, beyond=(2,)),
 ]
 BUFFER = encode(SAMPLE)
 

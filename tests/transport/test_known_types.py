@@ -13,12 +13,13 @@ import pytest
 from handmade import message, ref, root
 
 import transport
-from rollouts import Trajectory
-from transport import MalformedError, UnknownTypeError, decode, decode_frames, encode_frames
+from rollouts.wire_types import DECLARED_IN as OF_ROLLOUTS
+from transport import MalformedError, UnknownTypeError, decode, decode_frames
 from transport.wire import registry
-from transport.wire.registry import DECLARED_IN
+from transport.wire.registry import DECLARED_IN as OF_RENDERERS
 
 TREE = Path(transport.__file__).parents[1]
+DECLARED_IN = {**OF_RENDERERS, **OF_ROLLOUTS}
 
 
 def run(code: str, *arguments: object) -> str:
@@ -32,7 +33,7 @@ def declarations() -> dict[str, str]:
 
     The classes of `renderers` are registered from the table, so they are looked for by the name of the class.
     """
-    found = {name: home for name, home in DECLARED_IN.items() if home.startswith("renderers.")}
+    found = dict(OF_RENDERERS)
     for name, home in found.items():
         cls = getattr(importlib.import_module(home), name.removeprefix("renderers."))
         assert (cls.__module__, cls.__name__) == (home, name.removeprefix("renderers."))
@@ -46,9 +47,9 @@ def declarations() -> dict[str, str]:
     return found
 
 
-@pytest.mark.slow
-def test_the_table_has_every_type_of_this_distribution_and_no_other() -> None:
-    assert declarations() == dict(DECLARED_IN)
+def test_the_tables_have_every_type_of_this_distribution_and_no_other() -> None:
+    assert declarations() == DECLARED_IN
+    assert dict(registry._declaring_modules()) == dict(OF_ROLLOUTS)
 
 
 #: Resolves the types of each module in a forked process. torch and transformers would be imported again by each.
@@ -145,7 +146,3 @@ def test_whatever_a_peer_calls_its_module_is_shown_and_never_imported() -> None:
     with pytest.raises(UnknownTypeError) as caught:
         decode_frames(message([root(None)], types=[["n" * 10_000, 1, [], "m" * 10_000]]))
     assert len(str(caught.value)) < 1_000
-
-
-def test_messages_of_our_own_types_alone_are_as_a_reader_of_version_2_knows_them() -> None:
-    assert encode_frames(Trajectory("e"))[0][4] == 2

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgpack
 import numpy as np
-import pydantic
 import pytest
 from handmade import blob, message, ref, root
 from hypothesis import given, settings
@@ -72,13 +71,6 @@ class Pair:
 @wire_type("tests.runs.Mood")
 class Mood(enum.Enum):
     CALM = 1
-
-
-@wire_type("tests.runs.Model")
-class Model(pydantic.BaseModel):
-    a: int = 0
-    b: int = 0
-    c: int = 0
 
 
 def header(value: Any) -> list[Any]:
@@ -263,13 +255,6 @@ def test_fields_of_a_run_go_by_name_whatever_the_peer_knows() -> None:
     assert decode_frames(newer) == Strict(1, 4, "px", 9)
     with pytest.raises(DecodeError, match="high"):
         decode_frames(run([[1, 2]] * 3, fields=["low", "unit", "scale"]))
-
-
-def test_a_run_of_what_is_a_dataclass_to_the_peer_and_a_model_here_is_read_and_validated() -> None:
-    frames = run([[1, 2], [3, 4], [5, 6]], fields=["c", "b", "a"], name="tests.runs.Model")
-    assert decode_frames(frames) == Model(a=5, b=3, c=1)
-    with pytest.raises(MalformedError, match="valid integer"):
-        decode_frames(run([[1, 2], [3, "x"], [5, 6]], fields=["c", "b", "a"], name="tests.runs.Model"))
 
 
 def test_what_one_object_of_a_run_refuses_is_malformed() -> None:

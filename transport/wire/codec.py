@@ -21,11 +21,10 @@ _LONGEST_PATH: Final = 32  # steps of the path that `check_encodable` gives for 
 def encode_frames(obj: object, *, omit_media: OmitMedia = lambda source: False) -> list[Buffer]:
     """`obj` as a header frame and one frame per media source and per array or tensor of more than 1024 bytes.
 
-    Supported: None, bool, int, float, complex, Decimal, str, bytes, UUID, paths, dates, times, datetimes, timedeltas,
-    fixed and named time zones, list, tuple, set and frozenset of plain values, dict with plain keys, numpy arrays and
-    scalars of every dtype without Python objects (structured ones without titles), torch tensors, `MediaSource`, and
-    dataclasses, named tuples, pydantic models and enums registered with `wire_type`; nested up to 1000 deep, without
-    cycles. bytearray and memoryview come back as bytes, a path of this machine's kind as a path of the receiver's.
+    Supported: None, bool, int, float, str, bytes, dates, times, datetimes, timedeltas, fixed time zones, list, tuple,
+    set and frozenset of plain values, dict with plain keys, numpy arrays and scalars of every dtype without Python
+    objects (structured ones without titles), torch tensors, `MediaSource`, and dataclasses, named tuples and enums
+    registered with `wire_type`; nested up to 1000 deep, without cycles. bytearray and memoryview come back as bytes.
     Exact types only: a subclass of str or dict is an `EncodeError`; it is not sent as a str or dict.
 
     A frame of a C-contiguous array shares the array's memory, so send it before changing the array; other layouts are

@@ -23,7 +23,6 @@ from transport.wire.registry import BUILDERS, build_builtin
 
 FindMedia: TypeAlias = Callable[[str], MediaSource | None]
 
-_TYPE_ROW_LENGTHS: Final = (wire_format.TYPE_ROW_LENGTH, wire_format.TYPE_ROW_LENGTH + 1)
 _ONLY_LISTS: Final = frozenset({list})
 # The exceptions that msgpack documents for bytes it cannot read, and those that it was found to raise.
 _MSGPACK_ERRORS: Final = (msgpack.UnpackException, ValueError, TypeError, OverflowError)
@@ -159,8 +158,8 @@ class _Building:
         raise MalformedError(f"reference {code}:{data[:8].hex()} to something that has not come before it")
 
     def read_types(self, table: object) -> None:
-        if type(table) is not list or any(type(row) is not list or len(row) not in _TYPE_ROW_LENGTHS for row in table):
-            raise MalformedError("type table is not a list of [name, version, fields], some with a module")
+        if type(table) is not list or any(type(row) is not list or len(row) != 4 for row in table):
+            raise MalformedError("type table is not a list of [name, version, fields, module]")
         self.types = [_find_type(*row) for row in table]
 
     def read_blobs(self, table: object, frames: list[memoryview]) -> None:
@@ -271,7 +270,7 @@ class _Building:
         return depth
 
 
-def _find_type(name: object, version: object, fields: object, declared_in: object = "") -> registry.SentType:
+def _find_type(name: object, version: object, fields: object, declared_in: object) -> registry.SentType:
     if type(name) is not str or type(version) is not int:
         raise MalformedError(f"type {quoted(name)} version {quoted(version)} is not a name and a number")
     if type(fields) is not list:

@@ -38,7 +38,7 @@ class DecodeLimits:
 
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):
-            object.__setattr__(self, each.name, checked_limit(f"DecodeLimits.{each.name}", getattr(self, each.name), 0))
+            object.__setattr__(self, each.name, _checked(f"DecodeLimits.{each.name}", getattr(self, each.name)))
 
     def check(self, limit: str, actual: int) -> None:
         """Raise `LimitError` if `actual` is above the field called `limit`."""
@@ -54,16 +54,16 @@ def require_limits(limits: object) -> DecodeLimits:
     return limits
 
 
-def checked_limit(name: str, value: object, least: int) -> int:
-    """`value`, an integer (of numpy, too) of at least `least`, as an int. Raises `ValueError`."""
+def _checked(name: str, value: object) -> int:
+    """`value`, an integer (of numpy, too) from 0 up, as an int. Raises `ValueError`."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         number = None
     if number is None:
         raise ValueError(f"{name} is {quoted(value)} and must be an integer.")
-    if number < least:
-        raise ValueError(f"{name} is {quoted(number)} and must be at least {least}.")
+    if number < 0:
+        raise ValueError(f"{name} is {quoted(number)} and must be at least 0.")
     return number
 
 

@@ -1,23 +1,19 @@
 """The types that may cross the wire, by name and version.
 
 A decoder constructs registered types and nothing else. It looks up a name from a message among the registered types and
-in the fixed table of `known_types`; it never imports a module because a message names it.
+in the tables of installed distributions; it never imports a module because a message names it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
-import decimal
 import enum
+import functools
 import importlib
 import inspect
 import operator
-import pathlib
-import re
 import sys
-import uuid
-import zoneinfo
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -25,20 +21,17 @@ from typing import Any, Final, TypeVar
 
 from transport.errors import DecodeError, MalformedError, NotEncodableError, TransportError, UnknownTypeError, quoted
 from transport.wire import wire_format
-from transport.wire.pydantic_models import ModelShape, describe_model, is_model
-from transport.wire.wire_format import MIN_RUN_FIELDS, MODEL_REST
+from transport.wire.wire_format import MIN_RUN_FIELDS
 
-# The modules that declare the wire types of this distribution, so that a program need not import them to decode.
+# The classes of `renderers`, which does not import `transport`: `registry` registers them when it first needs them. All
+# other types are registered by `@wire_type` in the module that declares them.
 #
-# No module is imported because a message names it: the type name in a message is only a key of this table, and the
-# modules in the table are parts of the same installation. A name that is not in the table is known only after the
-# program has imported the module that declares it.
-#
-# The names "renderers.CLASS" belong to classes of `renderers`, which does not import `transport`; `registry` registers
-# them when it first needs them. All other names are registered by `@wire_type` in the module of the table.
+# No module is imported because a message names it. A program need not import the types of a distribution that has the
+# entry point `transport.wire_types`, a table of type names and the modules of that distribution which declare them: the
+# type name in a message is only a key of the table. A name that no table has is known only after the program has
+# imported the module that declares it.
 
 
-# Strings, because `transport` imports nothing from `rollouts`.
 DECLARED_IN: Final[Mapping[str, str]] = MappingProxyType(
     {
         "renderers.ExpansionPiece": "renderers.media.item",
@@ -49,45 +42,6 @@ DECLARED_IN: Final[Mapping[str, str]] = MappingProxyType(
         "renderers.ProcessorOutput": "renderers.vision.processor",
         "renderers.StillPatches": "renderers.vision.patches",
         "renderers.TensorField": "renderers.media.item",
-        "rollouts.AbsentSource": "rollouts.trajectory.packed_episodes",
-        "rollouts.Announced": "rollouts.workers.link.messages",
-        "rollouts.Bfloat16Array": "rollouts.values",
-        "rollouts.CancelJob": "rollouts.workers.link.messages",
-        "rollouts.ComparedTokens": "rollouts.training.mismatch.compared",
-        "rollouts.EpisodeFailure": "rollouts.workers.episode_worker",
-        "rollouts.EpisodeJob": "rollouts.workers.episode_worker",
-        "rollouts.EpisodeLimits": "rollouts.episodes.deadlines",
-        "rollouts.EpisodeOutcome": "rollouts.workers.episode_worker",
-        "rollouts.FinishReason": "rollouts.engines.protocol",
-        "rollouts.Group": "rollouts.runner.group",
-        "rollouts.JobFailed": "rollouts.workers.link.messages",
-        "rollouts.JobTurn": "rollouts.workers.worker_pool",
-        "rollouts.JobWaiting": "rollouts.workers.worker_pool",
-        "rollouts.MediaReference": "rollouts.trajectory.token_node",
-        "rollouts.MismatchOutlier": "rollouts.training.mismatch.report",
-        "rollouts.MismatchReport": "rollouts.training.mismatch.report",
-        "rollouts.PackedEpisodes": "rollouts.trajectory.packed_episodes",
-        "rollouts.PackedItem": "rollouts.trajectory.packed_episodes",
-        "rollouts.Provenance": "rollouts.trajectory.provenance",
-        "rollouts.RunEnded": "rollouts.workers.link.messages",
-        "rollouts.SamplingParams": "rollouts.engines.protocol",
-        "rollouts.SetUpdate": "rollouts.workers.link.messages",
-        "rollouts.Task": "rollouts.task",
-        "rollouts.TensorList": "rollouts.training.tensor_list",
-        "rollouts.TokenNode": "rollouts.trajectory.token_node",
-        "rollouts.TopLogprobs": "rollouts.engines.protocol",
-        "rollouts.TrainingBatch": "rollouts.training.batch",
-        "rollouts.TrainingSample": "rollouts.training.samples",
-        "rollouts.Trajectory": "rollouts.trajectory.tree",
-        "rollouts.Turn": "rollouts.trajectory.token_node",
-        "rollouts.WeightSpan": "rollouts.engines.protocol",
-        "rollouts.WorkerHello": "rollouts.workers.link.messages",
-        "rollouts.WorkerLeaves": "rollouts.workers.link.messages",
-        "rollouts.demo.Failed": "rollouts.demo.process",
-        "rollouts.demo.Learn": "rollouts.demo.task",
-        "rollouts.demo.Learned": "rollouts.demo.task",
-        "rollouts.demo.WarmStart": "rollouts.demo.task",
-        "transport.ShortenedMedia": "transport.interop.step_lists",
     }
 )
 
@@ -107,7 +61,7 @@ _CONSTRUCTOR_ERRORS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class WireType:
-    """A registered class: a dataclass, a named tuple, a pydantic `model`, or an enum with its `members`.
+    """A registered class: a dataclass, a named tuple, or an enum with its `members`.
 
     `fields` are sent; `required` are those of them without a default. `positional` says that `cls(*values)`, in the
     order of `fields`, equals passing each value by name, which takes twice the time. `readers` read one field each of a
@@ -117,25 +71,21 @@ class WireType:
     name: str
     version: int
     cls: type
-    declared_in: str = ""  # the module, for the error of a receiver without the type; "" for types of mmrollouts
+    declared_in: str  # the module, for the error of a receiver without the type
     fields: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
     positional: bool = False
     readers: tuple[Callable[[Any], Any], ...] = dataclasses.field(default=(), compare=False)
     members: Mapping[str, object] | None = dataclasses.field(default=None, compare=False)
-    model: ModelShape | None = dataclasses.field(default=None, compare=False)
 
     def type_row(self) -> list[object]:
         """The row of this type in the type table of a message."""
-        row: list[object] = [self.name, self.version, list(self.fields)]
-        return [*row, self.declared_in] if self.declared_in else row
+        return [self.name, self.version, list(self.fields), self.declared_in]
 
     def encode(self, obj: Any) -> str | list[object]:
         """The payload of `obj`: its values in the order of `fields`, for an enum the member's name."""
         if self.members is not None:
             return str(obj.name)
-        if self.model is not None:
-            return self.model.encode(obj)
         try:
             return [getattr(obj, field) for field in self.fields]
         except AttributeError as error:
@@ -159,9 +109,8 @@ class WireType:
                     f"{self.name} was sent without its field {field!r}, which has no default. Give the field a "
                     "default, or bring both sides to one version."
                 )
-        # A pydantic model receives unknown fields, too: its configuration says what happens to them.
-        used = names if self.model is not None else [field for field in self.fields if field in columns]
-        return SentType(self, len(names), [(field, columns[field]) for field in used])
+        used = [(field, columns[field]) for field in self.fields if field in columns]
+        return SentType(self, len(names), used)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +135,7 @@ class SentType:
         if members is not None:
             if type(payload) is not str or payload not in members:
                 raise MalformedError(
-                    f"{self.type.name} has no member {quoted(payload)}",
-                    "Declare the same members on both sides."
-                    if self.type.declared_in
-                    else "Bring both sides to one version of mmrollouts.",
+                    f"{self.type.name} has no member {quoted(payload)}", "Declare the same members on both sides."
                 )
             return members[payload]
         if not isinstance(payload, list) or len(payload) != self.width:
@@ -197,10 +143,7 @@ class SentType:
         try:
             if self.arguments is None:
                 return self.type.cls(*payload)
-            values = {field: payload[position] for field, position in self.arguments}
-            if self.type.model is not None:
-                return self.type.model.build(self.type.cls, values)
-            return self.type.cls(**values)
+            return self.type.cls(**{field: payload[position] for field, position in self.arguments})
         except _CONSTRUCTOR_ERRORS as error:
             raise MalformedError(f"{self.type.name}: its constructor raised on the decoded values: {error}") from error
 
@@ -224,7 +167,7 @@ _by_class: dict[type, WireType] = {}
 
 
 def wire_type(name: str, version: int = 1) -> Callable[[C], C]:
-    """Register a dataclass, a named tuple, a pydantic model or an enum; its instances can then be encoded and decoded.
+    """Register a dataclass, a named tuple or an enum; its instances can then be encoded and decoded.
 
         @wire_type("acme.Node", version=2)
         @dataclass(frozen=True, slots=True)
@@ -236,13 +179,8 @@ def wire_type(name: str, version: int = 1) -> Callable[[C], C]:
     on decoded values, and its `ValueError` or `TypeError` becomes a `MalformedError`. An enum is sent as the name of
     its member.
 
-    A pydantic model is decoded by field name, too, and validated: its validators run on decoded values, and their
-    errors become a `MalformedError`. `extra` in the model's configuration says whether fields this process does not
-    know are dropped, kept or refused. Extra values and the set of fields that were set are restored; private attributes
-    and fields with `exclude=True` are not sent.
-
-    Raises `TransportError` if the name or the class is registered already, or the class is not a
-    dataclass, named tuple, pydantic model or enum (`enum.Flag` excluded).
+    Raises `TransportError` if the name or the class is registered already, or the class is not a dataclass, named tuple
+    or enum (`enum.Flag` excluded).
     """
 
     def register(cls: C) -> C:
@@ -277,7 +215,7 @@ def registration_of_name(name: str, declared_in: str = "") -> WireType:
     known = _by_name.get(name)
     if known is not None:
         return known
-    module = DECLARED_IN.get(name, "")
+    module = DECLARED_IN.get(name) or _declaring_modules().get(name, "")
     try:
         if module:
             importlib.import_module(module)
@@ -288,6 +226,15 @@ def registration_of_name(name: str, declared_in: str = "") -> WireType:
     if name not in _by_name:
         raise UnknownTypeError(name, module or declared_in)
     return _by_name[name]
+
+
+@functools.cache
+def _declaring_modules() -> Mapping[str, str]:
+    """The tables of the entry points: the module that declares each wire type."""
+    from importlib.metadata import entry_points  # takes as long to import as this module
+
+    tables = [entry_point.load() for entry_point in entry_points(group="transport.wire_types")]
+    return {name: module for table in tables for name, module in table.items()}
 
 
 def _register_class_of_renderers(name: str) -> WireType:
@@ -301,13 +248,9 @@ def _describe(cls: type, name: str, version: int) -> WireType:
         raise TransportError(
             f"wire type {name!r}: version {version}. Use a name that is not empty and a version from 1 up."
         )
-    module = "" if name in DECLARED_IN else cls.__module__
     # A combination of flags has no member name.
     if issubclass(cls, enum.Enum) and not issubclass(cls, enum.Flag):
-        return WireType(name, version, cls, module, members=cls.__members__)
-    if is_model(cls):
-        model = describe_model(cls, name)
-        return WireType(name, version, cls, module, (*model.fields, MODEL_REST), model.required, model=model)
+        return WireType(name, version, cls, cls.__module__, members=cls.__members__)
     if issubclass(cls, tuple) and hasattr(cls, "_field_defaults"):
         fields: tuple[str, ...] = cls._fields  # type: ignore[attr-defined]
         required = tuple(field for field in fields if field not in cls._field_defaults)
@@ -319,10 +262,10 @@ def _describe(cls: type, name: str, version: int) -> WireType:
     else:
         raise TransportError(
             f"wire type {name!r}: {cls.__qualname__} is neither a dataclass nor a named tuple nor a plain "
-            "enum nor a pydantic model. Put @wire_type above @dataclass, and send flags as an int."
+            "enum. Put @wire_type above @dataclass, and send flags as an int."
         )
     readers = tuple(operator.attrgetter(field) for field in fields)
-    return WireType(name, version, cls, module, fields, required, _is_positional(cls, fields), readers)
+    return WireType(name, version, cls, cls.__module__, fields, required, _is_positional(cls, fields), readers)
 
 
 def _is_positional(cls: type, fields: tuple[str, ...]) -> bool:
@@ -331,35 +274,14 @@ def _is_positional(cls: type, fields: tuple[str, ...]) -> bool:
     return tuple(p.name for p in leading) == fields and all(p.kind is p.POSITIONAL_OR_KEYWORD for p in leading)
 
 
-# Values of Python's own classes that msgpack cannot pack: large ints, complex, Decimal, UUID, paths, dates, times.
+# Values of Python's own classes that msgpack cannot pack: large ints, dates and times.
 #
 # Each becomes an entry: a tag and a payload of plain values. The zone of a datetime is an entry, too, so that datetimes
 # which share a zone object share it after decoding.
 
 
-_POSIX: Final = "posix"
-_WINDOWS: Final = "windows"
-
-# The zone names that are passed to ZoneInfo, which reads files and imports packages by this name: a message is
-# untrusted.
-_ZONE: Final = re.compile(r"[A-Za-z0-9_+-]{1,32}(?:/[A-Za-z0-9_+-]{1,32}){0,3}")
-
-# What these constructors raise for wrong arguments: LookupError for a zone that does not exist, OSError for the name of
-# a folder of zones.
-_BUILTIN_ERRORS: Final = (ArithmeticError, LookupError, OSError, TypeError, ValueError)
-
-
-def _encode_path(path: pathlib.PurePath) -> list[object]:
-    flavour = _WINDOWS if isinstance(path, pathlib.PureWindowsPath) else _POSIX
-    return [flavour, isinstance(path, pathlib.Path), str(path)]
-
-
-def _build_path(flavour: str, concrete: bool, text: str) -> pathlib.PurePath:
-    if flavour not in (_POSIX, _WINDOWS):
-        raise ValueError(f"flavour {quoted(flavour)}")
-    pure = pathlib.PurePosixPath if flavour == _POSIX else pathlib.PureWindowsPath
-    # A concrete path of the other flavour names no file here; as a Path of this machine it might name a wrong one.
-    return pathlib.Path(text) if concrete and issubclass(pathlib.Path().__class__, pure) else pure(text)
+# What these constructors raise for wrong arguments.
+_BUILTIN_ERRORS: Final = (ArithmeticError, TypeError, ValueError)
 
 
 def _encode_time(time: datetime.time) -> list[object]:
@@ -394,53 +316,28 @@ def _build_offset(days: int, seconds: int, microseconds: int, name: str | None) 
     return datetime.timezone(offset) if name is None else datetime.timezone(offset, name)
 
 
-def _encode_zone(zone: zoneinfo.ZoneInfo) -> str:
-    if zone.key is None or not _ZONE.fullmatch(zone.key):
-        raise NotEncodableError(f"time zone with the key {zone.key!r:.80}", "Use a ZoneInfo made from a zone's name.")
-    return zone.key
-
-
-def _build_zone(key: str) -> zoneinfo.ZoneInfo:
-    if not _ZONE.fullmatch(key):
-        raise ValueError(f"time zone {quoted(key)}")
-    return zoneinfo.ZoneInfo(key)
-
-
-_INT, _TEXT, _ZONES = (int,), (str,), (type(None), datetime.timezone, zoneinfo.ZoneInfo)
+_INT, _ZONES = (int,), (type(None), datetime.timezone)
 _TIME = (*[_INT] * 5, _ZONES)
 
 # class -> tag, how an instance becomes a payload
 ENCODERS: Final[dict[type, tuple[int, Callable[[Any], object]]]] = {
     int: (wire_format.TAG_INT, lambda value: value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True)),
-    complex: (wire_format.TAG_COMPLEX, lambda value: [value.real, value.imag]),
-    decimal.Decimal: (wire_format.TAG_DECIMAL, str),
-    uuid.UUID: (wire_format.TAG_UUID, lambda value: value.bytes),
     datetime.date: (wire_format.TAG_DATE, lambda value: [value.year, value.month, value.day]),
     datetime.time: (wire_format.TAG_TIME, _encode_time),
     datetime.datetime: (wire_format.TAG_DATETIME, _encode_datetime),
     datetime.timedelta: (wire_format.TAG_TIMEDELTA, _encode_timedelta),
     datetime.timezone: (wire_format.TAG_OFFSET, _encode_offset),
-    zoneinfo.ZoneInfo: (wire_format.TAG_ZONE, _encode_zone),
-    **dict.fromkeys(
-        (pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath, pathlib.WindowsPath),
-        (wire_format.TAG_PATH, _encode_path),
-    ),
 }
 
 # tag -> name of the value for errors, the types of its parts, the constructor. The types are exact, because a
 # constructor may accept others: datetime accepts bytes as a pickled state.
 BUILDERS: Final[dict[int, tuple[str, tuple[tuple[type, ...], ...], Callable[..., object]]]] = {
     wire_format.TAG_INT: ("integer", ((bytes,),), lambda data: int.from_bytes(data, "big", signed=True)),
-    wire_format.TAG_COMPLEX: ("complex number", ((float,), (float,)), complex),
-    wire_format.TAG_DECIMAL: ("decimal number", (_TEXT,), decimal.Decimal),
-    wire_format.TAG_UUID: ("UUID", ((bytes,),), lambda data: uuid.UUID(bytes=data)),
-    wire_format.TAG_PATH: ("path", (_TEXT, (bool,), _TEXT), _build_path),
     wire_format.TAG_DATE: ("date", (_INT,) * 3, datetime.date),
     wire_format.TAG_TIME: ("time", _TIME, _build_time),
     wire_format.TAG_DATETIME: ("datetime", (*[_INT] * 3, *_TIME), _build_datetime),
     wire_format.TAG_TIMEDELTA: ("timedelta", (_INT,) * 3, datetime.timedelta),
     wire_format.TAG_OFFSET: ("time zone offset", (*[_INT] * 3, (str, type(None))), _build_offset),
-    wire_format.TAG_ZONE: ("time zone", (_TEXT,), _build_zone),
 }
 
 
@@ -454,7 +351,4 @@ def build_builtin(tag: int, payload: object) -> object:
     try:
         return build(*parts)
     except _BUILTIN_ERRORS as error:
-        is_zone = tag == wire_format.TAG_ZONE
-        cure = "Install the package tzdata here." if is_zone else "Ask the sender for the message again."
-        printed = ", ".join(map(quoted, parts))
-        raise MalformedError(f"{name} of {printed} does not exist here: {error}", cure) from error
+        raise MalformedError(f"{name} of {', '.join(map(quoted, parts))} does not exist: {error}") from error

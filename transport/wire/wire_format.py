@@ -4,9 +4,8 @@ A message is a list of frames. Frame 0, the header, is `PRELUDE` followed by msg
 the raw bytes of one large array or one media source.
 
     prelude      magic, format version, number of entries N
-    type table   [[name, version, [field, ...]], ...]: the registered types in this message. The row of a type that
-                 is not part of this distribution has a fourth value, the module that declares the type, for the error
-                 of a receiver without the type; it is never imported
+    type table   [[name, version, [field, ...], module], ...]: the registered types in this message. The module that
+                 declares a type is for the error of a receiver without the type; it is never imported
     blob table   [[kind, ...], ...]: one row per array, tensor and media source
     N entries    [id, tag, payload] or [id, tag, count, columns]: children first, the root last
 
@@ -18,10 +17,10 @@ A row of the blob table holds the bytes or describes a frame; rows and frames ha
     ["media", sha256]                                                  in a frame
     ["held", sha256]                                                   omitted: the receiver has it
 
-The payload of a dataclass or pydantic model is its values in the order of the fields in its row of the type table (for
-a model the last one is `MODEL_REST`); the payload of an enum is the member's name. The tag is `TAG_TYPES` plus the
-number of the row. `shape` and `dtype` are a list of sizes and numpy's or torch's name for the elements; for a
-structured numpy dtype `[itemsize, aligned, [[name, dtype, offset, shape], ...]]`.
+The payload of a dataclass is its values in the order of the fields in its row of the type table; the payload of an enum
+is the member's name. The tag is `TAG_TYPES` plus the number of the row. `shape` and `dtype` are a list of sizes and
+numpy's or torch's name for the elements; for a structured numpy dtype
+`[itemsize, aligned, [[name, dtype, offset, shape], ...]]`.
 
 Neighbouring entries of one dataclass are sent as a run. Their ids are consecutive, from the first id upwards. The run
 has one column per field, a list of `count` values. If all values are arrays without an earlier reference, the column is
@@ -39,11 +38,7 @@ from __future__ import annotations
 import struct
 from typing import Final, TypeAlias
 
-# A message of version 2 has no modules in its type table, and is written if no type needs one. Version 1, which is
-# still read, has no runs and no code for empty tuples.
 FORMAT_VERSION: Final = 3
-VERSION_WITHOUT_MODULES: Final = 2
-TYPE_ROW_LENGTH: Final = 3  # of a row of the type table without a module
 PRELUDE: Final = struct.Struct("<4sHxxI")  # magic, format version, number of entries
 PRELUDE_MAGIC: Final = b"MMRH"
 
@@ -68,21 +63,12 @@ TAG_SET: Final = 2
 TAG_FROZENSET: Final = 3
 TAG_SCALAR: Final = 4
 TAG_INT: Final = 5  # of more than 64 bits
-TAG_COMPLEX: Final = 6
-TAG_DECIMAL: Final = 7
-TAG_UUID: Final = 8
-TAG_PATH: Final = 9
-TAG_DATE: Final = 10
-TAG_TIME: Final = 11
-TAG_DATETIME: Final = 12
-TAG_TIMEDELTA: Final = 13
-TAG_OFFSET: Final = 14  # a fixed offset from UTC
-TAG_ZONE: Final = 15  # a time zone by its name
+TAG_DATE: Final = 6
+TAG_TIME: Final = 7
+TAG_DATETIME: Final = 8
+TAG_TIMEDELTA: Final = 9
+TAG_OFFSET: Final = 10  # a fixed offset from UTC
 TAG_TYPES: Final = 16  # and above: registered types, by their row in the type table
-
-# The name of the last value of a pydantic model, which no field can have. The value is None, or [names of the fields
-# that were not set, {name: value} of the extra values].
-MODEL_REST: Final = "*"
 
 BLOB_ARRAY: Final = "array"
 BLOB_TENSOR: Final = "tensor"

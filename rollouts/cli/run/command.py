@@ -42,40 +42,28 @@ def run(
         typer.Option("--dry-run", help="Check the file and print the first prompt; start no engine, write nothing."),
     ] = False,
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N tasks.")] = None,
-    workers: Annotated[
-        str | None,
-        typer.Option(
-            "--workers",
-            metavar="ADDRESS",
-            help="Run the episodes in processes that connect to this address, such as tcp://127.0.0.1:7100 "
-            "(rollouts worker); replaces listen of the table [workers].",
-        ),
-    ] = None,
     ray: Annotated[
         bool, typer.Option("--ray", help="Run the episodes in actors of a Ray cluster, as the table [ray] says.")
     ] = False,
 ) -> None:
     """Run the episodes of a configuration file; write trajectories, metrics and a summary to its output directory."""
-    from rollouts.cli.run.execution import ray_workers_of_run, workers_of_run
+    from rollouts.cli.run.execution import ray_workers_of_run
     from rollouts.cli.run.output import prepare_output, print_summary
     from rollouts.run_config.config_file import read_config
 
     check_rerun(rerun_failed, resume=resume, limit=limit)
-    if ray and workers is not None:
-        print_error("--ray and --workers say two different places for the episodes; use one of them")
-        raise typer.Exit(2)
     with exit_on_problems():
         parts = checked_parts(read_config(config), limit=limit, resume=resume, dry_run=dry_run)
         if dry_run:
             return
-        make_workers = ray_workers_of_run(parts.file) if ray else workers_of_run(parts.file, workers)
+        make_workers = ray_workers_of_run(parts.file) if ray else None
         output = prepare_output(parts.file, resume=resume)
 
         def show(summary: Mapping[str, Any]) -> None:
             print_summary(summary, Console())
             print_line(f"in {output.path}: trajectories.mmr, metrics.jsonl, summary.json")
 
-        continuing = _resume_command(config, limit, workers, ray)
+        continuing = _resume_command(config, limit, ray)
         run_and_report(parts, output, limit, make_workers, continuing, show, rerun_failed=rerun_failed)
 
 
@@ -121,13 +109,11 @@ def checked_parts(file: ConfigFile, *, limit: int | None, resume: bool, dry_run:
     return parts
 
 
-def _resume_command(path: Path, limit: int | None, workers: str | None, ray: bool) -> str:
+def _resume_command(path: Path, limit: int | None, ray: bool) -> str:
     """The command that continues a run where it is interrupted, with the options that it was begun with."""
     command = ["rollouts", "run", str(path), "--resume"]
     if limit is not None:
         command += ["--limit", str(limit)]
-    if workers is not None:
-        command += ["--workers", workers]
     if ray:
         command.append("--ray")
     return shlex.join(command)

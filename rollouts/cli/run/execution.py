@@ -52,7 +52,7 @@ from rollouts.run_config.parts import (
     make_worker_parts,
     worker_configuration,
 )
-from rollouts.run_config.sections import VerifiersSection, WorkersSection
+from rollouts.run_config.sections import VerifiersSection
 from rollouts.run_config.tasks import FileTaskSource, TaskSource, first_tasks, make_tasks
 from rollouts.run_config.teacher import Teacher, make_teacher
 from rollouts.runner.events import Listener
@@ -61,11 +61,11 @@ from rollouts.runner.journal import Journal
 from rollouts.runner.runner import Runner
 from rollouts.task import MakeEnvironment, Task
 from rollouts.terminal.interrupts import run_with_deadline
-from rollouts.terminal.table import counted, print_line, print_note
+from rollouts.terminal.table import counted, print_note
 from rollouts.workers.protocol import Workers
 
 #: Keys of the configuration that may change while a run continues; seed and group size are the runner's to compare.
-_CHANGEABLE = {"concurrency", "retry", "mode", "workers", "ray", "output", "seed", "group_size", "evaluation"}
+_CHANGEABLE = {"concurrency", "retry", "mode", "ray", "output", "seed", "group_size", "evaluation"}
 _CHANGEABLE |= {"stop_after_failed_groups"}
 
 #: Those of them that a description of a run has.
@@ -391,44 +391,6 @@ async def _write_groups(runner: Runner, tasks: TaskSource, files: GroupFiles) ->
             await loop.run_in_executor(thread, files.write, group)
 
 
-# The workers of a run: processes that connect to an address.
-
-
-def workers_of_run(file: ConfigFile, address: str | None) -> MakeWorkers | None:
-    """What makes the workers of a configuration; `address` replaces the one of the file. None for a run without them.
-
-    Raises `RunConfigError` for keys that cannot be read, and `MissingExtraError`. The function binds the address, and
-    raises `RunConfigError` if that is not possible.
-    """
-    section = file.config.workers
-    if section is None:
-        if address is None:
-            return None
-        section = WorkersSection(listen=address)
-    check_processes(file)
-    listen = address or section.listen
-    from rollouts.workers.link import LinkWorkers, read_orchestrator_keys
-
-    keys = None
-    if section.key_file is not None:
-        with file.naming("workers", "key_file"):
-            keys = read_orchestrator_keys(file.resolve(section.key_file))
-
-    def make() -> AbstractAsyncContextManager[Workers]:
-        with file.naming("workers", "listen"):
-            workers = LinkWorkers(
-                listen,
-                keys=keys,
-                allow_remote=section.allow_remote,
-                configuration=worker_configuration(file),
-                max_losses=section.max_losses,
-            )
-        print_line(f"workers connect with: rollouts worker --connect {workers.address} {file.path}")
-        return workers
-
-    return make
-
-
 # `rollouts run --ray`: the workers of a run as actors of a Ray cluster.
 
 
@@ -481,10 +443,10 @@ def ray_workers_of_run(file: ConfigFile) -> MakeWorkers:
 
     Raises `RolloutsError` and `MissingExtraError`.
     """
+    check_processes(file)
     from rollouts.ray import RayWorkers, connect
 
     section = file.config.ray
-    check_processes(file)
     connect(section.address)
     parts = ConfiguredParts(_path_on_nodes(file.path), worker_configuration(file))
     options: dict[str, Any] = {"num_cpus": section.cpus, "num_gpus": section.gpus}

@@ -42,7 +42,6 @@ from rollouts.terminal.table import (
     printable_line,
 )
 from rollouts.trajectory.packed_episodes import AbsentSource
-from rollouts.trajectory.step_lists import is_step_source
 from rollouts.trajectory_files import Episode, open_reader, read_episodes, trajectory_file
 from rollouts.values import finite_number
 from rollouts.view.episode_data import LIKELIEST
@@ -346,7 +345,7 @@ def _violations(episode: Episode, media: set[str]) -> Iterator[str]:
         if isinstance(source, AbsentSource):
             continue
         media.add(source.digest)
-        if reference.mm_hash.partition("-")[0] != source.digest and not is_step_source(source):
+        if reference.mm_hash.partition("-")[0] != source.digest:
             yield (
                 f"{episode.name}: {reference.modality} {quoted(reference.mm_hash)} has the source {source.digest}, and "
                 "its name begins with another digest"

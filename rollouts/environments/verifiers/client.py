@@ -27,6 +27,7 @@ from verifiers.v1.types import AssistantMessage, Response, SamplingConfig, Sampl
 
 from renderers import Message, Renderer, RendererError, RendererPool, is_multimodal
 from rollouts.engines.protocol import ChatEngine, Completion, Engine, FinishReason, SamplingParams, is_chat
+from rollouts.environments.verifiers.outcome import record_outcome
 from rollouts.episodes.calls import renderer_pool
 from rollouts.episodes.chat_turns import ChatRecorder
 from rollouts.episodes.deadlines import (
@@ -42,7 +43,6 @@ from rollouts.episodes.errors import EpisodeLimitError
 from rollouts.episodes.turns import EpisodeRecorder, EpisodeSettings, Prompt, SampledTurn, TurnRecorder
 from rollouts.errors import ArgumentError, InvalidRequestError, RolloutsError
 from rollouts.trajectory.provenance import Provenance
-from rollouts.trajectory.traces import record_outcome
 from rollouts.trajectory.tree import Trajectory
 
 _SAMPLING_FIELDS = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop_token_ids")

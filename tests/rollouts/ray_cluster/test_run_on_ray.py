@@ -70,13 +70,6 @@ def test_a_node_without_the_file_or_with_another_one_refuses_the_run(tmp_path):
     assert "there is no such file on this node" in ended.stderr
 
 
-def test_two_places_for_the_episodes_are_refused(tmp_path):
-    write_run(tmp_path, CONFIG + TABLE)
-    ended = called([*ROLLOUTS, "run", "--ray", "--workers", "tcp://127.0.0.1:0", "run.toml"], tmp_path)
-    assert ended.returncode == 2
-    assert "use one of them" in ended.stderr
-
-
 @pytest.fixture
 def head(tmp_path: Path) -> Iterator[str]:
     """A head node with the server for jobs, on the loopback address; the address of that server."""

@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import os
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,8 @@ async def run(directory: Path, renderer: Any, num_tasks: int = NUM_TASKS) -> Non
             os.write(consumed, f"{group.task.task_id} {digest_of(group)}\n".encode())
 
 
-def main() -> None:
+def serve(run: Callable[[Path, Any], Awaitable[None]]) -> None:
+    """Start a process of the run for each line of standard input."""
     renderer = load_renderer(sys.argv[1])
     print("ready", flush=True)
     for line in sys.stdin:
@@ -119,4 +121,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(run)

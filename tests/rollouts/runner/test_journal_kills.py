@@ -31,9 +31,12 @@ DELIVERED = {f"t{number}" for number in range(NUM_TASKS)} - SKIPPED
 class Runs:
     """Starts runs in processes that share their imports, and kills them."""
 
-    def __init__(self, model_directory: Path) -> None:
-        command = [sys.executable, str(PROGRAM), str(model_directory)]
-        self._program = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, model_directory: Path, program: Path = PROGRAM) -> None:
+        command = [sys.executable, str(program), str(model_directory)]
+        paths = os.pathsep.join([str(PROGRAM.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "PYTHONPATH": paths}
+        pipe = subprocess.PIPE
+        self._program = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
         assert self._line() == "ready"
 
     def start(self, directory: Path) -> int:

@@ -16,7 +16,6 @@ from rollouts.runner import Asynchronous, Runner
 from rollouts.runner.events import GroupFinished
 from rollouts.testing import ScriptedEngine
 from rollouts.workers import EpisodeWorker, WorkerPool, WorkersClosedError
-from rollouts.workers.link import LinkWorkers, run_link_worker
 
 
 def new_runner(workers, **options):
@@ -99,26 +98,6 @@ def test_groups_that_had_finished_before_the_workers_were_closed_can_be_collecte
             for _ in range(10):  # one error for each group that ran, and then one for each call
                 with pytest.raises(WorkersClosedError):
                     await asyncio.wait_for(runner.collect(1), 10)
-
-    finish(run)
-
-
-def test_a_stream_whose_link_ends_raises_each_time(renderer):
-    async def run():
-        engine = HeldEngine(renderer)
-        async with LinkWorkers() as workers:
-            worker = EpisodeWorker(Counting, engine, renderer, slots=2)
-            call = asyncio.ensure_future(run_link_worker(worker, workers.address))
-            async with new_runner(workers) as runner:
-                stream = runner.stream(tasks(6))
-                first = asyncio.ensure_future(anext(stream))
-                await engine.wait_for_in_flight(2)
-                await asyncio.to_thread(workers._server.close)  # nothing is received any more
-                with pytest.raises(WorkersClosedError):
-                    await first
-                await raises_each_time(lambda: anext(stream))
-        call.cancel()
-        await asyncio.wait([call])
 
     finish(run)
 

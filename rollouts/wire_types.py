@@ -1,0 +1,46 @@
+"""The modules that declare the wire types of `rollouts`, so that a program need not import them to decode.
+
+`transport` finds the table by the entry point `transport.wire_types` of this distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+DECLARED_IN: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "rollouts.AbsentSource": "rollouts.trajectory.packed_episodes",
+        "rollouts.Bfloat16Array": "rollouts.values",
+        "rollouts.ComparedTokens": "rollouts.training.mismatch.compared",
+        "rollouts.EpisodeFailure": "rollouts.workers.episode_worker",
+        "rollouts.EpisodeJob": "rollouts.workers.episode_worker",
+        "rollouts.EpisodeLimits": "rollouts.episodes.deadlines",
+        "rollouts.EpisodeOutcome": "rollouts.workers.episode_worker",
+        "rollouts.FinishReason": "rollouts.engines.protocol",
+        "rollouts.Group": "rollouts.runner.group",
+        "rollouts.JobTurn": "rollouts.workers.worker_pool",
+        "rollouts.JobWaiting": "rollouts.workers.worker_pool",
+        "rollouts.MediaReference": "rollouts.trajectory.token_node",
+        "rollouts.MismatchOutlier": "rollouts.training.mismatch.report",
+        "rollouts.MismatchReport": "rollouts.training.mismatch.report",
+        "rollouts.PackedEpisodes": "rollouts.trajectory.packed_episodes",
+        "rollouts.PackedItem": "rollouts.trajectory.packed_episodes",
+        "rollouts.Provenance": "rollouts.trajectory.provenance",
+        "rollouts.SamplingParams": "rollouts.engines.protocol",
+        "rollouts.Task": "rollouts.task",
+        "rollouts.TensorList": "rollouts.training.tensor_list",
+        "rollouts.TokenNode": "rollouts.trajectory.token_node",
+        "rollouts.TopLogprobs": "rollouts.engines.protocol",
+        "rollouts.TrainingBatch": "rollouts.training.batch",
+        "rollouts.TrainingSample": "rollouts.training.samples",
+        "rollouts.Trajectory": "rollouts.trajectory.tree",
+        "rollouts.Turn": "rollouts.trajectory.token_node",
+        "rollouts.WeightSpan": "rollouts.engines.protocol",
+        "rollouts.demo.Failed": "rollouts.demo.process",
+        "rollouts.demo.Learn": "rollouts.demo.task",
+        "rollouts.demo.Learned": "rollouts.demo.task",
+        "rollouts.demo.WarmStart": "rollouts.demo.task",
+    }
+)

@@ -1,1 +1,0 @@
-"""Inline tensors and step lists in the forms of other libraries."""

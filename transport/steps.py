@@ -1,0 +1,503 @@
+"""What the transports of trainers need: arrays inline in msgpack, and step lists that hold each medium once.
+
+A peer that reads plain msgpack gets arrays and tensors as dicts inside its dicts and lists:
+
+    {"__torch_tensor__": True, "dtype": "float32", "shape": [2, 3], "data": b"..."}
+    {"__ndarray__": True, "dtype": "float32", "shape": [2, 3], "data": b"..."}
+
+`dtype` is numpy's name of the dtype ("float32", ">i2", "datetime64[ns]"), or torch's for those that numpy does not have
+("bfloat16"); `data` are the elements in C order. verifiers writes the first form for arrays and for tensors
+(https://github.com/PrimeIntellect-ai/verifiers, `verifiers/utils/serve_utils.py`); for a peer that reads only this
+form, pass arrays as `RawTensor(str(array.dtype), array.shape, array_bytes)`. A dict is such a payload if it has exactly
+these four keys, the tag is `True`, `dtype` a str, `shape` a list or tuple of ints and `data` bytes.
+
+In a step list each step holds all media of its prompt, so N steps hold N(N+1)/2 images, and each of them again on the
+response: in `step["tokens"]["multi_modal_data"]` and in `step["response"].message.tokens.multi_modal_data`. Steps and
+the containers on these paths are dicts or objects with attributes.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+
+from renderers.errors import short_repr
+from renderers.rendered import MultiModalData, PlaceholderRange
+from renderers.vision.processor import ProcessorOutput
+from transport.errors import EncodeError, MalformedError, NotEncodableError, StepMediaError
+from transport.wire.arrays import (
+    TENSOR_ITEM_BYTES,
+    array_bytes,
+    build_array,
+    build_raw_tensor,
+    build_tensor,
+    describe_dtype,
+    is_array,
+    is_tensor,
+    tensor_parts,
+)
+from transport.wire.codec import encode
+from transport.wire.decoding import as_bytes
+
+# Arrays and tensors as dicts.
+
+TENSOR_TAG: Final = "__torch_tensor__"
+ARRAY_TAG: Final = "__ndarray__"
+COLUMNS: Final = ("mm_hashes", "mm_placeholders", "mm_items")  # of multi-modal data
+_MAX_DEPTH: Final = 100
+
+# The forms of str(dtype): a name ("bool", "float32", "float128"), a time with a unit in brackets, or dtype.str itself.
+_NAMES: Final = re.compile(r"(?:bool|u?int(?:8|16|32|64)|float(?:16|32|64|96|128)|complex(?:64|128|192|256))")
+_TIMES: Final = re.compile(r"(datetime|timedelta)64(\[\d{0,9}[a-zA-Zμ]{1,7}\])?")
+
+
+def encode_tensor_payload(obj: Any) -> dict[str, object]:
+    """A torch tensor or `RawTensor` as a `__torch_tensor__` payload, a numpy array as an `__ndarray__` one.
+
+    The elements are copied. Raises `EncodeError` for other values and for dtypes without a name (structured dtypes,
+    Python objects).
+    """
+    try:
+        if is_tensor(obj):
+            name, shape, data = tensor_parts(obj)
+            return {TENSOR_TAG: True, "dtype": name, "shape": shape, "data": data.tobytes()}
+        if is_array(obj):
+            if type(describe_dtype(obj.dtype)) is not str:
+                raise NotEncodableError(f"dtype {obj.dtype} is structured", "Send one array per field.")
+            shape = list(obj.shape)
+            return {ARRAY_TAG: True, "dtype": str(obj.dtype), "shape": shape, "data": array_bytes(obj).tobytes()}
+    except NotEncodableError as error:
+        raise EncodeError("value", error.reason, error.cure) from error
+    raise EncodeError("value", f"{type(obj).__qualname__} is neither an array nor a tensor", "Pass one of these.")
+
+
+def decode_tensor_payload(payload: Any, to_torch: bool = False) -> Any:
+    """The array or tensor of a payload; any other value, such as one decoded already, is returned unchanged.
+
+    Both kinds of payload give a read-only array that shares the payload's bytes; a `__torch_tensor__` payload with a
+    dtype that numpy does not have gives a `RawTensor`. With `to_torch` a `__torch_tensor__` payload gives a tensor with
+    a copy of the data, or a `RawTensor` if torch is not installed. Raises `MalformedError` for a payload whose dtype is
+    unknown or whose data does not fit its shape.
+    """
+    if not _is_payload(payload):
+        return payload
+    flat = as_bytes(payload["data"])
+    name, shape = payload["dtype"].removeprefix("torch."), list(payload["shape"])
+    if TENSOR_TAG in payload and not to_torch and name in TENSOR_ITEM_BYTES and not _NAMES.fullmatch(name):
+        return build_raw_tensor(name, shape, flat)
+    if ARRAY_TAG in payload or not to_torch:
+        return build_array(_wire_dtype(name), shape, flat)
+    if name in TENSOR_ITEM_BYTES:
+        return build_tensor(name, shape, flat)
+    array = build_array(_wire_dtype(name), shape, flat)
+    native = array.astype(array.dtype.newbyteorder("="))
+    return build_tensor(native.dtype.name, shape, array_bytes(native).data)
+
+
+def walk_encode_tensors(tree: Any) -> Any:
+    """`tree` with a payload for each array and tensor, ready for msgpack; `walk_decode_tensors` is the inverse.
+
+    Dicts, lists and tuples are copied (msgpack makes lists of tuples). numpy's booleans, integers, floats of at most 64
+    bits, str and bytes become Python's, and `MultiModalData` a dict of its three columns. Raises `EncodeError` for
+    arrays as above, for other numpy scalars, for a dict that has the tag of a payload among its keys, and for trees
+    more than 100 deep, such as one that contains itself.
+    """
+    return _encoded(tree, _MAX_DEPTH)
+
+
+def walk_decode_tensors(tree: Any, *, to_torch: bool = False) -> Any:
+    """`tree` with every payload decoded as by `decode_tensor_payload`.
+
+    Copies dicts, lists and tuples, and shares all other values with `tree`. Raises as `decode_tensor_payload` does, and
+    `MalformedError` for trees more than 100 deep.
+    """
+    return _decoded(tree, to_torch, _MAX_DEPTH)
+
+
+def _encoded(value: Any, depth: int) -> Any:
+    if is_array(value) or is_tensor(value):
+        return encode_tensor_payload(value)
+    if isinstance(value, np.generic):
+        return _python_scalar(value)
+    value = _as_plain(value)
+    if type(value) not in (dict, list, tuple):
+        return value
+    if not depth:
+        reason = f"containers nest more than {_MAX_DEPTH} deep"
+        raise EncodeError("value", reason, "Remove cycles, or make the tree less deep.")
+    if type(value) is not dict:
+        return type(value)([_encoded(part, depth - 1) for part in value])
+    for tag in (TENSOR_TAG, ARRAY_TAG):
+        if tag in value:
+            raise EncodeError("value", f"dict with the key {tag!r}, which marks an array", "Give the key another name.")
+    return {key: _encoded(part, depth - 1) for key, part in value.items()}
+
+
+def _decoded(value: Any, to_torch: bool, depth: int) -> Any:
+    if type(value) not in (dict, list, tuple):
+        return value
+    if _is_payload(value):
+        return decode_tensor_payload(value, to_torch)
+    if not depth:
+        raise MalformedError(f"containers nest more than {_MAX_DEPTH} deep", "Make the tree less deep.")
+    if type(value) is dict:
+        return {key: _decoded(part, to_torch, depth - 1) for key, part in value.items()}
+    return type(value)([_decoded(part, to_torch, depth - 1) for part in value])
+
+
+def _as_plain(value: Any) -> Any:
+    """Multi-modal data, a range and an item as dicts; any other value as it is."""
+    if isinstance(value, MultiModalData):
+        return {name: getattr(value, name) for name in COLUMNS}
+    if isinstance(value, PlaceholderRange):
+        runs = {} if value.embed_runs is None else {"embed_runs": value.embed_runs}
+        return {"offset": value.offset, "length": value.length, **runs}
+    return dict(value) if isinstance(value, ProcessorOutput) else value
+
+
+def _python_scalar(scalar: np.generic) -> Any:
+    value = scalar.item()
+    if type(value) not in (bool, int, float, str, bytes):
+        cure = "Pass an array of it: numpy.asarray(scalar)."
+        raise EncodeError("value", f"numpy scalar of dtype {scalar.dtype}", cure)
+    return value
+
+
+def _is_payload(value: Any) -> bool:
+    if type(value) is not dict or len(value) != 4:
+        return False
+    if value.get(TENSOR_TAG) is not True and value.get(ARRAY_TAG) is not True:
+        return False
+    shape: Any = value.get("shape")
+    return (
+        type(value.get("dtype")) is str
+        and type(shape) in (list, tuple)
+        and all(type(size) is int for size in shape)
+        and type(value.get("data")) in (bytes, bytearray, memoryview)
+    )
+
+
+def _wire_dtype(name: str) -> str:
+    """`dtype.str` for a str(dtype); any other name is returned unchanged, and the array decoder refuses it."""
+    if _NAMES.fullmatch(name):
+        try:
+            return np.dtype(name).str
+        except TypeError as error:
+            raise MalformedError(f"array dtype {name} does not exist on this machine") from error
+    times = _TIMES.fullmatch(name)
+    if times is not None:
+        return ("<M8" if times[1] == "datetime" else "<m8") + (times[2] or "")
+    return name
+
+
+# Repeated media of a step list, removed and restored.
+#
+# A step follows an earlier step if its prompt begins with the prompt and completion of the earlier step, token by
+# token. An item that both have at the same tokens is removed from the later step. All other items are kept: a step with
+# a rewritten history, the first step of another agent and a sibling keep their media, even if another step has equal
+# media.
+
+MEDIA_KEY: Final = "multi_modal_data"
+LINEAGE: Final = "multi_modal_lineage"
+"""The key of shortened multi-modal data that says where the removed media are."""
+
+_PATHS: Final = (("tokens",), ("response", "message", "tokens"))
+_ON_TOKENS, _ON_RESPONSE = range(2)  # the positions in `_PATHS`
+_ID_DTYPE: Final = np.dtype(np.int64)
+# Where a removed item is: on the tokens of the step itself, or on those of the step that it follows, or its response.
+_OWN, _PARENT_TOKENS, _PARENT_RESPONSE = range(3)
+_RESTORE_WHOLE: Final = (
+    "Restore the whole list that drop_intermediate_multi_modal_data returned, in its order, and edit it then."
+)
+
+
+class _Row(NamedTuple):
+    """One media item of a step: its entry in each of the three columns, None in a column without its modality."""
+
+    hash: Any
+    placeholder: Any
+    item: Any
+
+    @property
+    def start(self) -> int:
+        start: int = _field(self.placeholder, "offset")
+        return start
+
+    @property
+    def end(self) -> int:
+        length: int = _field(self.placeholder, "length")
+        return self.start + length
+
+
+_Table: TypeAlias = dict[str, list[_Row]]  # by modality
+#: By modality and row: None for an item that was kept, else where it is and its row there.
+_References: TypeAlias = dict[str, list[list[int] | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The media of a step on its tokens and on its response, and its token ids as bytes of int64, None without ids."""
+
+    number: int
+    prompt: bytes | None
+    ids: bytes | None
+    tables: tuple[_Table, _Table]
+
+    @classmethod
+    def read(cls, number: int, step: Any) -> _Step:
+        prompt, ids = _read_ids(number, step)
+        first, second = (_read_table(number, _get(step, (*path, MEDIA_KEY))) for path in _PATHS)
+        return cls(number, prompt, ids, (first, second))
+
+    def follows(self, earlier: _Step) -> bool:
+        return self.prompt is not None and earlier.ids is not None and self.prompt.startswith(earlier.ids)
+
+    @property
+    def num_media(self) -> int:
+        return max(sum(map(len, table.values())) for table in self.tables)
+
+
+def drop_intermediate_multi_modal_data(steps: Sequence[Any]) -> list[Any]:
+    """The steps, with each media item only at the step that introduced it.
+
+    Multi-modal data are `MultiModalData`, or a dict of `mm_hashes`, `mm_placeholders` and `mm_items`, each a dict from
+    modality to a list, the lists parallel; placeholders have `offset` and `length` in tokens of the prompt. An item is
+    removed from a step, in all three columns, if the step that it follows has an item with an equal hash and equal data
+    at the same tokens. It is removed from the response if the step's own `tokens` have it. Steps without token ids
+    follow no other step.
+
+    The steps given are not changed; those that lose nothing are returned as they are. Shortened data are a dict of the
+    three columns with the additional key `multi_modal_lineage`. Pass the whole result, in this order, to
+    `restore_multi_modal_data`. Raises `StepMediaError`.
+    """
+    read = [_Step.read(number, step) for number, step in enumerate(steps)]
+    shortened = []
+    for original, step in zip(steps, read, strict=True):
+        earlier = [one for one in read[: step.number] if step.follows(one)]
+        earlier.sort(key=lambda one: (len(one.ids or b""), one.number), reverse=True)
+        short = original
+        for place, path in enumerate(_PATHS):
+            data = _get(original, (*path, MEDIA_KEY))
+            if _field(data, LINEAGE) is not None:
+                raise StepMediaError(step.number, "its media were removed already", "Call restore_multi_modal_data.")
+            parent, references = _choose_parent(step, place, earlier)
+            if _num_found(references):
+                short = _with_media(short, path, _shortened(data, parent, references))
+        shortened.append(short)
+    return shortened
+
+
+def restore_multi_modal_data(steps: Sequence[Any]) -> list[Any]:
+    """The steps that were passed to `drop_intermediate_multi_modal_data`, with all media in their order.
+
+    Removed items become the objects of the step that kept them, not copies. The steps given are not changed. Raises
+    `StepMediaError` if the list is not the returned list: steps were removed, reordered or edited.
+    """
+    restored: list[Any] = []
+    read: list[_Step] = []
+    for number, step in enumerate(steps):
+        whole = step
+        for path in _PATHS:
+            data = _get(whole, (*path, MEDIA_KEY))
+            if _field(data, LINEAGE) is not None:
+                whole = _with_media(whole, path, _restored(_Step.read(number, whole), data, read))
+        restored.append(whole)
+        read.append(_Step.read(number, whole))
+    return restored
+
+
+def _choose_parent(step: _Step, place: int, earlier: Sequence[_Step]) -> tuple[_Step | None, _References]:
+    """The step with most of the media at a place, the first of equal ones, and where they are."""
+    parent, references = None, _find_media(step, place, None)
+    own = most = _num_found(references)
+    if most == sum(map(len, references.values())):
+        return None, references
+    for candidate in earlier:
+        if own + candidate.num_media > most:
+            found = _find_media(step, place, candidate)
+            if _num_found(found) > most:
+                parent, references, most = candidate, found, _num_found(found)
+    return parent, references
+
+
+def _num_found(references: _References) -> int:
+    return sum(one is not None for of_modality in references.values() for one in of_modality)
+
+
+def _find_media(step: _Step, place: int, parent: _Step | None) -> _References:
+    """Where each item at a place is, besides there."""
+    references: _References = {}
+    for modality, rows in step.tables[place].items():
+        references[modality] = [_find_row(step, place, parent, modality, row) for row in rows]
+    return references
+
+
+def _find_row(step: _Step, place: int, parent: _Step | None, modality: str, row: _Row) -> list[int] | None:
+    if place == _ON_RESPONSE and (index := _index_of(row, step.tables[_ON_TOKENS].get(modality, ()))) is not None:
+        return [_OWN, index]
+    if parent is None or row.end * _ID_DTYPE.itemsize > len(parent.ids or b""):
+        return None
+    for source, table in zip((_PARENT_TOKENS, _PARENT_RESPONSE), parent.tables, strict=True):
+        if (index := _index_of(row, table.get(modality, ()))) is not None:
+            return [source, index]
+    return None
+
+
+def _index_of(wanted: _Row, rows: Sequence[_Row]) -> int | None:
+    return next((index for index, row in enumerate(rows) if row.start == wanted.start and _same(row, wanted)), None)
+
+
+def _same(one: _Row, other: _Row) -> bool:
+    """Whether two rows have equal types and bits, as far as these can be encoded."""
+    if all(mine is theirs for mine, theirs in zip(one, other, strict=True)):
+        return True
+    try:
+        return bool(one.hash == other.hash) and encode(list(one)) == encode(list(other))
+    except EncodeError:
+        return False
+
+
+def _shortened(data: Any, parent: _Step | None, references: _References) -> dict[str, Any]:
+    """`data` with only the kept media, and the record of the others."""
+    short = dict(data) if isinstance(data, Mapping) else {}
+    for name in COLUMNS:
+        column = _field(data, name)
+        if column is not None:
+            short[name] = {
+                modality: type(entries)(
+                    [entry for entry, one in zip(entries, references[modality], strict=True) if one is None]
+                )
+                for modality, entries in column.items()
+            }
+    number = None if parent is None else parent.number
+    short[LINEAGE] = {"parent": number, "media": references, "object": isinstance(data, MultiModalData)}
+    return short
+
+
+def _restored(step: _Step, data: Mapping[str, Any], read: Sequence[_Step]) -> Any:
+    """The inverse of `_shortened`."""
+    kept, columns = _read_table(step.number, data), {}
+    try:
+        record = data[LINEAGE]
+        sources = [step.tables[_ON_TOKENS], *_tables_of_parent(step, record["parent"], read)]
+        if kept.keys() != record["media"].keys():
+            raise StepMediaError(step.number, "its kept media were edited", _RESTORE_WHOLE)
+        rows = {
+            modality: list(_restored_rows(step.number, modality, of_modality, kept[modality], sources))
+            for modality, of_modality in record["media"].items()
+        }
+        for index, name in enumerate(COLUMNS):
+            column = data.get(name)
+            if column is not None:
+                columns[name] = {kind: type(column[kind])([row[index] for row in rows[kind]]) for kind in column}
+        is_object = record["object"]
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise StepMediaError(step.number, f"its {LINEAGE} is invalid: {error!r}", _RESTORE_WHOLE) from error
+    if is_object:
+        columns["mm_placeholders"] = {
+            modality: [PlaceholderRange(**one) if isinstance(one, Mapping) else one for one in placed]
+            for modality, placed in columns["mm_placeholders"].items()
+        }
+        return MultiModalData(**columns)
+    whole = {**data, **columns}
+    del whole[LINEAGE]
+    return whole
+
+
+def _tables_of_parent(step: _Step, parent: Any, read: Sequence[_Step]) -> tuple[_Table, ...]:
+    if parent is None:
+        return ()
+    if type(parent) is not int or not 0 <= parent < len(read) or not step.follows(read[parent]):
+        reason = f"step {short_repr(parent)}, which has its removed media, is missing"
+        raise StepMediaError(step.number, reason, _RESTORE_WHOLE)
+    return read[parent].tables
+
+
+def _restored_rows(
+    number: int, modality: str, references: Sequence[Any], kept: Sequence[_Row], sources: Sequence[_Table]
+) -> Iterator[_Row]:
+    if sum(one is None for one in references) != len(kept):
+        raise StepMediaError(number, f"its kept {modality} media were edited", _RESTORE_WHOLE)
+    left = iter(kept)
+    for one in references:
+        if one is None:
+            yield next(left)
+            continue
+        source, row = one
+        if min(source, row) < 0 or row >= len(sources[source].get(modality, ())):
+            raise StepMediaError(number, f"removed {modality} media are missing", _RESTORE_WHOLE)
+        yield sources[source][modality][row]
+
+
+def _read_ids(number: int, step: Any) -> tuple[bytes | None, bytes | None]:
+    """The prompt ids, and the ids of prompt and completion."""
+    for path in _PATHS:
+        tokens = _get(step, path)
+        prompt, completion = _field(tokens, "prompt_ids"), _field(tokens, "completion_ids")
+        if prompt is not None and completion is not None:
+            try:
+                return _id_bytes(prompt), _id_bytes(prompt) + _id_bytes(completion)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise StepMediaError(number, f"its token ids are no ids: {error}", "Pass lists of ints.") from error
+    return None, None
+
+
+def _id_bytes(values: Any) -> bytes:
+    ids = np.asarray(values)
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise ValueError(f"{ids.dtype} of shape {ids.shape}")
+    return ids.astype(_ID_DTYPE).tobytes()
+
+
+def _read_table(number: int, data: Any) -> _Table:
+    """The three columns of multi-modal data as rows. Raises `StepMediaError` unless the columns are parallel."""
+    if data is not None and not isinstance(data, Mapping | MultiModalData):
+        reason = f"its media are a {type(data).__qualname__}"
+        raise StepMediaError(number, reason, f"Pass MultiModalData, or a dict of {', '.join(COLUMNS)}.")
+    columns: list[Any] = [_field(data, name) or {} for name in COLUMNS]
+    if not all(isinstance(column, Mapping) for column in columns):
+        raise StepMediaError(number, "its columns are not dicts", "Make each a dict from modality to a list.")
+    table: _Table = {}
+    for modality in dict.fromkeys(modality for column in columns for modality in column):
+        lists = [column.get(modality) for column in columns]
+        given = [entries for column, entries in zip(columns, lists, strict=True) if modality in column]
+        if any(type(entries) not in (list, tuple) for entries in given) or len(set(map(len, given))) != 1:
+            reason = f"its {modality} columns are not parallel lists"
+            raise StepMediaError(number, reason, "Give each media item one entry in each column.")
+        rows = range(len(given[0]))
+        table[modality] = [_Row(*(None if entries is None else entries[row] for entries in lists)) for row in rows]
+        for row in table[modality]:
+            if not all(isinstance(_field(row.placeholder, name), int | np.integer) for name in ("offset", "length")):
+                reason = f"{modality} placeholder {short_repr(row.placeholder)}"
+                raise StepMediaError(number, reason, "Give it an offset and a length.")
+    return table
+
+
+def _field(container: Any, name: str) -> Any:
+    """The value of a dict's key or an object's attribute, None if there is none."""
+    return container.get(name) if isinstance(container, Mapping) else getattr(container, name, None)
+
+
+def _get(step: Any, path: Sequence[str]) -> Any:
+    for name in path:
+        step = _field(step, name)
+    return step
+
+
+def _with_media(step: Any, path: Sequence[str], data: Any) -> Any:
+    """A copy of the step with other multi-modal data at `path`: copies the containers on the path, shares the rest."""
+    changed = data
+    for depth in reversed(range(len(path) + 1)):
+        container, name = _get(step, path[:depth]), (*path, MEDIA_KEY)[depth]
+        if isinstance(container, Mapping):
+            changed = {**container, name: changed}
+        else:
+            copied = copy.copy(container)
+            object.__setattr__(copied, name, changed)  # works on frozen dataclasses and models, too
+            changed = copied
+    return changed
