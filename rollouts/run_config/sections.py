@@ -200,17 +200,6 @@ class FleetEngineSection(VLLMOptions):
     servers: list[ServerSection] = Field(default_factory=list)
 
 
-class RouterEngineSection(VLLMOptions):
-    """vLLM servers behind a router (`RoutedEngine`), such as vllm-router.
-
-    Requests go to the router at `base_url`; `urls` are the addresses of all servers behind it, for control calls.
-    """
-
-    kind: Literal["router"]
-    base_url: Text
-    urls: list[Text] = Field(min_length=1)
-
-
 class MediaSection(Section):
     """Which media references may be followed (`renderers.MediaPolicy`). By default nothing is read but data URLs."""
 
@@ -259,7 +248,6 @@ EngineSection: TypeAlias = Annotated[
     VLLMEngineSection
     | SGLangEngineSection
     | FleetEngineSection
-    | RouterEngineSection
     | EndpointEngineSection
     | LocalEngineSection
     | ScriptedEngineSection,
@@ -288,7 +276,7 @@ class TeacherSection(Section):
     """
 
     engine: Annotated[
-        VLLMEngineSection | SGLangEngineSection | FleetEngineSection | RouterEngineSection | LocalEngineSection,
+        VLLMEngineSection | SGLangEngineSection | FleetEngineSection | LocalEngineSection,
         Field(discriminator="kind"),
     ]
     renderer: RendererSection | None = None

@@ -448,12 +448,6 @@ class Membership:
         except (EngineError, WeightUpdateError) as error:
             log.error("%s stays ejected, it could not load the weights %r: %s", member.name, version, error)
 
-    async def caught_up(self) -> None:
-        """Wait for the members that load the fleet's weights, and check all again."""
-        if self._catching_up:
-            await asyncio.wait([catch_up.task for catch_up in self._catching_up.values()])
-            await self.check_all()
-
     async def drain(self, member: Member, reason: str, seconds: float | None) -> None:
         """Give a member no more requests; return when its requests have ended. After `seconds` they are moved."""
         self.enter("drain")

@@ -121,18 +121,6 @@ WRONG: dict[str, tuple[str, str, str, list[str]]] = {
         "engine.urls[0]",
         ["api_key_env"],
     ),
-    "no server behind a router": (
-        ENGINE,
-        'kind = "router"\nbase_url = "http://h"\nurls = ["localhost"]',
-        "engine.urls[0]",
-        ["http://host:8000"],
-    ),
-    "the router among its servers": (
-        ENGINE,
-        'kind = "router"\nbase_url = "http://h:1"\nurls = ["http://h:1/"]',
-        "engine.urls[0]",
-        ["named twice"],
-    ),
     "an option of vLLM for SGLang": (
         ENGINE,
         'kind = "fleet"\nserver_kind = "sglang"\nurls = ["http://h"]\nmedia = "features"',
