@@ -197,13 +197,7 @@ class EngineFleet:
             log.info("request %s moves on from %s: %s", request.request_id, member.name, failures[member.name])
 
     async def update_weights(self, weights: Any, version: str, *, in_flight: InFlight = "abort") -> None:
-        """`control.update_weights`, which also returns the result of each member.
-
-        With `FleetLimits.rolling_updates` and in_flight="wait" it is `control.rolling_update`.
-        """
-        if self._limits.rolling_updates and in_flight == "wait":
-            await self.control.rolling_update(weights, version)
-            return
+        """`control.update_weights`, which also returns the result of each member."""
         await self.control.update_weights(weights, version, in_flight=in_flight)
 
     def updating_weights(self) -> AbstractContextManager[None]:

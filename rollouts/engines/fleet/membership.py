@@ -41,8 +41,6 @@ class FleetLimits:
     A new session goes to another member than its hash chooses if that one has more requests in flight than
     `spill_ratio` times the mean of all members, and more than `spill_requests`. The last `sessions` sessions keep their
     member; an older one gets a member as a new session does.
-
-    `rolling_updates`: weights that wait for the requests in flight are loaded into one member after another.
     """
 
     check_seconds: float = 5.0
@@ -54,7 +52,6 @@ class FleetLimits:
     spill_ratio: float = 1.25
     spill_requests: int = 8
     sessions: int = 2**18
-    rolling_updates: bool = False
 
     def __post_init__(self) -> None:
         least_counts = {"eject_after": 1, "readmit_after": 1, "failovers": 0, "sessions": 1, "spill_requests": 0}
