@@ -17,7 +17,6 @@ from rollouts.errors import (
     EngineError,
     EngineStartError,
     FleetMismatchError,
-    ServerFileError,
     text_with_notes,
 )
 from rollouts.run_config.config_file import ConfigFile, KeyPath
@@ -134,8 +133,6 @@ def _served_engine(file: ConfigFile, section: ServedSection) -> Callable[[], Eng
                 return _server_engine(file, section, kind, {**options, "limits": limits})
         limits = HttpLimits(concurrency=file.config.concurrency, retries=RETRIES_IN_FLEET)
         with file.naming("engine", _key_of_servers(file, section)):
-            if section.file is not None:
-                return EngineFleet.from_file(file.resolve(section.file), kind=kind, http_limits=limits, **options)
             if section.urls:
                 return EngineFleet.from_urls(section.urls, kind=kind, http_limits=limits, **options)
             of_server = {**options, "limits": limits}
@@ -146,9 +143,9 @@ def _served_engine(file: ConfigFile, section: ServedSection) -> Callable[[], Eng
 
 def _key_of_servers(file: ConfigFile, section: FleetEngineSection) -> str:
     """The one key that names the servers of a fleet."""
-    given = [name for name in ("urls", "file", "servers") if getattr(section, name)]
+    given = [name for name in ("urls", "servers") if getattr(section, name)]
     if not given:
-        reason = 'no server is named; write urls = ["http://..."], or file = "servers.txt", or [[engine.servers]]'
+        reason = 'no server is named; write urls = ["http://..."], or [[engine.servers]]'
         raise file.error(("engine", "kind"), reason)
     if len(given) > 1:
         raise file.error(("engine", given[1]), f"the servers are named by `{given[0]}` too; remove one of the two keys")
@@ -156,24 +153,14 @@ def _key_of_servers(file: ConfigFile, section: FleetEngineSection) -> str:
 
 
 def _addresses(file: ConfigFile, section: ServedSection) -> Mapping[KeyPath, str]:
-    """The addresses, each different, by the keys that hold them; those of a file have no key of their own.
-
-    Raises `RunConfigError`, also for a file of servers that cannot be used.
-    """
+    """The addresses, each different, by the keys that hold them. Raises `RunConfigError`."""
     addresses: dict[KeyPath, str] = {}
     if not isinstance(section, FleetEngineSection):
         addresses["engine", "base_url"] = section.base_url
-    elif _key_of_servers(file, section) == "file":
-        from rollouts.engines.fleet.servers import ServerFile
-
-        try:
-            ServerFile(file.resolve(str(section.file))).read()
-        except ServerFileError as error:
-            raise file.error(("engine", "file"), str(error)) from error
     else:
+        _key_of_servers(file, section)
         for index, server in enumerate(section.servers):
             addresses["engine", "servers", index, "base_url"] = server.base_url
-    if isinstance(section, FleetEngineSection):
         addresses |= {("engine", "urls", index): url for index, url in enumerate(section.urls)}
     known: dict[str, KeyPath] = {}
     for path, url in addresses.items():

@@ -186,17 +186,15 @@ class SGLangEngineSection(ServerSection):
 
 
 class FleetEngineSection(VLLMOptions):
-    """Several servers of one kind (`EngineFleet`), named by one of three keys.
+    """Several servers of one kind (`EngineFleet`), named by one of two keys.
 
-    `urls`: their addresses. `file`: a file with one address a line, which is read again when it has changed.
-    `servers`: a table for each, which may have the command that starts it. Servers of SGLang take neither `model` nor
-    `media`.
+    `urls`: their addresses. `servers`: a table for each, which may have the command that starts it. Servers of SGLang
+    take neither `model` nor `media`.
     """
 
     kind: Literal["fleet"]
     server_kind: Literal["vllm", "sglang"] = "vllm"
     urls: list[Text] = Field(default_factory=list)
-    file: Text | None = None
     servers: list[ServerSection] = Field(default_factory=list)
 
 

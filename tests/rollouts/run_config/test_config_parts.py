@@ -99,8 +99,8 @@ WRONG: dict[str, tuple[str, str, str, list[str]]] = {
     "no server": (ENGINE, 'kind = "fleet"', "engine.kind", ["no server is named", "[[engine.servers]]"]),
     "servers named twice": (
         ENGINE,
-        'kind = "fleet"\nurls = ["http://h"]\nfile = "servers.txt"',
-        "engine.file",
+        'kind = "fleet"\nurls = ["http://h"]\nservers = [{ base_url = "http://i" }]',
+        "engine.servers",
         ["the servers are named by `urls` too", "remove one"],
     ),
     "one server twice": (
@@ -127,7 +127,6 @@ WRONG: dict[str, tuple[str, str, str, list[str]]] = {
         "engine.media",
         ["for servers of vLLM"],
     ),
-    "no file of servers": (ENGINE, 'kind = "fleet"\nfile = "x.txt"', "engine.file", ["x.txt", "No such file"]),
     "no model of the engine": (ENGINE, 'kind = "local"\ndirectory = "x"', "engine.directory", ["no", "config.json"]),
 }
 

@@ -561,9 +561,8 @@ async def test_a_fleet_of_servers_of_two_kinds_is_refused_by_name(server: FakeSG
             await fleet.check()
 
 
-async def test_a_fleet_follows_a_file_of_servers_of_its_kind(server: FakeSGLang, tmp_path: Path) -> None:
-    (tmp_path / "servers.txt").write_text(server.base_url)
-    async with EngineFleet.from_file(tmp_path / "servers.txt", kind="sglang", jpeg_as_file=True) as fleet:
+async def test_a_fleet_takes_the_options_of_its_kind_of_server(server: FakeSGLang) -> None:
+    async with EngineFleet.from_urls([server.base_url], kind="sglang", jpeg_as_file=True) as fleet:
         assert len((await fleet.generate(request_of())).completions[0].token_ids) == 3
 
 
