@@ -14,7 +14,6 @@ from rollouts.training import Quarantine, TrainingBatch, sample_from_rendered, s
 from rollouts.training.adapters import (
     AdapterError,
     dataset_row,
-    openrlhf_experience,
     row_features,
     sample_from_row,
     skyrl_training_batch,
@@ -72,13 +71,6 @@ def test_rows_of_a_dataset_keep_sounds_as_files_that_datasets_can_decode(samples
     assert (rate, decoded.tolist()) == (RATE, tone(1).tolist())
     with pytest.raises(AdapterError, match="1 ranges for 0 sounds"):
         sample_from_row({**rows[1], "sounds": []}, hearing.processors)
-
-
-def test_openrlhf_has_the_features_of_each_row(samples):
-    inputs = openrlhf_experience(samples, pad_id=0)["mm_train_inputs"]
-    assert inputs[0] is None
-    assert [len(row["input_features"]) for row in inputs[1:]] == [1, 2]
-    assert np.array_equal(inputs[1]["input_features"][0], samples[1].media[0][0]["input_features"])
 
 
 def test_verl_has_the_features_of_each_row(samples, load_without_init, monkeypatch):

@@ -13,7 +13,6 @@ from rollouts.training import Quarantine, sample_from_rendered
 from rollouts.training.adapters import (
     AdapterError,
     dataset_row,
-    openrlhf_experience,
     prime_rl_micro_batch,
     prime_rl_sample,
     record_dataset,
@@ -37,7 +36,6 @@ PRIME = {"temperature": 1.0, "env_name": "e", "omit": OMITTED, "types": publishe
 BATCHES = {
     "trl_grpo_inputs": lambda samples, drop=None: trl_grpo_inputs(samples, pad_id=0, drop=drop),
     "trl_sft_batch": lambda samples, drop=None: trl_sft_batch(samples, pad_id=0, omit=ALL, drop=drop),
-    "openrlhf_experience": lambda samples, drop=None: openrlhf_experience(samples, pad_id=0, drop=drop),
     "skyrl_training_batch": lambda samples, drop=None: vars(
         skyrl_training_batch(samples, pad_id=0, types=SKYRL, drop=drop)
     ),
