@@ -6,12 +6,13 @@ import asyncio
 import numpy as np
 import pytest
 import torch
+from simulated_engine import SimulatedEngine
 from sub_agents import Delegating, Echo, Nested, play, rows_of_turns, user
 from transformers import AutoModelForImageTextToText
 
 from rollouts import LocalEngine, SamplingParams, StepResult
 from rollouts.runner import Asynchronous, RetryPolicy, Runner, Task
-from rollouts.testing import ScriptedEngine, SimulatedEngine
+from rollouts.testing import ScriptedEngine
 from rollouts.training import TrainingBatch, mismatch_report, samples_from_trajectory, token_logprobs
 
 TREE = (2, ((2, ()), (1, ((2, ()), (1, ())))))

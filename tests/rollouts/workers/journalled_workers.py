@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from journalled_run import GROUP_SIZE, NUM_TASKS, Gallery, digest_of, skipped
+from simulated_engine import SimulatedEngine
 
 from renderers import load_renderer
 from rollouts import SamplingParams
 from rollouts.runner import Journal, RetryPolicy, Runner, Task
-from rollouts.testing import SimulatedEngine
 from rollouts.workers import EpisodeWorker
 from rollouts.workers.link import LinkWorkers, run_link_worker
 
