@@ -445,19 +445,6 @@ async def test_a_directory_without_a_checkpoint_is_refused_before_the_pause(
     assert server.calls == []
 
 
-async def test_tensors_are_received_from_a_group(server: FakeSGLang, engine: SGLangEngine) -> None:
-    group = {"master_address": "10.0.0.1", "master_port": 5, "rank_offset": 1, "world_size": 2, "backend": "nccl"}
-    await engine.control.init_weights_update_group(group_name="g", **group)  # type: ignore[arg-type]
-    await engine.control.update_weights_from_distributed(["a"], ["bfloat16"], [(2, 3)], group_name="g")
-    await engine.control.update_weights_from_distributed(["b"], ["bfloat16"], [(4,)], group_name="g", version="2")
-    await engine.control.destroy_weights_update_group("g")
-    (_, joined), (_, first), (_, last), (_, left) = server.calls
-    assert joined == {**group, "group_name": "g"}
-    assert (first["shapes"], first["flush_cache"], "weight_version" in first) == ([[2, 3]], False, False)
-    assert (last["flush_cache"], last["weight_version"], left) == (True, "2", {"group_name": "g"})
-    assert engine.weight_version == "2"
-
-
 async def test_an_abort_returns_the_tokens_so_far_and_a_cancelled_call_ends_its_request(
     server: FakeSGLang, engine: SGLangEngine
 ) -> None:
