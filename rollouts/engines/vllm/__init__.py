@@ -7,7 +7,6 @@ from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapab
 from rollouts.engines.vllm.checkpoint_files import write_tied_head
 from rollouts.engines.vllm.engine import VLLMEngine
 from rollouts.engines.vllm.server_renderer import (
-    BlockingServerRenderer,
     ImageChunk,
     ImagePointer,
     ServerRenderer,
@@ -15,7 +14,6 @@ from rollouts.engines.vllm.server_renderer import (
 )
 
 __all__ = [
-    "BlockingServerRenderer",
     "ExpectedCapabilities",
     "HttpLimits",
     "ImageChunk",
