@@ -410,17 +410,6 @@ class FleetControlError(EngineError):
         self.concern_servers_of(errors.values())
 
 
-class ServerFileError(RolloutsError):
-    """The file that names the servers of a fleet cannot be used. `path` is the file.
-
-    Cure: write one address a line into the file, and keep it readable while the fleet runs.
-    """
-
-    def __init__(self, path: object, reason: str) -> None:
-        self.path = path
-        super().__init__(f"the list of servers {path}: {reason}")
-
-
 class ServerActorError(RolloutsError):
     """An actor of Ray does not give the address of its server. `name` is the name of the actor.
 

@@ -58,7 +58,6 @@ EXTRA_OF_PACKAGE = {
     "transformers": "torch",
     "trl": "test",
     "uvicorn": "serve",
-    "vllm_router": "dev",
     "wandb": "wandb",
 }
 

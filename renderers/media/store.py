@@ -10,9 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Self
 
-from renderers.errors import MediaError
 from renderers.media.item import MediaItem, MediaSource
-from renderers.media.source_directory import SourceDirectory
 from renderers.process.caches import ByteLRU
 from renderers.process.fork_reset import ProcessLock
 
@@ -193,13 +191,12 @@ class StoreStats:
     """Counts of a store's operations so far.
 
     hits, misses: look-ups (`get` and `source`) that found something and that did not. evictions: items and sources that
-    were evicted from memory. directory_errors: failed reads and writes, and damaged files.
+    were evicted from memory.
     """
 
     hits: int = 0
     misses: int = 0
     evictions: int = 0
-    directory_errors: int = 0
 
 
 class MediaStore:
@@ -207,28 +204,11 @@ class MediaStore:
 
     `max_bytes` bounds the bytes in memory, not the number of media: arrays, sources (each distinct source once, however
     many processors made items of it), a kilobyte per entry, and `references`, which take a quarter of it at most.
-
-    With a `directory` every source is also written to that directory, and read from it after memory has evicted the
-    source, by this process or another, now or later. `SourceDirectory` describes its guarantees and
-    `max_directory_bytes`.
-
-    Raises `MediaError` for a directory that cannot be used.
     """
 
-    # Only sources are written to the directory, not items: a 1024x1024 image is 6 MB of patches. Whatever is read from
-    # a disk has to be hashed, and hashing those takes as long as making them from the source again.
-
-    def __init__(
-        self,
-        max_bytes: int = 256 * 2**20,
-        directory: str | os.PathLike[str] | None = None,
-        max_directory_bytes: int | None = None,
-    ) -> None:
-        if directory is None and max_directory_bytes is not None:
-            raise MediaError("max_directory_bytes bounds a directory, and there is none; pass directory too")
+    def __init__(self, max_bytes: int = 256 * 2**20) -> None:
         self.max_bytes = max_bytes
         self.references = ReferenceCache(max_bytes // 4, find=weakref.WeakMethod(self.source))
-        self._directory = None if directory is None else SourceDirectory(directory, max_directory_bytes)
         # The source of an item counts as used after the item, so it is evicted later: an item in the store always has
         # an entry for its source, under which the source's bytes are counted.
         self._entries: ByteLRU[_Key, MediaItem | MediaSource] = ByteLRU(max_bytes)
@@ -253,7 +233,6 @@ class MediaStore:
         digest. An item that is larger than the store is returned and not stored.
         """
         if item.nbytes + item.source.nbytes + 2 * _ENTRY_BYTES > self._room():
-            self._write(item.source)
             return item
         source = self.add_source(item.source)
         if source is not item.source:
@@ -273,27 +252,22 @@ class MediaStore:
     def add_source(self, source: MediaSource) -> MediaSource:
         """Store a source; return the one already stored under its digest, if any.
 
-        A memoryview is copied: it would keep alive, or mapped, the memory that it views. Raises `MediaError` if
-        the store has a directory and the digest cannot be a file name of it.
+        A memoryview is copied: it would keep alive, or mapped, the memory that it views.
         """
         with self._lock:
             cached = self._entries.get(("source", source.digest))
         if isinstance(cached, MediaSource):
             return cached
-        self._write(source)
         return self._store_in_memory(source)
 
     def source(self, digest: str) -> MediaSource | None:
-        """The source of this digest: from memory, or from the directory, where it is verified; None if absent."""
+        """The source of this digest, or None if memory does not hold it."""
         with self._lock:
             cached = self._entries.get(("source", digest))
-        if not isinstance(cached, MediaSource):
-            read = None if self._directory is None else self._directory.read(digest)
-            cached = None if read is None else self._store_in_memory(read)
-        with self._lock:
-            self._hits += cached is not None
-            self._misses += cached is None
-        return cached
+            is_source = isinstance(cached, MediaSource)
+            self._hits += is_source
+            self._misses += not is_source
+        return cached if isinstance(cached, MediaSource) else None
 
     @property
     def nbytes(self) -> int:
@@ -304,8 +278,7 @@ class MediaStore:
     @property
     def stats(self) -> StoreStats:
         with self._lock:
-            errors = 0 if self._directory is None else self._directory.errors
-            return StoreStats(self._hits, self._misses, self._evictions, errors)
+            return StoreStats(self._hits, self._misses, self._evictions)
 
     def __len__(self) -> int:
         """The number of items."""
@@ -326,10 +299,6 @@ class MediaStore:
 
     def _room(self) -> int:
         return self.max_bytes - self.references.nbytes
-
-    def _write(self, source: MediaSource) -> None:
-        if self._directory is not None:
-            self._directory.write(source)
 
     # The callers of these hold the lock.
 

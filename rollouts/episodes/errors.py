@@ -213,7 +213,7 @@ def error_kind(error: BaseException) -> ErrorKind | None:
     if isinstance(error, RemoteFailureError):
         return error.kind
     if isinstance(error, EnvironmentFailedError):
-        # An environment may call engines: the policy's for a sub-agent, or that of a simulated user or of a judge.
+        # An environment may call engines: the policy's for a sub-agent, or that of a judge.
         cause = _raised_by_environment(error)
         return error_kind(cause) if isinstance(cause, _OF_OTHER_PARTS) else "environment"
     if isinstance(error, MediaFetchError):

@@ -17,7 +17,6 @@ from rollouts.errors import (
     EngineError,
     EngineStartError,
     FleetMismatchError,
-    ServerFileError,
     text_with_notes,
 )
 from rollouts.run_config.config_file import ConfigFile, KeyPath
@@ -26,7 +25,6 @@ from rollouts.run_config.sections import (
     FleetEngineSection,
     LocalEngineSection,
     MediaSection,
-    RouterEngineSection,
     ScriptedEngineSection,
     ServerSection,
     SGLangEngineSection,
@@ -49,7 +47,7 @@ _LASTING = (CapabilityError, EngineStartError)
 
 
 #: What has the addresses of servers.
-ServedSection: TypeAlias = VLLMEngineSection | SGLangEngineSection | FleetEngineSection | RouterEngineSection
+ServedSection: TypeAlias = VLLMEngineSection | SGLangEngineSection | FleetEngineSection
 
 
 def engine_factory(file: ConfigFile, renderer: Any) -> Callable[[], Engine | ChatEngine]:
@@ -112,7 +110,7 @@ def _endpoint(file: ConfigFile, section: EndpointEngineSection) -> Callable[[], 
 
 
 def _served_engine(file: ConfigFile, section: ServedSection) -> Callable[[], Engine]:
-    """The engine of servers: of one, of a fleet, or of those behind a router."""
+    """The engine of servers: of one, or of a fleet."""
     kind = server_kind(section)
     options: dict[str, Any] = {"api_key": _api_key(file, section.api_key_env)}
     for path, url in _addresses(file, section).items():
@@ -125,7 +123,7 @@ def _served_engine(file: ConfigFile, section: ServedSection) -> Callable[[], Eng
             raise file.error(("engine", min(given)), "it is an option for servers of vLLM; remove it")
 
     def make() -> Engine:
-        from rollouts.engines.fleet import EngineFleet, RoutedEngine
+        from rollouts.engines.fleet import EngineFleet
         from rollouts.engines.fleet.fleet import RETRIES_IN_FLEET
         from rollouts.engines.http.connection import HttpLimits
 
@@ -133,13 +131,8 @@ def _served_engine(file: ConfigFile, section: ServedSection) -> Callable[[], Eng
         if isinstance(section, VLLMEngineSection | SGLangEngineSection):
             with file.naming("engine"):
                 return _server_engine(file, section, kind, {**options, "limits": limits})
-        if isinstance(section, RouterEngineSection):
-            with file.naming("engine"):
-                return RoutedEngine(section.base_url, section.urls, limits=limits, **options)
         limits = HttpLimits(concurrency=file.config.concurrency, retries=RETRIES_IN_FLEET)
         with file.naming("engine", _key_of_servers(file, section)):
-            if section.file is not None:
-                return EngineFleet.from_file(file.resolve(section.file), kind=kind, http_limits=limits, **options)
             if section.urls:
                 return EngineFleet.from_urls(section.urls, kind=kind, http_limits=limits, **options)
             of_server = {**options, "limits": limits}
@@ -150,9 +143,9 @@ def _served_engine(file: ConfigFile, section: ServedSection) -> Callable[[], Eng
 
 def _key_of_servers(file: ConfigFile, section: FleetEngineSection) -> str:
     """The one key that names the servers of a fleet."""
-    given = [name for name in ("urls", "file", "servers") if getattr(section, name)]
+    given = [name for name in ("urls", "servers") if getattr(section, name)]
     if not given:
-        reason = 'no server is named; write urls = ["http://..."], or file = "servers.txt", or [[engine.servers]]'
+        reason = 'no server is named; write urls = ["http://..."], or [[engine.servers]]'
         raise file.error(("engine", "kind"), reason)
     if len(given) > 1:
         raise file.error(("engine", given[1]), f"the servers are named by `{given[0]}` too; remove one of the two keys")
@@ -160,24 +153,14 @@ def _key_of_servers(file: ConfigFile, section: FleetEngineSection) -> str:
 
 
 def _addresses(file: ConfigFile, section: ServedSection) -> Mapping[KeyPath, str]:
-    """The addresses, each different, by the keys that hold them; those of a file have no key of their own.
-
-    Raises `RunConfigError`, also for a file of servers that cannot be used.
-    """
+    """The addresses, each different, by the keys that hold them. Raises `RunConfigError`."""
     addresses: dict[KeyPath, str] = {}
     if not isinstance(section, FleetEngineSection):
         addresses["engine", "base_url"] = section.base_url
-    elif _key_of_servers(file, section) == "file":
-        from rollouts.engines.fleet.servers import ServerFile
-
-        try:
-            ServerFile(file.resolve(str(section.file))).read()
-        except ServerFileError as error:
-            raise file.error(("engine", "file"), str(error)) from error
     else:
+        _key_of_servers(file, section)
         for index, server in enumerate(section.servers):
             addresses["engine", "servers", index, "base_url"] = server.base_url
-    if isinstance(section, FleetEngineSection | RouterEngineSection):
         addresses |= {("engine", "urls", index): url for index, url in enumerate(section.urls)}
     known: dict[str, KeyPath] = {}
     for path, url in addresses.items():
@@ -257,8 +240,7 @@ async def connect(file: ConfigFile, engine: Engine | ChatEngine) -> None:
     """Start the servers that the run is to start, and ask every server what it is.
 
     A server that cannot be used is then an error before the run begins. In a fleet, one server that can be used is
-    enough: the others serve as soon as their checks pass. Behind a router all must be usable, because the router
-    chooses. Raises `RunConfigError`.
+    enough: the others serve as soon as their checks pass. Raises `RunConfigError`.
     """
     section = file.config.engine
     if isinstance(section, VLLMEngineSection | SGLangEngineSection):
@@ -266,8 +248,6 @@ async def connect(file: ConfigFile, engine: Engine | ChatEngine) -> None:
             await _probe(engine)
     elif isinstance(section, FleetEngineSection):
         await _connect_fleet(file, section, engine)
-    elif isinstance(section, RouterEngineSection):
-        await _connect_router(file, section, engine)
     elif isinstance(section, EndpointEngineSection):
         with _naming_server(file, section, ("engine",)):
             await cast(Any, engine).check()
@@ -298,19 +278,6 @@ async def _connect_fleet(file: ConfigFile, section: FleetEngineSection, engine: 
         await engine.check()
     except FleetMismatchError as error:
         raise file.error(("engine", key), text_with_notes(error, str(error))) from error
-
-
-async def _connect_router(file: ConfigFile, section: RouterEngineSection, engine: Any) -> None:
-    probes = await asyncio.gather(*map(_probe_error, engine.servers.values()))
-    for error in probes:
-        if error is not None:
-            with _naming_server(file, section, ("engine",), "urls"):
-                raise error
-    try:
-        with _naming_server(file, section, ("engine",)):
-            await _probe(engine)
-    except FleetMismatchError as error:
-        raise file.error(("engine", "urls"), str(error)) from error
 
 
 async def _probe(engine: Any) -> None:

@@ -186,29 +186,16 @@ class SGLangEngineSection(ServerSection):
 
 
 class FleetEngineSection(VLLMOptions):
-    """Several servers of one kind (`EngineFleet`), named by one of three keys.
+    """Several servers of one kind (`EngineFleet`), named by one of two keys.
 
-    `urls`: their addresses. `file`: a file with one address a line, which is read again when it has changed.
-    `servers`: a table for each, which may have the command that starts it. Servers of SGLang take neither `model` nor
-    `media`.
+    `urls`: their addresses. `servers`: a table for each, which may have the command that starts it. Servers of SGLang
+    take neither `model` nor `media`.
     """
 
     kind: Literal["fleet"]
     server_kind: Literal["vllm", "sglang"] = "vllm"
     urls: list[Text] = Field(default_factory=list)
-    file: Text | None = None
     servers: list[ServerSection] = Field(default_factory=list)
-
-
-class RouterEngineSection(VLLMOptions):
-    """vLLM servers behind a router (`RoutedEngine`), such as vllm-router.
-
-    Requests go to the router at `base_url`; `urls` are the addresses of all servers behind it, for control calls.
-    """
-
-    kind: Literal["router"]
-    base_url: Text
-    urls: list[Text] = Field(min_length=1)
 
 
 class MediaSection(Section):
@@ -259,7 +246,6 @@ EngineSection: TypeAlias = Annotated[
     VLLMEngineSection
     | SGLangEngineSection
     | FleetEngineSection
-    | RouterEngineSection
     | EndpointEngineSection
     | LocalEngineSection
     | ScriptedEngineSection,
@@ -288,7 +274,7 @@ class TeacherSection(Section):
     """
 
     engine: Annotated[
-        VLLMEngineSection | SGLangEngineSection | FleetEngineSection | RouterEngineSection | LocalEngineSection,
+        VLLMEngineSection | SGLangEngineSection | FleetEngineSection | LocalEngineSection,
         Field(discriminator="kind"),
     ]
     renderer: RendererSection | None = None

@@ -1,14 +1,12 @@
 """For tests of environments and trainers: small complete checkpoint directories, and engines without a model."""
 
 from rollouts.testing.scripted_engine import ScriptedCompletion, ScriptedEngine
-from rollouts.testing.simulated_engine import SimulatedEngine
 from rollouts.testing.tiny_model import CHAT_TEMPLATE, tiny_qwen2_audio, tiny_qwen3_vl
 
 __all__ = [
     "CHAT_TEMPLATE",
     "ScriptedCompletion",
     "ScriptedEngine",
-    "SimulatedEngine",
     "tiny_qwen2_audio",
     "tiny_qwen3_vl",
 ]

@@ -41,7 +41,6 @@ from rollouts.training.mismatch import (
     report_text,
 )
 from rollouts.training.packing import PackingPlan, Truncation, pack_samples, truncate_sample
-from rollouts.training.quarantine import Quarantine, QuarantinedRow
 from rollouts.training.samples import TrainingSample, sample_from_rendered, samples_from_trajectory, with_teacher
 from rollouts.training.sequence_logprobs import (
     SequenceLogprobs,
@@ -67,8 +66,6 @@ __all__ = [
     "MismatchReport",
     "PackingPlan",
     "PolicyLoss",
-    "Quarantine",
-    "QuarantinedRow",
     "SequenceLogprobs",
     "Staleness",
     "StalenessSplit",

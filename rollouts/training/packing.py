@@ -15,7 +15,6 @@ from renderers import MediaItem
 from rollouts.engines.protocol import WeightSpan
 from rollouts.errors import ArgumentError, SampleError, short_repr
 from rollouts.training.batch import TrainingBatch
-from rollouts.training.quarantine import Quarantine
 from rollouts.training.samples import OPTIONAL_COLUMNS, TrainingSample, neutral_sample, without_training
 from rollouts.values import check_choice, check_integer, whole_number
 
@@ -238,6 +237,15 @@ def truncate_sample(
 TooLong = Literal["error", "drop", "truncate"]
 """What becomes of a sample that does not fit a row: an error, left out, or cut to the row."""
 
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A sample that is in no row: its name, and why."""
+
+    name: str
+    reason: str
+
+
 #: The free fraction of rows above which their costs are evened out.
 _ROOM = 0.02
 
@@ -251,7 +259,7 @@ class PackingPlan:
     All ranks have the same number of steps. Steps are micro-steps of one optimizer step: rows of a step have similar
     costs, so the lengths differ from step to step. `filled` is the fraction of the token budget of all rows that has
     tokens of samples, 0 without rows. `imbalance` is the mean over the steps of the largest cost of a rank divided by
-    the mean cost, minus 1. `truncations` and `quarantine` have the samples that were cut and those that were left out.
+    the mean cost, minus 1. `truncations` and `left_out` have the samples that were cut and those that were left out.
     A plan without rows has no steps for each of its `ranks`.
     """
 
@@ -259,7 +267,7 @@ class PackingPlan:
     filled: float
     imbalance: float
     truncations: tuple[Truncation, ...]
-    quarantine: Quarantine
+    left_out: tuple[LeftOut, ...]
     ranks: int
 
     def batches(self, rank: int, *, pad_id: int, multiple_of: int = 1) -> Iterator[TrainingBatch]:
@@ -283,7 +291,7 @@ class PackingPlan:
         return (
             f"{len(self.steps)} steps{filling}; "
             f"{len(self.truncations)} samples truncated, {cut} of them without their last trained token; "
-            f"{self.quarantine.summary()}"
+            f"{len(self.left_out)} left out"
         )
 
 
@@ -296,7 +304,6 @@ def pack_samples(
     too_long: TooLong = "error",
     uniform_modality: bool = False,
     hidden_size: int = 4096,
-    quarantine: Quarantine | None = None,
 ) -> PackingPlan:
     """Pack samples into rows of at most `max_tokens` tokens and `max_patches` patches and frames, for `ranks` ranks.
 
@@ -310,8 +317,8 @@ def pack_samples(
 
     `too_long` decides what becomes of a sample that exceeds a budget. "drop" leaves it out, "truncate" cuts it, never
     inside a medium (see `truncate_sample`), and leaves it out if no trained token remains; "error" raises
-    `SampleError`. What is left out is in `quarantine`, which may be the one that collected the samples. A sample
-    without tokens is always left out.
+    `SampleError`. A sample without tokens is always left out.
+    `left_out` of the plan has what was.
 
     Raises `ArgumentError` for budgets, ranks and sizes below 1 and `SampleError` for values that are no samples.
     """
@@ -321,10 +328,7 @@ def pack_samples(
     check_choice("too_long", too_long, TooLong)
     if not isinstance(samples, Sequence):
         raise SampleError(None, f"pass a list of TrainingSample, not {short_repr(samples)}")
-    if quarantine is None:
-        quarantine = Quarantine()
-        quarantine.seen = len(samples)
-    kept, truncations = _fitting_samples(samples, max_tokens, max_patches, too_long, quarantine)
+    kept, truncations, left_out = _fitting_samples(samples, max_tokens, max_patches, too_long)
     groups = _groups(kept, ranks, uniform_modality)
     stand_ins = [stand_in for group in groups for stand_in in group.stand_ins]
     items = [*kept, *stand_ins]
@@ -343,7 +347,7 @@ def pack_samples(
         filled=float(tokens[: len(kept)].sum() / cells) if steps else 0.0,
         imbalance=float(np.mean(spread)) if steps else 0.0,
         truncations=tuple(truncations),
-        quarantine=quarantine,
+        left_out=tuple(left_out),
         ranks=int(ranks),
     )
 
@@ -412,17 +416,17 @@ def _fitting_samples(
     max_tokens: int,
     max_patches: int | None,
     too_long: TooLong,
-    quarantine: Quarantine,
-) -> tuple[list[TrainingSample], list[Truncation]]:
-    """The samples that fit a row, some of them truncated."""
+) -> tuple[list[TrainingSample], list[Truncation], list[LeftOut]]:
+    """The samples that fit a row, some of them truncated, and what is left out."""
     kept: list[TrainingSample] = []
     truncations: list[Truncation] = []
+    left_out: list[LeftOut] = []
     for number, sample in enumerate(samples):
         if not isinstance(sample, TrainingSample):
             raise SampleError(str(number), f"{short_repr(sample)} is not a TrainingSample")
         tokens = len(sample.token_ids)
         if not tokens:
-            quarantine.leave_out(sample.name, "no tokens", "the sample has no tokens")
+            left_out.append(LeftOut(sample.name, "it has no tokens"))
             continue
         patches = 0 if max_patches is None else sample_rows(sample)
         if tokens <= max_tokens and (max_patches is None or patches <= max_patches):
@@ -434,12 +438,12 @@ def _fitting_samples(
         if too_long == "error":
             raise SampleError(sample.name, f'{reason}; increase the limit, or pass too_long="truncate" or "drop"')
         if too_long == "drop":
-            quarantine.leave_out(sample.name, "too long", reason)
+            left_out.append(LeftOut(sample.name, reason))
             continue
         shorter, truncation = truncate_sample(sample, max_tokens, max_patches)
         if not truncation.trained[1]:
-            quarantine.leave_out(sample.name, "too long", f"{reason}; truncated, it has no trained token")
+            left_out.append(LeftOut(sample.name, f"{reason}; truncated, it has no trained token"))
             continue
         kept.append(shorter)
         truncations.append(truncation)
-    return kept, truncations
+    return kept, truncations, left_out

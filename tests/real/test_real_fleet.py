@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -94,38 +93,6 @@ async def test_new_weights_reach_both_servers_while_episodes_run(vllm_server, se
         assert found.size
         assert found.max() < 1e-4
     assert all(engine.answered for engine in engines.values())
-
-
-async def test_a_rolling_update_replaces_the_weights_of_one_server_after_the_other_while_episodes_run(
-    vllm_server, second_server, tmp_path
-):
-    directory = make_checkpoint(tmp_path / "new", "float32", seed=21)
-    servers = [vllm_server, second_server]
-    engines = {server.base_url: RecordingEngine(server.base_url) for server in servers}
-    limits = replace(LIMITS, rolling_updates=True)
-    async with EngineFleet(engines, limits=limits) as fleet, runner_of(fleet, servers, "rolling") as runner:
-        collecting = asyncio.ensure_future(runner.collect(EPISODES))
-        await both_generating(servers, collecting)
-        updating = asyncio.ensure_future(runner.update_weights(directory, NEW, "wait"))
-        at_once = 0
-        while not updating.done():
-            at_once = max(at_once, sum(member.state == "draining" for member in fleet.members))
-            await asyncio.sleep(0.01)
-        await updating
-        groups = await asyncio.wait_for(collecting, LONGEST_SECONDS)
-        # On a slow machine all turns of the others may have been sampled before the first server had new weights.
-        later = runner.stream(Task(f"later-{number}", number) for number in range(2))
-        groups += [group async for group in later]
-        await fleet.control.update_weights(vllm_server.model_dir, OLD)
-    assert at_once == 1
-    turns = [node for group in groups for episode in group.episodes for node in episode.nodes if len(node.logprobs)]
-    assert {len(node.weight_spans) for node in turns} == {1}  # never two versions in a turn
-    assert {node.weight_spans[0].version for node in turns} == {OLD, NEW}
-    samples = samples_of(groups, vllm_server.model_dir, episodes=EPISODES + 2, turns=TURNS)
-    for version, checkpoint in ((OLD, vllm_server.model_dir), (NEW, directory)):
-        found = mismatches(reference_model(checkpoint), samples, version)
-        assert found.size
-        assert found.max() < 1e-4
 
 
 async def test_a_killed_server_loses_its_episodes_to_the_other_which_is_not_disturbed(vllm_server, second_server):

@@ -8,37 +8,40 @@ import os
 import pytest
 from gallery_runs import Gallery, mismatches, reference_model, samples_of
 from make_checkpoint import make_checkpoint
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from vllm_server import LONGEST_SECONDS
 
 from renderers import load_renderer
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.vllm import VLLMEngine
-from rollouts.engines.vllm.transfer import FileSender, TransferEngine
-from rollouts.errors import CapabilityError, WeightUpdateError
+from rollouts.errors import CapabilityError, EngineError, WeightUpdateError
 from rollouts.runner import Asynchronous, EpisodeLimits, Runner, Task
 
 EPISODES, TURNS, TOKENS = 4, 2, 500
 OLD, NEW = "default", "new"
 
 
-class CountingSender(FileSender):
-    """Counts what it does. `fails_at` is the number of a bucket whose file is cut off."""
-
-    def __init__(self, fails_at: int | None = None) -> None:
-        super().__init__()
-        self.fails_at = fails_at
-        self.opened = self.sent = 0
-
-    def open(self, num_workers):
-        self.opened += 1
-
-    def update_info(self, bucket):
-        info = super().update_info(bucket)
-        if self.sent == self.fails_at:
-            os.truncate(info["path"], 10)
-        self.sent += 1
-        return info
+async def transfer(control, tensors, version, directory, in_flight="abort", *, fails_at=None):
+    """The calls of a trainer, with a file for each of about six buckets. The file of bucket `fails_at` is cut off."""
+    begun = await control.begin_transfer(in_flight)
+    try:
+        names = list(tensors)
+        for number in range(6):
+            bucket = {name: tensors[name] for name in names[number::6]}
+            path = directory / f"{number}.safetensors"
+            save_file(bucket, path)
+            if number == fails_at:
+                os.truncate(path, 10)
+            info = {
+                "names": list(bucket),
+                "dtype_names": [str(tensor.dtype).rpartition(".")[2] for tensor in bucket.values()],
+                "shapes": [list(tensor.shape) for tensor in bucket.values()],
+                "path": str(path),
+            }
+            await control.receive_weights(begun, info)
+    except EngineError as error:
+        await control.abandon_transfer(begun, error)
+    await control.finish_transfer(begun, version)
 
 
 def tensors_of(checkpoint):
@@ -66,13 +69,13 @@ async def sampled(engine):
 
 @pytest.mark.parametrize("vllm_server", ["transfer"], indirect=True)
 @pytest.mark.parametrize("in_flight", ["abort", "wait", "keep"])
-async def test_episodes_continue_with_the_tensors_that_the_trainer_sends(vllm_server, engine, new_directory, in_flight):
-    sender = CountingSender()
-    transfer = TransferEngine(engine, sender, bucket_bytes=100_000)
+async def test_episodes_continue_with_the_tensors_that_the_trainer_sends(
+    vllm_server, engine, new_directory, tmp_path, in_flight
+):
     before = await vllm_server.metrics()
     runner = Runner(
         lambda task: Gallery(task, TURNS),
-        transfer,
+        engine,
         load_renderer(vllm_server.model_dir),
         sampling=SamplingParams(max_tokens=TOKENS, extra={"min_tokens": TOKENS}),
         limits=EpisodeLimits(max_turns=TURNS),
@@ -82,11 +85,10 @@ async def test_episodes_continue_with_the_tensors_that_the_trainer_sends(vllm_se
     async with runner:
         collecting = asyncio.ensure_future(runner.collect(EPISODES))
         await vllm_server.until_generating(collecting, before, EPISODES)
-        await runner.update_weights(tensors_of(new_directory), NEW, in_flight)
+        await engine.control.init_weight_transfer({"rank_offset": 1, "world_size": 2})
+        await transfer(engine.control, tensors_of(new_directory), NEW, tmp_path, in_flight)
         assert await engine.control.weight_version() == NEW
         groups = await asyncio.wait_for(collecting, LONGEST_SECONDS)
-    assert sender.opened == 1
-    assert sender.sent > 5
 
     samples = samples_of(groups, vllm_server.model_dir, episodes=EPISODES, turns=TURNS)
     for version, checkpoint in ((OLD, vllm_server.model_dir), (NEW, new_directory)):
@@ -97,26 +99,24 @@ async def test_episodes_continue_with_the_tensors_that_the_trainer_sends(vllm_se
 
 @pytest.mark.parametrize("vllm_server", ["transfer"], indirect=True)
 async def test_a_bucket_that_does_not_arrive_leaves_the_server_with_the_weights_of_before(
-    vllm_server, engine, new_directory
+    engine, new_directory, tmp_path
 ):
     before = await sampled(engine)
-    sender = CountingSender(fails_at=2)
-    transfer = TransferEngine(engine, sender, bucket_bytes=100_000)
+    await engine.control.init_weight_transfer({"rank_offset": 1, "world_size": 2})
+    tensors = tensors_of(new_directory)
     with pytest.raises(WeightUpdateError, match="were loaded again; the server runs with them"):
-        await transfer.update_weights(tensors_of(new_directory), NEW)
+        await transfer(engine.control, tensors, NEW, tmp_path, fails_at=2)
     after = await sampled(engine)
     assert after.token_ids.tolist() == before.token_ids.tolist()
     assert after.logprobs == pytest.approx(before.logprobs, abs=1e-5)
     assert await engine.control.weight_version() == OLD
 
-    sender.fails_at = None
-    await transfer.update_weights(tensors_of(new_directory), NEW)
-    assert sender.opened == 2
+    await transfer(engine.control, tensors, NEW, tmp_path)
     assert (await sampled(engine)).logprobs != pytest.approx(before.logprobs, abs=1e-3)
 
 
 @pytest.mark.parametrize("vllm_server", ["text"], indirect=True)
-async def test_a_server_that_was_started_without_weight_transfer_is_an_error_with_its_flag(engine, new_directory):
+async def test_a_server_that_was_started_without_weight_transfer_is_an_error_with_its_flag(engine):
     with pytest.raises(CapabilityError, match="--weight-transfer-config"):
-        await TransferEngine(engine, FileSender()).update_weights(tensors_of(new_directory), NEW)
+        await engine.control.init_weight_transfer({})
     assert not await engine.control.is_paused()

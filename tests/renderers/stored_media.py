@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
 from renderers import MediaItem, MediaSource
 from renderers.media.item import PixelScale
-from renderers.media.source_directory import source_files
 
 KB = 1024
 
@@ -26,10 +24,6 @@ def item(name: str, of: MediaSource, nbytes: int) -> MediaItem:
 def image(name: str, nbytes: int) -> MediaItem:
     """An item whose arrays and source together hold `nbytes`."""
     return item(name, source(name, 10), nbytes - 10)
-
-
-def directory_of(store_path: Path) -> dict[str, bytes]:
-    return {file.digest: file.path.read_bytes() for file in source_files(store_path)}
 
 
 def in_threads(count: int, work: Callable[[int], None]) -> None:

@@ -25,7 +25,6 @@ from PIL import Image
 
 from renderers import (
     MediaPolicy,
-    MediaStore,
     RendererError,
     RendererOptions,
     TemplateRenderer,
@@ -284,8 +283,6 @@ def test_an_invalid_file_name_raises_a_renderer_error(model: Path, tmp_path: Pat
 def test_an_invalid_directory_name_is_refused(name: str) -> None:
     with pytest.raises(RendererError):
         MediaPolicy(allowed_directories=(name,))
-    with pytest.raises(RendererError):
-        MediaStore(directory=name)
 
 
 # Conversations.

@@ -12,7 +12,7 @@ from PIL import Image
 from renderers import MediaSource, Message, ParsedResponse
 from renderers.parsing.response import ParsedToolCall
 from rollouts.engines.protocol import ChatAnswer, FinishReason, SamplingParams
-from rollouts.environments import ScoredPrompt, ToolEnvironment, UserSimulation
+from rollouts.environments import ScoredPrompt, ToolEnvironment
 from rollouts.episodes.deadlines import EpisodeLimits
 from rollouts.episodes.environment import StepResult
 from rollouts.episodes.episode import run_episode
@@ -195,17 +195,6 @@ async def test_a_path_in_a_message_is_refused_without_a_policy_that_allows_it(tm
     with pytest.raises(EpisodeError, match=r"message 0.*policy|policy.*message 0|allowed"):
         await play(ScoredPrompt(Task("0"), messages, lambda c, t: 1.0), engine)
     assert engine.calls == []
-
-
-async def test_an_endpoint_can_play_the_user() -> None:
-    user = ScriptedChat("hello?", "bye END")
-    environment = UserSimulation(
-        instructions="ask", engine=user, stop_phrase="END", score=lambda conversation: float(len(conversation))
-    )
-    episode = await play(environment, ScriptedChat("hi"))
-    assert episode.done
-    assert episode.reward == 2.0
-    assert len(user.calls) == 2
 
 
 async def test_a_renderer_beside_an_endpoint_is_refused() -> None:

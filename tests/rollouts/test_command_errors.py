@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from trajectory_files import file_of, forked, png, short
+from trajectory_files import file_of, forked, short
 
-from renderers import MediaSource, MediaStore
 from rollouts.terminal.table import printable
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="pipes and devices of POSIX")
@@ -330,25 +329,6 @@ def test_a_conversation_may_come_through_a_pipe(places: dict[str, str]) -> None:
     done = subprocess.run(arguments, check=False, capture_output=True, text=True, timeout=MOST_SECONDS)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["messages"][0]["role"] == "user"
-
-
-@pytest.mark.slow
-def test_a_store_that_holds_a_named_pipe_is_listed_without_waiting(tmp_path: Path) -> None:
-    store = MediaStore(directory=tmp_path / "store")
-    store.add_source(MediaSource.of(png(1)))
-    os.mkfifo(tmp_path / "store" / "pipe")
-    pipe_digest = "ab" + "0" * 62
-    (tmp_path / "store" / "ab").mkdir(exist_ok=True)
-    os.mkfifo(tmp_path / "store" / "ab" / pipe_digest)
-    target = str(tmp_path / "store")
-    commands = [
-        ["media", "ls", target],
-        ["media", "verify", target],
-        ["media", "export", target, "--out", str(tmp_path)],
-    ]
-    for command, (_, output, error, kind) in zip(commands, invoke(tmp_path, commands), strict=True):
-        assert kind in (None, "SystemExit"), (command, error)
-        assert "Traceback" not in output + error
 
 
 @pytest.mark.slow

@@ -93,15 +93,6 @@ def test_the_page_on_environments():
     assert [turn.agent for turn in names["essay"].turns if turn.reward] == ["", "reader-1", "critic"]
     assert (names["essay"].reward, len(names["essay"].leaves())) == (2.25, 4)
     assert [int(sample.loss_mask.sum()) for sample in names["critic"]] == [4]
-    assert (
-        names["conversation"].turns[-1].info.items()
-        >= {
-            "ended_by": "stop_phrase",
-            "user_turns": 2,
-            "user_message": "I see. STOP",
-        }.items()
-    )
-    assert names["conversation"].reward == 1.0
     assert [t.reward for t in names["counted"]] == [1.0] * 4
 
 
@@ -139,10 +130,9 @@ def test_the_page_on_training():
     assert [len(names["last"]), len(names["joined"]), len(names["for_ranks"])] == [1, 8, 16]
     assert names["TrainingBatch"].load("batch.mmr") == names["one_row"]
     assert len(names["of_rank"]) == len(names["plan"].steps)
-    assert names["plan"].summary().endswith("0 of 8 rows left out")
+    assert names["plan"].summary().endswith("; 0 left out")
     assert names["inputs"]["num_images"] == [1] * 8
     assert int((names["supervised"]["labels"] != -100).sum()) == names["trained"]
-    assert int(names["experience"]["action_mask"].sum()) == names["trained"]
     assert [len(part) for part in names["recorded"]] == [4, 4]
     assert names["again"][0].nodes[-1].weight_spans[0].version == "1"
     assert all(torch.isfinite(loss) for loss in names["losses"].values())
@@ -167,8 +157,6 @@ def test_the_page_on_weight_updates():
         assert all(0 <= step - oldest <= limit for step, of_step in enumerate(versions) for oldest in of_step)
         assert any(step > oldest for step, of_step in enumerate(versions) for oldest in of_step)
     assert names["metrics"]["weight_updates"] == 4
-    assert len(names["spans"]) == 2
-    assert names["spans"][-1] == ["1"]
 
 
 def test_the_page_on_fleets():

@@ -18,7 +18,7 @@ from renderers.errors import MediaPolicyError
 from renderers.media.samples import raw_samples, wav_bytes
 from rollouts import EpisodeError, FinishReason, Runner, SamplingParams, Task, run_episode
 from rollouts.engines.protocol import ChatAnswer
-from rollouts.environments import ScoredPrompt, ToolEnvironment, UserSimulation
+from rollouts.environments import ScoredPrompt, ToolEnvironment
 from rollouts.episodes.errors import error_kind, is_outage
 from rollouts.errors import ArgumentError, OverlongPromptError, RolloutsError, ServerError, ServerUnreachableError
 from rollouts.rewards import Judge, JudgeUsage, Reward
@@ -384,27 +384,6 @@ async def test_a_judge_sees_what_tools_returned(renderer):
     )
     assert trajectory.reward == 1.0
     assert [one for one in shown(model.asked[0]) if isinstance(one, tuple)] == [("red",), ("blue",)]
-
-
-async def test_a_judge_scores_a_conversation_with_a_simulated_user(renderer):
-    judge, model = judge_of("yes", prompt="{% for one in messages %}{{ one.role }}: {{ one.content }}. {% endfor %}")
-    environment = UserSimulation(
-        instructions="Ask.",
-        opening=[user("Hello")],
-        engine=ScriptedEngine(["Bye"], renderer=renderer),
-        renderer=renderer,
-        max_user_turns=1,
-        score=judge,
-    )
-    trajectory = await run_episode(
-        environment,
-        engine=ScriptedEngine(["Hi", "So long"], renderer=renderer),
-        renderer=renderer,
-        sampling=SamplingParams(),
-        max_turns=4,
-    )
-    assert trajectory.reward == 1.0
-    assert model.text == "user: Hello. assistant: Hi. user: Bye. assistant: So long. "
 
 
 async def test_an_engine_with_its_renderer_judges(renderer):

@@ -10,12 +10,13 @@ import weakref
 from collections.abc import Iterator
 
 import pytest
+from simulated_engine import SimulatedEngine
 
 from rollouts import EpisodeError, SamplingParams, StepResult, run_episode
 from rollouts.engines.local import LocalEngine
 from rollouts.errors import OverlongPromptError
 from rollouts.runner import EpisodeLimits, Runner, Task
-from rollouts.testing import ScriptedEngine, SimulatedEngine
+from rollouts.testing import ScriptedEngine
 
 SAMPLING = SamplingParams(max_tokens=5)
 ENDS = ("limit", "overlong", "engine", "step", "result", "image")

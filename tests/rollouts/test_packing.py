@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from training_samples import PAD, image, sample, samples_of, sound
 
 from rollouts.errors import ArgumentError, SampleError
-from rollouts.training import Quarantine, TrainingBatch, pack_samples
+from rollouts.training import TrainingBatch, pack_samples
 from rollouts.training.packing import assign_ranks, token_cost, truncate_sample
 
 MAX_TOKENS, MAX_PATCHES = 12, 24
@@ -55,7 +55,7 @@ def test_every_sample_is_in_one_row_and_no_row_exceeds_a_budget(samples, ranks, 
     assert max_patches is None or all(patches_of(row) <= max_patches for row in rows)
     assert {len(step) for step in plan.steps} == {ranks}
     assert not plan.truncations
-    assert not plan.quarantine.rows
+    assert not plan.left_out
 
 
 @settings(max_examples=60, deadline=None)
@@ -202,9 +202,9 @@ def test_a_sample_that_is_too_long_is_an_error_that_names_it_and_the_cure():
 def test_dropped_samples_are_counted_and_the_others_go_on():
     plan = pack_samples(samples_of([9, 4, 20, 5]), max_tokens=8, too_long="drop")
     assert sorted(each.name for row in rows_of(plan) for each in row) == ["s1", "s3"]
-    assert plan.quarantine.counts == {"too long": 2}
-    assert [row.name for row in plan.quarantine.rows] == ["s0", "s2"]
-    assert "2 of 4 rows left out: 2 too long (s0: it has 9 tokens" in plan.summary()
+    assert [row.name for row in plan.left_out] == ["s0", "s2"]
+    assert plan.left_out[0].reason.startswith("it has 9 tokens")
+    assert plan.summary().endswith("2 left out")
 
 
 def test_truncation_reports_a_lost_stop_token():
@@ -220,27 +220,13 @@ def test_truncation_reports_a_lost_stop_token():
 def test_a_sample_without_a_trained_token_after_truncation_is_left_out():
     plan = pack_samples([sample(10, name="answer at the end"), *samples_of([3])], max_tokens=8, too_long="truncate")
     assert not plan.truncations
-    assert plan.quarantine.rows[0].reason.endswith("truncated, it has no trained token")
+    assert plan.left_out[0].reason.endswith("truncated, it has no trained token")
 
 
 def test_nothing_left_is_an_empty_plan_that_says_so():
     plan = pack_samples(samples_of([9]), max_tokens=8, too_long="drop", ranks=2)
     assert plan.steps == ()
-    assert "1 of 1 rows left out" in plan.summary()
-
-
-def test_the_counts_of_a_quarantine_include_rows_that_were_left_out_earlier():
-    quarantine = Quarantine()
-
-    def make(length):
-        if length == 7:
-            raise SampleError("seven", "is not wanted")
-        return sample(length, name=str(length))
-
-    samples = quarantine.collect([3, 7, 9], make)
-    plan = pack_samples(samples, max_tokens=8, too_long="drop", quarantine=quarantine)
-    assert plan.quarantine.counts == {"SampleError": 1, "too long": 1}
-    assert quarantine.seen == 3
+    assert "1 left out" in plan.summary()
 
 
 @pytest.mark.parametrize(
@@ -272,7 +258,7 @@ def test_other_values_than_samples_and_ranks_that_do_not_exist_are_refused():
 def test_a_sample_without_tokens_is_left_out_with_its_reason():
     empty = replace(sample(2), **{name: getattr(sample(2), name)[:0] for name in COLUMNS}, name="empty")
     plan = pack_samples([empty, *samples_of([2])], max_tokens=8)
-    assert plan.quarantine.counts == {"no tokens": 1}
+    assert [(row.name, row.reason) for row in plan.left_out] == [("empty", "it has no tokens")]
 
 
 COLUMNS = ("token_ids", "loss_mask", "logprobs", "advantages")

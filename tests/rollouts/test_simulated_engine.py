@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulated_engine import SimulatedEngine
 
 from rollouts import FinishReason, GenerateRequest, SamplingParams
 from rollouts.engines.protocol import UpdatableEngine, check_result
 from rollouts.errors import ArgumentError, EngineClosedError, ServerUnreachableError, WeightUpdateError
-from rollouts.testing import SimulatedEngine
 
 
 def request(seed=None, request_id="r", **sampling):

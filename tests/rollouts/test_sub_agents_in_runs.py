@@ -6,13 +6,13 @@ import asyncio
 import numpy as np
 import pytest
 import torch
+from simulated_engine import SimulatedEngine
 from sub_agents import Delegating, Echo, Nested, play, rows_of_turns, user
 from transformers import AutoModelForImageTextToText
 
 from rollouts import LocalEngine, SamplingParams, StepResult
-from rollouts.environments import UserSimulation
 from rollouts.runner import Asynchronous, RetryPolicy, Runner, Task
-from rollouts.testing import ScriptedEngine, SimulatedEngine
+from rollouts.testing import ScriptedEngine
 from rollouts.training import TrainingBatch, mismatch_report, samples_from_trajectory, token_logprobs
 
 TREE = (2, ((2, ()), (1, ((2, ()), (1, ())))))
@@ -63,29 +63,22 @@ def test_children_survive_failures_aborts_and_weight_updates(renderer, in_flight
         assert all(node.weight_spans for node in episode.nodes if node.sampled.all())
 
 
-def test_a_cancelled_run_leaves_no_request_of_a_child_or_of_a_simulated_user(renderer):
-    """The consumer goes away while children and users wait for their engines."""
+def test_a_cancelled_run_leaves_no_request_of_a_child(renderer):
+    """The consumer goes away while a child waits for the engine."""
 
     async def main():
-        waiting, never = set(), asyncio.Event()
-        both = asyncio.Event()
+        is_waiting, never = asyncio.Event(), asyncio.Event()
 
-        def held(name):
-            async def completion(request):
-                waiting.add(name)
-                if len(waiting) == 2:
-                    both.set()
-                try:
-                    await never.wait()
-                finally:
-                    waiting.discard(name)
-
-            return completion
+        async def held(request):
+            is_waiting.set()
+            try:
+                await never.wait()
+            finally:
+                is_waiting.clear()
 
         policy = ScriptedEngine(
-            lambda request: held("child")(request) if len(request.prompt_ids) > 80 else "ok", renderer=renderer
+            lambda request: held(request) if len(request.prompt_ids) > 80 else "ok", renderer=renderer
         )
-        user_engine = ScriptedEngine(held("user"), renderer=renderer)
 
         class Delegating:
             def attach(self, context):
@@ -98,20 +91,15 @@ def test_a_cancelled_run_leaves_no_request_of_a_child_or_of_a_simulated_user(ren
                 await self.context.generate_turn([user("x" * 100)], agent="child")
                 return StepResult(done=True)
 
-        def make_environment(task):
-            if task.data == "user":
-                return UserSimulation(instructions="u", opening=[user("hi")], engine=user_engine, renderer=renderer)
-            return Delegating()
-
-        runner = Runner(make_environment, policy, renderer, sampling=SamplingParams(max_tokens=8))
-        stream = runner.stream([Task("a", "user"), Task("b", "child")])
+        runner = Runner(lambda task: Delegating(), policy, renderer, sampling=SamplingParams(max_tokens=8))
+        stream = runner.stream([Task("a")])
         consumer = asyncio.create_task(anext(stream))
-        await both.wait()
+        await is_waiting.wait()
         consumer.cancel()
         with pytest.raises(asyncio.CancelledError):
             await consumer
         await runner.close()
-        assert waiting == set()
+        assert not is_waiting.is_set()
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(main())

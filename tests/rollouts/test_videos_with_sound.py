@@ -27,7 +27,7 @@ from rollouts.training import (
     samples_from_trajectory,
     token_logprobs,
 )
-from rollouts.training.adapters import AdapterError, openrlhf_experience, trl_sft_batch
+from rollouts.training.adapters import AdapterError, trl_sft_batch
 from rollouts.training.packing import pack_samples, sample_rows, truncate_sample
 from rollouts.trajectory.packed_episodes import pack_episodes
 from transport import RecordReader, decode, encode
@@ -264,12 +264,8 @@ def test_a_film_is_cut_as_a_whole_and_counts_its_patches_and_its_frames(omni):
 @ONE
 def test_trainers_that_would_place_it_otherwise_refuse_it_by_name(omni):
     rendered = omni.renderer.render([*conversation(film(4, 1.0)), {"role": "assistant", "content": "yes"}])
-    for convert in (
-        lambda samples: trl_sft_batch(samples, pad_id=0),
-        lambda samples: openrlhf_experience(samples, pad_id=0),
-    ):
-        with pytest.raises(AdapterError, match=r"use_audio_in_video.*token_logprobs"):
-            convert([sample_from_rendered(rendered)])
+    with pytest.raises(AdapterError, match=r"use_audio_in_video.*token_logprobs"):
+        trl_sft_batch([sample_from_rendered(rendered)], pad_id=0)
 
 
 @ONE

@@ -178,7 +178,7 @@ class RunParts:
         """
         values = self.file.config.model_dump(exclude=_CHANGEABLE)
         engine = _without_places(values["engine"])
-        if engine["kind"] in ("fleet", "router"):  # a run may go on with one server instead of several, or the reverse
+        if engine["kind"] == "fleet":  # a run may go on with one server instead of several, or the reverse
             engine["kind"] = engine.pop("server_kind", "vllm")
         if engine["kind"] == "sglang":
             engine = {key: value for key, value in engine.items() if key not in ("model", "media")}  # vLLM's

@@ -2,6 +2,5 @@
 
 from rollouts.engines.fleet.fleet import EngineFleet
 from rollouts.engines.fleet.membership import FleetLimits, MemberStatus
-from rollouts.engines.fleet.routed import RoutedEngine
 
-__all__ = ["EngineFleet", "FleetLimits", "MemberStatus", "RoutedEngine"]
+__all__ = ["EngineFleet", "FleetLimits", "MemberStatus"]

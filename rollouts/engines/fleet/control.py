@@ -127,36 +127,6 @@ class FleetControl:
             self._membership.record_update(version, directory, failed, asked=outcomes)
             return {name: failed.get(name) for name in outcomes}
 
-    async def rolling_update(
-        self, weights: Any, version: str, *, seconds: float | None = None
-    ) -> Mapping[str, Exception | None]:
-        """Load other weights into one member after another, while the others serve; None, or its error, for each.
-
-        A member is drained first: its requests in flight end with the old weights, for which it has `seconds` (after
-        them they move to other members, and their turns begin again there), and its sessions go to the others. So no
-        turn has tokens of two versions; a session has, as after every update. `seconds` bounds the loading, too.
-
-        A member that fails is ejected as by `update_weights`, and the next one follows. If the first one fails, nothing
-        else is touched: that one is ejected until it serves the old weights again, and `WeightUpdateError` is raised.
-        With one member this is an update that waits for its requests. Raises `EngineError` while another runs.
-        """
-        check_update_arguments(version, "wait")
-        if self._updating:
-            raise EngineError("rolling_update", "another update runs; wait for it")
-        with self._only_update():
-            outcomes: dict[str, Exception | None] = {}
-            directory = weights if isinstance(weights, str | os.PathLike) else None
-            for member in self._serving("rolling_update"):
-                error = await self._update_drained(member, weights, version, seconds)
-                if error is not None and not outcomes:
-                    raise WeightUpdateError(
-                        f"{member.name} has not taken the weights {version!r}, the others were not asked to: {error}"
-                    ).concern_servers_of([error]) from error
-                outcomes[member.name] = error
-                self._membership.record_update(version, directory, {} if error is None else {member.name: error})
-            self._membership.record_update(version, directory, {}, asked=outcomes)
-            return outcomes
-
     @contextmanager
     def _only_update(self) -> Iterator[None]:
         self._updating = True
@@ -165,26 +135,6 @@ class FleetControl:
                 yield
         finally:
             self._updating = False
-
-    async def _update_drained(
-        self, member: Member, weights: Any, version: str, seconds: float | None
-    ) -> Exception | None:
-        """Drain a member, load other weights into it, and let it serve; its error if they were not loaded."""
-        was_drained, reason_before = member.state is MemberState.DRAINING, member.reason
-        state, reason = MemberState.EJECTED, "its update was cut off"  # if this call is cancelled
-        try:
-            await self._membership.drain(member, "its weights are being replaced", seconds)
-            outcomes = await self._outcomes(
-                [member], lambda each: _update(each, weights, version, "wait"), seconds, "rolling_update"
-            )
-            error = outcomes[member.name]
-            if not isinstance(error, Exception):
-                state, reason = (MemberState.DRAINING, reason_before) if was_drained else (MemberState.READY, "")
-                return None
-            reason = str(error)
-            return error
-        finally:
-            member.set_state(state, reason)
 
     async def load_adapter(
         self, name: str, directory: str | os.PathLike[str], *, seconds: float | None = None

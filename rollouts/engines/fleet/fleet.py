@@ -14,7 +14,7 @@ from rollouts.engines.event_loop import SingleFlight
 from rollouts.engines.fleet.control import FleetControl
 from rollouts.engines.fleet.membership import FleetLimits, Member, Membership, MemberState, MemberStatus, checked_engine
 from rollouts.engines.fleet.routing import SessionTable
-from rollouts.engines.fleet.servers import RayServerNames, ServerFile
+from rollouts.engines.fleet.servers import RayServerNames
 from rollouts.engines.http.connection import HttpLimits
 from rollouts.engines.http.exchange import server_identity
 from rollouts.engines.lazy import LazyEngine
@@ -29,7 +29,6 @@ from rollouts.errors import (
     FleetMismatchError,
     NoServerError,
     ServerError,
-    ServerFileError,
     ServerTimeoutError,
     ServerUnreachableError,
     UnknownAdapterError,
@@ -88,24 +87,6 @@ class EngineFleet:
         return cls(server_engines(urls, kind, http_limits, options), limits=limits)
 
     @classmethod
-    def from_file(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        kind: ServerKind = "vllm",
-        limits: FleetLimits | None = None,
-        http_limits: HttpLimits | None = None,
-        **options: Any,
-    ) -> Self:
-        """A fleet of the servers whose addresses a file names, one a line; the options are those of `from_urls`.
-
-        While requests run, the file is read again when it has changed: servers that it names no more are drained and
-        removed, new ones are added. A file that cannot be used changes nothing, and an error is logged. Raises
-        `ServerFileError` if it cannot be used now.
-        """
-        return cls._following(ServerFile(path), kind, limits, http_limits, options)
-
-    @classmethod
     def from_ray(
         cls,
         names: Sequence[str],
@@ -122,21 +103,10 @@ class EngineFleet:
         again: one that Ray has started on another node is followed there. The options are those of `from_urls`. Blocks
         until the actors have answered. Raises `ServerActorError`, `ArgumentError` and `MissingExtraError`.
         """
-        return cls._following(RayServerNames(names, namespace), kind, limits, http_limits, options)
-
-    @classmethod
-    def _following(
-        cls,
-        servers: ServerFile | RayServerNames,
-        kind: ServerKind,
-        limits: FleetLimits | None,
-        http_limits: HttpLimits | None,
-        options: Mapping[str, Any],
-    ) -> Self:
-        """A fleet of the servers of a list, whose changes it follows."""
+        names_of_actors = RayServerNames(names, namespace)
         make_engines = partial(server_engines, kind=kind, limits=http_limits, options=options)
-        fleet = cls(make_engines(servers.read()), limits=limits)
-        fleet._membership.follow = lambda: fleet._follow(servers, make_engines)
+        fleet = cls(make_engines(names_of_actors.read()), limits=limits)
+        fleet._membership.follow = lambda: fleet._follow(names_of_actors, make_engines)
         return fleet
 
     # The engine protocol.
@@ -197,13 +167,7 @@ class EngineFleet:
             log.info("request %s moves on from %s: %s", request.request_id, member.name, failures[member.name])
 
     async def update_weights(self, weights: Any, version: str, *, in_flight: InFlight = "abort") -> None:
-        """`control.update_weights`, which also returns the result of each member.
-
-        With `FleetLimits.rolling_updates` and in_flight="wait" it is `control.rolling_update`.
-        """
-        if self._limits.rolling_updates and in_flight == "wait":
-            await self.control.rolling_update(weights, version)
-            return
+        """`control.update_weights`, which also returns the result of each member."""
         await self.control.update_weights(weights, version, in_flight=in_flight)
 
     def updating_weights(self) -> AbstractContextManager[None]:
@@ -395,13 +359,13 @@ class EngineFleet:
             raise ServerUnreachableError(request.request_id, f"it was started as another server: {error}") from error
 
     async def _follow(
-        self, servers: ServerFile | RayServerNames, make_engines: Callable[[Sequence[str]], Mapping[str, Engine]]
+        self, servers: RayServerNames, make_engines: Callable[[Sequence[str]], Mapping[str, Engine]]
     ) -> None:
-        """Add and remove members as a file of servers, or the actors of servers, say."""
+        """Add and remove members as the actors of the servers say."""
         try:
             urls = await asyncio.to_thread(servers.read_if_changed)
             engines = self._membership.engines() if urls is None else make_engines(urls)
-        except (ServerFileError, ValueError) as error:
+        except ValueError as error:
             log.error("the members of the fleet stay as they are: %s", error)
             return
         members = self._membership.engines()

@@ -41,8 +41,6 @@ class FleetLimits:
     A new session goes to another member than its hash chooses if that one has more requests in flight than
     `spill_ratio` times the mean of all members, and more than `spill_requests`. The last `sessions` sessions keep their
     member; an older one gets a member as a new session does.
-
-    `rolling_updates`: weights that wait for the requests in flight are loaded into one member after another.
     """
 
     check_seconds: float = 5.0
@@ -54,7 +52,6 @@ class FleetLimits:
     spill_ratio: float = 1.25
     spill_requests: int = 8
     sessions: int = 2**18
-    rolling_updates: bool = False
 
     def __post_init__(self) -> None:
         least_counts = {"eject_after": 1, "readmit_after": 1, "failovers": 0, "sessions": 1, "spill_requests": 0}
@@ -447,12 +444,6 @@ class Membership:
             await engine.update_weights(directory, version)
         except (EngineError, WeightUpdateError) as error:
             log.error("%s stays ejected, it could not load the weights %r: %s", member.name, version, error)
-
-    async def caught_up(self) -> None:
-        """Wait for the members that load the fleet's weights, and check all again."""
-        if self._catching_up:
-            await asyncio.wait([catch_up.task for catch_up in self._catching_up.values()])
-            await self.check_all()
 
     async def drain(self, member: Member, reason: str, seconds: float | None) -> None:
         """Give a member no more requests; return when its requests have ended. After `seconds` they are moved."""

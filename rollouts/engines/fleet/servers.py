@@ -1,46 +1,11 @@
-"""The servers of a fleet: of a file, and of a Ray cluster."""
+"""The servers of a fleet that actors of a Ray cluster run."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
-from rollouts.errors import ArgumentError, MissingExtraError, ServerActorError, ServerFileError, describe_exception
-
-
-class ServerFile:
-    """Empty lines, and what follows a `#`, are ignored. Replace the file in one step (`os.replace`) to change it."""
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        self._read_version: tuple[int, int, int] | None = None
-
-    def read(self) -> list[str]:
-        """The addresses. Raises `ServerFileError` where it cannot be read, or names no server."""
-        try:
-            self._read_version = self._version()
-            text = self.path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ServerFileError(self.path, str(error)) from error
-        addresses = [line.partition("#")[0].strip() for line in text.splitlines()]
-        if not any(addresses):
-            raise ServerFileError(self.path, "it names no server; write one address a line")
-        return [address for address in addresses if address]
-
-    def read_if_changed(self) -> list[str] | None:
-        """The addresses if the file has changed since the last `read`, else None. Raises `ServerFileError`."""
-        try:
-            changed = self._version() != self._read_version
-        except OSError as error:
-            raise ServerFileError(self.path, str(error)) from error
-        return self.read() if changed else None
-
-    def _version(self) -> tuple[int, int, int]:
-        status = self.path.stat()
-        return status.st_ino, status.st_mtime_ns, status.st_size
-
+from rollouts.errors import ArgumentError, MissingExtraError, ServerActorError, describe_exception
 
 _FIRST_SECONDS: Final = 60.0  # for an actor that is being placed
 _NEXT_SECONDS: Final = 5.0  # for one whose server is started again, meanwhile the fleet goes on without it

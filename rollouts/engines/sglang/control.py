@@ -102,58 +102,6 @@ class SGLangControl(HealthControl):
             await self.resume()
         self._on_weight_version(version)
 
-    async def init_weights_update_group(
-        self, *, master_address: str, master_port: int, rank_offset: int, world_size: int, group_name: str, backend: str
-    ) -> None:
-        """Let the server join a process group, of which the trainer is rank 0, to receive tensors.
-
-        It returns once all ranks have joined, so that the trainer joins at the same time.
-        """
-        content = {
-            "master_address": master_address,
-            "master_port": master_port,
-            "rank_offset": rank_offset,
-            "world_size": world_size,
-            "group_name": group_name,
-            "backend": backend,
-        }
-        await self._updated("/init_weights_update_group", content, "joining a group for weights")
-
-    async def update_weights_from_distributed(
-        self,
-        names: Sequence[str],
-        dtypes: Sequence[str],
-        shapes: Sequence[Sequence[int]],
-        *,
-        group_name: str,
-        version: str | None = None,
-    ) -> None:
-        """Let the server receive these tensors from rank 0 of a group, in this order; the trainer broadcasts them
-        meanwhile.
-
-        Call `pause` before the first call and `resume` after the last one, which has the `version`: with another
-        set of tensors missing, the weights are neither the old ones nor the new ones. The prefix cache is emptied with
-        the last call.
-        """
-        content = {
-            "names": list(names),
-            "dtypes": list(dtypes),
-            "shapes": [list(shape) for shape in shapes],
-            "group_name": group_name,
-            "flush_cache": version is not None,
-        }
-        if version is not None:
-            check_version("version", version)
-            content["weight_version"] = version
-        await self._updated("/update_weights_from_distributed", content, "receiving weights")
-        if version is not None:
-            self._on_weight_version(version)
-
-    async def destroy_weights_update_group(self, group_name: str) -> None:
-        """Let the server leave a process group."""
-        content = {"group_name": group_name}
-        await self._updated("/destroy_weights_update_group", content, "leaving a group for weights")
-
     # LoRA adapters.
 
     async def load_adapter(self, name: str, directory: str) -> None:

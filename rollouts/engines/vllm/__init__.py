@@ -4,18 +4,16 @@ from rollouts.engines.http.connection import HttpLimits
 from rollouts.engines.http.resuming import ResumePolicy
 from rollouts.engines.protocol import TokenDelta
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities
+from rollouts.engines.vllm.checkpoint_files import write_tied_head
 from rollouts.engines.vllm.engine import VLLMEngine
 from rollouts.engines.vllm.server_renderer import (
-    BlockingServerRenderer,
     ImageChunk,
     ImagePointer,
     ServerRenderer,
     TokenChunk,
 )
-from rollouts.engines.vllm.weight_updates import write_tied_head
 
 __all__ = [
-    "BlockingServerRenderer",
     "ExpectedCapabilities",
     "HttpLimits",
     "ImageChunk",

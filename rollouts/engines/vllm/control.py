@@ -10,7 +10,7 @@ from rollouts.engines.http.exchange import HttpResponse, name_errors_after_metho
 from rollouts.engines.http.health import HealthControl
 from rollouts.engines.vllm.capabilities import json_object
 from rollouts.engines.vllm.server_state import ServerMetrics, required_field
-from rollouts.engines.vllm.weight_updates import TransferControl
+from rollouts.engines.vllm.transfer import TransferControl
 from rollouts.errors import CapabilityError, EngineError, InvalidRequestError
 
 MemoryTag = Literal["weights", "kv_cache"]

@@ -306,7 +306,7 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
             payload, capabilities = await self.media_payload(request)
             # The last attempts carry all data: with a server that evicts media at once (a small or disabled cache,
             # another client that clears it), a request that relies on the data of others could fail for ever.
-            media_cache = self._media_cache_of(request)
+            media_cache = self._media_cache
             include_all = payload.sends_all or resends >= _MAX_RESENDS - 1
             reservation = await media_cache.reserve(payload.names, include_all=include_all)
             generation.clear()
@@ -344,7 +344,6 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
                 resends += 1
                 log.info("request %s: sent again, the server has evicted media", request.request_id)
                 media_cache.evict(reservation)
-                self._record_cache_miss(request)
             else:
                 payload.check(generation)
                 # The connection retries with the same body after it broke; by then another server may have started.
@@ -423,13 +422,6 @@ class VLLMEngine(ServerEngine[ServerCapabilities]):
 
     async def _is_paused(self) -> bool:
         return await self.control.is_paused()
-
-    def _media_cache_of(self, request: GenerateRequest) -> ServerMediaCache:
-        """The record of the media that the server of a request holds."""
-        return self._media_cache
-
-    def _record_cache_miss(self, request: GenerateRequest) -> None:
-        """The server did not hold media that it was sent before."""
 
     async def _probe(self) -> ServerCapabilities:
         return await probe(self._connection, model=self._model, expected=self._expected)

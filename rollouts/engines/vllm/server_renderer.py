@@ -7,20 +7,17 @@ import hashlib
 import json
 import os
 import re
-import threading
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import CancelledError
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange, RenderedTokens
 from renderers.errors import MediaError, MessageError
-from renderers.media.fetching import on_event_loop
 from renderers.media.item import PixelScale
 from renderers.media.policy import MediaPolicy
 from renderers.media.reference import load_source
@@ -54,7 +51,6 @@ from rollouts.engines.vllm.features import decode_item, encoded_entries
 from rollouts.engines.vllm.generate import RenderedMedia, RenderResponse, parse_render_response, single_token
 from rollouts.errors import (
     CapabilityError,
-    EngineClosedError,
     InvalidRequestError,
     MalformedResultError,
     ServerError,
@@ -722,160 +718,3 @@ def _chunk_reference(chunk: Chunk, name: str) -> Any:
 
 
 # `ServerRenderer` for code without `await`: every call runs on one event loop in a thread of its own.
-
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-_NAME = "blocking render"
-
-
-class BlockingServerRenderer:
-    """A `ServerRenderer` with blocking methods.
-
-        with BlockingServerRenderer(ServerRenderer.connect("http://127.0.0.1:8000")) as renderer:
-            rendered = renderer.render(messages, add_generation_prompt=True)
-
-    Many threads may call it at the same time; the calls run concurrently. The event loop runs in a daemon thread
-    from the first call until `close`; a forked process, which has no such thread, makes a renderer of its own. A call
-    on the thread of a running event loop would block that loop and raises `InvalidRequestError`.
-    """
-
-    def __init__(self, renderer: ServerRenderer) -> None:
-        self._renderer = renderer
-        self._closed = False
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> RenderedTokens:
-        """`ServerRenderer.render`."""
-        return self._wait(
-            self._renderer.render,
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            chat_template_kwargs=chat_template_kwargs,
-        )
-
-    def render_chunks(self, chunks: Iterable[Chunk]) -> RenderedTokens:
-        """`ServerRenderer.render_chunks`."""
-        return self._wait(self._renderer.render_chunks, chunks)
-
-    def image(self, reference: Any) -> MediaItem:
-        """`ServerRenderer.image`."""
-        return self._wait(self._renderer.image, reference)
-
-    def sound(self, reference: Any) -> MediaItem:
-        """`ServerRenderer.sound`."""
-        return self._wait(self._renderer.sound, reference)
-
-    def identity(self) -> ServerIdentity:
-        """`ServerRenderer.identity`."""
-        return self._wait(self._renderer.identity)
-
-    def hearing(self) -> ServerIdentity | None:
-        """`ServerRenderer.hearing`."""
-        return self._wait(self._renderer.hearing)
-
-    @property
-    def processors(self) -> dict[Modality, ServerProcessor]:
-        """The processor of each modality, as on a renderer that was loaded from a directory; empty for a text model."""
-        identities: dict[Modality, ServerIdentity | None] = {"image": self.identity(), "audio": self.hearing()}
-        return {
-            modality: ServerProcessor(self, modality, server.marker, self._renderer.policy, self._renderer.store)
-            for modality, server in identities.items()
-            if server is not None and server.marker is not None
-        }
-
-    def close(self) -> None:
-        """Cancel running calls, close the `ServerRenderer` and end the thread. A second call does nothing."""
-        with self._lock:
-            loop, thread, self._loop, self._closed = self._loop, self._thread, None, True
-        if loop is None or thread is None:
-            return
-        asyncio.run_coroutine_threadsafe(self._renderer.close(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def _wait(self, method: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        if on_event_loop():
-            raise InvalidRequestError(
-                _NAME,
-                "a blocking call on the thread of a running event loop would block that loop; await the ServerRenderer "
-                "itself, or make this call in asyncio.to_thread",
-            )
-        with self._lock:  # so that a concurrent `close` cancels the call that starts here
-            if self._closed:
-                raise EngineClosedError(_NAME, "the renderer is closed")
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=_run, args=(self._loop,), name="server-renderer", daemon=True)
-                self._thread.start()
-            elif self._thread is not None and not self._thread.is_alive():
-                raise EngineClosedError(_NAME, "the renderer is of the process that forked this one; make one here")
-            running = asyncio.run_coroutine_threadsafe(method(*args, **kwargs), self._loop)
-        try:
-            return running.result()
-        except CancelledError:
-            raise EngineClosedError(_NAME, "the renderer was closed before the call finished") from None
-        except KeyboardInterrupt:
-            running.cancel()
-            raise
-
-
-def _run(loop: asyncio.AbstractEventLoop) -> None:
-    """Run the loop until it is stopped, then cancel its remaining tasks."""
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        runner.get_loop().run_forever()
-
-
-class ServerProcessor:
-    """`MediaProcessor` that uses a server; it recreates the items of a trajectory from their sources.
-
-        samples_from_trajectory(episode, advantage=1.0, processors=renderer.processors)
-
-    The identity of the server is looked up at every call: `mm_hash` changes when the server becomes another one.
-    """
-
-    def __init__(
-        self,
-        renderer: BlockingServerRenderer,
-        modality: Modality,
-        marker: str,
-        policy: MediaPolicy,
-        store: MediaStore,
-    ) -> None:
-        self._renderer = renderer
-        self.modality = modality
-        self.marker = self.embed_token = marker
-        self.policy = policy
-        self.store = store
-
-    @property
-    def fingerprint(self) -> str:
-        """Digest of the server's version, its model and what it makes of a probe."""
-        server = self._renderer.hearing() if self.modality == "audio" else self._renderer.identity()
-        assert server is not None  # a server that hears does not stop hearing
-        return server.fingerprint
-
-    def mm_hash(self, source: MediaSource) -> str:
-        """The digest of the pixels as the model sees them: source digest + fingerprint."""
-        return f"{source.digest}-{self.fingerprint}"
-
-    def process(self, source: MediaSource) -> MediaItem:
-        """The item of a source, from the store or the server. Raises `MediaError` and `EngineError`."""
-        return self._renderer.sound(source) if self.modality == "audio" else self._renderer.image(source)

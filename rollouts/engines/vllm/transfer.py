@@ -1,74 +1,39 @@
-"""New weights for vLLM servers from the tensors of a trainer, by vLLM's weight transfer."""
+"""vLLM's weight transfer at one server: tensors come from a trainer instead of from a directory.
+
+    init_weight_transfer_engine     once: the workers join the trainer's transport
+    start_weight_update             the parameters of the model lose their storage
+    update_weights                  once for each bucket of tensors
+    finish_weight_update            the parameters are complete; the version label is set
+
+A server whose transfer does not get to its end has parameters without storage: the next request would kill it. It
+stays paused then, unless the weights of before come from a directory and can be loaded again.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import logging
-import os
-import pickle
-import tempfile
-from collections.abc import Awaitable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
-from typing import IO, Any, Protocol, Self
+from typing import Any, NoReturn, Self
 
-from rollouts.engines.protocol import GenerateRequest, GenerateResult, InFlight, check_update_arguments
-from rollouts.engines.vllm.control import ServerControl
-from rollouts.engines.vllm.weight_updates import HEAD, Transfer, checkpoint_shapes, ties_embeddings
-from rollouts.errors import ArgumentError, EngineError, WeightUpdateError, describe_exception
-from rollouts.values import check_integer
+from rollouts.engines.vllm.caches import PauseMode, check_pause_mode
+from rollouts.engines.vllm.checkpoint_files import HEAD, checkpoint_shapes, ties_embeddings
+from rollouts.engines.vllm.weight_updates import WeightControl
+from rollouts.errors import (
+    CapabilityError,
+    EngineError,
+    InvalidRequestError,
+    ServerError,
+    ServerUnreachableError,
+    WeightUpdateError,
+)
 
-__all__ = ["FileSender", "IPCSender", "NCCLSender", "TensorInfo", "TransferEngine", "WeightSender"]
+log = logging.getLogger("rollouts.engines.vllm")
 
-
-#: A tensor of the trainer with its name in the checkpoint.
-NamedTensor = tuple[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """The name of a tensor, its dtype as torch names it without "torch." ("bfloat16"), and its shape."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-    @classmethod
-    def of(cls, name: str, tensor: Any) -> Self:
-        """Of a tensor of torch, or of anything with `dtype` and `shape`."""
-        return cls(name, str(tensor.dtype).rpartition(".")[2], tuple(int(size) for size in tensor.shape))
-
-
-def update_info(bucket: Sequence[NamedTensor]) -> dict[str, Any]:
-    """What `/update_weights` is told about the tensors of a bucket, in their order."""
-    infos = [TensorInfo.of(name, tensor) for name, tensor in bucket]
-    return {
-        "names": [info.name for info in infos],
-        "dtype_names": [info.dtype for info in infos],
-        "shapes": [list(info.shape) for info in infos],
-    }
-
-
-def buckets(tensors: Iterable[NamedTensor], max_bytes: int) -> Iterator[list[NamedTensor]]:
-    """The tensors in their order, in lists of at most `max_bytes`; a larger tensor has a list of its own."""
-    bucket: list[NamedTensor] = []
-    size = 0
-    for name, tensor in tensors:
-        added = _num_bytes(tensor)
-        if bucket and size + added > max_bytes:
-            yield bucket
-            bucket, size = [], 0
-        bucket.append((name, tensor))
-        size += added
-    if bucket:
-        yield bucket
-
-
-def _num_bytes(tensor: Any) -> int:
-    return int(prod(tensor.shape) * tensor.dtype.itemsize)
+_NOT_CONFIGURED = "Weight transfer not configured"
 
 
 class ExpectedTensors:
@@ -107,13 +72,6 @@ class ExpectedTensors:
         """Whether names and shapes are known."""
         return self._shapes is not None
 
-    def checked(self, tensors: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
-        """The tensors, checked as they come. Raises `WeightUpdateError`, which names the first wrong one."""
-        for name, tensor in tensors:
-            self.check(name, TensorInfo.of(name, tensor).shape)
-            yield name, tensor
-        self.check_complete()
-
     def check_complete(self) -> None:
         """Raise `WeightUpdateError` unless every tensor has come."""
         if missing := sorted((self._shapes or {}).keys() - self._seen - self._optional):
@@ -138,362 +96,133 @@ class ExpectedTensors:
             raise WeightUpdateError(f"{name} has shape {shape}, in {self._source} it has {self._shapes[name]}")
 
 
-# Transports for the tensors of a transfer. vLLM's own classes move the bytes, and are imported when they are used.
+@dataclass(eq=False, slots=True)
+class Transfer:
+    """A transfer that has begun at one server. `previous`: the directory of the weights of before, None if unknown."""
+
+    held: ExitStack
+    stays_paused: bool
+    previous: str | None
+    expected: ExpectedTensors
 
 
-class WeightSender(Protocol):
-    """The trainer's end of a transport. Its methods block, and are called on threads, one at a time.
+class TransferControl(WeightControl):
+    """Receives weights from a trainer, which sends them with vLLM's own classes (`vllm.distributed.weight_transfer`).
 
-    A sender that failed is closed, and opened again for the next transfer.
+    The trainer makes these calls in their order, at all of its servers together.
     """
 
-    def init_info(self, workers_before: int, num_workers: int) -> Mapping[str, Any]:
-        """What one server needs to join. The servers have `num_workers` in all, `workers_before` at those before it."""
-        ...
+    async def init_weight_transfer(self, init_info: Mapping[str, Any]) -> None:
+        """Let the workers join the transport of the trainer; `init_info` is what the server's backend expects.
 
-    def open(self, num_workers: int) -> None:
-        """Join. The servers join at the same time."""
-        ...
-
-    def update_info(self, bucket: Sequence[NamedTensor]) -> Mapping[str, Any]:
-        """What the servers need to receive a bucket, beside the names, dtypes and shapes of its tensors."""
-        ...
-
-    def send(self, bucket: Sequence[NamedTensor]) -> None:
-        """Send the tensors of a bucket. The servers receive them at the same time."""
-        ...
-
-    def close(self) -> None:
-        """Leave; also after an error."""
-        ...
-
-
-class NCCLSender:
-    """Broadcasts with NCCL from the current GPU of this process to the workers of all servers.
-
-    `address` and `port` are those of this machine, where the servers reach it: they join a store that this process
-    opens there. Needs vllm in this environment. Written against vLLM 0.32 (`--weight-transfer-config
-    '{"backend": "nccl"}'`); no test runs it.
-    """
-
-    def __init__(self, address: str, port: int) -> None:
-        if not isinstance(port, int) or not 0 < port < 2**16:
-            raise ArgumentError("port", port, "pass a free port of this machine, from 1 to 65535")
-        self._address = address
-        self._port = port
-        self._group: Any = None
-
-    def init_info(self, workers_before: int, num_workers: int) -> Mapping[str, Any]:
-        return {
-            "rank_offset": 1 + workers_before,
-            "master_address": self._address,
-            "master_port": self._port,
-            "world_size": 1 + num_workers,  # this process has rank 0
-            "packed": False,  # each tensor is a broadcast of its own; the buckets bound the memory
-        }
-
-    def open(self, num_workers: int) -> None:
-        try:
-            # Not installed where mypy runs.
-            from vllm.distributed.weight_transfer.nccl_common import (  # type: ignore[import-not-found, unused-ignore]
-                trainer_init,
-            )
-        except ImportError as error:
-            reason = "NCCLSender uses the transport of vllm, which is not installed here: pip install vllm"
-            raise WeightUpdateError(reason) from error
-        self._group = trainer_init(dict(self.init_info(0, num_workers)))
-
-    def update_info(self, bucket: Sequence[NamedTensor]) -> Mapping[str, Any]:
-        return {}
-
-    def send(self, bucket: Sequence[NamedTensor]) -> None:
-        import torch
-
-        stream = torch.cuda.current_stream()
-        # NCCL sends the bytes at the address of a tensor: a view with strides has others there.
-        contiguous = [tensor.contiguous() for _, tensor in bucket]
-        for tensor in contiguous:
-            self._group.broadcast(tensor, src=0, stream=stream)
-        stream.synchronize()
-
-    def close(self) -> None:
-        group, self._group = self._group, None
-        if group is not None:
-            group.destroy()
-
-
-class IPCSender:
-    """Lends the memory of tensors on this machine's GPUs to the workers on the same GPUs, by CUDA IPC.
-
-    The handles are pickled, as vLLM's own client does: the servers need `VLLM_ALLOW_INSECURE_SERIALIZATION=1`, with
-    which whoever reaches them can run code in them. Written against vLLM 0.32 (`--weight-transfer-config
-    '{"backend": "ipc"}'`); no test runs it.
-    """
-
-    def __init__(self) -> None:
-        self._lent: list[Any] = []
-
-    def init_info(self, workers_before: int, num_workers: int) -> Mapping[str, Any]:
-        return {"packed": False}
-
-    def open(self, num_workers: int) -> None:
-        pass
-
-    def update_info(self, bucket: Sequence[NamedTensor]) -> Mapping[str, Any]:
-        import torch
-        from torch.multiprocessing.reductions import reduce_tensor
-
-        self._lent = [tensor.detach().contiguous() for _, tensor in bucket]  # kept until the servers have read them
-        handles = [
-            {str(torch.cuda.get_device_properties(tensor.device).uuid): reduce_tensor(tensor)[1]}  # type: ignore[no-untyped-call]
-            for tensor in self._lent
-        ]
-        return {"ipc_handles_pickled": base64.b64encode(pickle.dumps(handles)).decode()}
-
-    def send(self, bucket: Sequence[NamedTensor]) -> None:
-        pass  # the servers read the memory themselves
-
-    def close(self) -> None:
-        self._lent = []
-
-
-class FileSender:
-    """Writes each bucket to a file in the safetensors format, which the servers read: for `rollouts serve`.
-
-    On Linux the file is memory of this process (`memfd_create`) that servers of the same user and machine open as
-    `/proc/PID/fd/N`: it has no name in any directory, and is freed when this process ends, however it ends. With a
-    `directory`, which trainer and servers share, and on other systems, it is a file there, or in the directory for
-    temporary files, which only a process that is killed leaves behind. A bucket is kept until the next one or `close`.
-    """
-
-    def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
-        self._directory = directory
-        self._file: IO[bytes] | None = None
-
-    def init_info(self, workers_before: int, num_workers: int) -> Mapping[str, Any]:
-        return {"rank_offset": 1 + workers_before, "world_size": 1 + num_workers}
-
-    def open(self, num_workers: int) -> None:
-        pass
-
-    def update_info(self, bucket: Sequence[NamedTensor]) -> Mapping[str, Any]:
-        import torch
-        from safetensors.torch import save
-
-        self.close()
-        # Copies, because the format refuses tensors that share memory, as an output layer and tied embeddings do.
-        copies = {
-            name: tensor.detach().to("cpu", copy=True) if torch.is_tensor(tensor) else torch.tensor(tensor)
-            for name, tensor in bucket
-        }
-        data = save({name: tensor.contiguous() for name, tensor in copies.items()})
-        if self._directory is None and hasattr(os, "memfd_create"):
-            self._file = os.fdopen(os.memfd_create("weights"), "wb")
-            path = f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
-        else:
-            directory = None if self._directory is None else os.path.abspath(self._directory)
-            self._file = tempfile.NamedTemporaryFile(prefix="weights-", suffix=".safetensors", dir=directory)  # noqa: SIM115 - closed by `close`
-            path = self._file.name
-        self._file.write(data)
-        self._file.flush()
-        return {"path": path}
-
-    def send(self, bucket: Sequence[NamedTensor]) -> None:
-        pass  # the servers read the file themselves
-
-    def close(self) -> None:
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
-
-
-log = logging.getLogger("rollouts.engines.vllm")
-
-_BUCKET_BYTES = 2**30
-
-
-class TransferEngine:
-    """An engine whose weights arrive as tensors of a trainer, by vLLM's weight transfer, and not as files.
-
-        engine = TransferEngine(VLLMEngine(url), NCCLSender("10.0.0.1", 29500))
-        await engine.update_weights(model.state_dict(), "step-7")
-
-    It takes the place of the engine in `run_episode` and `Runner`. `engine` is a `VLLMEngine` or an `EngineFleet` of
-    them; all servers receive each tensor together. They must run in development mode with --weight-transfer-config.
-    Tensors are sent in buckets of at most `bucket_bytes`, in each of which `seconds` may pass.
-
-    All servers take the new weights, or none: after a failure, each loads its weights of before again where they came
-    from a directory; otherwise it stays paused, and the error says so. `sender` joins the servers at the first update,
-    and again after a failure and after servers have come or gone.
-    """
-
-    def __init__(
-        self, engine: Any, sender: WeightSender, *, bucket_bytes: int = _BUCKET_BYTES, seconds: float = 300.0
-    ) -> None:
-        check_integer("bucket_bytes", bucket_bytes, rule="pass a number of bytes of at least 1")
-        self._engine = engine
-        self._sender = sender
-        self._bucket_bytes = bucket_bytes
-        self._seconds = seconds
-        self._joined: tuple[str, ...] = ()  # the addresses of the servers that the sender has joined
-        self._updating = False
-
-    @property
-    def weight_version(self) -> str:
-        """The version of the engine."""
-        return str(self._engine.weight_version)
-
-    @property
-    def vocab_size(self) -> int | None:
-        return getattr(self._engine, "vocab_size", None)
-
-    @property
-    def control(self) -> Any:
-        """The control calls of the engine."""
-        return self._engine.control
-
-    @property
-    def media_cache_counts(self) -> Any:
-        """Those of the engine."""
-        return self._engine.media_cache_counts
-
-    async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """Sample from the engine. Raises what the engine raises."""
-        result: GenerateResult = await self._engine.generate(request)
-        return result
-
-    async def update_weights(
-        self, weights: Mapping[str, Any] | Iterable[NamedTensor], version: str, *, in_flight: InFlight = "abort"
-    ) -> None:
-        """Send tensors to all servers: a mapping from names to tensors, or pairs of them, which are read once.
-
-        The names are those of the checkpoint files, and every tensor of the checkpoint must come, in its shape; of
-        another dtype the servers cast it. Raises `ArgumentError`, `WeightUpdateError`, and `EngineError` where a server
-        cannot be reached before the transfer; `EngineError` while another update runs.
+        Raises `CapabilityError` for a server without --weight-transfer-config.
         """
-        check_update_arguments(version, in_flight)
-        if isinstance(weights, str) or not isinstance(weights, Mapping | Iterable):
-            raise ArgumentError("weights", weights, "pass a mapping from names to tensors, or pairs of name and tensor")
-        if self._updating:
-            raise EngineError("update_weights", "another update runs; wait for it")
-        updating = getattr(self._engine, "updating_weights", nullcontext)
-        self._updating = True
+        path = "/init_weight_transfer_engine"
         try:
-            with updating():
-                await self._update(weights.items() if isinstance(weights, Mapping) else weights, version, in_flight)
-        finally:
-            self._updating = False
+            await self._routes.call("POST", path, "joining the trainer", content={"init_info": dict(init_info)})
+        except ServerError as error:
+            if _NOT_CONFIGURED not in error.body:
+                raise
+            reason = (
+                f"{self.base_url} takes no weights from a trainer; start it with --weight-transfer-config "
+                '\'{"backend": "nccl"}\' (or "ipc", on the machine of the trainer)'
+            )
+            raise CapabilityError("init_weight_transfer", reason) from error
 
-    async def close(self) -> None:
-        """Leave the servers, and close the engine."""
-        await self._leave()
-        await self._engine.close()
+    async def shutdown_weight_transfer(self) -> None:
+        """Let the workers leave the transport. Refused by the server during a transfer."""
+        await self._routes.call("POST", "/shutdown_weight_transfer_engine", "leaving the trainer")
 
-    # One update.
+    async def begin_transfer(self, in_flight: PauseMode) -> Transfer:
+        """Pause the server and prepare its parameters. `finish_transfer` or `abandon_transfer` must follow.
 
-    async def _update(self, tensors: Iterable[NamedTensor], version: str, in_flight: InFlight) -> None:
-        servers = await self._servers()
-        controls = list(servers.values())
-        reties = all([await control.reties_output_layer() for control in controls])
-        expected = ExpectedTensors.of_checkpoint(await controls[0].initial_directory(), reties=reties)
-        await self._join(controls)
-        begun = await self._begin(controls, in_flight)
-        try:
-            await self._send(controls, buckets(expected.checked(tensors), self._bucket_bytes))
-        except Exception as error:
-            states = await asyncio.shield(self._abandon(controls, begun, error))
-            text = f"the weights {version!r} were not taken: {error}. {states}"
-            raise WeightUpdateError(text).concern(*(control.base_url for control in controls)) from error
-        except BaseException as error:
-            reason = WeightUpdateError(f"the transfer was ended by {describe_exception(error)}")
-            log.error("%s", await asyncio.shield(self._abandon(controls, begun, reason)))
-            raise
-        finish = [control.finish_transfer(transfer, version) for control, transfer in zip(controls, begun, strict=True)]
-        outcomes = await asyncio.gather(*finish, return_exceptions=True)
-        failed = {name: error for name, error in zip(servers, outcomes, strict=True) if isinstance(error, Exception)}
-        record = getattr(self._engine, "record_weights", None)
-        if record is not None and len(failed) < len(servers):
-            record(version, failed)
-        if failed:
-            listed = "; ".join(map(str, failed.values()))
-            text = f"{len(failed)} of {len(servers)} servers have not taken the weights {version!r}: {listed}"
-            raise WeightUpdateError(text).concern_servers_of(failed.values()) from next(iter(failed.values()))
+        Raises `WeightUpdateError` and `EngineError`; the server runs with the weights of before then, unless the text
+        says otherwise.
+        """
+        check_pause_mode("begin_transfer", in_flight)
+        with ExitStack() as stack:
+            stack.enter_context(self._state.exclusive_update("begin_transfer"))
+            await self._state.forget_if_restarted()
+            await self._state.refuse_while_weights_sleep("begin_transfer")
+            expected = await self._expected_tensors()
+            stays_paused, in_flight = await self._stays_paused(), await self._possible(in_flight)
+            stack.enter_context(self._media_forgotten())
+            previous = await self._pause_for_update(in_flight, stays_paused)
+            begun = Transfer(stack, stays_paused, previous, expected)
+            self._state.unusable_weights = "a transfer of weights was begun and not seen to end"
+            try:
+                await self._routes.call("POST", "/start_weight_update", "beginning a transfer of weights")
+            except EngineError as error:
+                await self._recover(begun, error)
+            begun.held = stack.pop_all()
+            return begun
 
-    async def _servers(self) -> dict[str, ServerControl]:
-        """The control calls of the servers that are healthy, by the names of their members in a fleet."""
-        engines = getattr(self._engine, "engines", None) or {self._engine.base_url: self._engine}
-        controls = {name: each.control for name, each in engines.items() if isinstance(each.control, ServerControl)}
-        healthy = await asyncio.gather(*(control.health() for control in controls.values()))
-        serving = {name: controls[name] for name, is_healthy in zip(controls, healthy, strict=True) if is_healthy}
-        if not serving:
-            addresses = (control.base_url for control in controls.values())
-            raise WeightUpdateError("no server is healthy; nothing was sent").concern(*addresses)
-        return serving
+    async def receive_weights(self, begun: Transfer, update_info: Mapping[str, Any]) -> None:
+        """Receive one bucket of tensors; returns when they are in the model.
 
-    async def _join(self, controls: Sequence[ServerControl]) -> None:
-        """Connect the sender and the workers of these servers, unless they are connected."""
-        addresses = tuple(control.base_url for control in controls)
-        if self._joined == addresses:
-            return
-        await self._leave()
-        sizes = await asyncio.gather(*(control.world_size() for control in controls))
-        joins = [
-            control.init_weight_transfer(self._sender.init_info(sum(sizes[:index]), sum(sizes)))
-            for index, control in enumerate(controls)
-        ]
-        try:
-            await self._together([*joins, asyncio.to_thread(self._sender.open, sum(sizes))])
-        except BaseException:
-            self._sender.close()
-            raise
-        self._joined = addresses
+        `update_info` has their `names` and `shapes` in order, and what else the server's backend expects. Raises
+        `WeightUpdateError` for a tensor that the checkpoint of the server has not, or has in another shape.
+        """
+        for name, shape in zip(update_info["names"], update_info["shapes"], strict=True):
+            begun.expected.check(name, tuple(shape))
+        content = {"update_info": dict(update_info)}
+        await self._routes.call("POST", "/update_weights", "receiving weights", content=content)
 
-    async def _leave(self) -> None:
-        if not self._joined:
-            return
-        joined, self._joined = self._joined, ()
-        await asyncio.to_thread(self._sender.close)
-        for control in (await self._servers()).values():
-            if control.base_url in joined:
-                try:
-                    await control.shutdown_weight_transfer()
-                except EngineError as error:
-                    log.warning("%s could not leave the transport of the trainer: %s", control.base_url, error)
+    async def finish_transfer(self, begun: Transfer, version: str) -> None:
+        """Complete the parameters, empty every cache, label the weights, and resume.
 
-    async def _begin(self, controls: Sequence[ServerControl], in_flight: InFlight) -> list[Transfer]:
-        begin = [control.begin_transfer(in_flight) for control in controls]
-        outcomes = await asyncio.gather(*begin, return_exceptions=True)
-        failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
-        started = {
-            control: outcome
-            for control, outcome in zip(controls, outcomes, strict=True)
-            if isinstance(outcome, Transfer)
-        }
-        if failures:
-            listed = "; ".join(map(str, failures))
-            states = await self._abandon(list(started), list(started.values()), failures[0])
-            error = WeightUpdateError(f"no weights were sent: {listed}. {states}")
-            raise error.concern_servers_of(failures) from failures[0]
-        return list(started.values())
+        Raises `WeightUpdateError`, also where tensors have not come: call `abandon_transfer` then.
+        """
+        if not version:
+            raise InvalidRequestError("finish_transfer", "the version is empty")
+        begun.expected.check_complete()
+        with begun.held:
+            try:
+                content = {"weight_version": version}
+                await self._routes.call("POST", "/finish_weight_update", "finishing a transfer", content=content)
+            except EngineError as error:
+                await self._recover(begun, error)
+            self._state.record_transfer()
+            try:
+                await self._reset_all()
+                await self.update_weight_version(version)
+            except EngineError as error:
+                raise WeightUpdateError(
+                    f"{self.base_url} has received the weights {version!r}, but may still hold cached results or the "
+                    f"label of the weights before, and was left paused: {error}. Repeat the update"
+                ) from error
+            if not begun.stays_paused:
+                await self._send_resume()
 
-    async def _send(self, controls: Sequence[ServerControl], parts: Iterable[Sequence[NamedTensor]]) -> None:
-        for bucket in parts:
-            info = update_info(bucket) | dict(await asyncio.to_thread(self._sender.update_info, bucket))
-            receive = [control.receive_weights(info) for control in controls]
-            await self._together([*receive, asyncio.to_thread(self._sender.send, bucket)])
+    async def abandon_transfer(self, begun: Transfer, cause: Exception) -> None:
+        """Load the weights of before again, from their directory. Always raises `WeightUpdateError`, with the state."""
+        with begun.held:
+            await self._recover(begun, cause)
 
-    async def _together(self, calls: Iterable[Awaitable[Any]]) -> None:
-        """Await calls that wait for each other. Raises what one raises, and `WeightUpdateError` after a time."""
-        try:
-            async with asyncio.timeout(self._seconds):
-                await asyncio.gather(*calls)
-        except TimeoutError as error:
-            raise WeightUpdateError(f"servers and trainer did not meet within {self._seconds:g} s") from error
+    async def _expected_tensors(self) -> ExpectedTensors:
+        directory, reties = await self.initial_directory(), await self.reties_output_layer()
+        return await asyncio.to_thread(ExpectedTensors.of_checkpoint, directory, reties=reties)
 
-    async def _abandon(self, controls: Sequence[ServerControl], begun: Sequence[Transfer], cause: Exception) -> str:
-        """Give up a transfer everywhere; what has become of each server."""
-        self._sender.close()  # whoever is still in the transport waits for tensors that do not come
-        self._joined = ()
-        abandon = [control.abandon_transfer(each, cause) for control, each in zip(controls, begun, strict=True)]
-        outcomes = await asyncio.gather(*abandon, return_exceptions=True)
-        return "; ".join(str(outcome) for outcome in outcomes if isinstance(outcome, Exception))
+    async def _recover(self, begun: Transfer, cause: Exception) -> NoReturn:
+        failed = f"a transfer of weights to {self.base_url} failed: {cause}. The server "
+        keeps_weights = (await self._routes.capabilities()).is_rollouts_serve
+        try:  # else the next transfer is refused, because this one is active
+            if keeps_weights:
+                # Not the end, which would load what has come: a trainer that joins begins anew.
+                await self.init_weight_transfer({})
+            else:
+                await self._routes.call("POST", "/finish_weight_update", "ending a transfer")
+        except EngineError as error:
+            log.debug("the failed transfer at %s could not be ended: %s", self.base_url, error)
+            keeps_weights = False
+        if keeps_weights and begun.previous is None and not isinstance(cause, ServerUnreachableError):
+            self._state.unusable_weights = None
+            if not begun.stays_paused:
+                await self._send_resume()
+            raise WeightUpdateError(f"{failed}has the weights of before") from cause
+        failure = WeightUpdateError(
+            f"{failed}is left paused, with parameters that have no storage; repeat the update, or load a checkpoint "
+            "(reload_weights), or restart it"
+        )
+        failure.__cause__ = cause
+        await self._restore(begun.previous, failure, begun.stays_paused)

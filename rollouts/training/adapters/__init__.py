@@ -6,7 +6,6 @@ that names the sample and the part.
 
 from rollouts.training.adapters.arguments import AdapterError, MissingTrainerError
 from rollouts.training.adapters.datasets import dataset_row, record_dataset, row_features, sample_from_row
-from rollouts.training.adapters.openrlhf import openrlhf_experience
 from rollouts.training.adapters.prime_rl import prime_rl_micro_batch, prime_rl_sample
 from rollouts.training.adapters.skyrl import skyrl_training_batch
 from rollouts.training.adapters.tinker import (
@@ -22,7 +21,6 @@ __all__ = [
     "AdapterError",
     "MissingTrainerError",
     "dataset_row",
-    "openrlhf_experience",
     "prime_rl_micro_batch",
     "prime_rl_sample",
     "record_dataset",

@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,20 +20,18 @@ from renderers.media.policy import MediaPolicy
 from renderers.media.sniffing import sniff
 from renderers.rendered import TOKEN_TYPE_IDS
 from renderers.vision.patches import StillPatches
-from rollouts.errors import ArgumentError, BatchError, RolloutsError, SampleError, short_repr
+from rollouts.errors import ArgumentError, RolloutsError, SampleError, short_repr
 from rollouts.models.placeholders import item_tensors
-from rollouts.training.quarantine import Quarantine
 from rollouts.training.samples import TrainingSample
 
-T = TypeVar("T")
-
-_LEAVE_OUT: Final = "Leave the sample out, as drop=Quarantine() does"
+_LEAVE_OUT: Final = "Leave the sample out (the `index` of this error)"
 
 
 class AdapterError(RolloutsError):
     """A sample that a trainer's type cannot hold, or an object of such a type that no sample can be made of.
 
-    `target` names the type, `row` the sample or the object, `part` the part of it that does not fit.
+    `target` names the type, `row` the sample or the object, `part` the part of it that does not fit; `index` is the
+    place of the sample in the list that was given, None where no single one is at fault.
 
     Cure: change the part of the sample that the text names, as the text says.
     """
@@ -42,6 +40,7 @@ class AdapterError(RolloutsError):
         self.target = target
         self.row = row if isinstance(row, str) else f"sample {row.name}"
         self.part = part
+        self.index: int | None = None
         super().__init__(f"{target}: {self.row}: {part}: {reason}")
 
 
@@ -184,8 +183,7 @@ def _refuse_pixels_without_scale(target: str, sample: TrainingSample) -> None:
                 )
 
 
-# What all adapters check: the list of samples, parts that a type cannot hold, literal placeholder tokens. A sample that
-# does not fit is an error, or is recorded in the quarantine `drop`.
+# What all adapters check: the list of samples, parts that a type cannot hold, literal placeholder tokens.
 
 
 def checked_samples(samples: object, *, takes_teacher: bool = False) -> tuple[TrainingSample, ...]:
@@ -202,53 +200,26 @@ def checked_samples(samples: object, *, takes_teacher: bool = False) -> tuple[Tr
     return tuple(samples)
 
 
-def fitting_samples(
-    target: str,
-    samples: object,
-    drop: Quarantine | None,
-    *checks: Callable[[str, TrainingSample], object],
+def check_samples(
+    target: str, samples: object, *checks: Callable[[str, TrainingSample], object]
 ) -> tuple[TrainingSample, ...]:
-    """The samples of a batch that the target can hold: those that pass `checks(target, sample)`, and all of a batch's.
+    """The samples, each of which the target can hold: it passes `checks(target, sample)`, and those of all batches.
 
-    Raises `AdapterError` for the first other one, or with `drop` records all of them there and raises `BatchError`
-    where none is left. Raises `SampleError` and `ArgumentError` for arguments of other types.
+    Raises `AdapterError`, with the `index` of the sample, for the first other one; `SampleError` for another type.
     """
     given = checked_samples(samples)
     placeholder_ids = _placeholder_ids(given)
-
-    def check(sample: TrainingSample) -> TrainingSample:
-        _refuse_sound_of_video(target, sample)
-        _refuse_literal_placeholders(target, sample, placeholder_ids)
-        _refuse_pixels_without_scale(target, sample)
-        for each in checks:
-            each(target, sample)
-        return sample
-
-    fitting = tuple(sample for sample in given if made_or_dropped(sample, drop, check) is not None)
-    if not fitting:
-        assert drop is not None
-        raise BatchError(f"{target}: no sample is left: {drop.summary()}")
-    return fitting
-
-
-def made_or_dropped(
-    sample: object, drop: Quarantine | None, make: Callable[[TrainingSample], T], *, takes_teacher: bool = False
-) -> T | None:
-    """What `make` makes of a sample; None where it raises `AdapterError` or `MediaError` and `drop` records that.
-
-    Raises `SampleError` for another object, and `ArgumentError` for a `drop` that is none.
-    """
-    (checked,) = checked_samples([sample], takes_teacher=takes_teacher)
-    if drop is None:
-        return make(checked)
-    if not isinstance(drop, Quarantine):
-        raise ArgumentError("drop", drop, "pass a Quarantine(), which counts the samples that are left out, or None")
-    drop.seen += 1
-    try:
-        return make(checked)
-    except (AdapterError, MediaError) as error:
-        drop.leave_out(checked.name, error.part if isinstance(error, AdapterError) else "media", str(error))
-        return None
+    for index, sample in enumerate(given):
+        try:
+            _refuse_sound_of_video(target, sample)
+            _refuse_literal_placeholders(target, sample, placeholder_ids)
+            _refuse_pixels_without_scale(target, sample)
+            for each in checks:
+                each(target, sample)
+        except AdapterError as error:
+            error.index = index
+            raise
+    return given
 
 
 def refuse_parts(target: str, sample: TrainingSample, lacking: Collection[str], omit: Collection[str]) -> None:

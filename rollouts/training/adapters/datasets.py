@@ -16,8 +16,7 @@ from renderers.messages import Modality
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import TopLogprobs, WeightSpan
 from rollouts.errors import ArgumentError, short_repr
-from rollouts.training.adapters.arguments import AdapterError, image_file, made_or_dropped, trainer_module
-from rollouts.training.quarantine import Quarantine
+from rollouts.training.adapters.arguments import AdapterError, checked_samples, image_file, trainer_module
 from rollouts.training.samples import Advantage, TrainingSample, samples_from_trajectory
 from rollouts.trajectory.token_node import TEACHER_COLUMNS, TEACHER_TOP_IDS, MediaReference
 from rollouts.trajectory.tree import Trajectory
@@ -35,16 +34,13 @@ EpisodeAdvantage = Advantage | Callable[[Trajectory], Advantage | None]
 """The advantage of an episode as `samples_from_trajectory` takes it, or a function that computes it; None: left out."""
 
 
-def record_dataset(
-    paths: Sequence[str | os.PathLike[str]], *, advantage: EpisodeAdvantage = 1.0, drop: Quarantine | None = None
-) -> Any:
+def record_dataset(paths: Sequence[str | os.PathLike[str]], *, advantage: EpisodeAdvantage = 1.0) -> Any:
     """A streamed `datasets.IterableDataset` of the samples in record files, with the columns of `row_features`.
 
     The records are trajectories or lists of them. Each file is a shard, which is read by one worker of a torch
     `DataLoader`, so pass at least as many files as workers. Neither pixels nor features are computed: a row has
     the files of its images and sounds, and `sample_from_row` computes them in the worker. `advantage` is that of
-    `samples_from_trajectory`, or a function from the trajectory to it, None to leave the episode out. `drop` is that of
-    `dataset_row`; each worker of a `DataLoader` has a copy of its own.
+    `samples_from_trajectory`, or a function from the trajectory to it, None to leave the episode out.
 
     Raises `ArgumentError` for `paths` that is no list of paths, and while reading `AdapterError` for another record.
     """
@@ -54,7 +50,7 @@ def record_dataset(
     return datasets.IterableDataset.from_generator(
         _rows,
         features=row_features(),
-        gen_kwargs={"paths": [os.fspath(path) for path in paths], "advantage": advantage, "drop": drop},
+        gen_kwargs={"paths": [os.fspath(path) for path in paths], "advantage": advantage},
     )
 
 
@@ -93,20 +89,16 @@ def row_features() -> Any:
     )
 
 
-def dataset_row(sample: TrainingSample, *, drop: Quarantine | None = None) -> dict[str, Any] | None:
+def dataset_row(sample: TrainingSample) -> dict[str, Any]:
     """A sample as a row with the columns of `row_features`, for `datasets.Dataset.from_list(rows, features=...)`.
 
     `images` are PNG and JPEG files (see `image_file`), `sounds` the files that were given or WAV files of arrays, and
     `placeholders` their ranges in the tokens, with the hash of what a processor makes of each file; pixels and features
     are left out. An image or sound that was an array becomes a new file: its item has another source and `mm_hash` in
     the sample that `sample_from_row` makes, so `==` of the items, and of batches of the samples, is False, although
-    ids, columns, ranges and tensors are equal. Routed experts come back as int32. Raises `AdapterError` for a video, or
-    with `drop` records the sample there and returns None.
+    ids, columns, ranges and tensors are equal. Routed experts come back as int32. Raises `AdapterError` for a video.
     """
-    return made_or_dropped(sample, drop, _row, takes_teacher=True)
-
-
-def _row(sample: TrainingSample) -> dict[str, Any]:
+    (sample,) = checked_samples([sample], takes_teacher=True)
     files: dict[str, list[dict[str, Any]]] = {column: [] for column in _FILES.values()}
     placeholders = []
     for item, placeholder in sample.media:
@@ -213,7 +205,7 @@ def sample_from_row(row: Mapping[str, Any], processors: Mapping[Modality, MediaP
     )
 
 
-def _rows(paths: list[str], advantage: EpisodeAdvantage, drop: Quarantine | None) -> Iterator[dict[str, Any]]:
+def _rows(paths: list[str], advantage: EpisodeAdvantage) -> Iterator[dict[str, Any]]:
     """`datasets` divides the list among the workers: each shard has one path."""
     for path in paths:
         for number, record in enumerate(read_records(path)):
@@ -226,19 +218,16 @@ def _rows(paths: list[str], advantage: EpisodeAdvantage, drop: Quarantine | None
                         f"a {type(trajectory).__name__} is no Trajectory. "
                         "Pass files that RecordWriter has written trajectories to",
                     )
-                yield from _trajectory_rows(trajectory, advantage, drop)
+                yield from _trajectory_rows(trajectory, advantage)
 
 
-def _trajectory_rows(
-    trajectory: Trajectory, advantage: EpisodeAdvantage, drop: Quarantine | None
-) -> Iterator[dict[str, Any]]:
+def _trajectory_rows(trajectory: Trajectory, advantage: EpisodeAdvantage) -> Iterator[dict[str, Any]]:
     values = advantage(trajectory) if callable(advantage) else advantage
     if values is not None:
         processor: Any = _SourceItems({one.source.digest: one for one in trajectory.all_media()})
         processors: dict[Modality, MediaProcessor] = dict.fromkeys(get_args(Modality), processor)
         for sample in samples_from_trajectory(trajectory, advantage=values, processors=processors):
-            if (row := dataset_row(sample, drop=drop)) is not None:
-                yield row
+            yield dataset_row(sample)
 
 
 @dataclass

@@ -12,15 +12,13 @@ import torch
 
 from rollouts.training.adapters.arguments import (
     AdapterError,
-    fitting_samples,
-    made_or_dropped,
+    check_samples,
     media_arguments,
     mm_token_type_ids,
     refuse_parts,
     trained_values,
     trainer_module,
 )
-from rollouts.training.quarantine import Quarantine
 from rollouts.training.samples import TrainingSample
 from rollouts.values import check_positive
 
@@ -37,7 +35,6 @@ def prime_rl_sample(
     env_name: str,
     reward: float | None = None,
     omit: Collection[str] = (),
-    drop: Quarantine | None = None,
     types: ModuleType | None = None,
 ) -> Any:
     """A `prime_rl.transport.types.TrainingSample` of one sample.
@@ -51,29 +48,26 @@ def prime_rl_sample(
 
     The struct has no field for weight versions, and its `routed_experts` are bytes of its own inference server:
     `omit=("weight_spans", "routed_experts")` leaves them out. Raises `AdapterError` for
-    what the struct cannot hold, or with `drop` records the sample there and returns None; `ArgumentError` for a
+    what the struct cannot hold; `ArgumentError` for a
     temperature that is no positive number, and `MissingTrainerError` where prime-rl is not installed.
     """
     target = "prime-rl TrainingSample"
     structs = trainer_module(_MODULE, types)
     positive = check_positive("temperature", temperature, _TEMPERATURE_RULE)
 
-    def made(sample: TrainingSample) -> Any:
-        fitting_samples(target, [sample], None, partial(refuse_parts, lacking=_LACKING, omit=omit))
-        values: dict[str, Any] = {
-            "token_ids": sample.token_ids.tolist(),
-            "mask": sample.loss_mask.tolist(),
-            "logprobs": trained_values(sample, "logprobs").tolist(),
-            "temperatures": [positive] * len(sample),
-            "env_name": env_name,
-            **_advantages(target, [sample], structs, structs.TrainingSample),
-            **_media(target, sample, structs),
-        }
-        if reward is not None:
-            values["reward"] = reward
-        return _built(target, f"sample {sample.name}", structs.TrainingSample, values)
-
-    return made_or_dropped(sample, drop, made)
+    (sample,) = check_samples(target, [sample], partial(refuse_parts, lacking=_LACKING, omit=omit))
+    values: dict[str, Any] = {
+        "token_ids": sample.token_ids.tolist(),
+        "mask": sample.loss_mask.tolist(),
+        "logprobs": trained_values(sample, "logprobs").tolist(),
+        "temperatures": [positive] * len(sample),
+        "env_name": env_name,
+        **_advantages(target, [sample], structs, structs.TrainingSample),
+        **_media(target, sample, structs),
+    }
+    if reward is not None:
+        values["reward"] = reward
+    return _built(target, f"sample {sample.name}", structs.TrainingSample, values)
 
 
 def prime_rl_micro_batch(
@@ -82,17 +76,16 @@ def prime_rl_micro_batch(
     temperature: float,
     env_name: str,
     omit: Collection[str] = (),
-    drop: Quarantine | None = None,
     types: ModuleType | None = None,
 ) -> Any:
     """A `prime_rl.transport.types.MicroBatch`: samples of text packed into one row, or one sample with media.
 
     `position_ids` count from 0 in each sample and `sequence_lengths` has their lengths. prime-rl trains a sample with
-    media in a micro batch of its own; others beside it raise `AdapterError`, with `drop` too. Otherwise as
+    media in a micro batch of its own; others beside it raise `AdapterError`. Otherwise as
     `prime_rl_sample`.
     """
     target = "prime-rl MicroBatch"
-    samples = fitting_samples(target, samples, drop, partial(refuse_parts, lacking=_LACKING, omit=omit))
+    samples = check_samples(target, samples, partial(refuse_parts, lacking=_LACKING, omit=omit))
     with_media = [sample for sample in samples if sample.media]
     if with_media and len(samples) > 1:
         raise AdapterError(

@@ -12,8 +12,8 @@ import torch
 
 from rollouts.training.adapters.arguments import (
     AdapterError,
+    check_samples,
     first_trained,
-    fitting_samples,
     media_arguments,
     optional_columns,
     padded,
@@ -23,7 +23,6 @@ from rollouts.training.adapters.arguments import (
     trainer_module,
     weight_spans,
 )
-from rollouts.training.quarantine import Quarantine
 from rollouts.training.samples import TrainingSample
 
 _MODULE = "skyrl.backends.skyrl_train.training_batch"
@@ -36,7 +35,6 @@ def skyrl_training_batch(
     *,
     pad_id: int,
     dtype: torch.dtype = torch.float32,
-    drop: Quarantine | None = None,
     types: ModuleType | None = None,
 ) -> Any:
     """A SkyRL `TrainingInputBatch` of B rows, padded on the left to T tokens.
@@ -48,11 +46,10 @@ def skyrl_training_batch(
     (version, start, end) for each span of a row, and `routed_experts`, if a sample has them.
 
     SkyRL's models take images in every row of a batch or in none: mixed rows raise `AdapterError`, as do media other
-    than the patches and grids of Qwen-VL images and a sampled placeholder token. With `drop`, samples that cannot be
-    held are left out and recorded there; mixed rows are an error all the same. `types` is the module with the two
+    than the patches and grids of Qwen-VL images and a sampled placeholder token. `types` is the module with the two
     classes; raises `MissingTrainerError` where skyrl is not installed.
     """
-    samples = fitting_samples(_TARGET, samples, drop, first_trained, partial(refuse_other_arguments, supported=_MEDIA))
+    samples = check_samples(_TARGET, samples, first_trained, partial(refuse_other_arguments, supported=_MEDIA))
     structs = trainer_module(_MODULE, types)
     starts = [first_trained(_TARGET, sample) for sample in samples]
 

@@ -8,7 +8,6 @@ number of tokens.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -22,13 +21,12 @@ from renderers.vision.processor import MediaProcessor
 from rollouts.errors import ArgumentError
 from rollouts.training.adapters.arguments import (
     AdapterError,
+    checked_samples,
     image_file,
-    made_or_dropped,
     refuse_parts,
     trained_values,
     trainer_module,
 )
-from rollouts.training.quarantine import Quarantine
 from rollouts.training.samples import TrainingSample
 from rollouts.trajectory.token_node import processor_for
 
@@ -49,7 +47,6 @@ def tinker_datum(
     *,
     loss: Literal["policy", "cross_entropy"] = "policy",
     omit: Collection[str] = (),
-    drop: Quarantine | None = None,
 ) -> Any:
     """A `tinker.Datum` of a sample with n tokens: its input is the first n - 1, `target_tokens` int64 the last n - 1.
 
@@ -60,15 +57,12 @@ def tinker_datum(
 
     A `Datum` has no field for weight versions and routed experts, and with `cross_entropy` none for log-probabilities:
     `omit` names the parts to leave out. Raises `AdapterError` for what cannot be expressed, as
-    `tinker_model_input` does, or with `drop` records the sample there and returns None.
+    `tinker_model_input` does.
     """
     tinker = trainer_module("tinker")
     if loss not in ("policy", "cross_entropy"):
         raise ArgumentError("loss", loss, 'pass "policy" or "cross_entropy"')
-    return made_or_dropped(sample, drop, partial(_datum, tinker, loss=loss, omit=omit))
-
-
-def _datum(tinker: Any, sample: TrainingSample, *, loss: str, omit: Collection[str]) -> Any:
+    (sample,) = checked_samples([sample])
     row = f"sample {sample.name}"
     lacking = ("weight_spans", "routed_experts", "top_logprobs", *(() if loss == "policy" else ("logprobs",)))
     refuse_parts(_DATUM, sample, lacking, omit)

@@ -12,9 +12,9 @@ import torch
 from rollouts.errors import ArgumentError
 from rollouts.training.adapters.arguments import (
     AdapterError,
+    check_samples,
+    checked_samples,
     first_trained,
-    fitting_samples,
-    made_or_dropped,
     media_arguments,
     mm_token_type_ids,
     optional_columns,
@@ -25,7 +25,6 @@ from rollouts.training.adapters.arguments import (
     trained_values,
     weight_spans,
 )
-from rollouts.training.quarantine import Quarantine
 from rollouts.training.samples import TrainingSample
 
 _GRPO, _SFT = "TRL GRPO inputs", "TRL SFT inputs"
@@ -44,7 +43,6 @@ def trl_grpo_inputs(
     pad_id: int,
     dtype: torch.dtype = torch.float32,
     type_ids: TypeIds = "mm_token_type_ids",
-    drop: Quarantine | None = None,
 ) -> dict[str, Any]:
     """The dict that `GRPOTrainer` computes its loss from: B prompts, padded left to P, and completions, right to C.
 
@@ -57,12 +55,9 @@ def trl_grpo_inputs(
 
     TRL takes the present policy as the old one unless `old_per_token_logps` is there: to clip against the sampler, add
     `sampling_per_token_logps` under that name. Raises `AdapterError` for a sampled placeholder token and for media
-    whose tensors TRL cannot divide among rows; the samples that cannot be held are left out and recorded in `drop`, if
-    it is given.
+    whose tensors TRL cannot divide among rows.
     """
-    samples = fitting_samples(
-        _GRPO, samples, drop, first_trained, partial(refuse_other_arguments, supported=_GRPO_MEDIA)
-    )
+    samples = check_samples(_GRPO, samples, first_trained, partial(refuse_other_arguments, supported=_GRPO_MEDIA))
     starts = [first_trained(_GRPO, sample) for sample in samples]
     lengths = [len(sample) - start for sample, start in zip(samples, starts, strict=True)]
 
@@ -85,24 +80,19 @@ def trl_grpo_inputs(
     }
 
 
-def trl_sft_row(
-    sample: TrainingSample, *, omit: Collection[str] = (), drop: Quarantine | None = None
-) -> dict[str, list[int]] | None:
+def trl_sft_row(sample: TrainingSample, *, omit: Collection[str] = ()) -> dict[str, list[int]]:
     """A row of a tokenised dataset for `SFTTrainer`: `input_ids` and `labels`, -100 where a token is not trained.
 
     For samples of text; `trl_sft_batch` takes media too. Labels say neither advantages nor log-probabilities nor weight
     versions nor routed experts: `omit` names those of "advantages", "logprobs", "weight_spans" and "routed_experts" to
-    leave out. Raises `AdapterError`, or with `drop` records the sample there and returns None.
+    leave out. Raises `AdapterError`.
     """
-
-    def row(sample: TrainingSample) -> dict[str, list[int]]:
-        refuse_parts(_SFT, sample, _SFT_LACKING, omit)
-        if sample.media:
-            reason = "a row of ids and labels has no place for them. Use trl_sft_batch"
-            raise AdapterError(_SFT, sample, "media", reason)
-        return {"input_ids": sample.token_ids.tolist(), "labels": _labels(sample).tolist()}
-
-    return made_or_dropped(sample, drop, row)
+    (checked,) = checked_samples([sample])
+    refuse_parts(_SFT, checked, _SFT_LACKING, omit)
+    if checked.media:
+        reason = "a row of ids and labels has no place for them. Use trl_sft_batch"
+        raise AdapterError(_SFT, checked, "media", reason)
+    return {"input_ids": checked.token_ids.tolist(), "labels": _labels(checked).tolist()}
 
 
 def trl_sft_batch(
@@ -112,16 +102,15 @@ def trl_sft_batch(
     dtype: torch.dtype = torch.float32,
     type_ids: TypeIds = "mm_token_type_ids",
     omit: Collection[str] = (),
-    drop: Quarantine | None = None,
 ) -> dict[str, torch.Tensor]:
     """A batch as a data collator of TRL or transformers returns it: the keyword arguments of the model, with labels.
 
     `input_ids`, `attention_mask`, `labels` int64 (B, T), padded on the right; with media, the model's arguments, floats
     of `dtype`, and under the name `type_ids` int64 (B, T), 1 on tokens of images and 2 on those of videos.
-    `functools.partial(trl_sft_batch, pad_id=...)` is a `data_collator` for a list of samples. `omit`, `drop` and errors
-    are those of `trl_sft_row`; what is dropped is no row of the batch.
+    `functools.partial(trl_sft_batch, pad_id=...)` is a `data_collator` for a list of samples. `omit` and errors are
+    those of `trl_sft_row`.
     """
-    samples = fitting_samples(_SFT, samples, drop, partial(refuse_parts, lacking=_SFT_LACKING, omit=omit))
+    samples = check_samples(_SFT, samples, partial(refuse_parts, lacking=_SFT_LACKING, omit=omit))
     batch = {
         "input_ids": padded([sample.token_ids for sample in samples], pad_id, np.int64, "right"),
         "attention_mask": presence([len(sample) for sample in samples], "right"),

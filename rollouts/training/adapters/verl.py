@@ -13,8 +13,8 @@ import torch
 from rollouts.models.qwen3_vl import mrope_positions
 from rollouts.training.adapters.arguments import (
     AdapterError,
+    check_samples,
     first_trained,
-    fitting_samples,
     media_arguments,
     optional_columns,
     padded,
@@ -23,7 +23,6 @@ from rollouts.training.adapters.arguments import (
     trainer_module,
     weight_spans,
 )
-from rollouts.training.quarantine import Quarantine
 from rollouts.training.samples import TrainingSample
 
 _MODULE = "verl.protocol"
@@ -36,7 +35,6 @@ def verl_data_proto(
     pad_id: int,
     mrope: bool,
     dtype: torch.dtype = torch.float32,
-    drop: Quarantine | None = None,
     types: ModuleType | None = None,
 ) -> Any:
     """A verl `DataProto` of B rows: P tokens of prompt, padded on the left, then R of response, padded on the right.
@@ -49,10 +47,10 @@ def verl_data_proto(
     `non_tensor_batch` has `multi_modal_inputs` (a dict of the model's arguments per row, floats of `dtype`, empty for
     text; `images_seqlens` are the patches of each frame), `weight_spans`, `sample_name` and, if a sample has
     them, `routed_experts`. `types` is the module with `DataProto`. Raises `AdapterError` for a sampled placeholder
-    token and for media without grids under `mrope`, or with `drop` leaves these samples out and records them there, and
+    token and for media without grids under `mrope`, and
     `MissingTrainerError` where verl is not installed.
     """
-    samples = fitting_samples(_TARGET, samples, drop, first_trained, *([_refuse_unknown_positions] if mrope else []))
+    samples = check_samples(_TARGET, samples, first_trained, *([_refuse_unknown_positions] if mrope else []))
     module = trainer_module(_MODULE, types)
     starts = [first_trained(_TARGET, sample) for sample in samples]
     prompts = [sample.token_ids[:start] for sample, start in zip(samples, starts, strict=True)]

@@ -72,7 +72,7 @@ def load_without_init() -> Iterator[Callable[..., ModuleType]]:
 
     yield load
     for name in set(sys.modules) - set(before):
-        if name.partition(".")[0] in ("skyrl", "openrlhf", "verl", "ray"):
+        if name.partition(".")[0] in ("skyrl", "verl", "ray"):
             del sys.modules[name]
 
 

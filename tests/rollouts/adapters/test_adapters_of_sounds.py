@@ -10,11 +10,10 @@ import torch
 from transformers import Qwen2AudioForConditionalGeneration
 
 from renderers.media.samples import wav_bytes
-from rollouts.training import Quarantine, TrainingBatch, sample_from_rendered, sft_loss, token_logprobs
+from rollouts.training import TrainingBatch, sample_from_rendered, sft_loss, token_logprobs
 from rollouts.training.adapters import (
     AdapterError,
     dataset_row,
-    openrlhf_experience,
     row_features,
     sample_from_row,
     skyrl_training_batch,
@@ -74,13 +73,6 @@ def test_rows_of_a_dataset_keep_sounds_as_files_that_datasets_can_decode(samples
         sample_from_row({**rows[1], "sounds": []}, hearing.processors)
 
 
-def test_openrlhf_has_the_features_of_each_row(samples):
-    inputs = openrlhf_experience(samples, pad_id=0)["mm_train_inputs"]
-    assert inputs[0] is None
-    assert [len(row["input_features"]) for row in inputs[1:]] == [1, 2]
-    assert np.array_equal(inputs[1]["input_features"][0], samples[1].media[0][0]["input_features"])
-
-
 def test_verl_has_the_features_of_each_row(samples, load_without_init, monkeypatch):
     ray = ModuleType("ray")
     ray.ObjectRef = object
@@ -103,10 +95,7 @@ def test_types_with_fields_for_images_only_refuse_sounds_by_name(samples, adapte
         adapter(samples)
 
 
-def test_tinker_refuses_a_sound_by_name_and_dropped_samples_are_counted(samples):
+def test_tinker_refuses_a_sound_by_name(samples):
     pytest.importorskip("tinker")
     with pytest.raises(AdapterError, match=r"media: audio .*: it has chunks of images only"):
         tinker_model_input(samples[1].token_ids, samples[1].media)
-    dropped = Quarantine()
-    assert len(trl_grpo_inputs(samples, pad_id=0, drop=dropped)["prompt_ids"]) == 1
-    assert [row.name for row in dropped.rows] == ["1", "2"]

@@ -11,7 +11,6 @@ from rollouts import WeightSpan
 from rollouts.training import TrainingSample
 from rollouts.training.adapters import (
     dataset_row,
-    openrlhf_experience,
     sample_from_row,
     skyrl_training_batch,
     trl_grpo_inputs,
@@ -79,20 +78,6 @@ def test_trl_inputs(rows):
         assert inputs["weight_spans"][index] == spans_of(sample)
         assert_experts(sample, inputs.get("routed_experts", [None] * len(rows))[index])
     assert (inputs["completion_mask"] * inputs["tool_mask"]).sum() == inputs["num_items_in_batch"]
-
-
-@settings(max_examples=40)
-@given(batches)
-def test_openrlhf_fields(rows):
-    fields = openrlhf_experience(rows, pad_id=0)
-    for index, sample in enumerate(rows):
-        count = int(fields["attention_mask"][index].sum())
-        keys = ("action_mask", "rollout_log_probs", "advantages")
-        columns = [whole(1, fields[key][index, : count - 1]) for key in keys]
-        assert_columns(sample, fields["sequences"][index, :count], columns[0].astype(bool), *columns[1:])
-        assert not fields["action_mask"][index, count - 1 :].any()
-        assert fields["info"]["weight_spans"][index] == spans_of(sample)
-        assert_experts(sample, fields["info"].get("routed_experts", [None] * len(rows))[index])
 
 
 @settings(max_examples=40)

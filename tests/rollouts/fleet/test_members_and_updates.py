@@ -76,23 +76,11 @@ async def test_a_member_that_comes_back_during_an_update_does_not_serve_the_old_
         assert states(fleet) == {"a": "ready", "b": "ejected"}
 
 
-async def test_a_member_added_during_a_rolling_update_does_not_serve_the_old_weights_after_it():
-    engines, fleet = await fleet_of("a")
-    async with fleet:
-        engines["a"].may_load.clear()
-        update = asyncio.create_task(fleet.control.rolling_update(["tensors"], "1"))
-        await engines["a"].loading.wait()
-        await fleet.add("late", UpdatableMember())
-        engines["a"].may_load.set()
-        await update
-        assert states(fleet) == {"a": "ready", "late": "ejected"}
-
-
-async def test_a_rolling_update_leaves_a_drained_member_drained():
+async def test_an_update_leaves_a_drained_member_drained():
     engines, fleet = await fleet_of("a", "b")
     async with fleet:
         await fleet.drain("b")
-        await fleet.control.rolling_update("directory", "1")
+        await fleet.control.update_weights("directory", "1")
         assert states(fleet) == {"a": "ready", "b": "draining"}
         await fleet.undrain("b")
         await until(lambda: engines["b"].weight_version == "1")

@@ -145,7 +145,7 @@ MISSING = {
     "a kind": (
         'kind = "scripted"\n',
         "engine.kind",
-        'write "vllm" or "sglang" or "fleet" or "router" or "openai" or "local" or "scripted"',
+        'write "vllm" or "sglang" or "fleet" or "openai" or "local" or "scripted"',
     ),
     "a key of a kind": ('completions = ["4", "7"]\n', "engine.completions", "add `completions = ...`"),
 }

@@ -99,8 +99,8 @@ WRONG: dict[str, tuple[str, str, str, list[str]]] = {
     "no server": (ENGINE, 'kind = "fleet"', "engine.kind", ["no server is named", "[[engine.servers]]"]),
     "servers named twice": (
         ENGINE,
-        'kind = "fleet"\nurls = ["http://h"]\nfile = "servers.txt"',
-        "engine.file",
+        'kind = "fleet"\nurls = ["http://h"]\nservers = [{ base_url = "http://i" }]',
+        "engine.servers",
         ["the servers are named by `urls` too", "remove one"],
     ),
     "one server twice": (
@@ -121,25 +121,12 @@ WRONG: dict[str, tuple[str, str, str, list[str]]] = {
         "engine.urls[0]",
         ["api_key_env"],
     ),
-    "no server behind a router": (
-        ENGINE,
-        'kind = "router"\nbase_url = "http://h"\nurls = ["localhost"]',
-        "engine.urls[0]",
-        ["http://host:8000"],
-    ),
-    "the router among its servers": (
-        ENGINE,
-        'kind = "router"\nbase_url = "http://h:1"\nurls = ["http://h:1/"]',
-        "engine.urls[0]",
-        ["named twice"],
-    ),
     "an option of vLLM for SGLang": (
         ENGINE,
         'kind = "fleet"\nserver_kind = "sglang"\nurls = ["http://h"]\nmedia = "features"',
         "engine.media",
         ["for servers of vLLM"],
     ),
-    "no file of servers": (ENGINE, 'kind = "fleet"\nfile = "x.txt"', "engine.file", ["x.txt", "No such file"]),
     "no model of the engine": (ENGINE, 'kind = "local"\ndirectory = "x"', "engine.directory", ["no", "config.json"]),
 }
 

@@ -184,19 +184,6 @@ def test_a_server_that_does_not_respond_is_an_error_before_the_run(
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_a_server_behind_a_router_that_does_not_respond_is_an_error_before_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(HttpLimits, "retry_delay", lambda *_: 0.0)
-    router = 'kind = "router"\nbase_url = "http://127.0.0.1:9"\nurls = ["http://127.0.0.1:19"]'
-    text, _ = changed('kind = "scripted"\ncompletions = ["4", "7"]', router)
-    result = run(write_run(tmp_path, text))
-    assert result.exit_code == 2
-    assert "engine.urls: " in result.stderr
-    assert "127.0.0.1', 19)" in result.stderr
-    assert "start the server, or correct the address" in result.stderr
-
-
 def test_an_output_directory_that_is_not_empty_is_refused_and_not_changed(tmp_path: Path) -> None:
     path = write_run(tmp_path)
     (tmp_path / "out").mkdir()

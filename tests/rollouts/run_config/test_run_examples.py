@@ -49,7 +49,7 @@ def test_the_configurations_of_the_page_are_valid(tmp_path: Path) -> None:
     assert read_config(tmp_path / "run.toml").config.group_size == 8
     of_the_whole = re.search(r"^\[engine\]\n(.+\n)+", whole, re.MULTILINE)
     assert of_the_whole is not None
-    for engine, kind in zip(engines, ["fleet", "fleet", "router"], strict=True):
+    for engine, kind in zip(engines, ["fleet", "fleet"], strict=True):
         (tmp_path / "run.toml").write_text(whole.replace(of_the_whole[0], engine))
         assert read_config(tmp_path / "run.toml").config.engine.kind == kind
     (tmp_path / "run.toml").write_text(whole + teacher)

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from simulated_engine import SimulatedEngine
 
 from renderers import load_renderer
 from rollouts import SamplingParams, StepResult
 from rollouts.runner import Group, Journal, RetryPolicy, Runner, Task
-from rollouts.testing import SimulatedEngine
 from transport import encode
 
 NUM_TASKS = 60

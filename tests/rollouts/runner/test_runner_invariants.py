@@ -7,13 +7,13 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from simulated_engine import SimulatedEngine
 from simulated_runs import LoopRenderer, RandomEnvironment, TaskLog
 
 from rollouts import SamplingParams
 from rollouts.errors import WeightUpdateError
 from rollouts.runner import Asynchronous, OneStepOffPolicy, RetryPolicy, Runner, Synchronous
 from rollouts.runner.events import EpisodeEnded, EpisodeStarted, GroupSkipped, GroupStale
-from rollouts.testing import SimulatedEngine
 
 SECONDS = 30.0  # after which a call is taken to wait for ever
 MODES = [

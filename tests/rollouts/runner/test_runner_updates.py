@@ -4,6 +4,7 @@ import asyncio
 import logging
 
 import pytest
+from simulated_engine import SimulatedEngine
 from simulated_runs import LoopRenderer, TaskLog
 
 from rollouts import SamplingParams, StepResult
@@ -11,7 +12,6 @@ from rollouts.errors import ArgumentError, RolloutsError, WeightUpdateError
 from rollouts.runner import Asynchronous, Journal, OneStepOffPolicy, Runner, Synchronous
 from rollouts.runner.events import GroupDelivered, GroupStale
 from rollouts.task import Task
-from rollouts.testing import SimulatedEngine
 
 TOKENS = 30
 DROPPED = "groups_stale/drop"

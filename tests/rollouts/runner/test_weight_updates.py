@@ -4,11 +4,12 @@ import asyncio
 import logging
 
 import pytest
+from simulated_engine import SimulatedEngine
 
 from rollouts.errors import ArgumentError, WeightUpdateError
 from rollouts.runner.events import Reporter, WeightsUpdated, WeightUpdateFailed
 from rollouts.runner.weight_updates import WeightUpdates
-from rollouts.testing import ScriptedEngine, SimulatedEngine
+from rollouts.testing import ScriptedEngine
 
 
 class HeldEngine(ScriptedEngine):

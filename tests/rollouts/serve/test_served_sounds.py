@@ -11,13 +11,9 @@ import pytest
 from served_in_thread import ServedInThread, local_app, serve_directory
 from sounds import sound_file
 
-from renderers.media.policy import MediaPolicy
-from renderers.media.reference import load_source
-from renderers.media.store import MediaStore
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.local import LocalEngine
 from rollouts.engines.vllm import ServerRenderer, VLLMEngine, server_renderer
-from rollouts.engines.vllm.server_renderer import BlockingServerRenderer
 from rollouts.errors import CapabilityError, EngineError, ServerError
 
 GENERATE, RENDER = "/inference/v1/generate", "/v1/chat/completions/render"
@@ -186,17 +182,6 @@ async def test_the_server_renders_sounds_as_the_renderer_of_its_directory(server
                 for changed in ({"multi_modal_data": rendered.multi_modal_data}, {"request_id": "own"})
             ]
     np.testing.assert_array_equal(completions[0][0].logprobs, completions[1][0].logprobs)
-
-
-def test_a_renderer_of_a_server_has_a_processor_for_sounds(server, hearing):
-    with BlockingServerRenderer(ServerRenderer.connect(server.base_url)) as served:
-        assert served.processors.keys() == {"audio"}
-        source = load_source(messages(550)[0]["content"][0], MediaPolicy(), MediaStore())
-        item = served.processors["audio"].process(source)
-        assert item.mm_hash == served.processors["audio"].mm_hash(source)
-        np.testing.assert_array_equal(
-            item["input_features"], hearing.processors["audio"].process(source)["input_features"]
-        )
 
 
 async def test_a_server_that_does_not_hear_renders_no_sound(tiny_server):

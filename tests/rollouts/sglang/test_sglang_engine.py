@@ -445,19 +445,6 @@ async def test_a_directory_without_a_checkpoint_is_refused_before_the_pause(
     assert server.calls == []
 
 
-async def test_tensors_are_received_from_a_group(server: FakeSGLang, engine: SGLangEngine) -> None:
-    group = {"master_address": "10.0.0.1", "master_port": 5, "rank_offset": 1, "world_size": 2, "backend": "nccl"}
-    await engine.control.init_weights_update_group(group_name="g", **group)  # type: ignore[arg-type]
-    await engine.control.update_weights_from_distributed(["a"], ["bfloat16"], [(2, 3)], group_name="g")
-    await engine.control.update_weights_from_distributed(["b"], ["bfloat16"], [(4,)], group_name="g", version="2")
-    await engine.control.destroy_weights_update_group("g")
-    (_, joined), (_, first), (_, last), (_, left) = server.calls
-    assert joined == {**group, "group_name": "g"}
-    assert (first["shapes"], first["flush_cache"], "weight_version" in first) == ([[2, 3]], False, False)
-    assert (last["flush_cache"], last["weight_version"], left) == (True, "2", {"group_name": "g"})
-    assert engine.weight_version == "2"
-
-
 async def test_an_abort_returns_the_tokens_so_far_and_a_cancelled_call_ends_its_request(
     server: FakeSGLang, engine: SGLangEngine
 ) -> None:
@@ -561,9 +548,8 @@ async def test_a_fleet_of_servers_of_two_kinds_is_refused_by_name(server: FakeSG
             await fleet.check()
 
 
-async def test_a_fleet_follows_a_file_of_servers_of_its_kind(server: FakeSGLang, tmp_path: Path) -> None:
-    (tmp_path / "servers.txt").write_text(server.base_url)
-    async with EngineFleet.from_file(tmp_path / "servers.txt", kind="sglang", jpeg_as_file=True) as fleet:
+async def test_a_fleet_takes_the_options_of_its_kind_of_server(server: FakeSGLang) -> None:
+    async with EngineFleet.from_urls([server.base_url], kind="sglang", jpeg_as_file=True) as fleet:
         assert len((await fleet.generate(request_of())).completions[0].token_ids) == 3
 
 

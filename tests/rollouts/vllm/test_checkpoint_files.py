@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from rollouts.engines.vllm.weight_updates import check_checkpoint, write_tied_head
+from rollouts.engines.vllm.checkpoint_files import check_checkpoint, write_tied_head
 from rollouts.errors import WeightUpdateError
 
 FILE = "model.safetensors"

@@ -10,7 +10,6 @@ from engine_inputs import generate_one, request
 from fake_responses import answer, hold
 
 from rollouts.engines.fleet import EngineFleet, FleetLimits
-from rollouts.engines.fleet.routing import ranked_members
 from rollouts.engines.protocol import UpdatableEngine
 from rollouts.errors import (
     ArgumentError,
@@ -147,91 +146,6 @@ async def test_weights_that_no_member_takes_leave_all_serving_the_old_ones(serve
     assert states(fleet) == ["ready", "ready", "ready"]
     assert fleet.weight_version == "default"
     await generate_one(fleet, request())
-
-
-async def test_a_rolling_update_replaces_the_weights_of_one_server_while_the_others_serve(servers, fleet, other):
-    proceed, arrived = asyncio.Event(), asyncio.Event()
-    servers[1].script[RELOAD] = [hold(proceed, arrived)]
-    updating = asyncio.ensure_future(fleet.control.rolling_update(other, "v1"))
-    await arrived.wait()
-    assert states(fleet) == ["ready", "draining", "ready"]
-    versions = set()
-    for number in range(20):
-        completion = await generate_one(fleet, request(session_id=f"s{number}", request_id=f"r{number}"))
-        (span,) = completion.weight_spans
-        versions.add(span.version)
-    assert versions == {"v1", "default"}  # of the first, and of the third
-    assert fleet.weight_version == "v1"
-    proceed.set()
-    assert list((await updating).values()) == [None] * 3
-    assert states(fleet) == ["ready"] * 3
-    assert [server.loaded for server in servers] == [[server.root, str(other)] for server in servers]
-
-
-async def test_a_request_that_runs_ends_with_the_old_weights_before_its_server_is_updated(servers, fleet, other):
-    proceed, arrived = asyncio.Event(), asyncio.Event()
-    for server in servers:
-        server.script["/inference/v1/generate"] = [hold(proceed, arrived)]
-    sampling = asyncio.ensure_future(generate_one(fleet, request(session_id="s", request_id="r")))
-    await arrived.wait()
-    (busy,) = [name for name, member in zip(servers, fleet.members, strict=True) if member.in_flight]
-    updating = asyncio.ensure_future(fleet.control.rolling_update(other, "v1"))
-    await until(lambda: "draining" in states(fleet) and states(fleet)[servers.index(busy)] == "draining")
-    assert busy.loaded == [busy.root]
-    proceed.set()
-    assert [span.version for span in (await sampling).weight_spans] == ["default"]
-    await updating
-    assert busy.loaded == [busy.root, str(other)]
-
-
-async def test_a_check_that_began_before_its_server_is_drained_loads_no_weights_into_it(servers, fleet, other):
-    addresses = [server.base_url for server in servers]
-    session = next(name for name in map(str, range(1000)) if ranked_members(name, addresses)[0] == addresses[1])
-    proceed, arrived, checked, checking, next_round = (asyncio.Event() for _ in range(5))
-    servers[1].script["/inference/v1/generate"] = [hold(proceed, arrived)]
-    sampling = asyncio.ensure_future(generate_one(fleet, request(session_id=session, request_id="r")))
-    await arrived.wait()
-    servers[1].script["/health"] = [hold(checked, checking)]
-    await checking.wait()
-    updating = asyncio.ensure_future(fleet.control.rolling_update(other, "v1"))
-    await until(lambda: states(fleet) == ["ready", "draining", "ready"])
-    checked.set()
-    servers[0].script["/health"] = [hold(checked, next_round)]
-    await next_round.wait()
-    proceed.set()
-    assert [span.version for span in (await sampling).weight_spans] == ["default"]
-    assert list((await updating).values()) == [None] * 3
-    assert [server.loaded for server in servers] == [[server.root, str(other)] for server in servers]
-
-
-async def test_a_rolling_update_ends_with_the_first_server_if_that_refuses_the_weights(servers, fleet, other):
-    servers[0].bad.add(str(other))
-    with pytest.raises(WeightUpdateError, match="the others were not asked to"):
-        await fleet.control.rolling_update(other, "v1")
-    assert [server.loaded for server in servers[1:]] == [[server.root] for server in servers[1:]]
-    assert fleet.weight_version == "default"
-    await fleet.check()
-    assert states(fleet) == ["ready"] * 3  # the first has loaded its old weights again
-
-
-async def test_a_later_server_that_refuses_the_weights_is_ejected(servers, fleet, other):
-    servers[1].bad.add(str(other))
-    results = await fleet.control.rolling_update(other, "v1")
-    assert [error is None for error in results.values()] == [True, False, True]
-    assert states(fleet) == ["ready", "ejected", "ready"]
-
-
-async def test_an_update_that_waits_is_a_rolling_one_where_the_limits_say_so(servers, other):
-    urls = [server.base_url for server in servers]
-    async with EngineFleet.from_urls(urls, limits=FleetLimits(rolling_updates=True)) as fleet:
-        await fleet.check()
-        proceed, arrived = asyncio.Event(), asyncio.Event()
-        servers[2].script[RELOAD] = [hold(proceed, arrived)]
-        updating = asyncio.ensure_future(fleet.update_weights(other, "v1", in_flight="wait"))
-        await arrived.wait()
-        assert states(fleet) == ["ready", "ready", "draining"]
-        proceed.set()
-        await updating
 
 
 async def test_a_second_update_is_refused_while_one_runs(servers, fleet, other):

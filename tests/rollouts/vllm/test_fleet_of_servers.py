@@ -1,7 +1,6 @@
-"""A fleet of servers over real sockets: images after a failover, restarts, and a file that names the servers."""
+"""A fleet of servers over real sockets: images after a failover, restarts, and a list of servers that changes."""
 
 import asyncio
-import os
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
@@ -10,7 +9,7 @@ from fake_responses import hold
 from fake_server import GENERATE, FakeVLLM
 
 from rollouts.engines.fleet import EngineFleet, FleetLimits
-from rollouts.errors import FleetMismatchError, ServerFileError
+from rollouts.errors import FleetMismatchError
 
 QUICK = FleetLimits(check_seconds=0.02, check_timeout=5.0)
 
@@ -33,6 +32,25 @@ async def checked(fleet, servers):
         for server in servers:
             server.requests.clear()
         yield fleet
+
+
+def following(monkeypatch, *urls):
+    """The addresses that the actors of a Ray cluster have; the fleet of them follows what a test makes of the list."""
+    named = list(urls)
+
+    class Names:
+        def __init__(self, names, namespace):
+            self.known = list(named)
+
+        def read(self):
+            return list(named)
+
+        def read_if_changed(self):
+            changed, self.known = self.known != named, list(named)
+            return list(named) if changed else None
+
+    monkeypatch.setattr("rollouts.engines.fleet.fleet.RayServerNames", Names)
+    return named
 
 
 async def until(condition):
@@ -127,18 +145,17 @@ async def test_a_server_that_is_down_at_the_beginning_joins_when_it_is_up(server
         assert [str(member.state) for member in fleet.members] == ["ready", "ready"]
 
 
-async def test_the_file_of_servers_adds_and_removes_members_while_requests_run(servers, tmp_path):
-    path, one, two = tmp_path / "servers.txt", *servers
-    path.write_text(f"# the first\n{one.base_url}  # a comment\n\n")
+async def test_the_list_of_servers_adds_and_removes_members_while_requests_run(servers, monkeypatch):
+    one, two = servers
+    named = following(monkeypatch, one.base_url)
     arrived, release = asyncio.Event(), asyncio.Event()
-    async with checked(EngineFleet.from_file(path, limits=QUICK), servers) as fleet:
+    async with checked(EngineFleet.from_ray(["actors"], limits=QUICK), servers) as fleet:
         one.script[GENERATE] = [hold(release, arrived)]
         running = asyncio.create_task(generate_one(fleet, request(session_id="s")))
         await arrived.wait()
-        replace(path, "no address\n")
-        replace(path, f"{one.base_url}\n{two.base_url}\n")
+        named[:] = [one.base_url, two.base_url]
         await until(lambda: len(fleet.members) == 2)
-        replace(path, f"{two.base_url}\n")
+        named[:] = [two.base_url]
         await until(lambda: "draining" in {str(member.state) for member in fleet.members})
         release.set()
         await running
@@ -147,64 +164,44 @@ async def test_the_file_of_servers_adds_and_removes_members_while_requests_run(s
         await until(lambda: len(fleet.members) == 1)
 
 
-async def test_a_request_that_waits_for_a_server_is_sampled_by_one_that_the_file_names_meanwhile(
-    servers, tmp_path, caplog
+async def test_a_request_that_waits_for_a_server_is_sampled_by_one_that_the_list_names_meanwhile(
+    servers, monkeypatch, caplog
 ):
-    path = tmp_path / "servers.txt"
-    path.write_text("http://127.0.0.1:9\n")  # nothing listens there
-    async with checked(EngineFleet.from_file(path, limits=QUICK), servers) as fleet:
+    named = following(monkeypatch, "http://127.0.0.1:9")  # nothing listens there
+    async with checked(EngineFleet.from_ray(["actors"], limits=QUICK), servers) as fleet:
         running = asyncio.create_task(generate_one(fleet, request(session_id="s")))
         await until(lambda: "is ejected" in caplog.text)
-        replace(path, f"{servers[0].base_url}\n")
+        named[:] = [servers[0].base_url]
         await running
         assert len(sampled(servers[0])) == 1
 
 
-async def test_a_file_that_becomes_unusable_changes_nothing_and_is_logged(servers, tmp_path, caplog):
-    path = tmp_path / "servers.txt"
-    path.write_text("\n".join(server.base_url for server in servers))
+async def test_a_list_that_becomes_unusable_changes_nothing_and_is_logged(servers, monkeypatch, caplog):
+    named = following(monkeypatch, *(server.base_url for server in servers))
     arrived, release = asyncio.Event(), asyncio.Event()
-    async with checked(EngineFleet.from_file(path, limits=QUICK), servers) as fleet:
+    async with checked(EngineFleet.from_ray(["actors"], limits=QUICK), servers) as fleet:
         for server in servers:
             server.script[GENERATE] = [hold(release, arrived)]
         running = asyncio.create_task(generate_one(fleet, request(session_id="s")))
         await arrived.wait()
-        replace(path, "ftp://example.org\n")
+        named[:] = ["ftp://example.org"]
         await until(lambda: "stay as they are" in caplog.text)
-        path.unlink()
-        await until(lambda: caplog.text.count("stay as they are") > 1)
         assert len(fleet.members) == 2
         release.set()
         await running
 
 
-@pytest.mark.parametrize(("content", "reason"), [(None, "No such file"), (b"", "names no server"), (b"\xff", "utf-8")])
-def test_a_file_that_cannot_be_used_is_an_error_at_the_start(tmp_path, content, reason):
-    path = tmp_path / "servers.txt"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(ServerFileError, match=reason) as failure:
-        EngineFleet.from_file(path)
-    assert str(path) in str(failure.value)
-
-
-def replace(path, text):
-    other = path.with_suffix(".new")
-    other.write_text(text)
-    os.replace(other, path)
-
-
-async def test_a_server_that_the_file_names_again_while_it_is_being_removed_stays(servers, tmp_path):
-    path, one, two = tmp_path / "servers.txt", *servers
-    path.write_text(f"{one.base_url}\n")
+async def test_a_server_that_the_list_names_again_while_it_is_being_removed_stays(servers, monkeypatch):
+    one, two = servers
+    named = following(monkeypatch, one.base_url)
     arrived, release = asyncio.Event(), asyncio.Event()
-    async with checked(EngineFleet.from_file(path, limits=QUICK), servers) as fleet:
+    async with checked(EngineFleet.from_ray(["actors"], limits=QUICK), servers) as fleet:
         one.script[GENERATE] = [hold(release, arrived)]
         running = asyncio.create_task(generate_one(fleet, request(session_id="s")))
         await arrived.wait()
-        replace(path, f"{two.base_url}\n")
+        named[:] = [two.base_url]
         await until(lambda: "draining" in {str(member.state) for member in fleet.members})
-        replace(path, f"{one.base_url}\n{two.base_url}\n")
+        named[:] = [one.base_url, two.base_url]
         await until(lambda: [str(member.state) for member in fleet.members] == ["ready", "ready"])
         release.set()
         await running
@@ -212,16 +209,19 @@ async def test_a_server_that_the_file_names_again_while_it_is_being_removed_stay
         assert {member.name for member in fleet.members} == {one.base_url, two.base_url}
 
 
-async def test_a_server_that_hangs_does_not_delay_the_others_that_the_file_names(servers, tmp_path):
-    path, one, two = tmp_path / "servers.txt", *servers
-    path.write_text(f"{one.base_url}\n")
+async def test_a_server_that_hangs_does_not_delay_the_others_that_the_list_names(servers, monkeypatch):
+    one, two = servers
+    named = following(monkeypatch, one.base_url)
     arrived, release = asyncio.Event(), asyncio.Event()
     patient = FleetLimits(check_seconds=0.02, check_timeout=600.0)
-    async with hanging_servers(3) as hanging, checked(EngineFleet.from_file(path, limits=patient), servers) as fleet:
+    async with (
+        hanging_servers(3) as hanging,
+        checked(EngineFleet.from_ray(["actors"], limits=patient), servers) as fleet,
+    ):
         one.script[GENERATE] = [hold(release, arrived)]
         running = asyncio.create_task(generate_one(fleet, request(session_id="s")))
         await arrived.wait()
-        replace(path, "\n".join([one.base_url, *hanging, two.base_url]))
+        named[:] = [one.base_url, *hanging, two.base_url]
         await until(lambda: two.base_url in {member.name for member in fleet.members})
         assert not hanging & {member.name for member in fleet.members}
         release.set()

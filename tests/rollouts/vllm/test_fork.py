@@ -15,15 +15,13 @@ from typing import Any
 import pytest
 from engine_inputs import generate_one, image, request
 from fake_server import FakeVLLM
-from rendering_server import RenderingServer, text, user
 
 from renderers import MediaSource
 from renderers.media.store import MediaStore
 from renderers.process.caches import ByteLRU
 from renderers.process.fork_reset import ProcessLock
 from rollouts.engines.vllm import VLLMEngine
-from rollouts.engines.vllm.server_renderer import BlockingServerRenderer, ServerRenderer
-from rollouts.errors import EngineClosedError, EngineError
+from rollouts.errors import EngineError
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 
@@ -118,19 +116,3 @@ def test_the_check_sees_a_child_that_fails() -> None:
         os._exit(3)
 
     assert os.waitstatus_to_exitcode(os.waitpid(fork(fail), 0)[1]) == 3
-
-
-@pytest.mark.slow
-def test_a_blocking_renderer_of_the_parent_is_refused_in_the_child() -> None:
-    messages = user(text("hi"))
-    with BlockingServerRenderer(ServerRenderer(RenderingServer())) as renderer:
-        before = renderer.render(messages).token_ids
-
-        def check() -> None:
-            with pytest.raises(EngineClosedError, match="make one here"):
-                renderer.render(messages)
-            with BlockingServerRenderer(ServerRenderer(RenderingServer())) as own:
-                assert own.render(messages).token_ids == before
-
-        assert os.waitpid(fork(check), 0)[1] == 0
-        assert renderer.render(messages).token_ids == before

@@ -14,7 +14,7 @@ from engine_inputs import image, request
 from fake_server import GENERATE
 
 from rollouts.engines.vllm import HttpLimits, ServerRenderer, VLLMEngine
-from rollouts.engines.vllm.weight_updates import write_tied_head
+from rollouts.engines.vllm.checkpoint_files import write_tied_head
 from rollouts.errors import EngineError, ServerError, ServerUnreachableError, WeightUpdateError
 
 LIMITS = HttpLimits(retries=2, backoff_seconds=0.01, longest_backoff_seconds=0.05)

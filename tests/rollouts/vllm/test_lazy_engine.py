@@ -1,4 +1,4 @@
-"""Engines that are started with their first request: once, again after their end, and never without need."""
+"""Engines that are started with their first request: once, and never without need."""
 
 import asyncio
 import contextlib
@@ -43,7 +43,7 @@ class Starts:
 def served(tmp_path, *arguments, port=None, **options):
     port = port or reserved_port()
     command = [sys.executable, str(SERVE), str(port), *arguments]
-    options = {"log_path": tmp_path / "server.log", "backoff_seconds": 0.0, "start_seconds": 60.0, **options}
+    options = {"log_path": tmp_path / "server.log", "start_seconds": 60.0, **options}
     return LazyEngine.from_command(command, f"http://127.0.0.1:{port}", **options)
 
 
@@ -54,6 +54,12 @@ def child_of(log_path):
 async def ended(pid):
     async with asyncio.timeout(30):
         while is_running(pid):  # noqa: ASYNC110  the state of a process can only be asked for
+            await asyncio.sleep(0.02)
+
+
+async def until_ended(engine):
+    async with asyncio.timeout(30):
+        while engine._process.is_running:  # noqa: ASYNC110  the state of a process can only be asked for
             await asyncio.sleep(0.02)
 
 
@@ -83,24 +89,16 @@ async def test_many_first_requests_start_one_engine():
     assert start.count == 1
 
 
-async def test_a_failed_start_is_an_error_of_the_waiting_requests_and_the_next_one_tries_again():
+async def test_a_failed_start_is_an_error_of_all_requests_and_nothing_is_started_again():
     start = Starts(failures=1)
-    async with LazyEngine(start, backoff_seconds=0.0) as engine:
+    async with LazyEngine(start) as engine:
         calls = [generate_one(engine, request(request_id=f"r{n}")) for n in range(3)]
         failures = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(failure) for failure in failures] == [EngineStartError] * 3
         assert "OSError: no GPU is free" in str(failures[0])
-        await generate_one(engine, request())
-    assert start.count == 2
-
-
-async def test_after_too_many_failed_starts_nothing_is_started_any_more():
-    start = Starts(failures=100)
-    async with LazyEngine(start, restarts=2, backoff_seconds=0.0) as engine:
-        for _ in range(6):
-            with pytest.raises(EngineStartError, match="no GPU is free"):
-                await generate_one(engine, request())
-    assert start.count == 3
+        with pytest.raises(EngineStartError, match="no GPU is free"):
+            await generate_one(engine, request())
+    assert start.count == 1
 
 
 async def test_a_closed_engine_starts_nothing():
@@ -122,22 +120,21 @@ async def test_a_command_is_started_by_the_first_request_and_ended_by_close(tmp_
     await ended(child)
 
 
-@pytest.mark.slow
-async def test_a_server_that_was_killed_is_started_again_by_the_next_request(tmp_path):
+async def test_a_server_that_was_killed_is_an_error_of_every_request(tmp_path):
     async with served(tmp_path) as engine:
         await generate_one(engine, request())
         first = child_of(tmp_path / "server.log")
         os.killpg(os.getpgid(first), signal.SIGKILL)
         await ended(first)
-        async with asyncio.timeout(30):
-            while engine._process.is_running:  # noqa: ASYNC110  the state of a process can only be asked for
-                await asyncio.sleep(0.02)
-        await generate_one(engine, request())
-        assert child_of(tmp_path / "server.log") != first
+        await until_ended(engine)
+        for _ in range(2):
+            with pytest.raises(EngineStartError, match="it ended with status"):
+                await generate_one(engine, request())
+        assert child_of(tmp_path / "server.log") == first
 
 
 async def test_a_command_that_ends_at_once_is_an_error_with_the_end_of_its_log(tmp_path):
-    async with served(tmp_path, "3", restarts=0) as engine:
+    async with served(tmp_path, "3") as engine:
         with pytest.raises(
             EngineStartError, match=r"ended with status 3 before it was ready(.|\n)*out of memory"
         ) as failure:
@@ -199,29 +196,6 @@ asyncio.run(main())
     await ended(child)
 
 
-async def test_weights_that_were_loaded_are_loaded_again_after_a_restart(reloadable_model_dir):
-    servers = []
-
-    async def start():
-        servers.append(ScriptedEngine(lambda _: [7]))
-        return servers[-1]
-
-    class Ended:
-        is_running = False
-
-        def exit_error(self):
-            return EngineStartError("serve", "it ended", "", None)
-
-        async def stop(self):
-            pass
-
-    engine = LazyEngine(start, backoff_seconds=0.0)
-    await engine.update_weights(reloadable_model_dir, "v1")
-    engine._process = Ended()
-    await generate_one(engine, request())
-    assert [each.weight_version for each in servers] == ["v1", "v1"]
-
-
 async def test_a_fleet_of_lazy_engines_starts_them_with_its_first_request():
     starts = [Starts(), Starts()]
     engines = {f"engine {number}": LazyEngine(start) for number, start in enumerate(starts)}
@@ -243,8 +217,7 @@ async def test_the_server_ends_when_its_supervisor_is_killed(tmp_path):
         os.kill(child, signal.SIGKILL)  # a real server ends its processes itself at SIGTERM
 
 
-@pytest.mark.slow
-async def test_a_fleet_starts_a_member_again_whose_server_was_killed(tmp_path):
+async def test_a_request_moves_on_from_a_member_whose_server_was_killed(tmp_path):
     names = ("one", "two")
     engines = {name: served(tmp_path, log_path=tmp_path / f"{name}.log") for name in names}
     async with EngineFleet(engines, limits=FleetLimits(check_seconds=0.02)) as fleet:
@@ -253,10 +226,10 @@ async def test_a_fleet_starts_a_member_again_whose_server_was_killed(tmp_path):
         child = child_of(tmp_path / "one.log")
         os.killpg(os.getpgid(child), signal.SIGKILL)
         await ended(child)
-        async with asyncio.timeout(60):
-            while child_of(tmp_path / "one.log") == child or not all(each.state == "ready" for each in fleet.members):
-                await generate_one(fleet, request(session_id="session"))
-        assert [member.state for member in fleet.members] == ["ready", "ready"]
+        await until_ended(engines["one"])
+        await generate_one(fleet, request(session_id="session"))
+        await fleet.check()
+        assert {member.name: str(member.state) for member in fleet.members} == {"one": "ejected", "two": "ready"}
 
 
 async def test_a_request_moves_on_from_a_member_that_cannot_be_started():

@@ -180,15 +180,13 @@ def trajectories(directory: Path) -> list[Any]:
     return list(read_records(directory / "out/trajectories.mmr"))
 
 
-@pytest.mark.parametrize("named_by", ["urls", "file", "servers"])
+@pytest.mark.parametrize("named_by", ["urls", "servers"])
 def test_a_run_samples_from_all_servers_of_a_fleet(tmp_path: Path, named_by: str) -> None:
     with served(FakeVLLM()) as one, served(FakeVLLM()) as two:
         tables = {
             "urls": f'urls = ["{one.base_url}", "{two.base_url}"]',
-            "file": 'file = "servers.txt"',
             "servers": f'servers = [{{ base_url = "{one.base_url}" }}, {{ base_url = "{two.base_url}" }}]',
         }
-        (tmp_path / "servers.txt").write_text(f"{one.base_url}  # the first\n{two.base_url}\n")
         text = CONFIG.replace("group_size = 2", "group_size = 16")
         text = text.replace(VLLM_TABLE, f'kind = "fleet"\n{tables[named_by]}')
         result = run(tmp_path, one, KEY, text.replace("server_env:messages", "server_env:text"))

@@ -257,3 +257,16 @@ async def test_text_with_a_control_token_of_the_template_is_refused(renderer, se
 
 async def test_an_assistants_own_text_may_hold_what_it_sampled(renderer):
     await renderer.render([{"role": "assistant", "content": "<|image_pad|>"}])
+
+
+async def test_a_cancelled_caller_leaves_the_image_to_the_others(server):
+    server.delay = 0.05
+    renderer = ServerRenderer(server)
+    await renderer.render(user(text("known by now")))
+    first = asyncio.create_task(renderer.render_chunks([ImageChunk(picture(30))]))
+    second = asyncio.create_task(renderer.render_chunks([ImageChunk(picture(30))]))
+    await asyncio.sleep(0.03)
+    first.cancel()
+    rendered = await second
+    assert len(rendered.multi_modal_data) == 1
+    assert server.images_rendered().total() == 1

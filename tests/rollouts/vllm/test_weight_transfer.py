@@ -1,6 +1,5 @@
-"""Weights that a trainer sends: buckets, what must come, the calls at each server, and what follows a failure."""
+"""Weights that a trainer sends: what must come, the calls at each server, and what follows a failure."""
 
-import itertools
 from contextlib import AsyncExitStack
 
 import numpy as np
@@ -9,23 +8,20 @@ from controlled_server import Controlled
 from engine_inputs import FAST_RETRIES, generate_one, request
 from fake_http import json_response
 from fake_responses import answer
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from rollouts.engines.fleet import EngineFleet, FleetLimits
-from rollouts.engines.protocol import UpdatableEngine
 from rollouts.engines.vllm import VLLMEngine
-from rollouts.engines.vllm.transfer import ExpectedTensors, NCCLSender, TensorInfo, TransferEngine, buckets, update_info
-from rollouts.errors import ArgumentError, CapabilityError, EngineError, WeightUpdateError
+from rollouts.engines.vllm.transfer import ExpectedTensors
+from rollouts.errors import CapabilityError, EngineError, WeightUpdateError
 
-INIT, START, UPDATE, FINISH = (
+TRANSFER = INIT, START, UPDATE, FINISH, SHUTDOWN = (
     "/init_weight_transfer_engine",
     "/start_weight_update",
     "/update_weights",
     "/finish_weight_update",
+    "/shutdown_weight_transfer_engine",
 )
-TRANSFER = (INIT, START, UPDATE, FINISH, "/shutdown_weight_transfer_engine")
 
 
 class TransferVLLM(Controlled):
@@ -52,27 +48,24 @@ class TransferVLLM(Controlled):
         return [content["update_info"] for path, content in self.transfers if path == UPDATE]
 
 
-class RecordingSender:
-    def __init__(self):
-        self.events = []
-        self.failure = None
+def told(tensors):
+    """What the servers are told about the tensors of a bucket."""
+    return {
+        "names": list(tensors),
+        "dtype_names": [str(tensor.dtype) for tensor in tensors.values()],
+        "shapes": [list(tensor.shape) for tensor in tensors.values()],
+    }
 
-    def init_info(self, workers_before, num_workers):
-        return {"rank_offset": 1 + workers_before, "world_size": 1 + num_workers}
 
-    def open(self, num_workers):
-        self.events.append(("open", num_workers))
-
-    def update_info(self, bucket):
-        return {"number": sum(event[0] == "send" for event in self.events)}
-
-    def send(self, bucket):
-        if self.failure is not None:
-            raise self.failure
-        self.events.append(("send", [name for name, _ in bucket]))
-
-    def close(self):
-        self.events.append(("close", None))
+async def transfer(control, tensors, version):
+    """The calls of a trainer at one server, with a bucket for each tensor, and what follows a failure."""
+    begun = await control.begin_transfer("abort")
+    try:
+        for name, tensor in tensors.items():
+            await control.receive_weights(begun, told({name: tensor}))
+        await control.finish_transfer(begun, version)
+    except WeightUpdateError as error:
+        await control.abandon_transfer(begun, error)
 
 
 @pytest.fixture
@@ -97,149 +90,118 @@ async def servers(checkpoint):
 
 
 @pytest.fixture
-async def fleet(servers):
-    limits = FleetLimits(check_seconds=0.02, eject_after=1)
-    urls = [server.base_url for server in servers]
-    async with EngineFleet.from_urls(urls, limits=limits, http_limits=FAST_RETRIES) as fleet:
-        await fleet.check()
-        yield fleet
+def server(servers):
+    return servers[0]
 
 
-@given(st.lists(st.integers(0, 50), max_size=20), st.integers(1, 60))
-def test_buckets_keep_every_tensor_in_order_and_exceed_the_size_only_with_a_single_one(sizes, max_bytes):
-    tensors = [(str(number), np.zeros(size, np.uint8)) for number, size in enumerate(sizes)]
-    found = list(buckets(tensors, max_bytes))
-    assert [name for bucket in found for name, _ in bucket] == [name for name, _ in tensors]
-    for bucket in found:
-        assert len(bucket) == 1 or sum(tensor.nbytes for _, tensor in bucket) <= max_bytes
-    for first, second in itertools.pairwise(found):
-        assert sum(tensor.nbytes for _, tensor in [*first, second[0]]) > max_bytes
-
-
-def test_a_server_is_told_names_dtypes_and_shapes():
-    torch = pytest.importorskip("torch")
-    bucket = [("a", torch.zeros(2, 3, dtype=torch.bfloat16)), ("b", torch.zeros((), dtype=torch.float32))]
-    assert update_info(bucket) == {"names": ["a", "b"], "dtype_names": ["bfloat16", "float32"], "shapes": [[2, 3], []]}
-    assert TensorInfo.of("x", np.zeros((1, 2), np.int64)) == TensorInfo("x", "int64", (1, 2))
+@pytest.fixture
+async def engine(server):
+    async with VLLMEngine(server.base_url, limits=FAST_RETRIES) as engine:
+        yield engine
 
 
 WRONG = {
     "another name": (lambda t: {"x": t["a"]}, "has no tensor x"),
     "another shape": (lambda t: {**t, "a": t["a"].T}, r"a has shape \(3, 2\)"),
     "a missing one": (lambda t: {"a": t["a"]}, "2 tensors of .* were not sent, such as b"),
-    "one twice": (lambda t: [*t.items(), ("a", t["a"])], "a comes twice"),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
 async def test_tensors_that_are_not_those_of_the_checkpoint_leave_the_weights_of_before(
-    servers, fleet, checkpoint, tensors, name
+    server, engine, checkpoint, tensors, name
 ):
     change, reason = WRONG[name]
-    engine = TransferEngine(fleet, RecordingSender())
-    with pytest.raises(WeightUpdateError, match=reason):
-        await engine.update_weights(change(tensors), "v1")
-    for server in servers:
-        assert server.loaded == [server.root, str(checkpoint)]  # again
-    assert (engine.weight_version, fleet.weight_version) == ("default", "default")
+    with pytest.raises(WeightUpdateError, match=f"were loaded again.*{reason}"):
+        await transfer(engine.control, change(tensors), "v1")
+    assert server.loaded == [server.root, str(checkpoint)]  # again
+    assert engine.weight_version == "default"
     assert await generate_one(engine, request())
+
+
+async def test_a_tensor_that_comes_twice_is_refused(engine, tensors):
+    begun = await engine.control.begin_transfer("abort")
+    await engine.control.receive_weights(begun, told({"a": tensors["a"]}))
+    with pytest.raises(WeightUpdateError, match="a comes twice") as caught:
+        await engine.control.receive_weights(begun, told({"a": tensors["a"]}))
+    with pytest.raises(WeightUpdateError, match="were loaded again"):
+        await engine.control.abandon_transfer(begun, caught.value)
 
 
 def test_a_tied_output_layer_must_come_too(checkpoint, tensors):
     save_file({**tensors, "model.embed_tokens.weight": tensors["a"]}, checkpoint / "model.safetensors")
     (checkpoint / "config.json").write_text('{"tie_word_embeddings": true}')
-    sent = list(load_file(checkpoint / "model.safetensors").items())
+    expected = ExpectedTensors.of_checkpoint(str(checkpoint))
+    for name, tensor in load_file(checkpoint / "model.safetensors").items():
+        expected.check(name, tensor.shape)
     with pytest.raises(WeightUpdateError, match=r"lm_head\.weight also where the model ties it"):
-        list(ExpectedTensors.of_checkpoint(str(checkpoint)).checked(sent))
-    complete = [*sent, ("lm_head.weight", tensors["a"])]
-    assert list(ExpectedTensors.of_checkpoint(str(checkpoint)).checked(complete)) == complete
+        expected.check_complete()
+    expected.check("lm_head.weight", tensors["a"].shape)
+    expected.check_complete()
 
 
-async def test_all_servers_receive_every_bucket_and_serve_the_new_version(servers, fleet, tensors):
-    sender = RecordingSender()
-    engine: UpdatableEngine = TransferEngine(fleet, sender, bucket_bytes=64)
-    await engine.update_weights(tensors, "v1")
-    await engine.update_weights(iter(tensors.items()), "v2")
-    assert [content["init_info"]["rank_offset"] for server in servers for _, content in server.transfers[:1]] == [1, 5]
-    update = [("send", ["a", "b"]), ("send", ["c"])]
-    assert sender.events == [("open", 8), *update, *update]
-    for server in servers:
-        assert server.calls == [INIT, *[START, UPDATE, UPDATE, FINISH] * 2]
-        assert [info["names"] for info in server.received] == [["a", "b"], ["c"]] * 2
-        assert [info["number"] for info in server.received] == [0, 1, 2, 3]
+async def test_a_server_receives_every_bucket_and_serves_the_new_version(server, engine, tensors):
+    await engine.control.init_weight_transfer({"rank_offset": 1, "world_size": 5})
+    await transfer(engine.control, tensors, "v1")
+    await transfer(engine.control, tensors, "v2")
+    await engine.control.shutdown_weight_transfer()
+    assert server.calls == [INIT, *[START, UPDATE, UPDATE, UPDATE, FINISH] * 2, SHUTDOWN]
+    assert [info["names"] for info in server.received] == [["a"], ["b"], ["c"]] * 2
     assert engine.weight_version == "v2"
     completion = await generate_one(engine, request())
     assert {span.version for span in completion.weight_spans} == {"v2"}
-    assert [str(member.state) for member in fleet.members] == ["ready", "ready"]
 
 
-async def test_a_sender_that_fails_leaves_the_weights_of_before_and_joins_again(servers, fleet, checkpoint, tensors):
-    sender = RecordingSender()
-    engine = TransferEngine(fleet, sender)
-    sender.failure = ConnectionError("the network is down")
-    with pytest.raises(WeightUpdateError, match=r"the network is down.*the server runs with them"):
-        await engine.update_weights(tensors, "v1")
-    assert [server.loaded for server in servers] == [[server.root, str(checkpoint)] for server in servers]
-    sender.failure = None
-    await engine.update_weights(tensors, "v1")
-    assert [name for name, _ in sender.events] == ["open", "close", "open", "send"]
-    assert fleet.weight_version == "v1"
+async def test_the_members_of_a_fleet_stay_while_a_trainer_gives_them_weights_and_one_that_failed_is_ejected(
+    servers, tensors
+):
+    limits = FleetLimits(check_seconds=0.02, eject_after=1)
+    urls = [server.base_url for server in servers]
+    async with EngineFleet.from_urls(urls, limits=limits, http_limits=FAST_RETRIES) as fleet:
+        await fleet.check()
+        with fleet.updating_weights():
+            for one in fleet.engines.values():
+                await transfer(one.control, tensors, "v1")
+            fleet.record_weights("v1", {})
+        assert fleet.weight_version == "v1"
+        await fleet.check()
+        assert [str(member.state) for member in fleet.members] == ["ready", "ready"]
+        servers[1].script[START] = [answer({"error": {"message": "it broke"}}, status=500)]
+        failed = {}
+        with fleet.updating_weights():
+            for name, one in fleet.engines.items():
+                try:
+                    await transfer(one.control, tensors, "v2")
+                except WeightUpdateError as error:
+                    failed[name] = error
+            fleet.record_weights("v2", failed)
+        assert [str(member.state) for member in fleet.members] == ["ready", "ejected"]
 
 
-async def test_a_server_that_fails_to_begin_keeps_all_from_receiving(servers, fleet, checkpoint, tensors):
-    servers[1].script[START] = [answer({"error": {"message": "it broke"}}, status=500)]
-    with pytest.raises(WeightUpdateError, match="no weights were sent"):
-        await TransferEngine(fleet, RecordingSender()).update_weights(tensors, "v1")
-    assert UPDATE not in servers[0].calls
-    assert [server.loaded for server in servers] == [[server.root, str(checkpoint)] for server in servers]
+async def test_a_server_that_fails_to_begin_loads_the_weights_of_before(server, engine, checkpoint):
+    server.script[START] = [answer({"error": {"message": "it broke"}}, status=500)]
+    with pytest.raises(WeightUpdateError, match="were loaded again"):
+        await engine.control.begin_transfer("abort")
+    assert server.loaded == [server.root, str(checkpoint)]
+    assert await generate_one(engine, request())
 
 
 async def test_without_a_directory_of_the_weights_of_before_a_failure_leaves_the_server_paused_until_the_next_update(
-    servers, tensors
+    engine, tensors
 ):
-    sender = RecordingSender()
-    async with VLLMEngine(servers[0].base_url, limits=FAST_RETRIES) as engine:
-        transfer = TransferEngine(engine, sender)
-        await transfer.update_weights(tensors, "v1")
-        sender.failure = ConnectionError("the network is down")
-        with pytest.raises(WeightUpdateError, match="left paused, with parameters that have no storage"):
-            await transfer.update_weights(tensors, "v2")
-        assert await engine.control.is_paused()
-        with pytest.raises(EngineError, match="a transfer of weights was begun and not seen to end"):
-            await engine.control.resume()
-        sender.failure = None
-        await transfer.update_weights(tensors, "v3")
-        assert not await engine.control.is_paused()
-        assert await generate_one(engine, request())
+    await transfer(engine.control, tensors, "v1")
+    with pytest.raises(WeightUpdateError, match="left paused, with parameters that have no storage"):
+        await transfer(engine.control, {"x": tensors["a"]}, "v2")
+    assert await engine.control.is_paused()
+    with pytest.raises(EngineError, match="a transfer of weights was begun and not seen to end"):
+        await engine.control.resume()
+    await transfer(engine.control, tensors, "v3")
+    assert not await engine.control.is_paused()
+    assert await generate_one(engine, request())
 
 
-async def test_a_server_without_the_flag_is_an_error_that_names_it(servers, fleet, tensors):
+async def test_a_server_without_the_flag_is_an_error_that_names_it(server, engine):
     text = "Weight transfer not configured. Please set weight_transfer_config"
-    servers[0].script[INIT] = [answer({"error": {"message": text, "code": 500}}, status=500)]
+    server.script[INIT] = [answer({"error": {"message": text, "code": 500}}, status=500)]
     with pytest.raises(CapabilityError, match="--weight-transfer-config"):
-        await TransferEngine(fleet, RecordingSender()).update_weights(tensors, "v1")
-    assert START not in [*servers[0].calls, *servers[1].calls]
-
-
-async def test_closing_leaves_the_transport(servers, fleet, tensors):
-    sender = RecordingSender()
-    engine = TransferEngine(fleet, sender)
-    await engine.update_weights(tensors, "v1")
-    await engine.close()
-    assert sender.events[-1] == ("close", None)
-    assert [server.calls[-1] for server in servers] == ["/shutdown_weight_transfer_engine"] * 2
-
-
-def test_wrong_arguments_are_refused():
-    with pytest.raises(ArgumentError, match="bucket_bytes"):
-        TransferEngine(object(), RecordingSender(), bucket_bytes=0)
-    with pytest.raises(ArgumentError, match="port"):
-        NCCLSender("10.0.0.1", 0)
-
-
-def test_nccl_gives_every_worker_of_every_server_a_rank_after_that_of_the_trainer():
-    sender = NCCLSender("10.0.0.1", 29500)
-    infos = [sender.init_info(before, 8) for before in (0, 4)]
-    assert [info["rank_offset"] for info in infos] == [1, 5]
-    assert {info["world_size"] for info in infos} == {9}
-    assert {(info["master_address"], info["master_port"]) for info in infos} == {("10.0.0.1", 29500)}
+        await engine.control.init_weight_transfer({})

@@ -15,10 +15,10 @@ from typing import Any
 
 from journalled_run import GROUP_SIZE, NUM_TASKS, Gallery, digest_of, serve, skipped
 from local_workers import EncodedWorker
+from simulated_engine import SimulatedEngine
 
 from rollouts import SamplingParams
 from rollouts.runner import Journal, RetryPolicy, Runner, Task
-from rollouts.testing import SimulatedEngine
 from rollouts.workers import EpisodeWorker, WorkerPool
 
 FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND

@@ -107,7 +107,7 @@ class SimulatedEngine:
         self._time_scale = _checked_range("time_scale", (time_scale, time_scale), 0)[0]
         self._weight_version = weight_version
         self._logprob = -math.log(len(self._token_ids))
-        self._random = random.Random(f"{seed} engine")  # noqa: S311  a simulation
+        self._random = random.Random(f"{seed} engine")
         self.clock = 0.0
         self.started = self.finished = self.failed = self.cancelled = self.peak_running = 0
         self.closed = False
@@ -210,7 +210,7 @@ class SimulatedEngine:
     def _new_request(self, request: GenerateRequest, index: int) -> _Request:
         sampling = request.sampling
         source = request.request_id if sampling.seed is None else sampling.seed
-        rng = random.Random(f"{self._seed} {source} {index}")  # noqa: S311  a simulation
+        rng = random.Random(f"{self._seed} {source} {index}")
         length = min(rng.randint(int(self._lengths[0]), int(self._lengths[1])), sampling.max_tokens)
         fails, aborts = rng.random() < self._error_rate, rng.random() < self._abort_rate
         cut = rng.randrange(length)

@@ -1,0 +1,149 @@
+"""Checks that a checkpoint directory is complete and fits the model that a server runs, from the headers of its files.
+
+A vLLM 0.32 server that loads any other directory loads part of it: it continues to respond, with garbage, or dies
+with the next request. A few kilobytes of each file are read, whatever the size of the model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from rollouts.errors import WeightUpdateError
+from rollouts.files import replaced_file
+
+_INDEX = "model.safetensors.index.json"
+#: The name of the output layer.
+HEAD = "lm_head.weight"
+_HEAD_FILE = "lm_head.safetensors"
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def check_checkpoint(directory: Path, *, like: Path | None, reties: bool = False) -> None:
+    """Raise `WeightUpdateError` unless `directory` holds a complete safetensors checkpoint with the tensors of `like`.
+
+    `like` is a checkpoint of the same model, the one that the server was started with. Without it, or where this
+    process cannot read it, only completeness is checked. Data types may differ: the server casts. `reties`: it also
+    ties the output layer to the new embeddings, so that the checkpoint may leave it out.
+    """
+    new = checkpoint_shapes(directory)
+    tied = ties_embeddings(directory) or (like is not None and ties_embeddings(like))
+    if tied and not reties and HEAD not in new:
+        raise _error(
+            directory,
+            f"the model ties {HEAD} to its embeddings and the checkpoint leaves it out; vLLM would keep the output "
+            "layer that it had before. Write it too: rollouts.engines.vllm.write_tied_head(directory)",
+        )
+    if like is None or not any(like.glob("*.safetensors")):
+        return
+    old = checkpoint_shapes(like)
+    optional = {HEAD} if tied else set()
+    missing = sorted(old.keys() - new.keys() - optional)
+    unknown = sorted(new.keys() - old.keys() - optional)
+    if missing or unknown:
+        raise _error(directory, f"it lacks {_listed(missing)} and has {_listed(unknown)} beyond those of {like}")
+    for name in sorted(old.keys() & new.keys()):
+        if old[name] != new[name]:
+            raise _error(directory, f"{name} has shape {new[name]}, in {like} it has {old[name]}")
+
+
+def write_tied_head(directory: Path) -> None:
+    """Add the output layer to a checkpoint that leaves it out because the embeddings are the same tensor.
+
+    A server that starts from such a checkpoint shares the tensor; one that reloads it (vLLM 0.32) gives new weights to
+    the embeddings and none to the output layer. Writes `lm_head.safetensors` beside the other files and names it in the
+    index where there is one; does nothing where the layer is there. Raises `WeightUpdateError`.
+    """
+    directory = Path(directory)
+    if HEAD in checkpoint_shapes(directory):
+        return
+    for path in sorted(directory.glob("*.safetensors")):
+        names = [name for name in _file_shapes(directory, path) if name.endswith("embed_tokens.weight")]
+        if embeddings := [name for name in names if "visual" not in name]:
+            break
+    else:
+        raise _error(directory, "no tensor is called embed_tokens.weight")
+    # The bytes are copied as they are: numpy has no bfloat16. The format: the length of a JSON header, 8 bytes; the
+    # header; the bytes of the tensors, at offsets from the end of the header.
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        entry = json.loads(file.read(length))[embeddings[0]]
+    first, last = entry["data_offsets"]
+    entry["data_offsets"] = [0, last - first]
+    header = json.dumps({HEAD: entry, "__metadata__": {"format": "pt"}}).encode()
+    header += b" " * (-len(header) % 8)
+    with replaced_file(directory / _HEAD_FILE) as target:
+        target.write(len(header).to_bytes(8, "little") + header)
+        target.write(np.memmap(path, np.uint8, "r", offset=8 + length + first, shape=(last - first,)).data)
+    index = directory / _INDEX
+    if index.exists():
+        content = dict(_read_json(directory, index))
+        content["weight_map"] = {**content["weight_map"], HEAD: _HEAD_FILE}
+        with replaced_file(index) as file:
+            file.write((json.dumps(content, indent=2) + "\n").encode())
+
+
+def checkpoint_shapes(directory: Path) -> Shapes:
+    """The shape of every tensor of a checkpoint. Raises `WeightUpdateError` for one that is not complete."""
+    if not directory.is_dir():
+        raise _error(directory, "there is no such directory here")
+    index = directory / _INDEX
+    listed: Mapping[str, Any] | None = _read_json(directory, index).get("weight_map") if index.exists() else None
+    files = sorted(set(listed.values()) if listed else {path.name for path in directory.glob("*.safetensors")})
+    if not files:
+        raise _error(directory, "it holds no .safetensors file")
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in files:
+        shapes |= _file_shapes(directory, directory / name)
+    if listed and (absent := sorted(listed.keys() - shapes.keys())):
+        raise _error(directory, f"{_INDEX} lists {_listed(absent)}, which no file holds")
+    return shapes
+
+
+def _file_shapes(directory: Path, path: Path) -> Shapes:
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise _error(
+            directory, f"{path.name} is no complete safetensors file ({error}); is it still being written?"
+        ) from error
+
+
+def ties_embeddings(directory: Path) -> bool:
+    """Whether the output layer of the model is the tensor of its embeddings."""
+    path = directory / "config.json"
+    if not path.exists():
+        return False
+    config = _read_json(directory, path)
+    text = config.get("text_config")
+    return bool(config.get("tie_word_embeddings") or (isinstance(text, dict) and text.get("tie_word_embeddings")))
+
+
+def _read_json(directory: Path, path: Path) -> Mapping[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise _error(directory, f"{path.name} cannot be read ({error})") from error
+    if not isinstance(content, dict):
+        raise _error(directory, f"{path.name} is no JSON object")
+    return content
+
+
+def _listed(names: list[str]) -> str:
+    if not names:
+        return "no tensor"
+    return names[0] if len(names) == 1 else f"{len(names)} tensors such as {names[0]}"
+
+
+def _error(directory: Path, reason: str) -> WeightUpdateError:
+    return WeightUpdateError(
+        f"the weights in {directory} were not loaded: {reason}. Nothing was changed. Where the server sees other files "
+        "than this process, check=False leaves out this check"
+    )
