@@ -1,7 +1,7 @@
 """Skips tests whose packages are not installed, and finds skips that nobody expects.
 
 A test module, or a test, that fails because a package of an extra is missing counts as skipped; the reason has the
-command that installs it. `pytest --expected-skips FILE` fails where anything is skipped that the file does not list.
+command that installs it. `pytest --expected-skips=FILE` fails where anything is skipped that no such file lists.
 A line of the file has the path of a test module or folder and a part of the reason,
 `tests/rollouts/environments/test_mcp.py .[mcp]`; a line that begins with `#` is a comment.
 """
@@ -9,7 +9,7 @@ A line of the file has the path of a test module or folder and a part of the rea
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -62,13 +62,17 @@ EXTRA_OF_PACKAGE = {
 }
 
 
+#: Looked up before a test hides a package.
+_MISSING = frozenset(package for package in EXTRA_OF_PACKAGE if find_spec(package) is None)
+
+
 def missing_package(error: BaseException | None) -> str | None:
     """The package of an extra whose absence is the reason of an error, or None."""
     chain: list[BaseException] = []
     while error is not None and error not in chain:
         chain.append(error)
         for package in _packages_named_by(error):
-            if package in EXTRA_OF_PACKAGE and find_spec(package) is None:
+            if package in _MISSING:
                 return package
         error = error.__cause__ or error.__context__
     return None
@@ -110,20 +114,22 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--expected-skips", type=Path, help="fail where a test is skipped that this file does not list")
+    help = "fail where a test is skipped that no such file lists"
+    parser.addoption("--expected-skips", type=Path, action="append", default=[], help=help)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    file: Path | None = config.getoption("--expected-skips")
-    if file is not None and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(ExpectedSkips(file))
+    files: list[Path] = config.getoption("--expected-skips")
+    if files and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(ExpectedSkips(files))
 
 
 class ExpectedSkips:
-    """Collects what was skipped that the file does not list."""
+    """Collects what was skipped that the files do not list."""
 
-    def __init__(self, file: Path) -> None:
-        lines = [line.split() for line in file.read_text("utf-8").splitlines() if line and not line.startswith("#")]
+    def __init__(self, files: Sequence[Path]) -> None:
+        text = "".join(file.read_text("utf-8") for file in files)
+        lines = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
         self.expected = [(path, " ".join(reason)) for path, *reason in lines]
         self.unexpected: set[str] = set()
 

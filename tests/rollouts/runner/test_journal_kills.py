@@ -33,7 +33,9 @@ class Runs:
 
     def __init__(self, model_directory: Path, program: Path = PROGRAM) -> None:
         command = [sys.executable, str(program), str(model_directory)]
-        paths = os.pathsep.join([str(PROGRAM.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+        paths = os.pathsep.join(
+            [str(PROGRAM.parent), str(PROGRAM.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        )
         environment = {**os.environ, "PYTHONPATH": paths}
         pipe = subprocess.PIPE
         self._program = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
