@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from trajectory_files import file_of, forked, png, short
+from trajectory_files import file_of, forked, short
 
-from renderers import MediaSource, MediaStore
 from rollouts.terminal.table import printable
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="pipes and devices of POSIX")
@@ -38,15 +37,10 @@ COMMANDS = {
     "traj ls": "traj ls BAD",
     "traj ls --json": "traj ls BAD --json",
     "traj show": "traj show BAD",
-    "traj verify": "traj verify BAD",
     "traj export": "traj export BAD --jsonl OUT/e.jsonl",
     "traj export --parquet": "traj export BAD --parquet OUT/e.parquet",
     "traj merge": "traj merge GOOD BAD --out OUT/merged.mmr",
     "traj repair": "traj repair BAD --out OUT/repaired.mmr",
-    "media ls": "media ls BAD",
-    "media ls --json": "media ls BAD --json",
-    "media verify": "media verify BAD",
-    "media export": "media export BAD --out OUT/media",
     "render": "render BAD --model MODEL",
     "render --row": "render BAD --model MODEL --row 0",
     "render --json": "render BAD --model MODEL --json",
@@ -60,8 +54,6 @@ TARGETS = {
     "traj export --parquet": "traj export GOOD --parquet BAD",
     "traj merge": "traj merge GOOD --out BAD",
     "traj repair": "traj repair GOOD --out BAD",
-    "media export": "media export GOOD --out BAD",
-    "media export --contact-sheet": "media export GOOD --out OUT/media --contact-sheet BAD",
     "demo": "demo --out BAD",
 }
 
@@ -168,9 +160,7 @@ def results(
         for number, path in enumerate(paths.values()):
             out = directory / f"{kind}{number}"
             out.mkdir()
-            for name, command in commands.items():
-                if name == "media export --contact-sheet" and os.path.isfile(path):
-                    continue  # drawn anew
+            for command in commands.values():
                 cases[kind].append(Case(arguments_of(command, places | {"BAD": path, "OUT": str(out)}), path))
     found = iter(invoke(directory, [case.command for kind in cases.values() for case in kind]))
     assert (directory / "targets" / "file").read_text() == "precious"
@@ -204,9 +194,6 @@ PRINTING = {
     "traj ls": "traj ls GOOD",
     "traj ls --json": "traj ls GOOD --json",
     "traj show": "traj show GOOD --ids",
-    "traj verify": "traj verify GOOD",
-    "media ls": "media ls GOOD",
-    "media export": "media export GOOD --out OUT/media",
     "render": "render CONVERSATION --model MODEL",
     "render --json": "render CONVERSATION --model MODEL --json",
 }
@@ -223,7 +210,7 @@ def run_in_shell(command: list[str], redirection: str) -> subprocess.CompletedPr
 # done once. An output is a file, "closed", or "unread": a pipe whose reader is gone before the command begins.
 FORKING = """
 import json, os, sys
-import rollouts.cli.media, rollouts.cli.render, rollouts.cli.traj
+import rollouts.cli.render, rollouts.cli.traj
 from rollouts.cli.main import main
 
 def place(descriptor, output):
@@ -327,24 +314,6 @@ def test_a_conversation_may_come_through_a_pipe(places: dict[str, str]) -> None:
     done = subprocess.run(arguments, check=False, capture_output=True, text=True, timeout=MOST_SECONDS)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["messages"][0]["role"] == "user"
-
-
-def test_a_store_that_holds_a_named_pipe_is_listed_without_waiting(tmp_path: Path) -> None:
-    store = MediaStore(directory=tmp_path / "store")
-    store.add_source(MediaSource.of(png(1)))
-    os.mkfifo(tmp_path / "store" / "pipe")
-    pipe_digest = "ab" + "0" * 62
-    (tmp_path / "store" / "ab").mkdir(exist_ok=True)
-    os.mkfifo(tmp_path / "store" / "ab" / pipe_digest)
-    target = str(tmp_path / "store")
-    commands = [
-        ["media", "ls", target],
-        ["media", "verify", target],
-        ["media", "export", target, "--out", str(tmp_path)],
-    ]
-    for command, (_, output, error, kind) in zip(commands, invoke(tmp_path, commands), strict=True):
-        assert kind in (None, "SystemExit"), (command, error)
-        assert "Traceback" not in output + error
 
 
 @pytest.mark.slow
