@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 HEAVY = [
     *("torch", "transformers", "torchvision", "sklearn", "matplotlib", "vllm"),
-    *("gymnasium", "mcp", "prometheus_client", "opentelemetry"),
+    *("gymnasium", "mcp", "prometheus_client"),
 ]
 PACKAGES = [
     *("renderers", "transport"),
