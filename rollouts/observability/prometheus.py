@@ -28,10 +28,9 @@ class PrometheusEndpoint:
             endpoint.url
 
     The names are those of `METRICS` with the prefix `mmrollouts_` and, for counters, the suffix `_total`; labels as in
-    the table. The values are read when Prometheus asks for them; the endpoint costs an episode nothing. It has a
-    registry of its own. `host` is the loopback address unless given; the endpoint has no password. Port 0 is any free
-    port. `__enter__` raises `RolloutsError` if it cannot listen. Raises `MissingExtraError`, and `ArgumentError` for a
-    port that is no integer from 0 to 65535.
+    the table. The values are read when Prometheus asks for them; the endpoint costs an episode nothing. `host` is the
+    loopback address unless given; the endpoint has no password. Port 0 is any free port. `__enter__` raises
+    `RolloutsError` if it cannot listen. Raises `MissingExtraError`, and `ArgumentError` for an invalid port.
     """
 
     def __init__(self, metrics: RunMetrics, *, port: int = 9464, host: str = "127.0.0.1") -> None:
