@@ -3,29 +3,16 @@
     python benchmarks/observability.py
 
 Each listener gets the events of 2,000 episodes of 8 turns, 64 of which run at the same time: the six events of a turn
-(four waits, of which one is for the parsed completion, and the end), and a share of the two of the episode. Spans go to
-a processor that drops them, log lines to /dev/null.
+(four waits, of which one is for the parsed completion, and the end), and a share of the two of the episode.
 """
 
 from __future__ import annotations
 
 import argparse
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
-from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-
-from rollouts.observability import (
-    EpisodeLogContext,
-    EpisodeSpans,
-    JsonLogs,
-    RunMetrics,
-    WaitWatcher,
-    prometheus_registry,
-)
+from rollouts.observability import PrometheusEndpoint, RunMetrics
 from rollouts.runner.events import EpisodeEnded, EpisodeStarted, EpisodeWaiting, RunnerEvent, TurnFinished
 
 CONCURRENCY = 64
@@ -53,21 +40,6 @@ def seconds(listener: Callable[[RunnerEvent], object], batches: Sequence[Sequenc
     return time.process_time() - started
 
 
-def listeners() -> Iterator[tuple[str, Any, AbstractContextManager[Any]]]:
-    yield "no work (the call of a function)", lambda event: None, nullcontext()
-    yield "RunMetrics", RunMetrics(), nullcontext()
-    watcher = WaitWatcher()
-    yield "WaitWatcher", watcher, watcher
-    yield "EpisodeLogContext", EpisodeLogContext(), nullcontext()
-    logs = JsonLogs("/dev/null")
-    yield "JsonLogs, level INFO", logs, logs
-    logs = JsonLogs("/dev/null", level=logging.DEBUG)
-    yield "JsonLogs, level DEBUG", logs, logs
-    provider = TracerProvider()
-    provider.add_span_processor(SpanProcessor())
-    yield "EpisodeSpans", EpisodeSpans(provider), nullcontext()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=2000)
@@ -75,15 +47,15 @@ def main() -> None:
     options = parser.parse_args()
     batches = [list(events(first, CONCURRENCY, options.turns)) for first in range(0, options.episodes, CONCURRENCY)]
     played = len(batches) * CONCURRENCY * options.turns
-    for name, listener, context in listeners():
-        with context:
-            best = min(seconds(listener, batches) for _ in range(3))
+    listeners = {"no work (the call of a function)": lambda event: None, "RunMetrics": RunMetrics()}
+    for name, listener in listeners.items():
+        best = min(seconds(listener, batches) for _ in range(3))
         print(f"{name:36}{1e6 * best / played:8.2f} us per turn")
     metrics = RunMetrics()
     for batch in batches:
         for event in batch[: CONCURRENCY * options.turns]:
             metrics(event)
-    registry = prometheus_registry(metrics)
+    registry = PrometheusEndpoint(metrics).registry
     from prometheus_client import generate_latest
 
     started = time.process_time()

@@ -165,16 +165,13 @@ def _unbounded_value(trajectory: Trajectory) -> str | None:
 _IN_A_RUN = "trajectories.mmr"
 
 
-def open_reader(path: Path, problem: str = "not a trajectory file") -> RecordReader:
-    """Open a record file, or that of a run's directory.
-
-    Raises `OSError`, and `CommandFileError`, which begins with `problem`, for other files.
-    """
+def open_reader(path: Path) -> RecordReader:
+    """Open a record file, or that of a run's directory. Raises `OSError`, and `CommandFileError` for other files."""
     file = trajectory_file(path)
     try:
         return RecordReader(file)
     except TransportError as error:
-        raise CommandFileError(file, f"{problem}: {error}") from error
+        raise CommandFileError(file, f"not a trajectory file: {error}") from error
 
 
 def trajectory_file(path: Path) -> Path:

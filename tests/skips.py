@@ -36,7 +36,6 @@ EXTRA_OF_PACKAGE = {
     "msgspec": "trainers",
     "num2words": "processors",
     "openai": "openai",
-    "opentelemetry": "opentelemetry",
     "peft": "lora",
     "playwright": "dev",
     "psutil": "dev",

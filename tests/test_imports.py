@@ -16,7 +16,7 @@ from renderers.installation import install_command
 ROOT = Path(__file__).parent.parent
 HEAVY = [
     *("torch", "transformers", "torchvision", "sklearn", "matplotlib", "vllm"),
-    *("gymnasium", "mcp", "prometheus_client", "opentelemetry"),
+    *("gymnasium", "mcp", "prometheus_client"),
 ]
 PACKAGES = [
     *("renderers", "transport"),

@@ -1,4 +1,4 @@
-"""`rollouts compare RUN_A RUN_B...`: differences between stored runs, with intervals, as tables, files and a plot."""
+"""`rollouts compare RUN_A RUN_B...`: differences between stored runs, with intervals, as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from rollouts.files import replaced_file
 from rollouts.terminal.table import Column, print_line, print_table, printable_line
 
 if TYPE_CHECKING:
-    from rollouts.evaluation.comparison import Comparison, RunDifference
+    from rollouts.evaluation.comparison import Comparison
     from rollouts.evaluation.results import FailedEpisodes
+    from rollouts.report.page import Table
 
 
 def compare(
@@ -51,25 +52,14 @@ def compare(
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE|-", help="Write everything as JSON; -: print only that.")
     ] = None,
-    markdown: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the tables as Markdown, with links to reports.")
-    ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.png|FILE.svg", help="Plot the differences with their intervals (extra `plot`)."),
-    ] = None,
 ) -> None:
     """Compare runs with the first one: differences by task with 95 % intervals and paired tests.
 
-    What differs between the runs apart from their rewards is printed first. A file that is named by an option is
-    replaced if it exists; without these options nothing is written.
+    What differs between the runs apart from their rewards is printed first. Without --json nothing is written;
+    `rollouts report` writes the same as a page.
     """
     from rollouts.evaluation.comparison import compare_runs
 
-    if plot is not None:
-        from rollouts.report.comparison import check_plot
-
-        check_plot(plot)
     comparison = compare_runs(
         runs, threshold=threshold, failed=cast("FailedEpisodes | None", failed), k=k or None, unpaired=unpaired
     )
@@ -78,66 +68,36 @@ def compare(
     else:
         _print_comparison(comparison)
     if json_file not in (None, "-"):
-        _write(Path(str(json_file)), comparison.model_dump_json(indent=2) + "\n")
-    if markdown is not None:
-        from rollouts.report.comparison import comparison_markdown
-
-        _write(markdown, comparison_markdown(comparison, markdown.parent))
-    if plot is not None:
-        from rollouts.report.comparison import plot_comparison
-
-        plot_comparison(comparison, plot)
-
-
-def _write(path: Path, text: str) -> None:
-    with replaced_file(path) as file:
-        file.write(text.encode("utf-8", "replace"))
+        with replaced_file(Path(str(json_file))) as file:
+            file.write(f"{comparison.model_dump_json(indent=2)}\n".encode("utf-8", "replace"))
 
 
 def _print_comparison(comparison: Comparison) -> None:
-    from rollouts.report.comparison import RUN_HEADINGS, counting_line, note_lines, run_rows
+    from rollouts.report.comparison import changes, counting_line, figure_table, note_lines, pairing_line, run_table
 
     console = Console()
     for note in note_lines(comparison):
         print_line(f"- {printable_line(note)}")
     print_line("")
-    print_table(_columns(RUN_HEADINGS, names=1), _printable(run_rows(comparison)), console)
+    _print_table(run_table(comparison), console, names=1)
     print_line(counting_line(comparison))
     for against in comparison.against_baseline:
-        _print_difference(comparison, against, console)
+        print_line("")
+        print_line(printable_line(pairing_line(comparison, against)))
+        _print_table(figure_table(comparison, against), console, names=3, dropped=["tasks", comparison.runs[0].name])
+        for found in changes(comparison, against):
+            print_line(f"{found.table.label}:")
+            _print_table(found.table, console, names=3)
 
 
-def _print_difference(comparison: Comparison, against: RunDifference, console: Console) -> None:
-    from rollouts.report.comparison import (
-        changed_headings,
-        changed_rows,
-        changes,
-        figure_headings,
-        figure_rows,
-        pairing_line,
-    )
-
-    print_line("")
-    print_line(printable_line(pairing_line(comparison, against)))
-    headings = figure_headings(comparison, against)
-    columns = _columns(headings, names=3, dropped=["tasks", comparison.runs[0].name])
-    print_table(columns, _printable(figure_rows(comparison, against)), console)
-    for title, tasks in changes(against):
-        print_line(f"{title}:")
-        print_table(_columns(changed_headings(comparison, against), names=3), _printable(changed_rows(tasks)), console)
-
-
-def _columns(headings: Sequence[str], *, names: int, dropped: Sequence[str] = ()) -> list[Column]:
-    """A column of texts, and others of numbers; the first `names` columns have headings or texts that wrap.
+def _print_table(table: Table, console: Console, *, names: int, dropped: Sequence[str] = ()) -> None:
+    """Print a table: a column of texts, and others of numbers; the first `names` have headings or texts that wrap.
 
     The columns of the headings `dropped` are left out where the terminal is too narrow, in that order.
     """
     order = {heading: place for place, heading in enumerate(dropped)}
-    return [
+    columns = [
         Column(printable_line(heading), wraps=place < names, align_right=bool(place), drop_order=order.get(heading))
-        for place, heading in enumerate(headings)
+        for place, heading in enumerate(table.headings)
     ]
-
-
-def _printable(rows: list[list[str]]) -> list[list[str]]:
-    return [[printable_line(cell) for cell in row] for row in rows]
+    print_table(columns, [[printable_line(str(cell)) for cell in row] for row in table.rows], console)

@@ -10,10 +10,9 @@ from rollouts.cli.command_group import APP_SETTINGS, Command, CommandGroup
 from rollouts.cli.compare import compare
 from rollouts.cli.demo import demo
 from rollouts.cli.doctor.command import doctor
-from rollouts.cli.env import env, installed_version
+from rollouts.cli.doctor.installation import installed_version
 from rollouts.cli.evaluate import evaluate
 from rollouts.cli.init import init
-from rollouts.cli.media import media_commands
 from rollouts.cli.render import render
 from rollouts.cli.report import report
 from rollouts.cli.run.command import run
@@ -23,11 +22,9 @@ from rollouts.cli.traj.commands import traj_commands
 from rollouts.cli.view import view
 
 app = typer.Typer(cls=CommandGroup, **APP_SETTINGS)
-app.add_typer(media_commands, name="media")
 app.add_typer(traj_commands, name="traj")
 app.command(cls=Command)(doctor)
 app.command(cls=Command)(demo)
-app.command(cls=Command)(env)
 app.command(cls=Command)(init)
 app.command(cls=Command)(render)
 app.command(cls=Command)(run)

@@ -1,37 +1,21 @@
-"""Listeners of a runner and sinks of its figures: metrics, terminal, Prometheus, OpenTelemetry, TensorBoard, logs.
+"""Listeners of a runner and sinks of its figures: metrics, terminal, Prometheus, TensorBoard, Weights & Biases.
 
-Importing this package loads none of prometheus_client, opentelemetry, tensorboardX and wandb.
+Importing this package loads none of prometheus_client, tensorboardX and wandb.
 """
 
 from rollouts.errors import TrainingLogError
 from rollouts.observability.engine_load import EngineMonitor, RendererStats
-from rollouts.observability.json_logs import (
-    EpisodeLogContext,
-    EpisodeLogFilter,
-    EpisodePosition,
-    JsonLinesFormatter,
-    JsonLogs,
-    current_episode,
-)
 from rollouts.observability.metric_sinks import JsonLinesSink, MetricHistory, MetricSink, TensorBoardSink, WandbSink
-from rollouts.observability.opentelemetry import EpisodeSpans
+from rollouts.observability.metric_table import METRICS, Metric
 from rollouts.observability.progress import ProgressDisplay
-from rollouts.observability.prometheus import METRICS, Metric, PrometheusEndpoint, prometheus_registry
+from rollouts.observability.prometheus import PrometheusEndpoint
 from rollouts.observability.run_metrics import RunMetrics
 from rollouts.observability.training_log import TrainingLog
-from rollouts.observability.waiting import EpisodeWait, WaitWatcher, wait_report
 
 __all__ = [
     "METRICS",
     "EngineMonitor",
-    "EpisodeLogContext",
-    "EpisodeLogFilter",
-    "EpisodePosition",
-    "EpisodeSpans",
-    "EpisodeWait",
-    "JsonLinesFormatter",
     "JsonLinesSink",
-    "JsonLogs",
     "Metric",
     "MetricHistory",
     "MetricSink",
@@ -42,9 +26,5 @@ __all__ = [
     "TensorBoardSink",
     "TrainingLog",
     "TrainingLogError",
-    "WaitWatcher",
     "WandbSink",
-    "current_episode",
-    "prometheus_registry",
-    "wait_report",
 ]

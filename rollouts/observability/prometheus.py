@@ -3,106 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 from wsgiref.simple_server import WSGIServer
 
 from rollouts.errors import ArgumentError, MissingExtraError, RolloutsError, describe_exception
+from rollouts.observability.metric_table import METRICS, Metric
 from rollouts.observability.run_metrics import RunMetrics
 from rollouts.values import whole_number
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric as Family
 
+_PREFIX: Final = "mmrollouts_"
 
-# The metrics of a run: name, kind, unit and meaning of each. A key of `RunMetrics.metrics()` is a name of this table.
-#
-# A metric with a label has one key for each value of it: `episodes_waiting/engine`.
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One row. A "counter" only grows; a "gauge" is a present value; a "histogram" has a count and a sum.
-
-    `unit` is that of the value: "episodes", "seconds", "tokens". `label` names what its values are divided by.
-    """
-
-    name: str
-    kind: Literal["counter", "gauge", "histogram"]
-    unit: str
-    meaning: str
-    label: str = ""
-
-
-METRICS = (
-    Metric("episodes_started", "counter", "episodes", "attempts at episodes that began"),
-    Metric("episodes_ended", "counter", "episodes", "ended attempts: done, truncated, failed, cancelled", "outcome"),
-    Metric("episodes_retried", "counter", "episodes", "failed attempts that were repeated"),
-    Metric("forks", "counter", "turns", "turns of ended attempts that did not extend the turn before them"),
-    Metric("length_stops", "counter", "turns", "cut turns of ended attempts: max_tokens or the context ended them"),
-    Metric("episodes_running", "gauge", "episodes", "attempts that began and have not ended"),
-    Metric("episodes_waiting", "gauge", "episodes", "attempts by what they wait for, also for a retry", "waiting_for"),
-    Metric("longest_wait_seconds", "gauge", "seconds", "how long the episode that waits longest has waited"),
-    Metric("episode_seconds", "histogram", "seconds", "duration of an attempt"),
-    Metric("turns", "counter", "turns", "finished turns"),
-    Metric("turn_seconds", "histogram", "seconds", "time of a turn by part: engine, renderer, environment", "part"),
-    Metric("prompt_tokens", "counter", "tokens", "lengths of the prompts of finished turns, each prompt as a whole"),
-    Metric("completion_tokens", "counter", "tokens", "sampled tokens of finished turns"),
-    Metric("prompt_images", "counter", "items", "images and videos in the prompts of finished turns"),
-    Metric("prompt_sounds", "counter", "items", "sounds in the prompts of finished turns"),
-    Metric("turns_per_second", "gauge", "turns per second", "over the last 10 to 40 seconds"),
-    Metric("completion_tokens_per_second", "gauge", "tokens per second", "over the last 10 to 40 seconds"),
-    Metric("groups_finished", "counter", "groups", "groups whose episodes all ended"),
-    Metric("groups_delivered", "counter", "groups", "groups that the consumer received"),
-    Metric("groups_skipped", "counter", "groups", "finished groups that were not delivered", "reason"),
-    Metric("groups_stale", "counter", "groups", "groups older than allowed: drop, downweight", "action"),
-    Metric("groups_queued", "gauge", "groups", "finished groups that wait for the consumer"),
-    Metric("group_seconds", "histogram", "seconds", "time from the start of a group to its end"),
-    Metric("total_reward_mean", "gauge", "reward", "environment reward + group reward, of the last 64 finished groups"),
-    Metric("environment_reward_mean", "gauge", "reward", "sum over the turns of an episode, of the same groups"),
-    Metric(
-        "group_reward_mean", "gauge", "reward", "what the group rewards add, with their weights, of the same groups"
-    ),
-    Metric("reward_part_mean", "gauge", "reward", "named reward without its weight, of the same groups", "part"),
-    Metric("staleness_mean", "gauge", "versions", "mean over the last 64 delivered groups"),
-    Metric("staleness_max", "gauge", "versions", "maximum over the last 64 delivered groups"),
-    Metric("weight_updates", "counter", "updates", "updates of the engine's weights that succeeded"),
-    Metric("weight_update_failures", "counter", "updates", "updates that failed"),
-    Metric("weight_update_seconds", "histogram", "seconds", "duration of an update that succeeded"),
-    Metric("run_seconds", "gauge", "seconds", "time since these metrics were made"),
-    # Of workers in other processes.
-    Metric("workers", "gauge", "workers", "workers that are connected"),
-    Metric("worker_slots", "gauge", "episodes", "episodes that the workers can run at once"),
-    Metric("worker_slots_used", "gauge", "episodes", "episodes that run on workers"),
-    Metric("worker_jobs_waiting", "gauge", "episodes", "episodes that wait for a slot of a worker"),
-    Metric("worker_jobs_moved", "counter", "episodes", "times that an episode began again because its worker was gone"),
-    Metric("workers_lost", "counter", "workers", "workers that ended or could not be reached"),
-    # Of the engine and the renderer.
-    Metric("engine_requests_running", "gauge", "requests", "requests that the engine generates, of all its clients"),
-    Metric("engine_requests_waiting", "gauge", "requests", "requests in the engine's queue"),
-    Metric("engine_kv_cache_usage_ratio", "gauge", "ratio", "used part of the engine's KV cache, 0 to 1"),
-    Metric("engine_preemptions", "counter", "requests", "running requests that lost their blocks of the KV cache"),
-    Metric("engine_prefix_cache_queries", "counter", "tokens", "prompt tokens looked up in the prefix cache"),
-    Metric("engine_prefix_cache_hits", "counter", "tokens", "prompt tokens found in the prefix cache"),
-    Metric("engine_media_cache_queries", "counter", "items", "source files looked up in the cache of processed media"),
-    Metric("engine_media_cache_hits", "counter", "items", "source files found there; vLLM does not count features"),
-    Metric("engine_read_errors", "counter", "errors", "failed readings of the engine's metrics"),
-    Metric("media_items_sent", "counter", "items", "media items whose data requests carried to the server"),
-    Metric("media_items_omitted", "counter", "items", "media items sent by name alone: the server had their data"),
-    Metric("media_sent_bytes", "counter", "bytes", "data of media items that requests carried"),
-    Metric("media_omitted_bytes", "counter", "bytes", "data of media items that were sent by name alone"),
-    Metric("bridges", "counter", "prompts", "prompts that extend the previous prompt and completion"),
-    Metric("bridges_refused", "counter", "prompts", "prompts that had to be rendered again, by reason", "reason"),
-)
-
-METRIC_BY_NAME = {metric.name: metric for metric in METRICS}
-
-_PREFIX = "mmrollouts_"
-
-# Prometheus computes rates from counters, over any time.
-_NOT_EXPORTED = frozenset({"turns_per_second", "completion_tokens_per_second"})
+#: Prometheus computes rates from counters, over any time.
+_NOT_EXPORTED: Final = frozenset({"turns_per_second", "completion_tokens_per_second"})
 
 
 class PrometheusEndpoint:
@@ -112,118 +28,92 @@ class PrometheusEndpoint:
             endpoint.url
 
     The names are those of `METRICS` with the prefix `mmrollouts_` and, for counters, the suffix `_total`; labels as in
-    the table. The values are read when Prometheus asks for them; the endpoint costs an episode nothing. It has a
-    registry of its own. `host` is the loopback address unless given; the endpoint has no password. Port 0 is any free
-    port. `__enter__` raises `RolloutsError` if it cannot listen. Raises `MissingExtraError`, and `ArgumentError` for a
-    port that is no integer from 0 to 65535.
+    the table. The values are read when Prometheus asks for them; the endpoint costs an episode nothing. `host` is the
+    loopback address unless given; the endpoint has no password. Port 0 is any free port. `__enter__` raises
+    `RolloutsError` if it cannot listen. Raises `MissingExtraError`, and `ArgumentError` for an invalid port.
     """
 
     def __init__(self, metrics: RunMetrics, *, port: int = 9464, host: str = "127.0.0.1") -> None:
         number = whole_number(port)
         if number is None or not 0 <= number <= 65535:
             raise ArgumentError("port", port, "pass an integer from 0 (any free port) to 65535")
-        self.registry = prometheus_registry(metrics)
+        try:
+            from prometheus_client import CollectorRegistry
+        except ImportError as error:
+            raise MissingExtraError("the endpoint for Prometheus", "prometheus", "prometheus-client") from error
+        self._metrics = metrics
+        self.registry = CollectorRegistry()
+        self.registry.register(self)  # type: ignore[arg-type]
         self._host = host
         self._port = number
-        self._server: WSGIServer | None = None
-        self._thread: Thread | None = None
+        self._listening: tuple[WSGIServer, Thread] | None = None
 
     @property
     def port(self) -> int:
-        """The port that is listened on; before `start`, the one that was given."""
-        return self._port if self._server is None else self._server.server_port
+        """The port that is listened on; outside the block, the one that was given."""
+        return self._port if self._listening is None else self._listening[0].server_port
 
     @property
     def url(self) -> str:
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http://{host}:{self.port}/metrics"
 
-    def start(self) -> None:
-        """Listen. Has no effect on an endpoint that listens. Raises `RolloutsError`."""
+    def collect(self) -> Iterator[Family]:
+        """The metrics, as the registry asks for them."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+
+        values: dict[str, dict[str, float]] = {}
+        for key, value in self._metrics.metrics().items():
+            name, _, label = key.partition("/")
+            values.setdefault(name, {})[label] = value
+        for metric in METRICS:
+            if metric.kind == "histogram":
+                yield self._histogram(metric)
+            elif metric.name in values and metric.name not in _NOT_EXPORTED:
+                make: Any = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+                family: Any = make(_PREFIX + metric.name, _help(metric), labels=_labels(metric))
+                for label, value in values[metric.name].items():
+                    family.add_metric([label] if metric.label else [], value)
+                yield family
+        if version := self._metrics.weight_version:
+            yield InfoMetricFamily(
+                f"{_PREFIX}weights", "version of the last update of the weights", {"version": version}
+            )
+
+    def _histogram(self, metric: Metric) -> Family:
+        from prometheus_client.core import HistogramMetricFamily
+
+        family = HistogramMetricFamily(_PREFIX + metric.name, _help(metric), labels=_labels(metric))
+        for key, histogram in self._metrics.histograms.items():
+            name, _, label = key.partition("/")
+            if name == metric.name:
+                counts = histogram.cumulative()
+                buckets = [("+Inf" if bound == float("inf") else str(bound), count) for bound, count in counts]
+                family.add_metric([label] if metric.label else [], buckets, histogram.sum)
+        return family
+
+    def __enter__(self) -> Self:
         from prometheus_client import start_http_server
 
-        if self._server is not None:
-            return
         try:
-            self._server, self._thread = start_http_server(self._port, addr=self._host, registry=self.registry)
+            self._listening = start_http_server(self._port, addr=self._host, registry=self.registry)
         except OSError as error:
             raise RolloutsError(
                 f"the metrics endpoint cannot listen on {self._host}:{self._port}: "
-                f"{error.strerror or describe_exception(error)}; pass another port, or port=0 for any that is "
-                "free"
+                f"{error.strerror or describe_exception(error)}; pass another port, or port=0 for any that is free"
             ) from error
+        return self
 
-    def stop(self) -> None:
-        """Close the port. Has no effect on an endpoint that does not listen."""
-        server, thread = self._server, self._thread
-        self._server = self._thread = None
-        if server is not None and thread is not None:
+    def __exit__(self, *_: object) -> None:
+        if self._listening is not None:
+            (server, thread), self._listening = self._listening, None
             server.shutdown()
             server.server_close()
             thread.join()
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-
-def prometheus_registry(metrics: RunMetrics) -> CollectorRegistry:
-    """A registry with the metrics of a run alone, for an application that has an endpoint of its own.
-
-    Raises `MissingExtraError`.
-    """
-    try:
-        from prometheus_client import CollectorRegistry
-        from prometheus_client.registry import Collector
-    except ImportError as error:
-        raise MissingExtraError("the endpoint for Prometheus", "prometheus", "prometheus-client") from error
-
-    class RunCollector(Collector):
-        def collect(self) -> Iterator[Family]:
-            return _families(metrics)
-
-    registry = CollectorRegistry()
-    registry.register(RunCollector())
-    return registry
-
-
-def _families(metrics: RunMetrics) -> Iterator[Family]:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
-
-    values: dict[str, dict[str, float]] = {}
-    for key, value in metrics.metrics().items():
-        name, _, label = key.partition("/")
-        values.setdefault(name, {})[label] = value
-    for metric in METRICS:
-        if metric.kind == "histogram":
-            yield _histogram(metric, metrics)
-        elif metric.name in values and metric.name not in _NOT_EXPORTED:
-            make: Any = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-            family: Family = make(_PREFIX + metric.name, _help(metric), labels=[metric.label] if metric.label else [])
-            for label, value in values[metric.name].items():
-                family.add_metric([label] if metric.label else [], value)  # type: ignore[attr-defined]
-            yield family
-    if metrics.weight_version:
-        yield InfoMetricFamily(
-            f"{_PREFIX}weights", "version of the last update of the weights", {"version": metrics.weight_version}
-        )
-
-
-def _histogram(metric: Metric, metrics: RunMetrics) -> Family:
-    from prometheus_client.core import HistogramMetricFamily
-
-    family = HistogramMetricFamily(_PREFIX + metric.name, _help(metric), labels=[metric.label] if metric.label else [])
-    for key, histogram in metrics.histograms.items():
-        name, _, label = key.partition("/")
-        if name == metric.name:
-            buckets = [
-                ("+Inf" if bound == float("inf") else str(bound), count) for bound, count in histogram.cumulative()
-            ]
-            family.add_metric([label] if metric.label else [], buckets, histogram.sum)
-    return family
+def _labels(metric: Metric) -> list[str]:
+    return [metric.label] if metric.label else []
 
 
 def _help(metric: Metric) -> str:

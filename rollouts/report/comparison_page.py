@@ -12,26 +12,22 @@ from urllib.parse import quote
 import numpy as np
 
 from renderers import TemplateRenderer
-from rollouts.evaluation.comparison import ChangedTask, ComparedRun, Comparison, RunDifference, compare_runs
+from rollouts.evaluation.comparison import ComparedRun, Comparison, RunDifference, compare_runs
 from rollouts.evaluation.run_scores import task_of
 from rollouts.files import replaced_file
-from rollouts.report.charts import Chart, Figures, Interval, Line, escaped, scrolling, table
+from rollouts.report.charts import Chart, Line
 from rollouts.report.comparison import (
-    RUN_HEADINGS,
-    RunLinks,
-    changed_headings,
-    changed_rows,
     changes,
     counting_line,
-    figure_headings,
-    figure_rows,
-    links_of_run,
+    figure_table,
     note_lines,
     pairing_line,
-    run_rows,
+    run_table,
+    title_of,
 )
+from rollouts.report.page import Block, Cell, Heading, Items, Table, Text, charts_of, html_page
 from rollouts.report.viewer_page import MAX_EPISODES
-from rollouts.report.write import html_page
+from rollouts.report.write import REPORT_FILE
 from rollouts.trajectory.tree import Trajectory
 from rollouts.trajectory_files import episodes_of_record, is_run_directory, open_reader
 from rollouts.view import write_html
@@ -57,23 +53,22 @@ def write_comparison(
     """
     path = Path(out)
     comparison = compare_runs(runs, unpaired=unpaired)
-    links: dict[str, RunLinks] = {}
+    links: dict[str, dict[str, str]] = {}
     written = [path]
     for number, run in enumerate(comparison.runs):
-        links[run.name] = links_of_run(Path(run.directory), path.parent)
         viewer = path.with_name(f"{path.stem}-viewer-{number}.html")
         episodes = _write_viewer(viewer, run, _changed_tasks(comparison, run), renderer, tools)
-        if episodes:
-            links[run.name] = RunLinks(links[run.name].report, quote(viewer.name), episodes)
-            written.append(viewer)
+        links[run.name] = {task_id: f"{quote(viewer.name)}#e={first}" for task_id, first in episodes.items()}
+        written += [viewer] if episodes else []
+    page = _page(comparison, links, path.parent)
     with replaced_file(path) as file:
-        file.write(comparison_page(comparison, links))
+        file.write(page)
     return written
 
 
 def _changed_tasks(comparison: Comparison, run: ComparedRun) -> set[str]:
     pairs = [one for one in comparison.against_baseline if run is comparison.runs[0] or one.name == run.name]
-    return {task.task_id for pair in pairs for _, tasks in changes(pair) for task in tasks}
+    return {task.task_id for pair in pairs for found in changes(comparison, pair) for task in found.tasks}
 
 
 def _write_viewer(
@@ -123,64 +118,35 @@ def _is_of(run: ComparedRun, trajectory: Trajectory) -> bool:
     return run.weight_version is None or run.weight_version in spans
 
 
-def comparison_page(comparison: Comparison, links: Mapping[str, RunLinks]) -> bytes:
-    """The HTML of a comparison. `links` are those of each run, by its name."""
-    figures = Figures()
-    baseline = comparison.runs[0].name
-    pairs = [
-        (f"{against.name} against {baseline}", _pair_section(comparison, against, links, figures))
-        for against in comparison.against_baseline
-    ]
-    title = f"{' and '.join(run.name for run in comparison.runs[1:])} against {baseline}"
-    notes = "".join(f"<li>{escaped(note)}</li>" for note in note_lines(comparison))
-    runs = "Runs", _runs_section(comparison, links)
-    return html_page(title, "", [("What differs between the runs", f"<ul>{notes}</ul>"), runs, *pairs])
+def _page(comparison: Comparison, links: Mapping[str, Mapping[str, str]], folder: Path) -> bytes:
+    """The HTML of a comparison for a file in `folder`. `links` has for each run the addresses of its tasks."""
+    title = f"{' and '.join(run.name for run in comparison.runs[1:])} against {comparison.runs[0].name}"
+    reports = [(run.name, Path(run.directory) / REPORT_FILE) for run in comparison.runs]
+    linked = [Cell(f"report of {name}", _address(path, folder)) for name, path in reports if path.is_file()]
+    runs = [run_table(comparison), Text(counting_line(comparison)), *([Items(linked)] if linked else [])]
+    pairs = [(title_of(comparison, one), _pair(comparison, one, links)) for one in comparison.against_baseline]
+    return html_page(
+        title, [("What differs between the runs", [Items(note_lines(comparison))]), ("Runs", runs), *pairs]
+    )
 
 
-def _pair_section(
-    comparison: Comparison, against: RunDifference, links: Mapping[str, RunLinks], figures: Figures
-) -> str:
-    parts = [f"<p>{escaped(pairing_line(comparison, against))}</p>"]
-    title = f"{against.name} against {comparison.runs[0].name}"
-    parts.append(table(figure_headings(comparison, against), figure_rows(comparison, against), title))
-    intervals = [
-        Interval(label, one.difference.value, one.difference.low, one.difference.high)
-        for label, one in against.differences.labelled()
-    ]
-    rates = [one for one in intervals if one.label.startswith("pass@")]
-    rewards = [one for one in intervals if one not in rates]
-    charts = [figures.intervals(f"Difference of {what}", "difference", rows) for what, rows in
-              (("rewards", rewards), ("pass@k", rates))]  # fmt: skip
+def _address(path: Path, folder: Path) -> str:
+    return quote(Path(os.path.relpath(os.path.realpath(path), os.path.realpath(folder))).as_posix())
+
+
+def _pair(comparison: Comparison, against: RunDifference, links: Mapping[str, Mapping[str, str]]) -> Iterator[Block]:
+    yield Text(pairing_line(comparison, against))
+    yield figure_table(comparison, against)
     if against.quantiles:
         shares = np.linspace(0, 100, len(against.quantiles)).tolist() if len(against.quantiles) > 1 else [50.0]
         lines = [Line("change of the total reward", against.quantiles)]
         note = "total reward, tasks in ascending order"
-        charts.append(figures.chart(Chart("Change of each task", "share of the tasks, %", shares, lines, note=note)))
-    parts.append(f'<div class="charts">{"".join(charts)}</div>')
-    for heading, tasks in changes(against):
-        names = comparison.runs[0].name, against.name
-        rows = "".join(_task_row(task, cells, [links[name] for name in names])
-                       for task, cells in zip(tasks, changed_rows(tasks), strict=True))  # fmt: skip
-        head = "".join(f'<th scope="col">{escaped(one)}</th>' for one in changed_headings(comparison, against))
-        whole = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-        parts.append(f"<h3>{heading}</h3>{scrolling(whole, heading)}")
-    return "".join(parts)
-
-
-def _task_row(task: ChangedTask, cells: Sequence[str], links: Sequence[RunLinks]) -> str:
-    addresses = ["", *(one.of_task(task.task_id) for one in links), ""]
-    shown = [
-        f'<a href="{escaped(address)}">{escaped(cell, 200)}</a>' if address else escaped(cell, 200)
-        for cell, address in zip(cells, addresses, strict=True)
-    ]
-    return f"<tr>{''.join(f'<td>{one}</td>' for one in shown)}</tr>"
-
-
-def _runs_section(comparison: Comparison, links: Mapping[str, RunLinks]) -> str:
-    reports = "".join(
-        f'<li><a href="{escaped(links[run.name].report)}">report of {escaped(run.name)}</a></li>'
-        for run in comparison.runs
-        if links[run.name].report
-    )
-    counting = f"<p>{escaped(counting_line(comparison))}</p>"
-    return f"{table(RUN_HEADINGS, run_rows(comparison), 'runs')}{counting}{f'<ul>{reports}</ul>' if reports else ''}"
+        yield from charts_of([Chart("Change of each task", "share of the tasks, %", shares, lines, note=note)])
+    of_runs = links[comparison.runs[0].name], links[against.name]
+    for found in changes(comparison, against):
+        rows = [
+            [task_id, *(Cell(text, one.get(task_id, "")) for text, one in zip(rewards, of_runs, strict=True)), change]
+            for task_id, *rewards, change in found.table.rows
+        ]
+        yield Heading(found.table.label)
+        yield Table(found.table.label, found.table.headings, rows)

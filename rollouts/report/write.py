@@ -11,72 +11,11 @@ from typing import Any, Final
 
 from renderers import TemplateRenderer
 from rollouts.files import replaced_file
-from rollouts.report.charts import Figures, escaped
-from rollouts.report.figures import Collected, collect
+from rollouts.report.figures import collect
+from rollouts.report.page import Cell, html_page
 from rollouts.report.run_files import open_run
-from rollouts.report.sections import (
-    best_and_worst,
-    curves_section,
-    errors_section,
-    evaluation_section,
-    examples_section,
-    mismatch_section,
-    staleness_section,
-    summary_section,
-    throughput_section,
-    training_section,
-)
-from rollouts.report.viewer_page import ViewerPage, write_viewer_page
-from rollouts.view.page import PAGE_END, content_hash, document_head, static_file
-
-# The document of a report. It has no script: numbers under the pointer are `<title>`s of its SVG.
-
-
-def report_page(collected: Collected, viewer: ViewerPage) -> bytes:
-    """The HTML of a report."""
-    figures = Figures()
-    evaluation = collected.evaluation
-    sections = [
-        ("Summary", summary_section(collected)),
-        *([] if evaluation is None else [("Evaluation", evaluation_section(evaluation))]),
-        ("Curves", curves_section(collected, figures)),
-        *([] if evaluation is not None else [("Training", training_section(collected, figures))]),
-        *([] if evaluation is not None else [("Mismatch", mismatch_section(collected, figures))]),
-        ("Throughput", throughput_section(collected, figures)),
-        *([] if evaluation is not None else [("Staleness and queues", staleness_section(collected, figures))]),
-        ("Errors", errors_section(collected, viewer)),
-        ("Episodes", examples_section(collected, viewer)),
-    ]
-    all_episodes = f'<a href="{escaped(viewer.name)}">all episodes in the viewer</a>' if viewer.places else ""
-    if viewer.places and len(viewer.places) < len(collected.episodes):
-        all_episodes = f'<a href="{escaped(viewer.name)}">{len(viewer.places):,} episodes in the viewer</a>'
-    return html_page(f"Report of {collected.title}", all_episodes, sections)
-
-
-def html_page(title: str, links: str, sections: Sequence[tuple[str, str]]) -> bytes:
-    """A page of sections, each with its name and its HTML; the names are texts. `links` is HTML below the title.
-
-    Its content security policy allows its own style and images in data URLs, nothing else.
-    """
-    style = static_file("rollouts.report", "report.css")
-    policy = (
-        f"default-src 'none'; style-src '{content_hash(style)}'; img-src data:; base-uri 'none'; form-action 'none'"
-    )
-    contents = "".join(
-        f'<li><a href="#s{number}">{escaped(name)}</a></li>' for number, (name, _) in enumerate(sections)
-    )
-    body = "".join(
-        f'<section id="s{number}" aria-labelledby="h{number}"><h2 id="h{number}">{escaped(name)}</h2>{content}'
-        "</section>\n"
-        for number, (name, content) in enumerate(sections)
-    )
-    shown = escaped(title, 200)
-    document = (
-        f"<header><h1>{shown}</h1>{links}</header>\n"
-        f'<nav aria-label="sections"><ul>{contents}</ul></nav>\n<main>\n{body}</main>\n'
-    )
-    return document_head(shown, policy, style) + document.encode("utf-8", "replace") + PAGE_END
-
+from rollouts.report.sections import best_and_worst, sections_of
+from rollouts.report.viewer_page import write_viewer_page
 
 REPORT_FILE: Final = "report.html"
 VIEWER_FILE: Final = "viewer.html"
@@ -122,7 +61,11 @@ def write_report(
     viewer_path = path.with_name(VIEWER_FILE if path.name == REPORT_FILE else f"{path.stem}-viewer.html")
     deadline = None if seconds is None else started + seconds
     viewer = write_viewer_page(viewer_path, files, collected, linked, renderer=renderer, tools=tools, deadline=deadline)
-    page = report_page(collected, viewer)
+    link = None
+    if viewer.places:
+        count = "all" if len(viewer.places) == len(collected.episodes) else f"{len(viewer.places):,}"
+        link = Cell(f"{count} episodes in the viewer", viewer.name)
+    page = html_page(f"Report of {collected.title}", sections_of(collected, viewer), link)
     with replaced_file(path) as file:
         file.write(page)
     written = viewer_path if viewer.places else None

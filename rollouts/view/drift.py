@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import Any, Final, NamedTuple
@@ -17,11 +17,10 @@ from rollouts.trajectory.token_node import MediaReference
 from rollouts.trajectory.tree import Trajectory
 from rollouts.view.display_json import display_json
 
-# The time of a token-by-token comparison grows with the product of the lengths. This bounds the products of one branch.
-_MAX_PRODUCT: Final = 4096 * 4096
-#: It also grows with the pairs of equal tokens, which are many where few different ids occur.
-_MAX_EQUAL_PAIRS: Final = 1 << 19
-#: Longer parts are first divided at runs of this many equal tokens that occur once in each part.
+#: Bounds the work of the comparison of one branch: some seconds.
+_MAX_WORK: Final = 4096 * 4096
+_WORK_OF_A_PAIR: Final = 32
+#: Longer parts are first compared by runs of about this many tokens.
 _RUN: Final = 16
 
 
@@ -92,9 +91,32 @@ def branch_drift(
 def token_differences(ids: Sequence[int], rendered: Sequence[int]) -> list[Difference]:
     """The differences in order, none if both are equal. Replacing each range by its `rendered_ids` gives `rendered`.
 
-    The time is about linear in the lengths, and bounded for what differs: see `Difference.is_coarse`.
+    The time is bounded: see `Difference.is_coarse`.
     """
-    return _Comparison(np.asarray(ids, np.int64), np.asarray(rendered, np.int64)).differences()
+    one, other = np.asarray(ids, np.int64), np.asarray(rendered, np.int64)
+    whole = _without_equal_ends(one, other, _Part(0, len(one), 0, len(other)))
+    parts = [whole]
+    if (whole.end - whole.start) * (whole.rendered_end - whole.rendered_start) > _MAX_WORK:
+        parts = [_without_equal_ends(one, other, part) for part in _changed_parts(one, other, whole)]
+    work_left = _MAX_WORK
+    differences = []
+    for part in parts:
+        tokens, rendered_tokens = (
+            one[part.start : part.end].tolist(),
+            other[part.rendered_start : part.rendered_end].tolist(),
+        )
+        work = _work(tokens, rendered_tokens)
+        if work > work_left or not (tokens and rendered_tokens):
+            if tokens or rendered_tokens:
+                is_coarse = work > work_left
+                differences.append(Difference(part.start, part.end, part.rendered_start, rendered_tokens, is_coarse))
+            continue
+        work_left -= work
+        differences += [
+            Difference(part.start + a, part.start + b, part.rendered_start + c, rendered_tokens[c:d])
+            for a, b, c, d in _changes(tokens, rendered_tokens)
+        ]
+    return differences
 
 
 class _Part(NamedTuple):
@@ -106,119 +128,41 @@ class _Part(NamedTuple):
     rendered_end: int
 
 
-class _Comparison:
-    """The comparison of int64 arrays of ids."""
-
-    def __init__(self, ids: np.ndarray, rendered: np.ndarray) -> None:
-        self._ids = ids
-        self._rendered = rendered
-        self._product_left = _MAX_PRODUCT
-        self._pairs_left = _MAX_EQUAL_PAIRS
-
-    def differences(self) -> list[Difference]:
-        whole = self._without_equal_ends(_Part(0, len(self._ids), 0, len(self._rendered)))
-        if _product(whole) <= _MAX_PRODUCT:
-            return self._compared(whole)
-        parts = map(self._without_equal_ends, self._divided(whole))
-        return [difference for part in parts for difference in self._compared(part)]
-
-    def _without_equal_ends(self, part: _Part) -> _Part:
-        one, other = self._ids[part.start : part.end], self._rendered[part.rendered_start : part.rendered_end]
-        first = _common_prefix(one, other)
-        last = _common_prefix(one[first:][::-1], other[first:][::-1])
-        return _Part(part.start + first, part.end - last, part.rendered_start + first, part.rendered_end - last)
-
-    def _divided(self, part: _Part) -> Iterator[_Part]:
-        """What lies between the equal runs of a part."""
-        one, other = self._ids[part.start : part.end], self._rendered[part.rendered_start : part.rendered_end]
-        start, rendered_start = part.start, part.rendered_start
-        for at, rendered_at in _equal_runs(one, other):
-            run, rendered_run = part.start + at, part.rendered_start + rendered_at
-            if run < start or rendered_run < rendered_start:  # it overlaps with the run before it
-                if run - start == rendered_run - rendered_start:  # and continues it
-                    start, rendered_start = run + _RUN, rendered_run + _RUN
-                continue
-            yield _Part(start, run, rendered_start, rendered_run)
-            start, rendered_start = run + _RUN, rendered_run + _RUN
-        yield _Part(start, part.end, rendered_start, part.rendered_end)
-
-    def _compared(self, part: _Part) -> list[Difference]:
-        one, other = self._ids[part.start : part.end], self._rendered[part.rendered_start : part.rendered_end]
-        if not len(one) and not len(other):
-            return []
-        equal_pairs = _equal_pairs(one, other)
-        is_coarse = _product(part) > self._product_left or equal_pairs > self._pairs_left
-        if is_coarse or not len(one) or not len(other):
-            return [Difference(part.start, part.end, part.rendered_start, other.tolist(), is_coarse)]
-        self._product_left -= _product(part)
-        self._pairs_left -= equal_pairs
-        matcher = SequenceMatcher(None, one.tolist(), other.tolist(), autojunk=False)
-        return [
-            Difference(part.start + a, part.start + b, part.rendered_start + c, other[c:d].tolist())
-            for tag, a, b, c, d in matcher.get_opcodes()
-            if tag != "equal"
-        ]
+def _changes(one: Sequence[Hashable], other: Sequence[Hashable]) -> list[_Part]:
+    matcher = SequenceMatcher(None, one, other, autojunk=False)
+    return [_Part(*places) for tag, *places in matcher.get_opcodes() if tag != "equal"]
 
 
-def _product(part: _Part) -> int:
-    return (part.end - part.start) * (part.rendered_end - part.rendered_start)
+def _work(one: Sequence[Hashable], other: Sequence[Hashable]) -> int:
+    """What a comparison takes: it grows with the product of the lengths, and with the pairs of equal items."""
+    counts = Counter(other)
+    return len(one) * len(other) + _WORK_OF_A_PAIR * sum(counts[item] for item in one)
 
 
-def _equal_pairs(one: np.ndarray, other: np.ndarray) -> int:
-    """How many pairs of a token of each side are equal."""
-    (ids, counts), (other_ids, other_counts) = (np.unique(side, return_counts=True) for side in (one, other))
-    _, at, other_at = np.intersect1d(ids, other_ids, assume_unique=True, return_indices=True)
-    return int(counts[at] @ other_counts[other_at])
+def _changed_parts(one: np.ndarray, other: np.ndarray, whole: _Part) -> list[_Part]:
+    """The parts that differ of a long one, found by comparing runs of tokens that end at the same tokens everywhere."""
+    runs = _runs(one[whole.start : whole.end])
+    rendered_runs = _runs(other[whole.rendered_start : whole.rendered_end])
+    if _work(runs, rendered_runs) > 4 * _MAX_WORK:  # a branch of 100,000 tokens
+        return [whole]
+    places = np.cumsum([whole.start, *map(len, runs)]).tolist()
+    rendered_places = np.cumsum([whole.rendered_start, *map(len, rendered_runs)]).tolist()
+    return [
+        _Part(places[a], places[b], rendered_places[c], rendered_places[d])
+        for a, b, c, d in _changes(runs, rendered_runs)
+    ]
 
 
-def _equal_runs(one: np.ndarray, other: np.ndarray) -> list[tuple[int, int]]:
-    """Where runs of 16 equal tokens that occur once in each side begin; both places ascend (patience diff)."""
-    if min(len(one), len(other)) < _RUN:
-        return []
-    runs, other_runs = _once(_run_hashes(one)), _once(_run_hashes(other))
-    _, at, other_at = np.intersect1d(runs.hashes, other_runs.hashes, assume_unique=True, return_indices=True)
-    pairs = sorted(zip(runs.places[at].tolist(), other_runs.places[other_at].tolist(), strict=True))
-    equal = [(i, j) for i, j in pairs if np.array_equal(one[i : i + _RUN], other[j : j + _RUN])]  # hashes may collide
-    return _longest_ascending(equal)
+def _runs(ids: np.ndarray) -> list[tuple[int, ...]]:
+    """The tokens in runs, each of which ends with an id that is a multiple of 16."""
+    return [tuple(run.tolist()) for run in np.split(ids, np.flatnonzero(ids % _RUN == 0) + 1)]
 
 
-class _Runs(NamedTuple):
-    hashes: np.ndarray
-    places: np.ndarray
-
-
-def _run_hashes(ids: np.ndarray) -> np.ndarray:
-    """uint64 (n - 15,): a hash of the 16 tokens from each place on."""
-    count = len(ids) - _RUN + 1
-    hashes = np.zeros(count, np.uint64)
-    for offset in range(_RUN):
-        hashes = hashes * np.uint64(0x9E3779B97F4A7C15) + ids[offset : offset + count].astype(np.uint64)
-        hashes ^= hashes >> np.uint64(29)
-    return hashes
-
-
-def _once(hashes: np.ndarray) -> _Runs:
-    """The hashes that occur once, with their places."""
-    unique, places, counts = np.unique(hashes, return_index=True, return_counts=True)
-    return _Runs(unique[counts == 1], places[counts == 1])
-
-
-def _longest_ascending(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The longest selection of pairs, whose first numbers ascend, with second numbers that ascend."""
-    last_values: list[int] = []  # the smallest second number that ends a selection of each length
-    last_pairs: list[int] = []
-    before: list[int] = []
-    for index, (_, value) in enumerate(pairs):
-        length = bisect_left(last_values, value)
-        before.append(last_pairs[length - 1] if length else -1)
-        last_values[length : length + 1] = [value]
-        last_pairs[length : length + 1] = [index]
-    chosen: list[tuple[int, int]] = []
-    index = last_pairs[-1] if last_pairs else -1
-    while index >= 0:
-        chosen.append(pairs[index])
-        index = before[index]
-    return chosen[::-1]
+def _without_equal_ends(one: np.ndarray, other: np.ndarray, part: _Part) -> _Part:
+    one, other = one[part.start : part.end], other[part.rendered_start : part.rendered_end]
+    first = _common_prefix(one, other)
+    last = _common_prefix(one[first:][::-1], other[first:][::-1])
+    return _Part(part.start + first, part.end - last, part.rendered_start + first, part.rendered_end - last)
 
 
 def _common_prefix(one: np.ndarray, other: np.ndarray) -> int:

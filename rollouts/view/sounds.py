@@ -6,7 +6,6 @@ The page never receives the bytes of a source: what a browser plays are WAV file
 from __future__ import annotations
 
 import base64
-import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -22,7 +21,6 @@ _PLAYED_SECONDS: Final = 60
 _COLUMNS: Final = 240
 # What models of speech hear; a second is 32 kB. Browsers play no sound of less than 3000 Hz.
 _PLAYED_RATES: Final = (8000, 16000)
-_BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 _SVG: Final = (
     '<svg xmlns="http://www.w3.org/2000/svg" width="96" height="48" viewBox="0 0 {width} 200" '
     'preserveAspectRatio="none"><path d="{path}" fill="#3f86cf"/></svg>'
@@ -57,11 +55,6 @@ def peaks(samples: np.ndarray, columns: int) -> np.ndarray:
     """float64 (columns,): the largest magnitude in each of `columns` parts of about equal length of a mono sound."""
     starts = np.arange(columns) * len(samples) // columns  # a sound of fewer samples has some of them twice
     return np.maximum.reduceat(np.abs(samples, dtype=np.float64), starts)
-
-
-def waveform_line(peaks: Sequence[float]) -> str:
-    """A waveform for a terminal, a block character for each value from 0 to 1."""
-    return "".join(_BLOCKS[math.ceil(peak * (len(_BLOCKS) - 1))] for peak in peaks)
 
 
 def waveform_picture(peaks: Sequence[float]) -> str:

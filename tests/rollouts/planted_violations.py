@@ -1,4 +1,4 @@
-"""Violations planted in an episode, by name: what `rollouts traj verify` has to report."""
+"""Violations planted in an episode, by name: what `rollouts traj ls` has to report."""
 
 from __future__ import annotations
 

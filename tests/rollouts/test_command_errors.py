@@ -37,15 +37,10 @@ COMMANDS = {
     "traj ls": "traj ls BAD",
     "traj ls --json": "traj ls BAD --json",
     "traj show": "traj show BAD",
-    "traj verify": "traj verify BAD",
     "traj export": "traj export BAD --jsonl OUT/e.jsonl",
     "traj export --parquet": "traj export BAD --parquet OUT/e.parquet",
     "traj merge": "traj merge GOOD BAD --out OUT/merged.mmr",
     "traj repair": "traj repair BAD --out OUT/repaired.mmr",
-    "media ls": "media ls BAD",
-    "media ls --json": "media ls BAD --json",
-    "media verify": "media verify BAD",
-    "media export": "media export BAD --out OUT/media",
     "render": "render BAD --model MODEL",
     "render --row": "render BAD --model MODEL --row 0",
     "render --json": "render BAD --model MODEL --json",
@@ -59,8 +54,6 @@ TARGETS = {
     "traj export --parquet": "traj export GOOD --parquet BAD",
     "traj merge": "traj merge GOOD --out BAD",
     "traj repair": "traj repair GOOD --out BAD",
-    "media export": "media export GOOD --out BAD",
-    "media export --contact-sheet": "media export GOOD --out OUT/media --contact-sheet BAD",
     "demo": "demo --out BAD",
 }
 
@@ -167,9 +160,7 @@ def results(
         for number, path in enumerate(paths.values()):
             out = directory / f"{kind}{number}"
             out.mkdir()
-            for name, command in commands.items():
-                if name == "media export --contact-sheet" and os.path.isfile(path):
-                    continue  # drawn anew
+            for command in commands.values():
                 cases[kind].append(Case(arguments_of(command, places | {"BAD": path, "OUT": str(out)}), path))
     found = iter(invoke(directory, [case.command for kind in cases.values() for case in kind]))
     assert (directory / "targets" / "file").read_text() == "precious"
@@ -204,9 +195,6 @@ PRINTING = {
     "traj ls": "traj ls GOOD",
     "traj ls --json": "traj ls GOOD --json",
     "traj show": "traj show GOOD --ids",
-    "traj verify": "traj verify GOOD",
-    "media ls": "media ls GOOD",
-    "media export": "media export GOOD --out OUT/media",
     "render": "render CONVERSATION --model MODEL",
     "render --json": "render CONVERSATION --model MODEL --json",
 }
@@ -223,7 +211,7 @@ def run_in_shell(command: list[str], redirection: str) -> subprocess.CompletedPr
 # done once. An output is a file, "closed", or "unread": a pipe whose reader is gone before the command begins.
 FORKING = """
 import json, os, sys
-import rollouts.cli.media, rollouts.cli.render, rollouts.cli.traj
+import rollouts.cli.render, rollouts.cli.traj
 from rollouts.cli.main import main
 
 def place(descriptor, output):

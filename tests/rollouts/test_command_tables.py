@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
-from trajectory_files import file_of, png, short
+from trajectory_files import file_of, short
 from typer.testing import CliRunner
 
-from renderers import MediaSource
 from rollouts.cli.doctor.target import failed, ok, print_findings
 from rollouts.cli.main import app
 
@@ -23,18 +22,17 @@ def trajectory_file(tmp_path: Path) -> Path:
     return file_of(tmp_path / "t.mmr", *EPISODES)
 
 
-def printed(command: str, path: Path, width: int | None) -> list[str]:
+def printed(path: Path, width: int | None) -> list[str]:
     terminal = {"FORCE_COLOR": "", "TERM": "xterm", "COLUMNS": str(width or 40)}
     if width is not None:
         terminal |= {"FORCE_COLOR": "1", "NO_COLOR": "1"}
-    result = CliRunner().invoke(app, [command, "ls", str(path)], env=terminal)
+    result = CliRunner().invoke(app, ["traj", "ls", str(path)], env=terminal)
     assert result.exit_code == 0, result.output
     return result.stdout.splitlines()
 
 
-@pytest.mark.parametrize("command", ["traj", "media"])
-def test_in_a_pipe_a_row_is_one_line_whatever_the_width(trajectory_file: Path, command: str) -> None:
-    heading, first, second, totals = printed(command, trajectory_file, None)
+def test_in_a_pipe_a_row_is_one_line_whatever_the_width(trajectory_file: Path) -> None:
+    heading, first, second, totals = printed(trajectory_file, None)
     assert len(heading.split()) >= 6
     assert len(first.split()) == len(second.split())
     assert totals
@@ -42,21 +40,11 @@ def test_in_a_pipe_a_row_is_one_line_whatever_the_width(trajectory_file: Path, c
 
 @pytest.mark.parametrize("width", [80, 44])
 def test_episodes_fit_the_terminal_with_whole_numbers_and_names(trajectory_file: Path, width: int) -> None:
-    lines = printed("traj", trajectory_file, width)
+    lines = printed(trajectory_file, width)
     assert max(map(cell_len, lines)) <= width
     words = {word for line in lines for word in line.split()}
     assert {"digits-0-3-1", "-1", "truncated"} <= words
     assert any(EPISODES[1].episode_id.startswith(word) for word in words if len(word) > 8)
-
-
-@pytest.mark.parametrize("width", [80, 40])
-def test_media_fit_the_terminal_with_whole_digests_sizes_and_bytes(trajectory_file: Path, width: int) -> None:
-    lines = printed("media", trajectory_file, width)
-    assert max(map(cell_len, lines)) <= width
-    words = {word for line in lines for word in line.split()}
-    for level in (3, 9):
-        source = MediaSource.of(png(level))
-        assert {source.digest[:16], f"{source.nbytes:,}"} <= words
 
 
 @pytest.mark.parametrize("width", [80, 40])

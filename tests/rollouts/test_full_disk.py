@@ -18,8 +18,7 @@ COMMANDS: dict[str, dict[str, Any]] = {
     "traj export --parquet": {"command": "traj export FILE --parquet DISK/e.parquet"},
     "traj merge": {"command": "traj merge FILE FILE --out DISK/merged.mmr"},
     "traj repair": {"command": "traj repair FILE --out DISK/repaired.mmr"},
-    "media export": {"command": "media export FILE --out DISK/media", "whole": ".png"},
-    "media export --contact-sheet": {"command": "media export FILE --out OUT --contact-sheet DISK/sheet.png"},
+    "traj export --level full": {"command": "traj export FILE --level full --jsonl DISK/new/e.jsonl"},
     "view": {"command": "view FILE --out DISK/page.html"},
     "report": {"command": "report RUN --out DISK/r.html", "whole": "r-viewer.html"},
     "init": {"command": "init DISK/project"},
@@ -77,7 +76,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[in
     file = file_of(directory / "t.mmr", forked(), *(short(f"e{number}", level=number) for number in range(40)))
     (directory / "run").mkdir()
     file_of(directory / "run" / "trajectories.mmr", forked(), short("e"))
-    places = {"FILE": file, "DISK": disk, "OUT": directory / "out", "RUN": directory / "run"}
+    places = {"FILE": file, "DISK": disk, "RUN": directory / "run"}
     commands = {}
     for name, entry in COMMANDS.items():
         commands[name] = entry["command"]

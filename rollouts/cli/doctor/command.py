@@ -16,6 +16,7 @@ import typer
 from renderers import RendererError, TemplateRenderer, load_renderer
 from rollouts.cli.doctor import generation_checks, server_checks, sglang_checks
 from rollouts.cli.doctor.image_rendering_checks import hidden_normalisation, image_rendering
+from rollouts.cli.doctor.installation import describe_installation
 from rollouts.cli.doctor.mismatch_check import mismatch
 from rollouts.cli.doctor.sglang_checks import sglang_target
 from rollouts.cli.doctor.sound_checks import sound_rendering, sound_request
@@ -216,8 +217,10 @@ async def _run(check: Check, target: Target) -> list[Finding]:
 
 
 def doctor(
-    url: Annotated[str, typer.Argument(metavar="URL", help="The URL of the server: http://host:port.")],
-    model: Annotated[Path, typer.Option(metavar="DIR", help="The directory of the model that the server serves.")],
+    url: Annotated[str | None, typer.Argument(metavar="URL", help="The URL of the server: http://host:port.")] = None,
+    model: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The directory of the model that the server serves.")
+    ] = None,
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="The model name to request, if a vLLM server has several.")
     ] = None,
@@ -241,7 +244,16 @@ def doctor(
 
     Exits with 0 if nothing failed, 1 if something did, 2 if the checks could not run. Without --control it only sends
     requests like any other client; it never resets a cache.
+
+    Without a URL it prints versions, extras, GPUs and the system, for bug reports, and exits with 1 if another
+    distribution's `renderers` is installed beside mmrollouts.
     """
+    if url is None:
+        if not describe_installation(as_json=as_json):
+            raise typer.Exit(1)
+        return
+    if model is None:
+        exit_with_error("--model is missing: pass the directory of the model that the server serves")
     logging.getLogger("rollouts").addHandler(logging.NullHandler())  # the error at the end reports retries
     options = Options(name, api_key_from_environment(api_key_env), control, reference_gb)
     try:

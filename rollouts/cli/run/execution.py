@@ -31,7 +31,6 @@ from rollouts.observability import (
     RendererStats,
     RunMetrics,
     TensorBoardSink,
-    WaitWatcher,
     WandbSink,
 )
 from rollouts.observability.metric_sinks import last_step
@@ -240,9 +239,6 @@ MakeWorkers: TypeAlias = Callable[[], AbstractAsyncContextManager[Workers]]
 #: A run that is interrupted has ended after this time, also if a method of an environment does not return.
 _INTERRUPT_SECONDS = 4.0
 
-#: An episode that waits longer for one thing is logged.
-_LONG_WAIT_SECONDS = 120.0
-
 
 class Execution:
     """The run of this process: all tasks, or the first `limit`. `metrics` are those of the runner so far.
@@ -334,13 +330,10 @@ class Execution:
             self._journal = journal
             sinks = self._sinks()
             self._metrics = metrics = RunMetrics(sources=sources)
-            waits = WaitWatcher(threshold_seconds=_LONG_WAIT_SECONDS)
-            runner = parts.make_runner(
-                place, journal=journal, listeners=[metrics, waits], score_episode=self._score_episode
-            )
+            runner = parts.make_runner(place, journal=journal, listeners=[metrics], score_episode=self._score_episode)
             progress = ProgressDisplay(metrics, total_groups=limit, console=self._console)
             history = MetricHistory(metrics, sinks, first_step=last_step(self._output.runner_metrics))
-            with waits, history, progress:
+            with history, progress:
                 async with runner:
                     await runner.resume()
                     if again:

@@ -1,1 +1,1 @@
-"""`rollouts traj`: list, show, export, verify, merge and repair the episodes of trajectory files."""
+"""`rollouts traj`: list, show, export, merge and repair the episodes of trajectory files."""

@@ -1,35 +1,19 @@
-"""`rollouts traj ls|show|export|verify|merge|repair`: the episodes of a trajectory file."""
+"""`rollouts traj ls|show|export|merge|repair`: the episodes of a trajectory file."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-import numpy as np
 import typer
-from rich.console import Console
-from rich.text import Text
 
-from renderers import load_renderer
 from renderers.messages import Modality
 from rollouts.cli.command_group import APP_SETTINGS, Command, CommandGroup
-from rollouts.cli.render import read_tools
 from rollouts.cli.traj.levels import FILE_COLUMNS, Level, write_jsonl, write_parquet
-from rollouts.cli.traj.printing import (
-    By,
-    NodeDetails,
-    Shown,
-    colouring_of,
-    describe_episode,
-    ending,
-    legend,
-    print_episodes,
-    trainer_logprobs_beside,
-    tree_lines,
-)
+from rollouts.cli.traj.printing import describe_episode, ending, print_episodes, tree_lines
 from rollouts.errors import NoJsonFormError
 from rollouts.files import made_directory, new_file
 from rollouts.terminal.table import (
@@ -41,12 +25,9 @@ from rollouts.terminal.table import (
     print_note,
     printable_line,
 )
-from rollouts.trajectory.packed_episodes import AbsentSource
 from rollouts.trajectory_files import Episode, open_reader, read_episodes, trajectory_file
 from rollouts.values import finite_number
-from rollouts.view.episode_data import LIKELIEST
 from transport import RecordReader
-from transport.errors import quoted
 from transport.records.file_lock import locked
 from transport.records.rewriting import merge_record_files, repair_record_file
 
@@ -60,7 +41,7 @@ T = TypeVar("T")
 
 @traj_commands.callback()
 def commands() -> None:
-    """List, show, export, verify, merge and repair the episodes of trajectory files."""
+    """List, show, export, merge and repair the episodes of trajectory files."""
 
 
 @traj_commands.command(cls=Command)
@@ -94,38 +75,9 @@ def show(
         str, typer.Argument(metavar="EPISODE", help="Its id, or else its number in the list of `ls`.")
     ] = "0",
     ids: Annotated[bool, typer.Option("--ids", help="Show each node's token ids.")] = False,
-    by: Annotated[
-        By | None,
-        typer.Option(help="Show the tokens, coloured by this; default: owner with --model, else no tokens."),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL", help="The model's directory or repository: adds texts of tokens, status of calls."
-        ),
-    ] = None,
-    tools: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A JSON list of the episode's tools, to parse its calls.")
-    ] = None,
-    top: Annotated[
-        int,
-        typer.Option(
-            min=0, max=20, metavar="N", help="Show N of the likeliest tokens in the place of each sampled one."
-        ),
-    ] = 0,
-    images: Annotated[
-        bool,
-        typer.Option("--images/--no-images", help="Draw images and waveforms, as far as the output is a terminal."),
-    ] = True,
+    text: Annotated[bool, typer.Option("--text", help="Show the whole text of each message.")] = False,
 ) -> None:
     """Show one episode as a tree of nodes: role, tokens, weights, media, reward, text, tool calls."""
-    if tools is not None and model is None:
-        exit_with_error("--tools is used to parse tool calls: pass --model, too")
-    renderer = None if model is None else load_renderer(model)
-    offered = None if tools is None else read_tools(tools)
-    console = Console()
-    colours = console.color_system is not None and not console.no_color
-    width = console.width if console.is_terminal else None
     problems: list[str] = []
     with open_reader(file) as reader:
         found = _find_episode(reader, episode, problems)
@@ -147,29 +99,8 @@ def show(
         )
         if found.trajectory.error:
             print_line(f"error: {printable_line(found.trajectory.error)}")
-        trainer: Mapping[int, np.ndarray] = {}
-        if by is By.MISMATCH:
-            unreadable: list[str] = []
-            trainer = trainer_logprobs_beside(trajectory_file(file), found.trajectory, unreadable)
-            for problem in unreadable:
-                print_error(problem)
-        if by is not None:
-            by, note = colouring_of(by, found.trajectory, trainer, has_model=renderer is not None)
-            if note:
-                print_note(note)
-        elif renderer is not None:
-            by = By.OWNER
-        recorded = {name for node in found.trajectory.nodes for name in node.extras}
-        if top and not any(recorded.issuperset(names) for names in LIKELIEST.values()):
-            print_note(
-                "--top: the episode has no likeliest tokens: SamplingParams.top_logprobs or score(top_k=) gives them"
-            )
-        if by is not None and colours:
-            console.print(Text(" ").join(Text(f" {name} ", style) for name, style in legend(by)), soft_wrap=True)
-        shown = Shown(by, images and console.is_terminal and colours, colours, width, top)
-        details = NodeDetails(found.trajectory, shown, renderer, offered, trainer)
-        for line in tree_lines(found.trajectory, details, ids=ids):
-            console.print(line, soft_wrap=True)
+        for line in tree_lines(found.trajectory, ids=ids, text=text):
+            print_line(line)
 
 
 @traj_commands.command(cls=Command)
@@ -249,25 +180,6 @@ def _export_whole(file: Path, out: Path, path: Path, problems: list[str], *, is_
 
 
 @traj_commands.command(cls=Command)
-def verify(file: File) -> None:
-    """Check every record, every digest and every tree. Exits with 1 and names the failures, if there are any."""
-    problems: list[str] = []
-    media: set[str] = set()
-    episodes = 0
-    with open_reader(file) as reader:
-        for episode in read_episodes(reader, problems):
-            episodes += 1
-            problems += _violations(episode, media)
-        counts = f"{counted(len(reader), 'record')}, {counted(episodes, 'episode')}, {len(media)} media"
-    for problem in problems:
-        print_line(problem)
-    if problems:
-        print_line(f"{len(problems)} failed, {counts} checked; `rollouts traj repair` keeps the complete records")
-        raise typer.Exit(1)
-    print_line(f"{counts}: every checksum, digest and tree is correct")
-
-
-@traj_commands.command(cls=Command)
 def merge(
     files: Annotated[
         list[Path], typer.Argument(metavar="FILE", help="Trajectory files, in the order of the new file.")
@@ -333,20 +245,3 @@ def _converted(episodes: Iterator[Episode], convert: Callable[[Episode], T], pro
             yield convert(episode)
         except NoJsonFormError as error:
             problems.append(f"{episode.name}: {error}")
-
-
-def _violations(episode: Episode, media: set[str]) -> Iterator[str]:
-    """The violations of one episode; the digests of its media are added to `media`."""
-    if episode.violation is not None:
-        yield f"{episode.name}: {episode.violation}"
-        return
-    for reference in episode.trajectory.all_media():
-        source = reference.source
-        if isinstance(source, AbsentSource):
-            continue
-        media.add(source.digest)
-        if reference.mm_hash.partition("-")[0] != source.digest:
-            yield (
-                f"{episode.name}: {reference.modality} {quoted(reference.mm_hash)} has the source {source.digest}, and "
-                "its name begins with another digest"
-            )

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from rollouts.cli.media import export_medium
-from rollouts.cli.media_inventory import Medium
+from rollouts.cli.traj.media_files import export_medium
 from rollouts.errors import ExportError, MissingExtraError
 from rollouts.files import made_directory
 from rollouts.trajectory.packed_episodes import AbsentSource
@@ -84,7 +83,7 @@ class MediaFiles:
                 self._written = self._made.enter_context(made_directory(self._directory))
                 self._found = frozenset(self._directory.iterdir())
             try:
-                path = export_medium(Medium(source.digest, source.nbytes, data=source.data), self._directory)
+                path = export_medium(source, self._directory)
                 self._files[source.digest] = f"{self._directory.name}/{path.name}"
                 if path not in self._found:
                     self._written.append(path)

@@ -15,8 +15,7 @@ from pydantic import ValidationError
 
 from renderers.errors import MediaError
 from renderers.messages import Modality
-from rollouts.cli.media import file_contents
-from rollouts.cli.media_inventory import Medium
+from rollouts.cli.traj.media_files import file_contents
 from rollouts.cli.traj.value_types import ValueType
 from rollouts.episodes.chat_turns import COMPLETION_TOKENS, PROMPT_TOKENS
 from rollouts.errors import ExportError, MissingExtraError, NoJsonFormError
@@ -140,8 +139,7 @@ class FileColumns:
             try:
                 if isinstance(source, AbsentSource):
                     raise ExportError(source.digest, "its bytes are not in this file")
-                medium = Medium(source.digest, source.nbytes, data=source.data)
-                suffix, data = file_contents(source, medium)
+                suffix, data = file_contents(source)
                 files.append({"bytes": bytes(data), "path": f"{source.digest[:16]}.{suffix}"})
             except (MediaError, ExportError) as error:
                 if source.digest not in self._left_out:

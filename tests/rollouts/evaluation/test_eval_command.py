@@ -126,7 +126,7 @@ def test_the_messages_of_an_endpoint_can_be_read_afterwards(tasks: Path, server:
     shown = CliRunner().invoke(app, ["traj", "show", "out/trajectories.mmr", "0"])
     assert shown.exit_code == 0, shown.output
     assert any(question in shown.output for question in SUMS)
-    assert CliRunner().invoke(app, ["traj", "verify", "out/trajectories.mmr"]).exit_code == 0
+    assert CliRunner().invoke(app, ["traj", "ls", "out/trajectories.mmr"]).exit_code == 0
 
 
 def test_the_key_of_openai_goes_to_no_other_server_unless_it_is_named(tasks: Path, server: ChatServer) -> None:

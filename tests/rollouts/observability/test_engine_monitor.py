@@ -1,6 +1,7 @@
 """What an engine and a renderer report about themselves."""
 
 import asyncio
+import threading
 
 import pytest
 
@@ -10,7 +11,7 @@ from rollouts.engines.vllm.server_media_cache import MediaCacheCounts, ServerMed
 from rollouts.engines.vllm.server_state import ServerMetrics
 from rollouts.errors import ArgumentError, ServerUnreachableError
 from rollouts.observability import EngineMonitor, RendererStats, RunMetrics
-from rollouts.observability.engine_load import server_load
+from rollouts.observability.engine_load import PeriodicThread, server_load
 
 # In the form of vLLM 0.32.
 TWO_ENGINES = """\
@@ -169,3 +170,22 @@ def test_a_renderers_bridges_are_counted_and_its_refusals_by_reason(tiny_model_d
     with RendererPool(renderer) as pool:
         assert RendererStats(pool)() == {"bridges": 1, "bridges_refused/no_new_messages": 1}
     assert RendererStats(object())() == {}
+
+
+def test_a_periodic_function_that_raises_is_called_again_and_logged_once_until_it_succeeds(caplog):
+    outcomes = iter([ValueError("broken pipe"), ValueError("still broken"), None, ValueError("broken again")])
+    over = threading.Event()
+
+    def call():
+        outcome = next(outcomes, over)
+        if outcome is over:
+            over.set()
+        elif outcome is not None:
+            raise outcome
+
+    thread = PeriodicThread(call, 0.001, "writer")
+    thread.start()
+    assert over.wait(20)
+    thread.stop()
+    assert caplog.messages == ["writer failed", "writer failed"]
+    assert [str(record.exc_info[1]) for record in caplog.records] == ["broken pipe", "broken again"]

@@ -15,7 +15,7 @@ from run_events import FakeClock, replay
 
 from renderers.installation import install_command
 from rollouts.errors import ArgumentError, MissingExtraError, RolloutsError
-from rollouts.observability import METRICS, PrometheusEndpoint, RunMetrics, prometheus_registry
+from rollouts.observability import METRICS, PrometheusEndpoint, RunMetrics
 from rollouts.runner.events import EpisodeStarted, EpisodeWaiting, GroupFinished
 
 
@@ -62,7 +62,7 @@ def test_the_endpoint_serves_counters_gauges_and_histograms_of_the_run(run_metri
 @pytest.mark.slow
 def test_the_endpoint_listens_on_the_loopback_address_alone_unless_another_is_given():
     with PrometheusEndpoint(RunMetrics(), port=0) as endpoint:
-        assert endpoint._server.server_address[0] == "127.0.0.1"
+        assert endpoint._listening[0].server_address[0] == "127.0.0.1"
 
 
 @pytest.mark.slow
@@ -105,15 +105,16 @@ def test_a_port_in_use_is_an_error_with_the_address_and_the_cure():
         other.listen()
         port = other.getsockname()[1]
         endpoint = PrometheusEndpoint(RunMetrics(), port=port)
-        with pytest.raises(RolloutsError, match=rf"127\.0\.0\.1:{port}: .*in use; pass another port"):
-            endpoint.start()
+        with pytest.raises(RolloutsError, match=rf"127\.0\.0\.1:{port}: .*in use; pass another port"), endpoint:
+            pass
     with endpoint:  # once the port is free
         assert "mmrollouts_turns_total" in scrape(endpoint)
 
 
 def test_an_address_of_another_machine_is_an_error():
-    with pytest.raises(RolloutsError, match=r"192\.0\.2\.1:0"):
-        PrometheusEndpoint(RunMetrics(), port=0, host="192.0.2.1").start()
+    endpoint = PrometheusEndpoint(RunMetrics(), port=0, host="192.0.2.1")
+    with pytest.raises(RolloutsError, match=r"192\.0\.2\.1:0"), endpoint:
+        pass
 
 
 @pytest.mark.parametrize("port", [-1, 65536, 1.5, "80", None, True])
@@ -142,7 +143,7 @@ def test_without_the_package_the_error_names_the_extra(monkeypatch):
 async def test_metrics_can_be_read_while_events_change_them():
     """A scrape on another thread never meets a container that changes under it."""
     run_metrics = RunMetrics()
-    registry = prometheus_registry(run_metrics)
+    registry = PrometheusEndpoint(run_metrics).registry
     stop = threading.Event()
 
     def read():

@@ -25,9 +25,10 @@ from rollouts.cli.main import app
 from rollouts.errors import RolloutsError, ServerTimeoutError
 from rollouts.observability.training_log import StepMismatch
 from rollouts.report import write_report
-from rollouts.report.charts import Chart, Figures, Line, escaped
+from rollouts.report.charts import Chart, Line
 from rollouts.report.curves import episode_charts, throughput_charts
 from rollouts.report.figures import collect, of_training
+from rollouts.report.page import Text, charts_of, html_page
 from rollouts.report.run_files import open_run
 from rollouts.report.viewer_page import MAX_EPISODES, choose_episodes
 from transport import RecordWriter
@@ -65,6 +66,11 @@ def read(path: Path) -> Reader:
     page = Reader(path.read_text("utf-8"))
     assert page.unclosed == []
     return page
+
+
+def drawn(chart: Chart) -> str:
+    """The main part of a page with a chart."""
+    return html_page("title", [("section", charts_of([chart]))]).decode().partition("<main>")[2]
 
 
 def run(*arguments: object) -> Result:
@@ -340,8 +346,7 @@ def test_rewards_up_to_the_largest_float_have_a_mean_and_those_of_1e150_are_not_
     assert "episodes whose environment reward is not finite, left out of the mean1" in page.text
     assert "each is unknown, infinite, or 1e150 or more" in page.text
     assert "environment reward inf" in page.text  # in the card of the episode
-    drawn = [line for tag, line in page.elements if tag in ("polyline", "circle")]
-    assert drawn
+    assert [line for tag, line in page.elements if tag in ("polyline", "circle")]
     index = re.search(r'id="index">(.*?)</script>', (directory / "viewer.html").read_text("utf-8"))
     assert index is not None
     assert [one["reward"] for one in json.loads(index[1])["episodes"]] == [1e308, 1.6e308, None]
@@ -360,14 +365,15 @@ def test_texts_of_episodes_and_errors_are_text(tmp_path: Path) -> None:
 
 
 @given(st.text())
-def test_escaped_text_has_no_markup_and_no_invisible_character(text: str) -> None:
-    found = escaped(text)
+def test_a_text_has_no_markup_and_no_invisible_character(text: str) -> None:
+    page = html_page("title", [("section", [Text(text)])]).decode()
+    (found,) = re.findall(r"<p>(.*)</p>", page, re.DOTALL)
     assert not set(found) & set("<>\"'\x00\x1b\u202e\u2066\u200b\u3164")
     assert found.replace("\n", "").isprintable()
 
 
 def test_a_number_that_cannot_be_drawn_is_a_gap_that_is_counted() -> None:
-    html = Figures().chart(Chart("t", "x", [0, 1, 2, 3], [Line("y", [1.0, 2e200, math.nan, 2.0])]))
+    html = drawn(Chart("t", "x", [0, 1, 2, 3], [Line("y", [1.0, 2e200, math.nan, 2.0])]))
     assert "1 value of 1e150 or more cannot be drawn" in html
     assert html.count("<circle") == 2
 
@@ -385,30 +391,30 @@ def test_a_number_that_cannot_be_drawn_is_a_gap_that_is_counted() -> None:
 def test_the_axis_of_a_curve_has_round_ticks_at_its_ends_and_that_of_equal_numbers_begins_at_0(
     values: list[float], labels: list[str]
 ) -> None:
-    html = Figures().chart(Chart("t", "x", list(range(len(values))), [Line("y", values)]))
+    html = drawn(Chart("t", "x", list(range(len(values))), [Line("y", values)]))
     assert re.findall(r'text-anchor="end">(.*?)</text>', html) == labels
 
 
 def test_an_axis_of_steps_has_no_tick_between_two_steps() -> None:
-    html = Figures().chart(Chart("t", "step", [1, 2, 3], [Line("y", [0.5, 1.5, 0.5])]))
+    html = drawn(Chart("t", "step", [1, 2, 3], [Line("y", [0.5, 1.5, 0.5])]))
     bottom = [label for label in re.findall(r'text-anchor="middle">(.*?)</text>', html) if label != "step"]
     assert bottom == ["1", "2", "3"]
 
 
 @pytest.mark.parametrize("last", [10, 20_000, 2e9])
 def test_the_last_label_of_an_axis_is_inside_of_the_drawing(last: float) -> None:
-    html = Figures().chart(Chart("t", "x", [0, last], [Line("y", [0.0, 1.0])]))
+    html = drawn(Chart("t", "x", [0, last], [Line("y", [0.0, 1.0])]))
     width = float(re.search(r'viewBox="0 0 (\d+)', html)[1])
-    labels = re.findall(r'<text x="([\d.]+)" y="196.0" text-anchor="middle">(.*?)</text>', html)
+    labels = re.findall(r'<text x="([\d.]+)" y="196" text-anchor="middle">(.*?)</text>', html)
     assert labels
     assert all(float(x) + len(label) * 6 / 2 <= width for x, label in labels)  # a digit has about 6 units
 
 
 @given(st.lists(st.floats(), min_size=1, max_size=30))
 def test_every_list_of_numbers_can_be_drawn(values: list[float]) -> None:
-    drawn = Figures().chart(Chart("title", "x", list(range(len(values))), [Line("line", values)]))
-    assert Reader(drawn).unclosed == []
-    assert not re.search(r'"[^"]*\b(nan|inf)\b', drawn)
+    html = drawn(Chart("title", "x", list(range(len(values))), [Line("line", values)]))
+    assert Reader(f"<main>{html.partition('</main>')[0]}</main>").unclosed == []
+    assert not re.search(r'"[^"]*\b(nan|inf)\b', html)
 
 
 def figures_of(count: int, **changed: object):

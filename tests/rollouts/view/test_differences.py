@@ -30,11 +30,11 @@ def test_replacing_each_difference_gives_the_render(ids, rendered):
     check(ids, rendered)
 
 
-@given(IDS, IDS, st.integers(1, 4), st.integers(0, 100))
-def test_replacing_each_difference_of_divided_parts_gives_the_render(ids, rendered, run, product):
+@given(IDS, IDS, st.integers(1, 4), st.integers(0, 3000))
+def test_replacing_each_difference_of_divided_parts_gives_the_render(ids, rendered, run, work):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drift, "_RUN", run)
-        patch.setattr(drift, "_MAX_PRODUCT", product)
+        patch.setattr(drift, "_MAX_WORK", work)
         check(ids, rendered)
 
 
@@ -57,6 +57,14 @@ def test_each_place_where_a_long_episode_differs_is_found_and_nothing_else():
     assert not any(each.is_coarse for each in differences)
 
 
+def test_both_ends_of_a_branch_of_100_000_tokens_are_found():
+    ids = np.random.default_rng(3).integers(0, 50_000, 100_000).tolist()
+    rendered = [60_000, *ids[1:-1], 60_001]
+    rendered[10:10], rendered[-10:-10] = [7], [7]
+    found = [(each.end - each.start, len(each.rendered_ids)) for each in check(ids, rendered)]
+    assert found == [(1, 1), (0, 1), (0, 1), (1, 1)]
+
+
 def test_long_parts_without_a_common_run_are_one_difference_that_says_so():
     ids, rendered = [1, *[2] * 5000, 9], [1, *[3] * 6000, 9]
     (difference,) = token_differences(ids, rendered)
@@ -72,7 +80,7 @@ def test_parts_of_few_different_ids_are_one_difference_that_says_so():
 
 def test_the_work_for_parts_that_differ_is_bounded():
     generator = np.random.default_rng(3)
-    common = [generator.integers(0, 50_000, 40).tolist() for _ in range(40)]
+    common = [generator.integers(0, 50_000, 200).tolist() for _ in range(40)]
     ids = [token for run in common for token in [*run, *[1] * 3000]]
     rendered = [token for run in common for token in [*run, *[2] * 3000]]
     started = time.process_time()

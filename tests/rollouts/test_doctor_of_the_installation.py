@@ -1,4 +1,4 @@
-"""`rollouts env` says which distribution `import renderers` belongs to."""
+"""`rollouts doctor` without a URL: the installation, and which distribution `import renderers` belongs to."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from renderers.installation import install_command
-from rollouts.cli import env as env_command
+from rollouts.cli.doctor import installation
 from rollouts.cli.main import app
 
 
@@ -21,11 +20,11 @@ def run(monkeypatch: pytest.MonkeyPatch, renderers_version: str | None) -> tuple
 
     def distribution(name: str) -> SimpleNamespace:
         if versions.get(name) is None:
-            raise env_command.PackageNotFoundError(name)
+            raise installation.PackageNotFoundError(name)
         return SimpleNamespace(version=versions[name])
 
-    monkeypatch.setattr(env_command, "distribution", distribution)
-    result = CliRunner().invoke(app, ["env"])
+    monkeypatch.setattr(installation, "distribution", distribution)
+    result = CliRunner().invoke(app, ["doctor"])
     return result.exit_code, result.stdout
 
 
@@ -60,10 +59,10 @@ REQUIREMENTS = [
 
 
 def test_extras_are_installed_or_name_what_is_missing_and_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(env_command, "requires", lambda name: REQUIREMENTS)
-    assert env_command.missing_requirements() == {"torch": ["a-package-that-nobody-has"], "parquet": [], "zstd": []}
-    text = CliRunner().invoke(app, ["env"]).stdout
-    assert f"needs a-package-that-nobody-has: {install_command('torch')}" in text
+    monkeypatch.setattr(installation, "requires", lambda name: REQUIREMENTS)
+    assert installation.missing_requirements() == {"torch": ["a-package-that-nobody-has"], "zmq": [], "zstd": []}
+    text = CliRunner().invoke(app, ["doctor"]).stdout
+    assert 'needs a-package-that-nobody-has: pip install "mmrollouts[torch]"' in text
 
 
 def test_json_has_the_system_the_cores_and_the_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -71,7 +70,7 @@ def test_json_has_the_system_the_cores_and_the_gpus(monkeypatch: pytest.MonkeyPa
     program.write_text("#!/bin/sh\necho 'NVIDIA H100, 81559 MiB, 580.1'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    report = json.loads(CliRunner().invoke(app, ["env", "--json"]).stdout)
+    report = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)
     assert report["gpus"] == {"found": ["NVIDIA H100, 81559 MiB, 580.1"], "error": ""}
     assert report["cores"] >= 1
     assert report["packages"]["numpy"]
@@ -82,11 +81,17 @@ def test_a_program_for_gpus_that_fails_is_named(monkeypatch: pytest.MonkeyPatch,
     program.write_text("#!/bin/sh\nexit 9\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    text = CliRunner().invoke(app, ["env"]).stdout
+    text = CliRunner().invoke(app, ["doctor"]).stdout
     assert "none known (nvidia-smi failed: " in text
 
 
-@pytest.mark.slow
+def test_a_url_without_a_model_is_an_error_that_names_the_option() -> None:
+    result = CliRunner().invoke(app, ["doctor", "http://127.0.0.1:9"])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: --model is missing")
+
+
 def test_torch_is_not_loaded() -> None:
-    program = "import sys; from rollouts.cli.env import _report; _report(); sys.exit('torch' in sys.modules)"
+    module = "rollouts.cli.doctor.installation"
+    program = f"import sys; from {module} import _report; _report(); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,4 +1,4 @@
-"""`rollouts env`: versions, extras, GPUs and the system, for bug reports, and which `renderers` a program imports."""
+"""`rollouts doctor` without a URL: versions, extras, GPUs and the system, and which `renderers` a program imports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from platform import machine, platform, python_implementation, python_version
 from shutil import which
 from subprocess import DEVNULL, SubprocessError, run
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import typer
 
@@ -38,20 +38,17 @@ _NAME: Final = re.compile(r"[\w.-]+")
 _DEVELOPMENT: Final = "dev"
 
 
-def env(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: an object with all values.")] = False,
-) -> None:
-    """Print versions, extras, GPUs and the system, for bug reports.
+def describe_installation(*, as_json: bool) -> bool:
+    """Print versions, extras, GPUs and the system, for bug reports. torch is not loaded.
 
-    Exits with 1 if another distribution's `renderers` is installed beside ours. torch is not loaded.
+    False if another distribution's `renderers` is installed beside ours.
     """
     report = _report()
     if as_json:
         print_json(report)
     else:
         _print(report)
-    if report["conflict"]:
-        raise typer.Exit(1)
+    return not report["conflict"]
 
 
 def installed_version(name: str) -> str | None:

@@ -1,0 +1,117 @@
+"""Media of episodes as files: unchanged where they were files, pixels as a PNG, samples as a WAV."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from PIL import Image
+
+from renderers import MediaSource
+from renderers.errors import MediaDigestError, MediaError
+from renderers.media.decoding import PILLOW_ERRORS, is_raw, is_raw_video, raw_to_image, raw_video_frames
+from renderers.media.samples import is_raw_audio, raw_samples, wav_bytes
+from renderers.media.sniffing import sniff
+from renderers.process.files import read_bytes
+from rollouts.errors import ExportError
+from rollouts.files import new_file
+
+_DIGITS: Final = 16
+# For raw video without a known frame rate: the rate at which vision-language models usually sample, slow enough to see
+# each frame.
+_DEFAULT_FPS: Final = 2
+#: By media type; of the others the suffix is the subtype.
+_SUFFIXES: Final = {
+    "image/jpeg": "jpg",
+    "image/tiff": "tif",
+    "image/x-icon": "ico",
+    "image/x-portable-anymap": "ppm",
+    "video/quicktime": "mov",
+    "video/x-matroska": "mkv",
+    "video/x-msvideo": "avi",
+    "video/x-flv": "flv",
+    "video/x-ms-asf": "asf",
+    "video/mp2t": "ts",
+    "audio/mpeg": "mp3",
+    "audio/basic": "au",
+    "audio/x-caf": "caf",
+}
+
+
+def export_medium(source: MediaSource, directory: Path) -> Path:
+    """Write a medium as `<first 16 digits of its digest>.<suffix>`; the file's path.
+
+    An existing file is never changed. Raises `ExportError` if it has other contents or the medium is damaged,
+    `CommandFileError` and `OSError` if the directory cannot be written to.
+    """
+    try:
+        source.verify()
+        suffix, data = file_contents(source)
+    except MediaDigestError as error:
+        raise ExportError(source.digest, f"damaged, not exported: it hashes to {error.actual}; restore it") from error
+    except MediaError as error:
+        raise ExportError(source.digest, f"not exported: {error.reason}") from error
+    path = directory / f"{source.digest[:_DIGITS]}.{suffix}"
+    if not _write_new(path, data) and not _has_contents(path, data):
+        reason = f"{path} exists with other contents and was not changed; choose another file to export to"
+        raise ExportError(source.digest, reason)
+    return path
+
+
+def file_contents(source: MediaSource) -> tuple[str, bytes | memoryview]:
+    """The suffix and the bytes of a file: the source, or a PNG or WAV of raw pixels or samples. Raises `MediaError`."""
+    if is_raw_audio(source.data):
+        return "wav", wav_bytes(*raw_samples(source))
+    if is_raw(source.data):
+        return "png", _png([raw_to_image(source.data)], None)
+    if is_raw_video(source.data):
+        frames, fps = raw_video_frames(source.data)
+        return "png", _png([Image.fromarray(frame) for frame in frames], fps)
+    media_type = sniff(source.data) or ""
+    subtype = media_type.partition("/")[2]
+    return _SUFFIXES.get(media_type, subtype if subtype.isalnum() else "bin"), source.data
+
+
+def _png(frames: list[Image.Image], fps: float | None) -> bytes:
+    file = io.BytesIO()
+    if len(frames) == 1:
+        frames[0].save(file, "PNG")
+    else:
+        # Pillow merges equal successive frames unless their blend modes differ, which makes no difference for opaque
+        # frames.
+        blend = [number % 2 for number in range(len(frames))]
+        duration = 1000 / (fps or _DEFAULT_FPS)  # milliseconds a frame
+        frames[0].save(file, "PNG", save_all=True, append_images=frames[1:], duration=duration, blend=blend, disposal=0)
+    return file.getvalue()
+
+
+def _write_new(path: Path, data: bytes | memoryview) -> bool:
+    """Write a new file; returns False if the path exists."""
+    if os.path.lexists(path):
+        return False
+    with new_file(path) as temporary:
+        temporary.write_bytes(data)
+    return True
+
+
+def _has_contents(path: Path, data: bytes | memoryview) -> bool:
+    """Equal bytes, or PNGs of equal pixels: another Pillow may have compressed them differently."""
+    contents = read_bytes(path)
+    if contents == data:
+        return True
+    try:
+        return path.suffix == ".png" and _pixels(contents) == _pixels(bytes(data))
+    except PILLOW_ERRORS:
+        return False
+
+
+def _pixels(data: bytes) -> list[tuple[str, tuple[int, int], bytes]]:
+    found = []
+    with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
+        for number in range(getattr(image, "n_frames", 1)):
+            image.seek(number)
+            found.append((image.mode, image.size, np.asarray(image).tobytes()))
+    return found
