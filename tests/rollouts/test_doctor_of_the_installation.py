@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
+from renderers.installation import install_command
 from rollouts.cli.doctor import installation
 from rollouts.cli.main import app
 
@@ -60,9 +61,9 @@ REQUIREMENTS = [
 
 def test_extras_are_installed_or_name_what_is_missing_and_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installation, "requires", lambda name: REQUIREMENTS)
-    assert installation.missing_requirements() == {"torch": ["a-package-that-nobody-has"], "zmq": [], "zstd": []}
+    assert installation.missing_requirements() == {"torch": ["a-package-that-nobody-has"], "parquet": [], "zstd": []}
     text = CliRunner().invoke(app, ["doctor"]).stdout
-    assert 'needs a-package-that-nobody-has: pip install "mmrollouts[torch]"' in text
+    assert f"needs a-package-that-nobody-has: {install_command('torch')}" in text
 
 
 def test_json_has_the_system_the_cores_and_the_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from run_config.run_config_files import CONFIG
 from run_config.run_config_files import write_run as write_configuration
 from typer.testing import CliRunner
 
-from renderers.installation import install_command
 from rollouts.cli.main import app
 from rollouts.evaluation import Comparison
 
