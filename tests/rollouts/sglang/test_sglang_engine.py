@@ -47,7 +47,6 @@ VLLM_SERVER = ServerCapabilities(
     placeholder_ids={"image": IMAGE_TOKEN},
     merge_area=4,
     chat_logprobs=False,
-    content_parts=True,
     control=True,
 )
 
