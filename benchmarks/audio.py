@@ -185,7 +185,6 @@ def compare_wire(report: Report, directory: Path) -> None:
         placeholder_ids={"audio": rendered.token_ids[placeholder.offset]},
         merge_area=None,
         chat_logprobs=False,
-        content_parts=True,
         control=True,
         sounds=format_of_item(item),
     )

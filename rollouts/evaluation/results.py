@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NamedTuple, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rollouts.errors import ArgumentError, CommandFileError, RolloutsError, short_repr
+from rollouts.errors import ArgumentError, CommandFileError, short_repr
 from rollouts.evaluation.statistics import (
     Estimate,
     mean_of_tasks,
@@ -180,13 +180,8 @@ def task_scores(row: GroupMetrics, threshold: float, failed: FailedEpisodes) -> 
     """The scores of a group.
 
     A failed episode, or one with a reward that is not finite or 1e150 or more, never succeeds; it has rewards of 0 with
-    "zero", and is left out with "exclude". Raises `RolloutsError` where it is not known which episodes failed.
+    "zero", and is left out with "exclude".
     """
-    if row.failed_episodes is None:
-        reason = (
-            f"the line of task {row.task_id!r:.80} in metrics.jsonl is of an earlier version, and does not say which"
-        )
-        raise RolloutsError(f"{reason} of its episodes failed; remove the line, and --resume computes it again")
     rewards = {"total": row.total_rewards, "environment": row.environment_rewards, "group": row.group_rewards}
     columns = np.array([*rewards.values(), *row.reward_parts.values()], np.float64)
     counts = np.logical_and.reduce(np.abs(columns) < MOST_REWARD)  # False for NaN, too

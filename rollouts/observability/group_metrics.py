@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import numpy as np
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from rollouts.episodes.chat_turns import COMPLETION_TOKENS, PROMPT_TOKENS
 from rollouts.errors import CommandFileError, NoJsonFormError
@@ -32,14 +32,12 @@ class GroupMetrics(BaseModel):
 
     An episode's total reward is its environment reward, the sum over its turns, plus its group reward, which is what
     the group rewards add, with their weights; `reward_parts` has the named rewards of both, without their weights.
-    `failed_episodes` are the indices of those with an error, None where the line of an earlier version does not say
-    which they are. Of an episode on a chat endpoint, `tokens` are those that it counted in the prompts of all turns and
-    in their completions. `task_data` is that of `stored_task_data`. `time`, when the line was made, is in seconds since
-    the epoch. `group_seconds` is the time from the start of the group's first episode to the end of the last,
-    `episode_seconds` the sum of the durations of its episodes, `engine_seconds` the part of these that the engine took;
-    both are None in the line of an earlier version, which called the total rewards "rewards", had "environment" among
-    their parts, and called the seconds of the group "seconds". `teacher_kl` has None for episodes that were not scored,
-    and is None as a whole, and absent in the line, where none was.
+    `failed_episodes` are the indices of those with an error. Of an episode on a chat endpoint, `tokens` are those that
+    it counted in the prompts of all turns and in their completions. `task_data` is that of `stored_task_data`. `time`,
+    when the line was made, is in seconds since the epoch. `group_seconds` is the time from the start of the group's
+    first episode to the end of the last, `episode_seconds` the sum of the durations of its episodes, `engine_seconds`
+    the part of these that the engine took. `teacher_kl` has None for episodes that were not scored, and is None as a
+    whole, and absent in the line, where none was.
     """
 
     model_config = ConfigDict(strict=True)
@@ -47,18 +45,18 @@ class GroupMetrics(BaseModel):
     task_id: str
     task_data: Any = None
     time: float = 0.0
-    group_seconds: float = Field(0.0, validation_alias=AliasChoices("group_seconds", "seconds"))
-    episode_seconds: float | None = None
-    engine_seconds: float | None = None
-    total_rewards: list[float] = Field(validation_alias=AliasChoices("total_rewards", "rewards"))
-    environment_rewards: list[float] = Field(default_factory=list)
-    group_rewards: list[float] = Field(default_factory=list)
+    group_seconds: float = 0.0
+    episode_seconds: float = 0.0
+    engine_seconds: float = 0.0
+    total_rewards: list[float]
+    environment_rewards: list[float]
+    group_rewards: list[float]
     reward_parts: dict[str, list[float]]
     attempts: list[int]
     done: int
     truncated: int
     failed: int
-    failed_episodes: list[int] | None = None
+    failed_episodes: list[int] = Field(default_factory=list)
     errors: list[str]
     turns: int
     length_stops: int = 0
@@ -71,12 +69,6 @@ class GroupMetrics(BaseModel):
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
-        if self.failed_episodes is None and self.failed in (0, len(self.total_rewards)):
-            self.failed_episodes = list(range(self.failed))
-        if "environment_rewards" not in self.model_fields_set:  # the line of an earlier version
-            environment = self.reward_parts.pop("environment", self.total_rewards)
-            self.environment_rewards = environment
-            self.group_rewards = [total - own for total, own in zip(self.total_rewards, environment, strict=False)]
         columns: dict[str, Sized] = {"attempts": self.attempts}
         columns |= {"environment_rewards": self.environment_rewards, "group_rewards": self.group_rewards}
         columns |= {} if self.teacher_kl is None else {"teacher_kl": self.teacher_kl}

@@ -32,9 +32,6 @@ class Group:
     episode. `oldest_version` is the oldest version of the weights that sampled a token of the group, empty where no
     token has a version. `seconds` is the time from the start of the first episode to the end of the last.
 
-    Without `group_rewards`, as in groups that an earlier version stored, they are what `rewards` differs by from the
-    environment rewards; the part "environment", in which such a group has these, is left out.
-
     Raises `ArgumentError` for values of other types and lengths, also when decoded.
     """
 
@@ -65,18 +62,13 @@ class Group:
         parts = self.reward_parts
         if not isinstance(parts, Mapping) or not all(isinstance(part, str) for part in parts):
             raise ArgumentError("reward_parts", parts, f"pass a mapping from names to arrays for the {name}")
-        columns = {"rewards": self.rewards, "sample_weights": self.sample_weights}
-        if len(self.group_rewards):
-            columns["group_rewards"] = self.group_rewards
+        if not len(self.group_rewards):
+            object.__setattr__(self, "group_rewards", np.zeros(count))
+        columns = {"rewards": self.rewards, "sample_weights": self.sample_weights, "group_rewards": self.group_rewards}
         columns |= {f"reward_parts[{part!r:.80}]": values for part, values in parts.items()}
         for column, values in columns.items():
             if not isinstance(values, np.ndarray) or values.shape != (count,) or values.dtype != np.float64:
                 raise ArgumentError(column, values, f"pass a float64 array ({count},) for the {name}")
-        if not len(self.group_rewards):
-            with np.errstate(invalid="ignore"):  # of sums that are infinite
-                object.__setattr__(self, "group_rewards", self.rewards - self.environment_rewards)
-            named = {part: values for part, values in parts.items() if part != "environment"}
-            object.__setattr__(self, "reward_parts", named)
 
     def __repr__(self) -> str:
         failed = f", {self.num_failed} failed" if self.num_failed else ""

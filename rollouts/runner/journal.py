@@ -54,8 +54,6 @@ DATABASE: Final = "journal.sqlite3"
 #: An empty record file: its writer holds the lock of the journal, and names its process to others. A lock of the
 #: database itself would not do: the system releases the locks of SQLite when any descriptor of the file is closed.
 LOCK: Final = "lock"
-#: What an earlier version has in a journal's directory.
-_EARLIER: Final = "entries.mmr"
 #: Marks the database as a journal of this form.
 _FORM: Final = 0x6D6D7201
 
@@ -170,9 +168,6 @@ class Recorder:
         except OSError as error:
             reason = f"the directory cannot be made: {error.strerror or error}. Name another one"
             raise JournalError(self.path, reason) from error
-        if (directory / _EARLIER).exists():
-            reason = f"an earlier version has written it ({_EARLIER}): finish the run with that version, or begin anew"
-            raise JournalError(self.path, f"{reason} in another directory")
         with contextlib.ExitStack() as opened:
             self._lock = opened.enter_context(self._locked(directory / LOCK))
             with self._name_errors():

@@ -42,7 +42,6 @@ async def test_a_server_of_each_mode_is_known_after_one_probe(vllm_server, conne
         patch_values=384,  # 3 channels, 2 frames, 8 x 8 pixels
         image_fields={"pixel_values": "flat", "image_grid_thw": "batched"},
         chat_logprobs=False,
-        content_parts=True,
         control=True,
     )
     assert await probe(connection) == found  # also the second time, when its processor has a cache

@@ -165,7 +165,7 @@ async def test_it_is_known_by_how_it_refuses_a_request_where_its_version_is_hidd
     monkeypatch.setattr(capabilities, "server_version", hidden)
     async with VLLMEngine(vllm_server.base_url) as engine:
         found = await engine.capabilities()
-    assert (found.rust_frontend, found.reads_features, found.content_parts) == ("unknown", False, True)
+    assert (found.rust_frontend, found.reads_features) == ("unknown", False)
 
 
 @RUST

@@ -35,7 +35,6 @@ CAPABILITIES = ServerCapabilities(
     placeholder_ids={},
     merge_area=4,
     chat_logprobs=False,
-    content_parts=True,
     control=True,
 )
 

@@ -28,7 +28,7 @@ from rollouts.engines.vllm.capabilities import release_of
 from rollouts.errors import EngineError
 
 #: The oldest and the newest version whose wire format is known, from their sources or from tests.
-KNOWN_VERSIONS = ((0, 20), (0, 33))
+KNOWN_VERSIONS = ((0, 31), (0, 33))
 
 _PINGS = 9
 _KEEP_ALIVE_TRIES = 3

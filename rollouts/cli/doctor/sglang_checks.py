@@ -33,8 +33,8 @@ from rollouts.engines.vllm.capabilities import release_of
 from rollouts.engines.vllm.media_payload import MediaMode
 from rollouts.errors import CapabilityError, MalformedResultError
 
-#: The oldest and the newest version whose wire format is known, from their sources or from tests.
-KNOWN_VERSIONS = ((0, 5, 15), (0, 5, 23))
+#: The version whose wire format the tests know.
+KNOWN_VERSION = (0, 5, 23)
 
 # A request is aborted after this time.
 _ABORT_AFTER_SECONDS = 0.3
@@ -87,12 +87,12 @@ async def sglang_target(
 async def version(target: SGLangTarget) -> Finding:
     seen = f"SGLang {target.capabilities.version}"
     release = release_of(target.capabilities.version)
-    if release is not None and KNOWN_VERSIONS[0] <= release[:3] <= KNOWN_VERSIONS[1]:
+    if release is not None and release[:3] == KNOWN_VERSION:
         return ok(seen)
-    oldest, newest = (".".join(map(str, each)) for each in KNOWN_VERSIONS)
+    known = ".".join(map(str, KNOWN_VERSION))
     return absent(
-        f"{seen}: none of the versions that mmrollouts knows, {oldest} to {newest}",
-        "if other checks fail too, its wire format is another one: install one of these versions",
+        f"{seen}: mmrollouts is tested with {known}",
+        f"if other checks fail too, its wire format is another one: install {known}",
     )
 
 
@@ -118,7 +118,7 @@ async def image_request(target: SGLangTarget) -> Finding:
     except MalformedResultError as error:
         return failed(error.reason, "see the table of versions and models in docs/sglang.md")
     except CapabilityError as error:
-        return absent(error.reason, "serve a model that takes images, with SGLang 0.5.15 or newer")
+        return absent(error.reason, "serve a model that takes images, with SGLang 0.5.23")
     difference = max_logprob_difference(*completions)
     if difference <= SAME_COMPLETION:
         return failed("two different images give exactly the same completion", _WEIGHTS_CURE)

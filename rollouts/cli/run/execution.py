@@ -183,22 +183,15 @@ class RunParts:
             engine = {key: value for key, value in engine.items() if key not in ("model", "media")}  # vLLM's
         if isinstance(self.tasks, FileTaskSource) and not self.tasks.has_ids:
             values["tasks"]["content_of_the_file"] = self.tasks.digest()
-        if values["teacher"] is None:  # a run that an earlier version began has no such key
-            del values["teacher"]
-        else:
+        if values["teacher"] is not None:
             values["teacher"]["engine"] = _without_places(values["teacher"]["engine"])
-            if values["teacher"]["adapter"] is None:  # as above
-                del values["teacher"]["adapter"]
         plain: dict[str, Any] = json.loads(json.dumps(values | {"engine": engine}, default=str))
         return plain
 
 
 def _without_places(engine: Mapping[str, Any]) -> dict[str, Any]:
-    """The table of an engine without the places of its servers, and without a key that earlier versions had not."""
-    kept = {key: value for key, value in engine.items() if key not in _PLACE_OF_SERVERS}
-    if kept.get("server_kind") == "vllm":
-        del kept["server_kind"]
-    return kept
+    """The table of an engine without the places of its servers."""
+    return {key: value for key, value in engine.items() if key not in _PLACE_OF_SERVERS}
 
 
 def make_parts(file: ConfigFile, *, offline: bool) -> RunParts:

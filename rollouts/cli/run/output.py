@@ -305,15 +305,15 @@ def summarise(
 
     `complete`: every task of the source, up to the limit, has been run. `process_seconds`, the wall time of the
     command, and `metrics` are those of this process; the other figures are of earlier ones too. `episode_seconds` and
-    `engine_seconds` are sums over the episodes, which run side by side; None if a line of an earlier version is without
-    them. Rewards are means over all episodes, failed ones included, and null without episodes; rewards that are not
-    finite (sums that overflow) are counted in `rewards_not_finite` and in no mean. `errors` has the most frequent
-    kinds of errors, with the number of episodes and the first text of each, shortened to 1,000 characters. A run with a
-    teacher also has `teacher_kl_mean`, over the scored episodes.
+    `engine_seconds` are sums over the episodes, which run side by side. Rewards are means over all episodes, failed ones
+    included, and null without episodes; rewards that are not finite (sums that overflow) are counted in
+    `rewards_not_finite` and in no mean. `errors` has the most frequent kinds of errors, with the number of episodes and
+    the first text of each, shortened to 1,000 characters. A run with a teacher also has `teacher_kl_mean`, over the
+    scored episodes.
     """
     groups = attempts = 0
     totals = dict.fromkeys(_TOTALS, 0)
-    seconds: dict[str, float | None] = dict.fromkeys(_SECONDS, 0.0)
+    seconds = dict.fromkeys(_SECONDS, 0.0)
     rewards: dict[str, array[float]] = {name: array("d") for name in _REWARDS}
     parts: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
     teacher_kl = array("d")
@@ -324,9 +324,8 @@ def summarise(
         attempts += sum(row.attempts)
         for name in _TOTALS:
             totals[name] += getattr(row, name)
-        for name, known in seconds.items():
-            of_row = getattr(row, name)
-            seconds[name] = None if known is None or of_row is None else known + of_row
+        for name in _SECONDS:
+            seconds[name] += getattr(row, name)
         for name, values in rewards.items():
             values.extend(getattr(row, f"{name}_rewards"))
         for name, part in row.reward_parts.items():

@@ -53,12 +53,12 @@ class SGLangCapabilities:
 
 async def server_info(connection: ServerConnection) -> Mapping[str, Any]:
     """The arguments that the server was started with, and its version. Raises `CapabilityError`."""
-    return await _report(connection, "/get_server_info", "/server_info")
+    return await _report(connection, "/server_info")
 
 
 async def model_info(connection: ServerConnection) -> Mapping[str, Any]:
     """What the server says of its model and the version of its weights. Raises `CapabilityError`, `ApiKeyError`."""
-    return await _report(connection, "/get_model_info", "/model_info")
+    return await _report(connection, "/model_info")
 
 
 async def probe(
@@ -89,10 +89,8 @@ async def probe(
     )
 
 
-async def _report(connection: ServerConnection, path: str, newer: str) -> Mapping[str, Any]:
+async def _report(connection: ServerConnection, path: str) -> Mapping[str, Any]:
     response = await probe_request(connection, "GET", path)
-    if response.status in (404, 405):
-        response = await probe_request(connection, "GET", newer)
     try:
         content = response.json() if response.status == 200 else None
     except MalformedResultError:  # as of another program

@@ -201,7 +201,7 @@ class SGLangEngine(ServerEngine[SGLangCapabilities]):
             generation = await self._exchange(part, root_id, listen)
             if generation is None:
                 return unfinished()
-            completion = generation.completion(self._weight_version, self._experts)
+            completion = generation.completion(self._experts)
             if len(completion.token_ids) and not first:
                 first.append(generation)
             return completion

@@ -152,8 +152,8 @@ class Generation:
         top = self._top("output_top_logprobs", len(ids), self._request.sampling.top_logprobs)
         return TokenDelta(0, ids, self._logprobs(ids), top)
 
-    def completion(self, fallback_version: str, experts: tuple[int, int] | None = None) -> Completion:
-        """The sample, checked. `fallback_version` labels tokens that the server does not label; `experts`: layers, and
+    def completion(self, experts: tuple[int, int] | None = None) -> Completion:
+        """The sample, checked. `experts`: layers, and
         experts per token. Raises `MalformedResultError` and `MissingLogProbsError`."""
         ids = self._ids()
         reason, stop = self._ending(ids)
@@ -163,7 +163,7 @@ class Generation:
             logprobs=self._logprobs(ids),
             finish_reason=reason,
             stop_token_id=stop,
-            weight_spans=self._weight_spans(len(ids), fallback_version),
+            weight_spans=self._weight_spans(len(ids)),
             routed_experts=self._experts(len(ids), experts),
             top_logprobs=self._top("output_top_logprobs", len(ids), self._request.sampling.top_logprobs),
         )
@@ -248,13 +248,11 @@ class Generation:
             raise self._malformed(f"a completion that stopped at token {matched!r:.50} does not end with it")
         return FinishReason.STOP, int(ids[-1])
 
-    def _weight_spans(self, count: int, fallback: str) -> tuple[WeightSpan, ...]:
+    def _weight_spans(self, count: int) -> tuple[WeightSpan, ...]:
         if not count:
             return ()
-        versions = self._meta.get("weight_versions")
-        if versions is None:
-            return (WeightSpan(str(self._meta.get("weight_version") or fallback), 0, count),)
         try:
+            versions = self._meta["weight_versions"]
             spans = tuple(WeightSpan(str(v["version"]), int(v["start"]), int(v["end"])) for v in versions)
         except (KeyError, TypeError, ValueError) as error:
             raise self._malformed(f"weight versions cannot be read ({error!r})") from error

@@ -123,11 +123,8 @@ log = logging.getLogger("rollouts.engines.vllm")
 
 _GENERATE = "/inference/v1/generate"
 
-#: The first release that can normalise pixels on its device.
-_DEVICE_NORMALISES = (0, 29)
-
-#: Releases that support `content_parts` (perhaps some older ones, too) and `output_mode`.
-_CONTENT_PARTS, _OUTPUT_MODE = (0, 29), (0, 32)
+#: The first release that knows the field `output_mode`.
+_OUTPUT_MODE = (0, 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +135,8 @@ class ServerCapabilities:
     `max_model_len`: maximum of prompt and completion tokens together. `scale_out`: `/inference/v1/generate` is enabled.
     `pixel_dtype`: dtype of the pixels that it takes as features; None if it takes no images. `placeholder_ids`: by
     modality, the token that stands for one row of features. `merge_area`: patches per such token (4 for Qwen-VL; None
-    if not fixed). `chat_logprobs`: log-probabilities have the shape of chat completions, as up to vLLM 0.31.
-    `content_parts`: it processes source files itself. `control`: it has the routes of development mode
+    if not fixed). `chat_logprobs`: log-probabilities have the shape of chat completions, as in vLLM 0.31.
+    `control`: it has the routes of development mode
     (`ServerControl`). `patch_values`: numbers in one patch (1536 for Qwen3-VL; None if pixels are not patches).
     `image_fields`: the tensors that it makes of an image, with their `TensorField.kind`; None if not known.
     `rust_frontend`: the version of vLLM's Rust frontend, which serves HTTP in place of vLLM's own ("unknown"
@@ -160,7 +157,6 @@ class ServerCapabilities:
     placeholder_ids: Mapping[str, int]
     merge_area: int | None
     chat_logprobs: bool
-    content_parts: bool
     control: bool
     patch_values: int | None = None
     image_fields: Mapping[str, str] | None = None
@@ -198,7 +194,6 @@ class ExpectedCapabilities:
     placeholder_ids: Mapping[str, int] = field(default_factory=dict)
     merge_area: int | None = None
     chat_logprobs: bool | None = None
-    content_parts: bool | None = None
     control: bool | None = None
     patch_values: int | None = None
     image_fields: Mapping[str, str] | None = None
@@ -229,7 +224,7 @@ async def probe(
     if rust_frontend is None and generate is not None and generate.rust_frontend:
         rust_frontend = "unknown"
     if rust_frontend is None:
-        images = await _probe_images(connection, served.name, version.vllm or expected.version)
+        images = await _probe_images(connection, served.name)
         sounds = await _probe_sounds(connection, served.name)
     else:
         images, sounds = _ImageCapabilities(), _SoundCapabilities()
@@ -248,7 +243,6 @@ async def probe(
         "patch_values": images.patch_values,
         "image_fields": images.image_fields,
         "chat_logprobs": None if generate is None or generate.output_mode is None else not generate.output_mode,
-        "content_parts": None if generate is None else generate.content_parts,
         "control": control,
     }
     merged = _merge_expected(connection, probed, expected)
@@ -296,7 +290,7 @@ def _merge_expected(
         raise CapabilityError(
             PROBE_NAME, f"{connection.base_url} does not report its max_model_len; set it in ExpectedCapabilities"
         )
-    for name, default in (("version", "unknown"), ("chat_logprobs", False), ("content_parts", False)):
+    for name, default in (("version", "unknown"), ("chat_logprobs", False)):
         if merged[name] is None:
             merged[name] = default
     return merged
@@ -319,9 +313,8 @@ def release_of(version: str) -> tuple[int, ...] | None:
 
 
 class _GenerateRoute(NamedTuple):
-    """Whether the server knows two fields of a generate request (None: not known), and is the Rust frontend."""
+    """Whether the server knows `output_mode` of a generate request (None: not known), and is the Rust frontend."""
 
-    content_parts: bool | None
     output_mode: bool | None
     rust_frontend: bool = False
 
@@ -329,19 +322,17 @@ class _GenerateRoute(NamedTuple):
 async def _generate_route(
     connection: ServerConnection, expected: bool | None, version: str | None
 ) -> _GenerateRoute | None:
-    """The fields that the generate route knows; None if the route is disabled and `expected` is False."""
+    """What the generate route knows; None if the route is disabled and `expected` is False."""
     # Without `sampling_params`, so that no version of vLLM runs it.
     invalid = {"token_ids": [], "content_parts": 0, "output_mode": "?"}
     response = await probe_request(connection, "POST", _GENERATE, invalid)
     if response.status in (400, 422):
         if _refused_field(response, "sampling_params"):
-            return _GenerateRoute(_refused_field(response, "content_parts"), _refused_field(response, "output_mode"))
+            return _GenerateRoute(_refused_field(response, "output_mode"))
         if b"into the target type: content_parts" in response.body:  # the Rust frontend names the first field alone
-            return _GenerateRoute(True, True, rust_frontend=True)
+            return _GenerateRoute(True, rust_frontend=True)
         release = release_of(version or "")  # a proxy hides the reason for the refusal
-        if release is None:
-            return _GenerateRoute(None, None)
-        return _GenerateRoute(release[:2] >= _CONTENT_PARTS, release[:2] >= _OUTPUT_MODE)
+        return _GenerateRoute(None if release is None else release[:2] >= _OUTPUT_MODE)
     if response.status not in (403, 404, 405, 501):
         raise response_error(PROBE_NAME, response, f"{_GENERATE} did not refuse an invalid request")
     if expected is False:
@@ -355,7 +346,7 @@ async def _generate_route(
     raise CapabilityError(
         PROBE_NAME,
         f"{connection.base_url} has no {_GENERATE} (HTTP {response.status}): it is a server that only renders, "
-        "not vLLM 0.20 or later, or behind a proxy that blocks this route. For an SGLang server use SGLangEngine, in "
+        "not vLLM 0.31 or later, or behind a proxy that blocks this route. For an SGLang server use SGLangEngine, in "
         'commands --engine sglang, in files kind = "sglang"',
     )
 
@@ -376,14 +367,11 @@ class _ImageCapabilities(NamedTuple):
     image_fields: Mapping[str, str] | None = None
 
 
-async def _probe_images(connection: ServerConnection, model: str, version: str | None) -> _ImageCapabilities:
+async def _probe_images(connection: ServerConnection, model: str) -> _ImageCapabilities:
     response = await render_probe_image(connection, model)
     rendered = _rendered_image(response) if response.status == 200 else None
     if (found := rendered or await _configured_images(connection)) is not None:
         return found
-    release = release_of(version or "")
-    if response.status in (403, 404, 405) and release is not None and release[:2] < _DEVICE_NORMALISES:
-        return _ImageCapabilities("float32")  # which it casts to its own dtype
     log.info(
         "%s takes no images, or does not report their format: %s. If it takes images, set "
         "ExpectedCapabilities(pixel_dtype=, placeholder_ids=)",

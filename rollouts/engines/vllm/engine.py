@@ -67,7 +67,7 @@ _LARGE_RESPONSE = 256 * 2**10
 
 
 class VLLMEngine(ServerEngine[ServerCapabilities]):
-    """`Engine` over `/inference/v1/generate` of one vLLM server (0.20 and later).
+    """`Engine` over `/inference/v1/generate` of one vLLM server (0.31 and later).
 
     The first request probes what the server is and which pixels it expects; `expected` replaces what the probe finds,
     and a contradiction is an error. Every request is checked before it is sent. The data of a medium are sent once,

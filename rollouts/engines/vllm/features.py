@@ -146,7 +146,7 @@ def raw_pixels(item: MediaItem, name: str) -> RawPixels | None:
 #                 "kwargs_data": {"image": ["gq5pbWFn...", null]}}
 #
 # An entry of kwargs_data is the base64 of a msgpack map: name -> {"data": [dtype, shape, Ext(3, raw bytes)], "field":
-# [kind, options for making a batch]}. Source: vLLM 0.20 to 0.33, `mm_serde.encode_mm_kwargs_item`. vLLM writes the
+# [kind, options for making a batch]}. Source: vLLM 0.31 to 0.33, `mm_serde.encode_mm_kwargs_item`. vLLM writes the
 # names of an item in the order of a Python set of strings, which differs between server processes; here they are
 # sorted.
 #

@@ -137,7 +137,6 @@ def _video_steps(item: MediaItem, runs: list[tuple[int, int]], capabilities: Ser
 MediaMode = Literal["features", "content_parts", "auto"]
 SelectedMode = Literal["features", "content_parts"]
 
-_UPGRADE = "upgrade vLLM to 0.29 or later, which takes content_parts"
 _RENDERER_OF_MODEL = "load the renderer from the directory of the model that is served"
 
 
@@ -220,7 +219,7 @@ def _against_features(
             item,
             f"its {placeholder.length} tokens are {placeholder.num_embeds} features with text in between, which "
             "features cannot describe",
-            None if capabilities.content_parts else _UPGRADE,
+            None,
         )
     if item.expansion is None and feature_token(request, item, capabilities.placeholder_ids) is None:
         return Objection(
@@ -318,8 +317,6 @@ def _against_content(
     sampled_marker: int | None,
 ) -> Objection | None:
     """The objection to sending a source file. `sampled_marker`: position of the modality's first marker in text."""
-    if not capabilities.content_parts:
-        return Objection(item, f"vLLM {capabilities.version} takes no `content_parts`", _UPGRADE)
     if item.modality == "audio" and (refusal := _against_sounds(item, capabilities)) is not None:
         return refusal
     if item.modality not in request.placeholder_token_ids:

@@ -11,7 +11,7 @@ from rollouts.engines.protocol import GenerateRequest
 _MIN_TEMPERATURE = 0.01
 _MAX_TEMPERATURE = 2.0
 
-#: Options of vLLM's `SamplingParams` (0.20 to 0.33) that `SamplingParams.extra` may hold.
+#: Options of vLLM's `SamplingParams` (0.31 to 0.33) that `SamplingParams.extra` may hold.
 EXTRA_OPTIONS = frozenset(
     {
         "allowed_token_ids",

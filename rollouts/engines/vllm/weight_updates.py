@@ -56,14 +56,11 @@ class WeightControl(CacheControl):
                 await self._reset_all()
 
     async def update_weight_version(self, version: str) -> None:
-        """Label tokens sampled from now on. Servers that keep no label (before vLLM 0.29): on this side only."""
+        """Label tokens sampled from now on."""
         if not version:
             raise InvalidRequestError("update_weight_version", "the version is empty")
-        path = "/update_weight_version"
-        await self._routes.require(path)
-        response = await self._routes.request("POST", path, content={"new_version": version})
-        if response.status != 404:
-            self._routes.checked(response, path, "labelling the weights")
+        content = {"new_version": version}
+        await self._routes.call("POST", "/update_weight_version", "labelling the weights", content=content)
         self._on_weight_version(version)
 
     async def weight_version(self) -> str:

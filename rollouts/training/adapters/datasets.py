@@ -23,7 +23,7 @@ from rollouts.trajectory.tree import Trajectory
 from transport import read_records
 
 _ROW = "row of a dataset"
-#: What each row has; rows of earlier versions lack the likeliest tokens and a teacher's.
+#: What each row has; those of samples without them lack the likeliest tokens and a teacher's.
 _COLUMNS = (
     *("name", "token_ids", "loss_mask", "logprobs", "advantages", "weight_spans", "routed_experts"),
     *("images", "sounds", "placeholders"),
@@ -193,7 +193,6 @@ def sample_from_row(row: Mapping[str, Any], processors: Mapping[Modality, MediaP
         weight_spans=tuple(WeightSpan(span["version"], span["start"], span["end"]) for span in row["weight_spans"]),
         name=row["name"],
         routed_experts=None if row["routed_experts"] is None else np.array(row["routed_experts"], dtype=np.int32),
-        # Rows of earlier versions lack these columns and those of a teacher.
         top_logprobs=None
         if row.get("top_ids") is None
         else TopLogprobs(np.array(row["top_ids"], np.int32), np.array(row["top_logprobs"], np.float32)),

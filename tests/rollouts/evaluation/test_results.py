@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rollouts.errors import ArgumentError, CommandFileError, RolloutsError
+from rollouts.errors import ArgumentError, CommandFileError
 from rollouts.evaluation import EvaluationResults, Tally
 from rollouts.evaluation.results import chosen_k
 from rollouts.observability.group_metrics import GroupMetrics
@@ -125,12 +125,6 @@ def test_a_threshold_outside_of_the_rewards_is_named(threshold: float, said: str
 def test_many_cut_turns_are_warned_of() -> None:
     assert "25%" in results_of(row("a", [0, 0, 1, 0], length_stops=1)).warnings[0]
     assert results_of(row("a", [0, 0, 1, 0], turns=10, length_stops=1)).warnings == []
-
-
-def test_a_line_that_does_not_say_which_episodes_failed_is_refused() -> None:
-    old = row("a", [1, 0, 0, 0], failed=(1,)).model_copy(update={"failed_episodes": None})
-    with pytest.raises(RolloutsError, match=r"task 'a' .* does not say which of its episodes failed; .*--resume"):
-        Tally(samples=4).add(old)
 
 
 def test_groups_of_another_size_are_refused() -> None:

@@ -265,7 +265,7 @@ def test_a_file_of_mismatches_that_cannot_be_read_is_listed_and_the_rest_is_repo
         ("summary.json", b"[" * 200_000, "it is no JSON"),
         ("summary.json", b'{"a": "' + b"x" * (1 << 20) + b'"}', "it is larger than 1 MiB"),
         ("summary.json", b"\xff\xfe\x00", "it is no JSON"),
-        ("metrics.jsonl", b'{"rewards": [1.0], "reward_pa', "line 1: the last 29 bytes are incomplete"),
+        ("metrics.jsonl", b'{"total_rewards": [1.0], "reward_pa', "line 1: the last 35 bytes are incomplete"),
         ("metrics.jsonl", b'{"total_rewards": "12", "reward_parts": {}}\n', "line 1: no line of a group (task_id: "),
         ("metrics.jsonl", b"null\n", "line 1: no line of a group (Input should be an object"),
         ("runner_metrics.jsonl", b'{"step": 1, "time"', "line 1: the last 18 bytes are incomplete"),

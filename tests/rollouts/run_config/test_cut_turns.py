@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from run_config_files import FOURS, groups_of, rows_of, run, summary_of, write_run
 from typer.testing import CliRunner
 
 from rollouts.cli.main import app
-from rollouts.cli.run.output import summarise
-from rollouts.observability.group_metrics import GroupMetrics
 from rollouts.observability.run_metrics import length_stops_warning
 
 
@@ -35,15 +32,6 @@ def test_every_output_of_a_run_has_the_number_of_cut_turns(tmp_path: Path, max_t
     assert (f"{cut} cut at max_tokens" in result.stdout) == bool(cut)
     listed = CliRunner().invoke(app, ["traj", "ls", str(tmp_path / "out"), "--json"])
     assert sum(episode["length_stops"] for episode in json.loads(listed.stdout)) == cut
-
-
-def test_a_line_of_an_earlier_version_counts_as_without_cut_turns() -> None:
-    row: dict[str, Any] = dict.fromkeys(
-        ("done", "truncated", "failed", "turns", "tokens", "sampled_tokens", "images"), 1
-    )
-    row |= {"task_id": "t", "attempts": [1], "errors": [], "reward_parts": {}, "rewards": [1.0]}
-    rows = [GroupMetrics.model_validate(one) for one in (row, {**row, "length_stops": 1})]
-    assert summarise(rows, complete=True, process_seconds=1.0, metrics={})["length_stops"] == 1
 
 
 @pytest.mark.parametrize(

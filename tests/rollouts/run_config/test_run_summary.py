@@ -20,6 +20,9 @@ ROW: dict[str, Any] = {
     "task_id": "t",
     "attempts": [1],
     "errors": [],
+    "total_rewards": [0.0],
+    "environment_rewards": [0.0],
+    "group_rewards": [0.0],
     "reward_parts": {},
 }
 
@@ -84,21 +87,10 @@ def test_an_error_of_usual_length_is_whole_in_the_summary() -> None:
 # Lines of an earlier version.
 
 
-def test_the_line_of_an_earlier_version_is_read_with_the_names_of_now() -> None:
-    earlier = {**ROW, "attempts": [1, 1], "seconds": 2.5, "rewards": [3.0, 1.0]}
-    earlier |= {"reward_parts": {"environment": [1.0, 1.0], "first": [1.0, 0.0]}}
-    found = GroupMetrics.of_line(json.dumps(earlier))
-    assert found.group_seconds == 2.5
-    assert found.total_rewards == [3.0, 1.0]
-    assert (found.environment_rewards, found.group_rewards) == ([1.0, 1.0], [2.0, 0.0])
-    assert found.reward_parts == {"first": [1.0, 0.0]}
-
-
-def test_the_seconds_of_a_run_with_lines_of_an_earlier_version_are_not_known() -> None:
-    row = {**ROW, "total_rewards": [0.0], "episode_seconds": 2.0, "engine_seconds": 1.5}
-    assert summary_of_rows(row, row)["engine_seconds"] == 3.0
-    summary = summary_of_rows(row, {**ROW, "rewards": [0.0]})
-    assert (summary["episode_seconds"], summary["engine_seconds"]) == (None, None)
+def test_the_seconds_of_a_run_are_the_sums_of_those_of_its_groups() -> None:
+    row = {**ROW, "episode_seconds": 2.0, "engine_seconds": 1.5}
+    summary = summary_of_rows(row, row)
+    assert (summary["episode_seconds"], summary["engine_seconds"]) == (4.0, 3.0)
 
 
 @pytest.mark.parametrize("column", ["attempts", "environment_rewards", "group_rewards", "reward_parts"])

@@ -77,15 +77,6 @@ def test_a_group_without_a_successful_episode_has_no_sample(renderer):
     assert only_failed.samples(renderer.processors) == []
 
 
-def test_a_group_of_an_earlier_version_has_the_names_of_now(renderer):
-    group = graded_group(renderer, 3)  # rewards 0, failed, 2
-    stored = {"environment": group.rewards, "named": group.rewards * 3}
-    earlier = Group(group.task, group.episodes, group.attempts, group.rewards + 2.0, stored)
-    assert earlier.environment_rewards.tolist() == [0.0, 0.0, 2.0]
-    assert earlier.group_rewards.tolist() == [2.0, 2.0, 2.0]
-    assert list(earlier.reward_parts) == ["named"]
-
-
 def test_a_group_with_group_rewards_of_other_episodes_is_refused(renderer):
     group = graded_group(renderer, 3)
     with pytest.raises(ArgumentError, match="group_rewards"):

@@ -19,7 +19,7 @@ from rollouts.errors import ArgumentError
 from rollouts.runner.errors import JournalClosedError, JournalError, JournalInUseError, JournalOfAnotherRunError
 from rollouts.runner.journal import DATABASE, Journal, ResumedRun
 from rollouts.task import Task
-from transport import RecordWriter, encode
+from transport import encode
 
 
 async def record(journal: Journal, numbers: range, *, delivered: bool = False) -> None:
@@ -136,16 +136,13 @@ def content(directory: Path) -> dict[str, bytes]:
 
 
 def test_files_that_no_journal_of_this_version_wrote_are_refused_and_not_changed(tmp_path: Path) -> None:
-    for name in ("earlier", "text", "other"):
+    for name in ("text", "other"):
         (tmp_path / name).mkdir()
-    with RecordWriter(tmp_path / "earlier/entries.mmr") as out:
-        out.append("an entry")
     (tmp_path / "text" / DATABASE).write_text("some notes of mine, which are longer than a header of SQLite is" * 9)
     other = sqlite3.connect(tmp_path / "other" / DATABASE)
     other.execute("CREATE TABLE notes (note TEXT)")
     other.close()
     for name, reason in {
-        "earlier": r"an earlier version has written it \(entries.mmr\): finish the run with that version, or begin",
         "text": "file is not a database. Restore it, or delete it",
         "other": "is that of another program, or of another version",
     }.items():

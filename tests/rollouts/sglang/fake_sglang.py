@@ -57,8 +57,8 @@ class FakeSGLang:
 
     async def start(self, port: int = 0) -> None:
         app = web.Application(client_max_size=2**26)
-        app.router.add_get("/get_server_info", self._report)
-        app.router.add_get("/get_model_info", self._report)
+        app.router.add_get("/server_info", self._report)
+        app.router.add_get("/model_info", self._report)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._metrics)
@@ -85,7 +85,7 @@ class FakeSGLang:
             self.running[request_id].set()
 
     async def _report(self, request: web.Request) -> web.Response:
-        content = {"/get_server_info": self.info, "/get_model_info": self.model}.get(request.path, {})
+        content = {"/server_info": self.info, "/model_info": self.model}.get(request.path, {})
         return self._refusal(request.path) or web.json_response(content)
 
     async def _health(self, _: web.Request) -> web.Response:

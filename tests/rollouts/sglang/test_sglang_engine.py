@@ -47,7 +47,6 @@ VLLM_SERVER = ServerCapabilities(
     placeholder_ids={"image": IMAGE_TOKEN},
     merge_area=4,
     chat_logprobs=False,
-    content_parts=True,
     control=True,
 )
 
@@ -233,14 +232,6 @@ async def test_a_prompt_of_text_that_lost_a_token_is_an_error(engine: SGLangEngi
         await engine.generate(request_of())
 
 
-async def test_an_older_server_without_spans_labels_whole_completions(engine: SGLangEngine, server: FakeSGLang) -> None:
-    server.spoil = _without("meta_info", "weight_versions")
-    server.model["weight_version"] = "step-7"
-    (completion,) = (await engine.generate(request_of())).completions
-    assert completion.weight_spans == (WeightSpan("step-7", 0, 3),)
-    assert engine.weight_version == "step-7"
-
-
 _SAMPLED_MARKER = {"prompt_ids": [5, IMAGE_TOKEN], "sampled": [(1, 2)]}
 
 
@@ -337,13 +328,13 @@ async def test_another_vocabulary_than_the_server_has_is_refused(server: FakeSGL
 async def test_another_program_that_answers_with_a_page_is_refused_by_name(
     server: FakeSGLang, engine: SGLangEngine
 ) -> None:
-    server.refuse["/get_server_info"] = (200, "<html>Welcome</html>")
+    server.refuse["/server_info"] = (200, "<html>Welcome</html>")
     with pytest.raises(CapabilityError, match=r"is no SGLang server.*<html>Welcome"):
         await engine.capabilities()
 
 
 async def test_another_server_is_refused_by_name(server: FakeSGLang, engine: SGLangEngine) -> None:
-    server.refuse["/get_server_info"] = (404, "")
+    server.refuse["/server_info"] = (404, "")
     with pytest.raises(CapabilityError, match=r"is no SGLang server.*kind = \"vllm\""):
         await engine.generate(request_of())
 
@@ -571,7 +562,7 @@ async def test_a_server_is_started_with_the_first_request(server: FakeSGLang) ->
 
 
 async def test_a_refused_key_is_an_error_about_the_key(server: FakeSGLang, engine: SGLangEngine) -> None:
-    server.refuse["/get_server_info"] = server.refuse["/get_model_info"] = (401, "Unauthorized")
+    server.refuse["/server_info"] = server.refuse["/model_info"] = (401, "Unauthorized")
     with pytest.raises(ApiKeyError, match="refuses the API key"):
         await engine.generate(request_of())
 

@@ -25,7 +25,6 @@ SERVER = ServerCapabilities(
     placeholder_ids={"image": PAD},
     merge_area=4,
     chat_logprobs=False,
-    content_parts=True,
     control=True,
     patch_values=1536,
 )

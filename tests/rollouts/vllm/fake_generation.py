@@ -72,7 +72,7 @@ class Generation:
             wrong = {
                 "token_ids": not ids,
                 "sampling_params": sampling is None,
-                "content_parts": self.content_parts and not isinstance(body.get("content_parts"), list | None),
+                "content_parts": not isinstance(body.get("content_parts"), list | None),
                 "output_mode": not self._chat_shape and body.get("output_mode", "tokens") not in ("tokens", "text"),
             }
             lines = [f"  {{'type': 'x', 'loc': 'body.{name}', ...}}" for name, is_wrong in wrong.items() if is_wrong]

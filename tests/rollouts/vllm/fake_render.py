@@ -62,6 +62,4 @@ class Rendering:
             "output_mode": "tokens",
             "stream": False,
         }
-        if not self.content_parts:
-            del content["content_parts"]
         return json_response(content)

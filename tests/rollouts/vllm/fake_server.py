@@ -67,7 +67,6 @@ class FakeVLLM(Generation, Rendering, Control):
         pixel_dtype: str = "uint8",
         scale_out: bool = True,
         control: bool = True,
-        content_parts: bool = True,
         queue_while_paused: bool = True,
         rust_frontend: str | None = None,
         api_key: str | None = None,
@@ -82,7 +81,6 @@ class FakeVLLM(Generation, Rendering, Control):
         self.pixel_dtype = pixel_dtype
         self.scale_out = scale_out
         self.control = control
-        self.content_parts = content_parts
         self.queue_while_paused = queue_while_paused
         self.rust_frontend = rust_frontend
         self.api_key = api_key

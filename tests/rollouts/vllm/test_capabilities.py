@@ -54,7 +54,6 @@ async def test_a_default_server_of_0_32_is_known_after_one_probe():
             merge_area=4,
             patch_values=1536,
             chat_logprobs=False,
-            content_parts=True,
             control=True,
             image_fields={"pixel_values": "flat", "image_grid_thw": "batched"},
             sound_refusal="rendering a sound: HTTP 400 BadRequestError: At most 0 audio(s) may be provided in one "
@@ -170,39 +169,32 @@ async def test_without_development_mode_there_is_no_control():
 
 
 @pytest.mark.parametrize(
-    ("fields", "content_parts", "chat_logprobs"),
+    ("fields", "chat_logprobs"),
     [
-        (["sampling_params", "content_parts", "output_mode"], True, False),
-        (["sampling_params", "content_parts"], True, True),
-        (["sampling_params"], False, True),
+        (["sampling_params", "content_parts", "output_mode"], False),
+        (["sampling_params", "content_parts"], True),
     ],
 )
-async def test_fields_that_a_server_complains_about_are_fields_that_it_knows(fields, content_parts, chat_logprobs):
+async def test_fields_that_a_server_complains_about_are_fields_that_it_knows(fields, chat_logprobs):
     async with FakeVLLM() as server:
         server.script[GENERATE] += [refused(*fields)]
-        found = await probed(server)
-        assert (found.content_parts, found.chat_logprobs) == (content_parts, chat_logprobs)
+        assert (await probed(server)).chat_logprobs == chat_logprobs
 
 
 async def test_a_field_that_is_only_quoted_back_is_not_known():
     """Servers before 0.32 quote the whole request, unknown fields included."""
     body = b"""{"error": {"message": "[{'type': 'missing', 'loc': ('body', 'sampling_params'), 'msg': 'Field required',
         'input': {'token_ids': [], 'content_parts': 0, 'output_mode': '?'}}]", "type": "Bad Request"}}"""
-    async with FakeVLLM(version="0.24.0") as server:
+    async with FakeVLLM(version="0.31.0") as server:
         server.script[GENERATE] += [answer(body=body.replace(b"\n", b" "), status=400)]
-        found = await probed(server)
-        assert not found.content_parts
-        assert found.chat_logprobs
+        assert (await probed(server)).chat_logprobs
 
 
-@pytest.mark.parametrize(
-    ("version", "known"), [("0.28.1", (False, True)), ("0.29.0", (True, True)), ("0.32.0", (True, False))]
-)
-async def test_where_the_complaint_is_hidden_the_version_decides(version, known):
+@pytest.mark.parametrize(("version", "chat_logprobs"), [("0.31.1", True), ("0.32.0", False)])
+async def test_where_the_complaint_is_hidden_the_version_decides(version, chat_logprobs):
     async with FakeVLLM(version=version) as server:
         server.script[GENERATE] += [answer(body=b"bad request", status=400)]
-        found = await probed(server)
-        assert (found.content_parts, found.chat_logprobs) == known
+        assert (await probed(server)).chat_logprobs == chat_logprobs
 
 
 # Servers that do not render an image.
@@ -231,13 +223,6 @@ async def test_a_server_that_renders_no_image_is_asked_for_its_configuration(ste
     async with FakeVLLM() as server:
         server.script[RENDER] += [failing(400, "At most 0 image(s) may be provided in one prompt.")]
         server.script["/server_info"] += [step]
-        assert (await probed(server)).pixel_dtype == dtype
-
-
-@pytest.mark.parametrize(("version", "dtype"), [("0.28.1", "float32"), ("0.29.0rc1.dev7+gabc", None), ("0.29.0", None)])
-async def test_without_a_render_route_only_versions_before_0_29_are_sure_to_want_floats(version, dtype):
-    async with FakeVLLM(version=version) as server:
-        server.script[RENDER] += [answer({"detail": "Not Found"}, status=404)]
         assert (await probed(server)).pixel_dtype == dtype
 
 
@@ -273,9 +258,7 @@ async def test_a_server_whose_pixels_are_of_an_unknown_type_gets_source_files():
             content["features"]["kwargs_data"]["image"][0] = base64.b64encode(changed).decode()
 
         server.script[RENDER] += [change(other)]
-        found = await probed(server)
-        assert found.pixel_dtype is None
-        assert found.content_parts
+        assert (await probed(server)).pixel_dtype is None
 
 
 async def test_a_server_whose_tensors_cannot_be_read_gets_source_files():
@@ -287,9 +270,7 @@ async def test_a_server_whose_tensors_cannot_be_read_gets_source_files():
             content["features"]["kwargs_data"]["image"][0] = base64.b64encode(entry).decode()
 
         server.script[RENDER] += [change(list_of_tensors)]
-        found = await probed(server)
-        assert found.pixel_dtype is None
-        assert found.content_parts
+        assert (await probed(server)).pixel_dtype is None
 
 
 # What is said beforehand.
@@ -300,10 +281,10 @@ async def test_what_is_expected_holds_where_the_server_does_not_tell():
         server.script["/version"] += [answer({"detail": "Not Found"}, status=404)]
         server.script[RENDER] += [answer({"detail": "Not Found"}, status=404)]
         expected = ExpectedCapabilities(
-            version="0.30.1", pixel_dtype="uint8", placeholder_ids={"image": 5, "video": 6}, merge_area=4
+            version="0.31.1", pixel_dtype="uint8", placeholder_ids={"image": 5, "video": 6}, merge_area=4
         )
         found = await probed(server, expected=expected)
-        assert (found.version, found.pixel_dtype, found.merge_area) == ("0.30.1", "uint8", 4)
+        assert (found.version, found.pixel_dtype, found.merge_area) == ("0.31.1", "uint8", 4)
         assert found.placeholder_ids == {"image": 5, "video": 6}
 
 
@@ -322,7 +303,6 @@ async def test_what_the_probe_cannot_see_is_added_to_what_it_sees():
         (ExpectedCapabilities(placeholder_ids={"image": 3}), "397"),
         (ExpectedCapabilities(merge_area=1), "4"),
         (ExpectedCapabilities(control=False), "True"),
-        (ExpectedCapabilities(content_parts=False), "True"),
         (ExpectedCapabilities(chat_logprobs=True), "False"),
         (ExpectedCapabilities(scale_out=False), "True"),
     ],

@@ -416,12 +416,6 @@ async def test_a_cancelled_update_is_completed(server, control, other):
     assert not server.paused
 
 
-async def test_for_servers_without_a_label_the_client_keeps_it(server, control):
-    server.script[LABEL] += [answer({"detail": "Not Found"}, status=404)]
-    await control.update_weight_version("v1")
-    assert server.events == ["version v1"]
-
-
 async def test_a_label_that_the_server_refuses_is_not_adopted(server, control):
     server.script[LABEL] += [failing()]
     with pytest.raises(ServerError):

@@ -9,13 +9,12 @@ from dataclasses import replace
 import pytest
 from engine_inputs import PAD, connected, expected, generate_one, image, request
 from fake_responses import answer, hold, reset, stream_pieces
-from fake_server import GENERATE, FakeVLLM
+from fake_server import GENERATE
 
 from rollouts.engines.http.source_files import SourceFile
 from rollouts.engines.vllm import VLLMEngine, media_payload
 from rollouts.engines.vllm.media_payload import ContentPartsPayload
 from rollouts.errors import (
-    CapabilityError,
     InvalidRequestError,
     ServerError,
 )
@@ -137,12 +136,6 @@ async def test_a_broken_connection_forgets_sent_images_and_capabilities(engine, 
     await generate_one(engine, request(image()))
     assert "/version" in [seen.path for seen in server.requests]
     assert server.generations[-1].shipped == ["cat"]
-
-
-async def test_an_unsupported_media_form_is_refused_before_sending():
-    async with FakeVLLM(content_parts=False) as server, VLLMEngine(server.base_url, media="content_parts") as engine:
-        with pytest.raises(CapabilityError, match="content_parts"):
-            await engine.generate(request(image(), placeholder_token_ids={"image": PAD}))
 
 
 async def test_content_parts_need_the_placeholder_token_id(server):

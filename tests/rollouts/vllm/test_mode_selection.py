@@ -63,7 +63,6 @@ SERVERS = {
         image_fields={"pixel_values": "flat", "num_patches": "batched"},
     ),
     "text only": dataclasses.replace(SERVER, pixel_dtype=None, placeholder_ids={}, image_fields=None),
-    "before content_parts": dataclasses.replace(SERVER, version="0.28.0", pixel_dtype="float32", content_parts=False),
     "rust frontend": dataclasses.replace(
         SERVER,
         pixel_dtype=None,
@@ -195,7 +194,7 @@ def test_a_recommended_mode_works_and_auto_finds_every_working_mode(server):
         if not one_works:
             assert "neither mode works" in str(errors["auto"]), (case, str(errors["auto"]))
             assert str(errors["features"]).partition(":")[2] == str(errors["auto"]).partition(":")[2]
-    assert advised or server in ("text only", "before content_parts")
+    assert advised or server == "text only"
 
 
 @given(st.sampled_from(CASES), st.sampled_from(CASES), st.sampled_from(sorted(SERVERS)))
