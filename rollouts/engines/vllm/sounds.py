@@ -67,15 +67,6 @@ def sound_format(tensors: Mapping[str, DecodedTensor], num_tokens: int) -> Sound
     return _format(fields, {name: each.tensor for name, each in tensors.items()}, num_tokens)
 
 
-def format_of_item(item: MediaItem) -> SoundFormat:
-    """The format of a model whose processor has made this item of a second of sound."""
-    fields = {
-        name: SoundField(item.fields[name].kind, *tensor_type(tensor), keep_on_cpu=False, dim=0)
-        for name, tensor in item.tensors.items()
-    }
-    return _format(fields, item.tensors, item.num_tokens)
-
-
 def _format(
     fields: Mapping[str, SoundField], tensors: Mapping[str, np.ndarray | PackedArray], num_tokens: int
 ) -> SoundFormat:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
-import os
 import pickle
-import tempfile
-from collections.abc import Awaitable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import IO, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
 from rollouts.engines.protocol import GenerateRequest, GenerateResult, InFlight, check_update_arguments
 from rollouts.engines.vllm.control import ServerControl
@@ -21,7 +19,7 @@ from rollouts.engines.vllm.weight_updates import HEAD, Transfer, checkpoint_shap
 from rollouts.errors import ArgumentError, EngineError, WeightUpdateError, describe_exception
 from rollouts.values import check_integer
 
-__all__ = ["FileSender", "IPCSender", "NCCLSender", "TensorInfo", "TransferEngine", "WeightSender"]
+__all__ = ["IPCSender", "NCCLSender", "TensorInfo", "TransferEngine", "WeightSender"]
 
 
 #: A tensor of the trainer with its name in the checkpoint.
@@ -75,54 +73,40 @@ class ExpectedTensors:
     """The tensors that a transfer must have: those of a checkpoint of the same model, each once and in its shape.
 
     A server that receives others loads part of them, and generates garbage or dies. `shapes` None: nothing is known,
-    and only names that come twice are refused. Those of `optional` need not come.
+    and only names that come twice are refused.
     """
 
-    def __init__(
-        self, shapes: Mapping[str, tuple[int, ...]] | None, source: object, optional: Collection[str] = ()
-    ) -> None:
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]] | None, source: object) -> None:
         self._shapes = shapes
         self._source = source
-        self._optional = frozenset(optional)
         self._seen: set[str] = set()
 
     @classmethod
-    def of_checkpoint(cls, directory: str | None, *, reties: bool = False) -> Self:
+    def of_checkpoint(cls, directory: str | None) -> Self:
         """Those of the checkpoint that a server was started with, where this process can read it.
 
-        `reties`: the server ties the output layer to new embeddings, so that it need not come; vLLM would keep the
-        output layer that it had before.
+        The output layer must come also where the model ties it to its embeddings: vLLM would keep the one of before.
         """
         if directory is None or not any(Path(directory).glob("*.safetensors")):
             return cls(None, directory)
         shapes = dict(checkpoint_shapes(Path(directory)))
-        tied = ties_embeddings(Path(directory))
-        if HEAD not in shapes and tied:
+        if HEAD not in shapes and ties_embeddings(Path(directory)):
             embeddings = [name for name in shapes if name.endswith("embed_tokens.weight") and "visual" not in name]
             shapes.update((HEAD, shapes[name]) for name in embeddings[:1])
-        return cls(shapes, directory, {HEAD} if reties and tied else ())
-
-    @property
-    def are_known(self) -> bool:
-        """Whether names and shapes are known."""
-        return self._shapes is not None
+        return cls(shapes, directory)
 
     def checked(self, tensors: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
         """The tensors, checked as they come. Raises `WeightUpdateError`, which names the first wrong one."""
         for name, tensor in tensors:
-            self.check(name, TensorInfo.of(name, tensor).shape)
+            self._check(name, TensorInfo.of(name, tensor).shape)
             yield name, tensor
-        self.check_complete()
-
-    def check_complete(self) -> None:
-        """Raise `WeightUpdateError` unless every tensor has come."""
-        if missing := sorted((self._shapes or {}).keys() - self._seen - self._optional):
+        if missing := sorted((self._shapes or {}).keys() - self._seen):
             tied = f" ({HEAD} also where the model ties it to its embeddings)" if HEAD in missing else ""
             raise WeightUpdateError(
                 f"{len(missing)} tensors of {self._source} were not sent, such as {missing[0]}; send every tensor{tied}"
             )
 
-    def check(self, name: str, shape: tuple[int, ...]) -> None:
+    def _check(self, name: str, shape: tuple[int, ...]) -> None:
         """Raise `WeightUpdateError` for a tensor that the model has not, has in another shape, or that came before."""
         if name in self._seen:
             raise WeightUpdateError(f"the tensor {name} comes twice; send each once")
@@ -257,56 +241,6 @@ class IPCSender:
         self._lent = []
 
 
-class FileSender:
-    """Writes each bucket to a file in the safetensors format, which the servers read: for `rollouts serve`.
-
-    On Linux the file is memory of this process (`memfd_create`) that servers of the same user and machine open as
-    `/proc/PID/fd/N`: it has no name in any directory, and is freed when this process ends, however it ends. With a
-    `directory`, which trainer and servers share, and on other systems, it is a file there, or in the directory for
-    temporary files, which only a process that is killed leaves behind. A bucket is kept until the next one or `close`.
-    """
-
-    def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
-        self._directory = directory
-        self._file: IO[bytes] | None = None
-
-    def init_info(self, workers_before: int, num_workers: int) -> Mapping[str, Any]:
-        return {"rank_offset": 1 + workers_before, "world_size": 1 + num_workers}
-
-    def open(self, num_workers: int) -> None:
-        pass
-
-    def update_info(self, bucket: Sequence[NamedTensor]) -> Mapping[str, Any]:
-        import torch
-        from safetensors.torch import save
-
-        self.close()
-        # Copies, because the format refuses tensors that share memory, as an output layer and tied embeddings do.
-        copies = {
-            name: tensor.detach().to("cpu", copy=True) if torch.is_tensor(tensor) else torch.tensor(tensor)
-            for name, tensor in bucket
-        }
-        data = save({name: tensor.contiguous() for name, tensor in copies.items()})
-        if self._directory is None and hasattr(os, "memfd_create"):
-            self._file = os.fdopen(os.memfd_create("weights"), "wb")
-            path = f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
-        else:
-            directory = None if self._directory is None else os.path.abspath(self._directory)
-            self._file = tempfile.NamedTemporaryFile(prefix="weights-", suffix=".safetensors", dir=directory)  # noqa: SIM115 - closed by `close`
-            path = self._file.name
-        self._file.write(data)
-        self._file.flush()
-        return {"path": path}
-
-    def send(self, bucket: Sequence[NamedTensor]) -> None:
-        pass  # the servers read the file themselves
-
-    def close(self) -> None:
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
-
-
 log = logging.getLogger("rollouts.engines.vllm")
 
 _BUCKET_BYTES = 2**30
@@ -394,8 +328,7 @@ class TransferEngine:
     async def _update(self, tensors: Iterable[NamedTensor], version: str, in_flight: InFlight) -> None:
         servers = await self._servers()
         controls = list(servers.values())
-        reties = all([await control.reties_output_layer() for control in controls])
-        expected = ExpectedTensors.of_checkpoint(await controls[0].initial_directory(), reties=reties)
+        expected = ExpectedTensors.of_checkpoint(await controls[0].initial_directory())
         await self._join(controls)
         begun = await self._begin(controls, in_flight)
         try:

@@ -44,16 +44,15 @@ _HEAD_FILE = "lm_head.safetensors"
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def check_checkpoint(directory: Path, *, like: Path | None, reties: bool = False) -> None:
+def check_checkpoint(directory: Path, *, like: Path | None) -> None:
     """Raise `WeightUpdateError` unless `directory` holds a complete safetensors checkpoint with the tensors of `like`.
 
     `like` is a checkpoint of the same model, the one that the server was started with. Without it, or where this
-    process cannot read it, only completeness is checked. Data types may differ: the server casts. `reties`: it also
-    ties the output layer to the new embeddings, so that the checkpoint may leave it out.
+    process cannot read it, only completeness is checked. Data types may differ: the server casts.
     """
     new = checkpoint_shapes(directory)
     tied = ties_embeddings(directory) or (like is not None and ties_embeddings(like))
-    if tied and not reties and HEAD not in new:
+    if tied and HEAD not in new:
         raise _error(
             directory,
             f"the model ties {HEAD} to its embeddings and the checkpoint leaves it out; vLLM would keep the output "
@@ -352,13 +351,8 @@ class WeightControl(CacheControl):
             return str(directory)
         initial = await self.initial_directory()  # later checkpoints may lack tensors
         path = await asyncio.to_thread(Path(directory).absolute)
-        like, reties = None if initial is None else Path(initial), await self.reties_output_layer()
-        await asyncio.to_thread(check_checkpoint, path, like=like, reties=reties)
+        await asyncio.to_thread(check_checkpoint, path, like=None if initial is None else Path(initial))
         return str(path)
-
-    async def reties_output_layer(self) -> bool:
-        """Whether the server ties the output layer to new embeddings itself, as `rollouts serve` does."""
-        return (await self._routes.capabilities()).is_rollouts_serve
 
     async def initial_directory(self) -> str | None:
         """The checkpoint that the server was started with, by its own path; None where it does not report it."""
@@ -473,21 +467,10 @@ class TransferControl(WeightControl):
 
     async def _recover(self, begun: Transfer, cause: Exception) -> NoReturn:
         failed = f"a transfer of weights to {self.base_url} failed: {cause}. The server "
-        keeps_weights = (await self._routes.capabilities()).is_rollouts_serve
         try:  # else the next transfer is refused, because this one is active
-            if keeps_weights:
-                # Not the end, which would load what has come: a trainer that joins begins anew.
-                await self.init_weight_transfer({})
-            else:
-                await self._routes.call("POST", "/finish_weight_update", "ending a transfer")
+            await self._routes.call("POST", "/finish_weight_update", "ending a transfer")
         except EngineError as error:
             log.debug("the failed transfer at %s could not be ended: %s", self.base_url, error)
-            keeps_weights = False
-        if keeps_weights and begun.previous is None and not isinstance(cause, ServerUnreachableError):
-            self._state.unusable_weights = None
-            if not begun.stays_paused:
-                await self._send_resume()
-            raise WeightUpdateError(f"{failed}has the weights of before") from cause
         failure = WeightUpdateError(
             f"{failed}is left paused, with parameters that have no storage; repeat the update, or load a checkpoint "
             "(reload_weights), or restart it"
