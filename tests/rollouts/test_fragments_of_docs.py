@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 import uvicorn
+from rollouts.serve.pausable_engine import PausableEngine
+from rollouts.serve.served_model import served_model
 from served_in_thread import ServedInThread
 from starlette.applications import Starlette
 from test_docs_pages import BLOCK, DOCS, run_page
@@ -20,8 +22,6 @@ from rollouts import LocalEngine, SamplingParams, StepResult, VLLMEngine, run_ep
 from rollouts.models.loading import load_model
 from rollouts.serve.app import create_app
 from rollouts.serve.gateway.routes import Gateway
-from rollouts.serve.pausable_engine import PausableEngine
-from rollouts.serve.served_model import served_model
 from rollouts.serve.server import base_url, bound_socket
 from rollouts.testing import CHAT_TEMPLATE, ScriptedEngine
 from rollouts.training import samples_from_trajectory
