@@ -42,7 +42,7 @@ QUICK_MODULES = frozenset(
         "rollouts/run_config/test_config_file",
         "rollouts/runner/test_runner_retries",
         "rollouts/runner/test_runner_stream",
-        "rollouts/serve/test_served_engine",
+        "rollouts/serve/test_served_errors",
         "rollouts/test_advantages",
         "rollouts/test_batch_layout",
         "rollouts/test_batch_rows",

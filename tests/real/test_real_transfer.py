@@ -8,13 +8,13 @@ import os
 import pytest
 from gallery_runs import Gallery, mismatches, reference_model, samples_of
 from make_checkpoint import make_checkpoint
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from vllm_server import LONGEST_SECONDS
 
 from renderers import load_renderer
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.vllm import VLLMEngine
-from rollouts.engines.vllm.transfer import FileSender, TransferEngine
+from rollouts.engines.vllm.transfer import TransferEngine
 from rollouts.errors import CapabilityError, WeightUpdateError
 from rollouts.runner import Asynchronous, EpisodeLimits, Runner, Task
 
@@ -22,23 +22,35 @@ EPISODES, TURNS, TOKENS = 4, 2, 500
 OLD, NEW = "default", "new"
 
 
-class CountingSender(FileSender):
-    """Counts what it does. `fails_at` is the number of a bucket whose file is cut off."""
+class CountingSender:
+    """A `WeightSender` that writes each bucket to a file, and counts what it does.
 
-    def __init__(self, fails_at: int | None = None) -> None:
-        super().__init__()
+    `fails_at` is the number of a bucket whose file is cut off.
+    """
+
+    def __init__(self, directory, fails_at: int | None = None) -> None:
+        self.path = str(directory / "bucket.safetensors")
         self.fails_at = fails_at
         self.opened = self.sent = 0
+
+    def init_info(self, workers_before, num_workers):
+        return {"rank_offset": 1 + workers_before, "world_size": 1 + num_workers}
 
     def open(self, num_workers):
         self.opened += 1
 
     def update_info(self, bucket):
-        info = super().update_info(bucket)
+        save_file({name: tensor.contiguous() for name, tensor in bucket}, self.path)
         if self.sent == self.fails_at:
-            os.truncate(info["path"], 10)
+            os.truncate(self.path, 10)
         self.sent += 1
-        return info
+        return {"path": self.path}
+
+    def send(self, bucket):
+        pass  # the servers read the file themselves
+
+    def close(self):
+        pass
 
 
 def tensors_of(checkpoint):
@@ -66,8 +78,10 @@ async def sampled(engine):
 
 @pytest.mark.parametrize("vllm_server", ["transfer"], indirect=True)
 @pytest.mark.parametrize("in_flight", ["abort", "wait", "keep"])
-async def test_episodes_continue_with_the_tensors_that_the_trainer_sends(vllm_server, engine, new_directory, in_flight):
-    sender = CountingSender()
+async def test_episodes_continue_with_the_tensors_that_the_trainer_sends(
+    vllm_server, engine, new_directory, in_flight, tmp_path
+):
+    sender = CountingSender(tmp_path)
     transfer = TransferEngine(engine, sender, bucket_bytes=100_000)
     before = await vllm_server.metrics()
     runner = Runner(
@@ -97,10 +111,10 @@ async def test_episodes_continue_with_the_tensors_that_the_trainer_sends(vllm_se
 
 @pytest.mark.parametrize("vllm_server", ["transfer"], indirect=True)
 async def test_a_bucket_that_does_not_arrive_leaves_the_server_with_the_weights_of_before(
-    vllm_server, engine, new_directory
+    vllm_server, engine, new_directory, tmp_path
 ):
     before = await sampled(engine)
-    sender = CountingSender(fails_at=2)
+    sender = CountingSender(tmp_path, fails_at=2)
     transfer = TransferEngine(engine, sender, bucket_bytes=100_000)
     with pytest.raises(WeightUpdateError, match="were loaded again; the server runs with them"):
         await transfer.update_weights(tensors_of(new_directory), NEW)
@@ -116,7 +130,9 @@ async def test_a_bucket_that_does_not_arrive_leaves_the_server_with_the_weights_
 
 
 @pytest.mark.parametrize("vllm_server", ["text"], indirect=True)
-async def test_a_server_that_was_started_without_weight_transfer_is_an_error_with_its_flag(engine, new_directory):
+async def test_a_server_that_was_started_without_weight_transfer_is_an_error_with_its_flag(
+    engine, new_directory, tmp_path
+):
     with pytest.raises(CapabilityError, match="--weight-transfer-config"):
-        await TransferEngine(engine, FileSender()).update_weights(tensors_of(new_directory), NEW)
+        await TransferEngine(engine, CountingSender(tmp_path)).update_weights(tensors_of(new_directory), NEW)
     assert not await engine.control.is_paused()
