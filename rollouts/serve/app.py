@@ -20,7 +20,7 @@ try:
     from starlette.responses import Response
     from starlette.routing import Route
 except ImportError as error:
-    raise MissingExtraError("rollouts serve", "serve", error.name or "starlette") from error
+    raise MissingExtraError("rollouts serve", "serve", (error.name or "starlette").partition(".")[0]) from error
 
 from rollouts.serve.access import ApiKeyMiddleware, BrowserMiddleware
 from rollouts.serve.errors import ANSWERED, on_error, on_unrouted
