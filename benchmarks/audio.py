@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import base64
 import io
+import json
 import sys
 import tempfile
 import time
@@ -30,10 +31,11 @@ from renderers import MediaItem, MediaPolicy, MediaSource, MediaStore, load_rend
 from renderers.media.audio_decoding import decode_audio
 from rollouts import GenerateRequest, SamplingParams
 from rollouts.engines.vllm.capabilities import ServerCapabilities
+from rollouts.engines.vllm.features import decode_item, encode_features
 from rollouts.engines.vllm.generate import request_body
 from rollouts.engines.vllm.media_payload import MediaMode, media_payload
 from rollouts.engines.vllm.request_checks import check_request
-from rollouts.engines.vllm.sounds import format_of_item
+from rollouts.engines.vllm.sounds import sound_format
 
 SECONDS = 30
 ROUNDS = 11
@@ -176,6 +178,7 @@ def compare_wire(report: Report, directory: Path) -> None:
     rendered = sides.renderer.render([{"role": "user", "content": [second]}])
     assert rendered.multi_modal_data is not None
     ((item, placeholder),) = rendered.multi_modal_data.items_with_ranges()
+    features = json.loads(b"".join(encode_features(rendered.multi_modal_data, pixel_dtype="float32")))
     server = ServerCapabilities(
         version="0.32.0",
         model="model",
@@ -186,7 +189,7 @@ def compare_wire(report: Report, directory: Path) -> None:
         merge_area=None,
         chat_logprobs=False,
         control=True,
-        sounds=format_of_item(item),
+        sounds=sound_format(decode_item(features["kwargs_data"]["audio"][0]), item.num_tokens),
     )
     modes: tuple[MediaMode, ...] = ("features", "content_parts")
     with report.table("Requests of 20 turns, a sound each", "bytes", "of the sounds, once", "ratio") as table:

@@ -13,8 +13,6 @@ MODULES = (
     "rollouts.rewards",
     "rollouts.serve.app",
     "rollouts.serve.gateway.routes",
-    "rollouts.serve.pausable_engine",
-    "rollouts.serve.served_model",
 )
 
 

@@ -1,4 +1,4 @@
-"""Runs an application of `rollouts serve` with uvicorn, in a thread."""
+"""Runs an ASGI application with uvicorn, in a thread."""
 
 from __future__ import annotations
 
@@ -6,15 +6,10 @@ import json
 import threading
 import urllib.error
 import urllib.request
-from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import uvicorn
 
-from renderers import load_renderer
-from rollouts.serve.app import create_app
-from rollouts.serve.pausable_engine import PausableEngine
-from rollouts.serve.served_model import served_model
 from rollouts.serve.server import HttpProtocol, base_url, bound_socket
 
 
@@ -68,28 +63,3 @@ class ServedInThread:
         except urllib.error.HTTPError as error:
             with error:
                 return Answer(error.code, error.headers, error.read())
-
-
-def local_app(directory: Path, *, name: str | None = None, model: Any = None, **options: Any) -> Any:
-    """The application over a `LocalEngine` of a directory, or of `model`, which was loaded from it."""
-    from rollouts.engines.local import LocalEngine
-
-    renderer = load_renderer(directory)
-    if model is None:
-        engine = LocalEngine.from_pretrained(directory, weight_version="default")
-    else:
-        engine = LocalEngine(model, weight_version="default")
-    served = served_model(
-        directory,
-        renderer,
-        name=name,
-        max_model_len=engine.max_model_len,
-        vocab_size=engine.vocab_size,
-        dtype=engine.dtype,
-    )
-    return create_app(PausableEngine(engine, max_model_len=engine.max_model_len), renderer, served, **options)
-
-
-def serve_directory(directory: Path, **options: Any) -> ServedInThread:
-    """`options` are those of `local_app`."""
-    return ServedInThread(local_app(directory, **options))

@@ -1,4 +1,4 @@
-"""`rollouts serve`: an engine behind vLLM's routes and chat completions, with the API key of the server."""
+"""`rollouts serve`: chat completions in front of an engine, recorded; and the API keys of servers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from rollouts.engines.http.exchange import redacted
 from rollouts.terminal.table import exit_with_error, print_line
 
 if TYPE_CHECKING:
-    from renderers import TemplateRenderer
-    from rollouts.serve.pausable_engine import PausableEngine
-    from rollouts.serve.served_model import ServedModel
+    from rollouts.engines.protocol import Engine
 
 
 def api_key_from_environment(variable: str | None) -> str | None:
@@ -41,11 +39,7 @@ def api_key_advice(url: str, variable: str | None) -> str:
     return f"{redacted(url)} refuses the API key in {variable}: set it to the key of `vllm serve --api-key`"
 
 
-# `rollouts serve --model DIR`: an engine behind vLLM's routes.
-
-
-#: vLLM's label of the weights that a server starts with.
-FIRST_VERSION = "default"
+# `rollouts serve --model DIR`: the gateway in front of an engine.
 
 
 class TrainedEngineKind(StrEnum):
@@ -88,9 +82,6 @@ def serve(
     upstream_api_key_env: Annotated[
         str | None, typer.Option(metavar="VARIABLE", help="The environment variable with the key of --base-url.")
     ] = None,
-    control: Annotated[
-        bool, typer.Option(help="Answer the routes that pause the server and replace its weights.")
-    ] = True,
     max_body_mb: Annotated[int, typer.Option(min=1, metavar="MB", help="The largest body of a request.")] = 256,
     record: Annotated[
         Path | None,
@@ -100,7 +91,7 @@ def serve(
         bool, typer.Option("--any-model", help="Answer chat completions whatever model they name.")
     ] = False,
 ) -> None:
-    """Serve a model with vLLM's routes, without vLLM, and with chat completions that are recorded as trajectories.
+    """Serve OpenAI's chat completions in front of an engine, and record them as trajectories.
 
     Prints one line once it answers requests, and runs until Ctrl-C. Other machines reach it only with --host, and then
     every request needs the key of --api-key-file.
@@ -120,17 +111,17 @@ def serve(
     with bound_socket(host, port) as listener:  # first: a port in use is an error before the model is loaded
         renderer = load_renderer(model)
         if base_url is None:
-            served, description = _local(model, renderer, name), "transformers"
+            served, description = _local(model, name), "transformers"
         else:
             upstream_key = api_key_from_environment(upstream_api_key_env)
-            served = _upstream(model, renderer, name, engine, base_url, upstream_key)
+            served = _upstream(name, engine, base_url, upstream_key)
             description = f"{engine} at {redacted(base_url)}"
         with ExitStack() as at_end:
             on_session_end = None if record is None else at_end.enter_context(RecordWriter(record)).append
             gateway = Gateway(
-                served.engine.continuing(),
+                served.engine,
                 renderer,
-                model=None if any_model else served.model.name,
+                model=None if any_model else served.name,
                 limits=GatewayLimits(max_body_bytes=max_body_mb * 2**20),
                 on_session_end=on_session_end,
             )
@@ -142,21 +133,11 @@ def serve(
                 except SessionNotDeliveredError as error:
                     undelivered.append(error)
 
-            app = create_app(
-                served.engine,
-                renderer,
-                served.model,
-                api_key=api_key,
-                control=control,
-                hosts=(host,),
-                max_body_bytes=max_body_mb * 2**20,
-                routes=gateway.routes(),
-                on_shutdown=[close_gateway],
-            )
+            app = create_app(gateway, api_key=api_key, hosts=(host,), on_shutdown=[close_gateway, served.engine.close])
             url = address(listener)
 
             def report_ready() -> None:
-                print_line(f"serving {served.model.name} ({description}) at {url} (Ctrl-C ends it)")
+                print_line(f"serving {served.name} ({description}) at {url} (Ctrl-C ends it)")
                 sys.stdout.flush()  # a program that started this one waits for the line
 
             try:
@@ -167,43 +148,23 @@ def serve(
 
 
 class _Served(NamedTuple):
-    engine: PausableEngine
-    model: ServedModel
+    """An engine, and the name of its model."""
+
+    engine: Engine
+    name: str
 
 
-def _local(directory: Path, renderer: TemplateRenderer, name: str | None) -> _Served:
+def _local(directory: Path, name: str | None) -> _Served:
     """The model of a directory, run by transformers in this process."""
     from rollouts.engines.local import LocalEngine
-    from rollouts.serve.pausable_engine import PausableEngine
-    from rollouts.serve.served_model import served_model
 
-    engine = LocalEngine.from_pretrained(directory, weight_version=FIRST_VERSION)
-    model = served_model(
-        directory,
-        renderer,
-        name=name,
-        max_model_len=engine.max_model_len,
-        vocab_size=engine.vocab_size,
-        dtype=engine.dtype,
-    )
-    return _Served(PausableEngine(engine, max_model_len=engine.max_model_len), model)
+    engine = LocalEngine.from_pretrained(directory, weight_version="default")
+    return _Served(engine, name or directory.resolve().name)
 
 
-def _upstream(
-    directory: Path,
-    renderer: TemplateRenderer,
-    name: str | None,
-    kind: EngineKind,
-    base_url: str,
-    api_key: str | None,
-) -> _Served:
-    """A server that runs the model of a directory."""
+def _upstream(name: str | None, kind: EngineKind, base_url: str, api_key: str | None) -> _Served:
+    """A server that runs the model."""
     from rollouts.engines.server_kinds import server_engine
-    from rollouts.serve.pausable_engine import PausableEngine
-    from rollouts.serve.served_model import served_model
 
     engine = server_engine("sglang" if kind is EngineKind.SGLANG else "vllm", base_url, api_key=api_key)
-    capabilities = asyncio.run(engine.capabilities())
-    length = capabilities.max_model_len
-    model = served_model(directory, renderer, name=name or capabilities.model, max_model_len=length)
-    return _Served(PausableEngine(engine, max_model_len=length), model)
+    return _Served(engine, name or asyncio.run(engine.capabilities()).model)

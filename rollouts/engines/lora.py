@@ -43,16 +43,6 @@ def adapter_labels(completions: Iterable[Completion], name: str, base_version: s
     return [replace(each, weight_spans=tuple(map(label, each.weight_spans))) for each in completions]
 
 
-def base_labels(completions: Iterable[Completion], name: str, base_version: str) -> list[Completion]:
-    """The completions of `adapter_labels` with the labels of the base weights again."""
-
-    def label(span: WeightSpan) -> WeightSpan:
-        version = base_version if span.version == name else span.version.removeprefix(f"{name} on ")
-        return WeightSpan(version, span.start, span.end)
-
-    return [replace(each, weight_spans=tuple(map(label, each.weight_spans))) for each in completions]
-
-
 def adapter_exists_error(holder: str, name: str, directory: object) -> WeightUpdateError:
     """The error for a name that `holder` has an adapter of `directory` under."""
     return WeightUpdateError(

@@ -457,15 +457,6 @@ class UpdatableEngine(Engine, Protocol):
         ...
 
 
-@runtime_checkable
-class RelabelledEngine(UpdatableEngine, Protocol):
-    """An engine whose weights can get another version without being replaced."""
-
-    async def update_weight_version(self, version: str) -> None:
-        """Label tokens that are sampled from now on. Raises `ArgumentError` for a version that is no text or empty."""
-        ...
-
-
 def is_chat(engine: object) -> TypeGuard[ChatEngine]:
     """Whether an engine has the members of `ChatEngine`, also by `__getattr__` from an engine that it wraps."""
     return has_members(engine, ChatEngine)
@@ -484,11 +475,6 @@ def is_abortable(engine: object) -> TypeGuard[AbortableEngine]:
 def is_updatable(engine: object) -> TypeGuard[UpdatableEngine]:
     """Whether an engine has the members of `UpdatableEngine`, also by `__getattr__` from an engine that it wraps."""
     return has_members(engine, UpdatableEngine)
-
-
-def is_relabelled(engine: object) -> TypeGuard[RelabelledEngine]:
-    """Whether an engine has the members of `RelabelledEngine`, also by `__getattr__` from an engine that it wraps."""
-    return has_members(engine, RelabelledEngine)
 
 
 def check_update_arguments(version: object, in_flight: object) -> None:

@@ -9,33 +9,27 @@ from ipaddress import ip_address
 from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rollouts.serve.errors import RequestError, error_response, is_openai_path
+from rollouts.serve.errors import RequestError, error_response
 
-#: Paths that need no key: a load balancer asks for them.
-_OPEN_PATHS = ("/health", "/ping")
+#: The path that needs no key: a load balancer asks for it.
+_OPEN_PATH = "/health"
 _NO_KEY = "this server needs its API key: send the header Authorization: Bearer KEY (api_key of an OpenAI client)"
 
 
 class ApiKeyMiddleware:
-    """Refuses requests without `Authorization: Bearer KEY` with status 401; `/health` and `/ping` need no key.
-
-    The error has OpenAI's form for paths of its API, else vLLM's.
-    """
+    """Refuses requests without `Authorization: Bearer KEY` with status 401; `/health` needs no key."""
 
     def __init__(self, app: ASGIApp, api_key: str) -> None:
         self._app = app
         self._expected = f"Bearer {api_key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in _OPEN_PATHS:
+        if scope["type"] == "http" and scope["path"] != _OPEN_PATH:
             received = Headers(scope=scope).get("authorization", "").encode("latin-1")
             if not hmac.compare_digest(received, self._expected):
-                response: Response = JSONResponse({"error": "Unauthorized"}, 401)  # vLLM's
-                if is_openai_path(scope):
-                    response = error_response(scope, RequestError(401, _NO_KEY, code="invalid_api_key"))
+                response = error_response(RequestError(401, _NO_KEY, code="invalid_api_key"))
                 response.headers["WWW-Authenticate"] = "Bearer"
                 await response(scope, receive, send)
                 return
@@ -63,7 +57,7 @@ class BrowserMiddleware:
             elif origin is not None and _split(origin).netloc != host:
                 reason = f"requests of web pages of {origin[:100]!r} are not answered"
             if reason is not None:
-                await error_response(scope, RequestError(403, reason, code="foreign_origin"))(scope, receive, send)
+                await error_response(RequestError(403, reason, code="foreign_origin"))(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -93,7 +87,7 @@ class BodyLimitMiddleware:
             return
         length = Headers(scope=scope).get("content-length", "")
         if length.isdecimal() and int(length[:20]) > self._max_bytes:
-            response = error_response(scope, self._too_large)
+            response = error_response(self._too_large)
             response.headers["connection"] = "close"  # the body is not read
             await response(scope, receive, send)
             return

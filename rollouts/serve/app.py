@@ -1,79 +1,95 @@
-"""The ASGI application of `rollouts serve`: an engine and a renderer behind vLLM's routes."""
+"""The ASGI application of `rollouts serve`: a gateway, its health and metrics, and who is answered."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
-from renderers import TemplateRenderer
 from rollouts.errors import MissingExtraError
 
 try:
+    from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+    from prometheus_client.core import GaugeMetricFamily
+    from prometheus_client.registry import Collector
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
-    from starlette.routing import BaseRoute
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
 except ImportError as error:
-    raise MissingExtraError("rollouts serve", "serve", "starlette") from error
+    raise MissingExtraError("rollouts serve", "serve", (error.name or "starlette").partition(".")[0]) from error
 
-from rollouts.serve.access import ApiKeyMiddleware, BodyLimitMiddleware, BrowserMiddleware
+from rollouts.serve.access import ApiKeyMiddleware, BrowserMiddleware
 from rollouts.serve.errors import ANSWERED, on_error, on_unrouted
-from rollouts.serve.pausable_engine import PausableEngine
-from rollouts.serve.routes.control import ControlRoutes
-from rollouts.serve.routes.generation import GenerationRoutes
-from rollouts.serve.routes.monitoring import MonitoringRoutes
-from rollouts.serve.routes.rendering import RenderingRoutes
-from rollouts.serve.routes.weights import WeightRoutes
-from rollouts.serve.served_model import ServedModel
-from rollouts.serve.server_state import ServerState
-
-#: Room for some tens of images as features.
-DEFAULT_MAX_BODY_BYTES = 256 * 2**20
+from rollouts.serve.gateway.routes import Gateway
 
 
 def create_app(
-    engine: PausableEngine,
-    renderer: TemplateRenderer,
-    model: ServedModel,
+    gateway: Gateway,
     *,
     api_key: str | None = None,
-    control: bool = True,
     hosts: Sequence[str] = (),
-    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
-    routes: Sequence[BaseRoute] = (),
     on_shutdown: Sequence[Callable[[], Awaitable[None]]] = (),
 ) -> Starlette:
-    """The application. Its shutdown calls `on_shutdown` in order, then closes the engine, whatever these calls raise.
+    """The application. Its shutdown calls `on_shutdown` in order, whatever these calls raise.
 
-    `routes` are further routes, with the same checks of access; they should sample from `engine`, so that pauses and
-    aborts concern their requests. With `api_key`, every request needs it as its bearer token, but for `/health` and
-    `/ping`. Without one, requests are answered that name this machine, or one of `hosts`, in their Host header, and
-    that no web page of another origin sends. `control` False leaves out the routes that pause the server and replace
-    its weights. Bodies of more than `max_body_bytes` get status 413.
+    With `api_key`, every request needs it as its bearer token, but for `/health`. Without one, requests are answered
+    that name this machine, or one of `hosts`, in their Host header, and that no web page of another origin sends.
     """
-    state = ServerState(engine, renderer, model)
-    served = [*GenerationRoutes(state).routes, *RenderingRoutes(state).routes, *MonitoringRoutes(state).routes]
-    if control:
-        served += [*ControlRoutes(state).routes, *WeightRoutes(state).routes]
-    middleware = [Middleware(BodyLimitMiddleware, max_bytes=max_body_bytes)]
+
+    async def health(request: Request) -> Response:
+        return Response(status_code=200 if await gateway.is_healthy() else 503)
+
+    registry = CollectorRegistry()
+    registry.register(_GatewayCollector(gateway))
+
+    async def metrics(request: Request) -> Response:
+        return Response(generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
     if api_key is None:
-        middleware.insert(0, Middleware(BrowserMiddleware, hosts=hosts))
+        middleware = Middleware(BrowserMiddleware, hosts=hosts)
     else:
-        middleware.insert(0, Middleware(ApiKeyMiddleware, api_key=api_key))
+        middleware = Middleware(ApiKeyMiddleware, api_key=api_key)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         async with AsyncExitStack() as at_end:
-            for call in (engine.close, *reversed(on_shutdown)):
+            for call in reversed(on_shutdown):
                 at_end.push_async_callback(call)
             yield
 
     return Starlette(
-        routes=[*served, *routes],
-        middleware=middleware,
+        routes=[
+            *gateway.routes(),
+            Route("/health", health, methods=["GET"]),
+            Route("/metrics", metrics, methods=["GET"]),
+        ],
+        middleware=[middleware],
         exception_handlers={
             **dict.fromkeys((*ANSWERED, Exception), on_error),
             HTTPException: on_unrouted,
         },
         lifespan=lifespan,
     )
+
+
+class _GatewayCollector(Collector):
+    """What Prometheus reads of a gateway."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._started = time.time()
+
+    def collect(self) -> Iterator[Any]:
+        load = self._gateway.load
+        gauges = {
+            "process_start_time_seconds": ("Start of the server, in seconds since 1970.", self._started),
+            "mmrollouts_gateway_sessions": ("Sessions that the gateway keeps.", load.sessions),
+            "mmrollouts_gateway_requests_in_flight": ("Completions that are being sampled.", load.requests_in_flight),
+            "mmrollouts_gateway_session_bytes": ("Estimated bytes of the sessions.", load.estimated_bytes),
+        }
+        for name, (meaning, value) in gauges.items():
+            yield GaugeMetricFamily(name, meaning, value=value)

@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from rollouts.errors import short_repr
-from rollouts.serve.errors import RequestError, is_openai_path
+from rollouts.serve.errors import RequestError
 
 #: More values than messages, schemas and options of a request have.
 MAX_JSON_VALUES: Final = 2**22
@@ -54,54 +54,51 @@ async def read_body(request: Request, read: Callable[[bytes], T], *, only_json: 
     """
     content_type = request.headers.get("content-type", "")
     if only_json and content_type.partition(";")[0].strip().lower() != "application/json":
-        status = 415 if is_openai_path(request.scope) else 400  # vLLM's
         message = f"Unsupported Media Type {content_type[:100]!r}: Only 'application/json' is allowed"
-        raise RequestError(status, message, kind="Bad Request", code="unsupported_media_type")
+        raise RequestError(415, message, code="unsupported_media_type")
     data = await request.body()
     return await asyncio.to_thread(read, data) if len(data) > _LARGE_BODY else read(data)
 
 
-async def read_model(request: Request, kind: type[Body], max_values: int = MAX_JSON_VALUES) -> Body:
-    """The JSON body of a request as an object of `kind`. Raises `RequestError` (400).
-
-    A body with more than `max_values` commas is refused before it is parsed.
-    """
-    return await read_body(request, partial(_validated, kind=kind, max_values=max_values))
+async def read_model(request: Request, kind: type[Body]) -> Body:
+    """The JSON body of a request as an object of `kind`. Raises `RequestError` (400)."""
+    return await read_body(request, partial(_validated, kind=kind))
 
 
-async def read_object(request: Request, *, only_json: bool = False) -> dict[str, Any]:
+async def read_object(request: Request) -> dict[str, Any]:
     """The JSON object in the body of a request. Raises `RequestError` (400)."""
-    return await read_body(request, json_object, only_json=only_json)
+    return await read_body(request, json_object)
 
 
 def json_object(data: bytes) -> dict[str, Any]:
     """The JSON object in a body. Raises `RequestError` (400)."""
-    value = _loads(data, MAX_JSON_VALUES)
+    value = _loads(data)
     if not isinstance(value, dict):
-        raise RequestError(400, "the body is not a JSON object", kind="Bad Request")
+        raise RequestError(400, "the body is not a JSON object")
     return value
 
 
-def _validated(data: bytes, kind: type[Body], max_values: int) -> Body:
+def _validated(data: bytes, kind: type[Body]) -> Body:
     try:
-        return kind.model_validate(_loads(data, max_values))
+        return kind.model_validate(_loads(data))
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)
         places = [".".join(["body", *map(str, each["loc"])]) for each in found]
         lines = [str({**each, "loc": place})[:_MAX_ERROR_CHARACTERS] for each, place in zip(found, places, strict=True)]
-        raise RequestError(400, _listed(lines), places[0], kind="Bad Request") from error
+        raise RequestError(400, _listed(lines), places[0]) from error
 
 
-def _loads(data: bytes, max_values: int) -> Any:
-    if has_more_values(data, max_values):
-        raise RequestError(400, f"the body has more than {max_values} commas, more than any request needs; shorten it")
+def _loads(data: bytes) -> Any:
+    if has_more_values(data, MAX_JSON_VALUES):
+        reason = f"the body has more than {MAX_JSON_VALUES} commas, more than any request needs; shorten it"
+        raise RequestError(400, reason)
     try:
         return json.loads(data, parse_constant=_no_constant)
     except RecursionError:
         reason = "it is nested too deep"
     except ValueError as error:  # also of bytes that are no UTF-8, and of integers with thousands of digits
         reason = short_repr(str(error), 200)[1:-1]
-    raise RequestError(400, f"the body is not JSON: {reason}", "body", kind="Bad Request")
+    raise RequestError(400, f"the body is not JSON: {reason}", "body")
 
 
 def _no_constant(name: str) -> None:
@@ -109,7 +106,7 @@ def _no_constant(name: str) -> None:
 
 
 def _listed(lines: list[str]) -> str:
-    """The text that vLLM makes of validation errors."""
+    """Errors of validation as one text."""
     noun = "error" if len(lines) == 1 else "errors"
     shown = [f"  {line}" for line in lines[:_MAX_LISTED_ERRORS]]
     if len(lines) > len(shown):

@@ -1,7 +1,4 @@
-"""Errors of a server and their responses: one table says how each is answered.
-
-Clients of OpenAI's API read its form on its paths, clients of vLLM theirs on the others.
-"""
+"""Errors of a server and their responses, in the form of OpenAI's API: one table says how each is answered."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Match, Route
-from starlette.types import Scope
 
 from renderers import RendererError
 from renderers.errors import MediaError, MessageError, PlaceholderCountError, TemplateError, TokenizerError
@@ -73,7 +69,7 @@ class UnprotectedAddressError(ServeError):
         self.host = host
         super().__init__(
             f"{host} is not an address of this machine alone, and there is no API key: anyone who reaches the port "
-            "could use the model and replace its weights. Pass --api-key-file, or --host 127.0.0.1"
+            "could use the model. Pass --api-key-file, or --host 127.0.0.1"
         )
 
 
@@ -90,36 +86,19 @@ class ApiKeyFileError(ServeError):
 
 # Errors of requests.
 
-#: vLLM's names of errors, by status.
-_KINDS: Final = {
-    400: "BadRequestError",
-    401: "AuthenticationError",
-    403: "PermissionDeniedError",
-    404: "NotFoundError",
-    408: "RequestTimeoutError",
-    413: "RequestEntityTooLargeError",
-    501: "NotImplementedError",
-    502: "UpstreamError",
-    503: "ServiceUnavailableError",
-    504: "TimeoutError",
-}
-
 
 class RequestError(ServeError):
     """The response to a request is an error. `status` is that of HTTP, and `param` names the field that is the reason.
 
-    `kind` is vLLM's name of the error (the default is that of its status), `code` OpenAI's name of the reason.
+    `code` is OpenAI's name of the reason.
 
     Cure: correct the field of the request that the response names.
     """
 
-    def __init__(
-        self, status: int, message: str, param: str | None = None, *, kind: str | None = None, code: str | None = None
-    ) -> None:
+    def __init__(self, status: int, message: str, param: str | None = None, *, code: str | None = None) -> None:
         self.status = status
         self.message = message
         self.param = param
-        self.kind = kind or _KINDS.get(status, "InternalServerError")
         self.code = code
         super().__init__(message)
 
@@ -183,8 +162,8 @@ class SessionNotDeliveredError(RequestError):
         super().__init__(500, message, code="session_not_delivered")
 
 
-#: What vLLM tells a client about an error of its own; the reason is only in the log.
-INTERNAL_ERROR = "Internal server error"
+#: What a client receives about a defect of this server; the reason is only in the log.
+_INTERNAL_ERROR = "Internal server error"
 
 #: How errors of engines and renderers are answered: the first row that has the class of an error.
 _ROWS: Final[tuple[tuple[tuple[type[Exception], ...], int, str | None], ...]] = (
@@ -214,38 +193,30 @@ def request_error(error: Exception) -> RequestError:
             return error
         case ServerError(status=status, reason=reason):  # of the server behind this one
             status = status if 400 <= status < 600 else 502
-            return RequestError(status, reason, kind="UpstreamError", code="engine_error")
+            return RequestError(status, reason, code="engine_error")
         case UnknownAdapterError():
             message = f"The model `{error.adapter[:200]}` does not exist. {error.reason}"
             return RequestError(404, message, "model", code="model_not_found")
     message = error.reason if isinstance(error, EngineError) else str(error)
     row = next((row for row in _ROWS if isinstance(error, row[0])), None)
-    return RequestError(500, INTERNAL_ERROR) if row is None else RequestError(row[1], message, code=row[2])
+    return RequestError(500, _INTERNAL_ERROR) if row is None else RequestError(row[1], message, code=row[2])
 
 
-#: Routes of vLLM below the paths of OpenAI's API.
-_OF_VLLM: Final = ("/v1/chat/completions/render", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+def error_fields(error: RequestError) -> dict[str, Any]:
+    """`{"error": {message, type, param, code}}`, as clients of OpenAI's API read it."""
+    fields = {
+        "message": as_unicode(error.message),
+        "type": "invalid_request_error" if error.status < 500 else "server_error",
+        "param": error.param and as_unicode(error.param),
+        "code": error.code,
+    }
+    return {"error": fields}
 
 
-def is_openai_path(scope: Scope) -> bool:
-    """Whether clients of OpenAI's API request this path of the application."""
-    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
-    return f"{path}/".startswith(("/v1/", "/sessions/")) and path not in _OF_VLLM
-
-
-def error_fields(error: RequestError, *, openai: bool) -> dict[str, Any]:
-    """`{"error": {message, type, param, code}}` as clients of OpenAI's API read it, or clients of vLLM."""
-    fields: dict[str, Any] = {"message": as_unicode(error.message), "type": error.kind, "code": error.status}
-    if openai:
-        kind = "invalid_request_error" if error.status < 500 else "server_error"
-        fields |= {"type": kind, "code": error.code}
-    return {"error": {**fields, "param": error.param and as_unicode(error.param)}}
-
-
-def error_response(scope: Scope, error: RequestError) -> JSONResponse:
-    """The response of an error, in the form that clients of the path read."""
+def error_response(error: RequestError) -> JSONResponse:
+    """The response of an error."""
     headers = {"Retry-After": "1"} if error.status == 503 else None
-    return JSONResponse(error_fields(error, openai=is_openai_path(scope)), error.status, headers)
+    return JSONResponse(error_fields(error), error.status, headers)
 
 
 async def on_error(request: Request, error: Exception) -> Response:
@@ -254,7 +225,7 @@ async def on_error(request: Request, error: Exception) -> Response:
     if refusal.status >= 500:
         trace = error if refusal.status == 500 else None
         log.error("%s %s: HTTP %d: %s", request.method, request.url.path, refusal.status, error, exc_info=trace)
-    return error_response(request.scope, refusal)
+    return error_response(refusal)
 
 
 #: The exceptions that `on_error` answers.
@@ -282,21 +253,18 @@ def answering_errors(handler: Handler) -> Handler:
 async def on_unrouted(request: Request, error: Exception) -> Response:
     """Starlette's handler of the error with which its router refuses a request.
 
-    The response has OpenAI's form for paths of its API, and names the routes or methods that there are; else vLLM's.
+    The response names the routes or methods that there are.
     """
     assert isinstance(error, HTTPException)  # the only one that it is registered for
     methods = _methods(request) if error.status_code == 405 else []
-    if not is_openai_path(request.scope):
-        response = JSONResponse({"detail": error.detail}, error.status_code)
-    elif methods:
+    if methods:
         message = f"{_quoted(request)}: this path takes {' and '.join(methods)}"
-        response = error_response(request.scope, RequestError(error.status_code, message, code="method_not_supported"))
+        response = error_response(RequestError(error.status_code, message, code="method_not_supported"))
+        response.headers["Allow"] = ", ".join(methods)
     else:
         routes = ", ".join(_openai_routes(request.app.routes))
         message = f"{_quoted(request)}: there is no such route. The routes of OpenAI's API are {routes}"
-        response = error_response(request.scope, RequestError(error.status_code, message, code="unknown_url"))
-    if methods:
-        response.headers["Allow"] = ", ".join(methods)
+        response = error_response(RequestError(error.status_code, message, code="unknown_url"))
     return response
 
 

@@ -197,11 +197,6 @@ def test_the_page_on_the_runner():
     assert (sorted(names["after"]), names["again"]) == (sorted(task.task_id for task in names["tasks"]), [])
 
 
-def test_the_page_on_serving():
-    names = run_page("serve.md")
-    assert (names["choice"]["finish_reason"], len(names["choice"]["token_ids"])) == ("length", 4)
-
-
 def test_the_page_on_the_viewer(tmp_path):
     names = run_page("viewer.md")
     assert names["trajectory"].nodes[1].extras["entropy"].tolist() == [0.5] * len(names["ids"])
@@ -224,6 +219,7 @@ def test_the_page_on_the_gateway():
     assert [node.parent for node in trajectory.nodes] == [-1, 0, 1, 2]
     assert (trajectory.reward, trajectory.finished) == (1.0, True)
     assert names["response"].content.startswith(b"MMRRECS\n")
+    assert len(names["samples"]) == 1
 
 
 # The code of the pages on concepts (`docs/concepts`), and the values that its comments state.

@@ -1,15 +1,14 @@
 """Pages whose code begins in the middle of a program: the tests give them their names, a small model for a repository
-of the Hub, and a served model for a vLLM server."""
+of the Hub, and a scripted server for a vLLM server."""
 
 import ast
 import asyncio
 import re
 import shutil
-from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
-import uvicorn
+from engine_server import EngineVLLM
 from served_in_thread import ServedInThread
 from starlette.applications import Starlette
 from test_docs_pages import BLOCK, DOCS, run_page
@@ -17,12 +16,9 @@ from test_docs_pages import BLOCK, DOCS, run_page
 import renderers
 from renderers import load_renderer
 from rollouts import LocalEngine, SamplingParams, StepResult, VLLMEngine, run_episode
+from rollouts.engines.vllm import write_tied_head
 from rollouts.models.loading import load_model
-from rollouts.serve.app import create_app
 from rollouts.serve.gateway.routes import Gateway
-from rollouts.serve.pausable_engine import PausableEngine
-from rollouts.serve.served_model import served_model
-from rollouts.serve.server import base_url, bound_socket
 from rollouts.testing import CHAT_TEMPLATE, ScriptedEngine
 from rollouts.training import samples_from_trajectory
 from transport import RecordReader, RecordWriter
@@ -109,25 +105,6 @@ def test_the_page_on_transport(renderer):
     assert names["shortened"] != names["steps"]
 
 
-@asynccontextmanager
-async def served(directory):
-    """The address of the model behind vLLM's routes."""
-    renderer, local = load_renderer(directory), LocalEngine.from_pretrained(directory, weight_version="default")
-    length = local.max_model_len
-    model = served_model(directory, renderer, name="tiny", max_model_len=length, vocab_size=local.vocab_size)
-    app = create_app(PausableEngine(local, max_model_len=length), renderer, model)
-    listener = bound_socket("127.0.0.1", 0)
-    listener.listen()
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-    task = asyncio.create_task(server.serve(sockets=[listener]))
-    try:
-        yield base_url(listener)
-    finally:
-        server.should_exit = True
-        await task
-        await local.close()
-
-
 async def run_with_await(page, text, names):
     """Runs the blocks of a page that await at the top level, with the names `names`, to which theirs are added."""
     for number, block in enumerate(BLOCK.findall(text)):
@@ -139,7 +116,9 @@ async def run_with_await(page, text, names):
 @pytest.mark.slow
 async def test_the_page_on_vllm(tiny_model_dir, tmp_path):
     checkpoint = shutil.copytree(tiny_model_dir, tmp_path / "step-7")
-    async with served(tiny_model_dir) as url:
+    write_tied_head(checkpoint)
+    async with EngineVLLM(tiny_model_dir) as server:
+        url = server.base_url
         text = (DOCS / "vllm.md").read_text("utf-8")
         text = text.replace("http://127.0.0.1:8000", url).replace("/checkpoints/step-7", str(checkpoint))
         text = re.sub(r"max_tokens=\d+", "max_tokens=8", text)

@@ -10,11 +10,9 @@ from renderers import TemplateRenderer
 from rollouts import SamplingParams
 from rollouts.engines.protocol import (
     AbortableEngine,
-    RelabelledEngine,
     StreamingEngine,
     UpdatableEngine,
     is_abortable,
-    is_relabelled,
     is_streaming,
     is_updatable,
 )
@@ -30,11 +28,6 @@ GUARDS = [
     (is_streaming, StreamingEngine, {"generate", "close", "generate_streamed"}),
     (is_abortable, AbortableEngine, {"generate", "close", "abort"}),
     (is_updatable, UpdatableEngine, {"generate", "close", "weight_version", "update_weights"}),
-    (
-        is_relabelled,
-        RelabelledEngine,
-        {"generate", "close", "weight_version", "update_weights", "update_weight_version"},
-    ),
     (are_workers, Workers, {"num_slots", "is_closed", "on_slots_changed", "run", "set_update", "metrics", "close"}),
 ]
 

@@ -121,9 +121,6 @@ class LocalEngine:
         state = ", closed" if self._closed.is_set() else ""
         return f"LocalEngine({model}, weight_version={self._weight_version!r}, {place}{state})"
 
-    #: `update_weights` takes tensors, and not directories alone.
-    takes_tensors = True
-
     @property
     def weight_version(self) -> str:
         return self._weight_version

@@ -124,13 +124,11 @@ class ServerAdapters:
         """Call one of the two routes. Raises `CapabilityError` where the server does not have them."""
         response = await self._routes.request("POST", path, content=content)
         error = json_object(response).get("error") if response.status in (404, 405) else {}
-        # Without an error of vLLM, or with that of `rollouts serve` for an unknown route.
-        if not isinstance(error, dict) or error.get("code") == "unknown_url":
+        if not isinstance(error, dict):  # an unknown route: without an error of vLLM
             raise CapabilityError(
                 path.rpartition("/")[2],
                 f"{self._connection.base_url} has no {path}: start it with `vllm serve --enable-lora` and "
-                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment, and let nobody but the trainer reach it "
-                "(`rollouts serve`: without --no-control)",
+                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment, and let nobody but the trainer reach it",
             )
         return response
 

@@ -166,15 +166,10 @@ class ServerCapabilities:
     sound_refusal: str | None = None
 
     @property
-    def is_rollouts_serve(self) -> bool:
-        """Whether the server is `rollouts serve`, which names itself in the version."""
-        return "+mmrollouts" in self.version
-
-    @property
     def cuts_likeliest(self) -> bool:
         """Whether a list of the k likeliest tokens begins with the sampled one and is cut to k, as up to vLLM 0.32."""
         release = release_of(self.version)
-        return not self.is_rollouts_serve and (release is None or release < (0, 33))
+        return release is None or release < (0, 33)
 
 
 @dataclass(frozen=True, slots=True)

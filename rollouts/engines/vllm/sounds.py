@@ -64,22 +64,7 @@ class SoundFormat:
 def sound_format(tensors: Mapping[str, DecodedTensor], num_tokens: int) -> SoundFormat:
     """The format of a server that has made these tensors, and so many tokens, of a second of sound."""
     fields = {name: _field(name, each) for name, each in tensors.items()}
-    return _format(fields, {name: each.tensor for name, each in tensors.items()}, num_tokens)
-
-
-def format_of_item(item: MediaItem) -> SoundFormat:
-    """The format of a model whose processor has made this item of a second of sound."""
-    fields = {
-        name: SoundField(item.fields[name].kind, *tensor_type(tensor), keep_on_cpu=False, dim=0)
-        for name, tensor in item.tensors.items()
-    }
-    return _format(fields, item.tensors, item.num_tokens)
-
-
-def _format(
-    fields: Mapping[str, SoundField], tensors: Mapping[str, np.ndarray | PackedArray], num_tokens: int
-) -> SoundFormat:
-    frames = frame_count(tensors)
+    frames = frame_count({name: each.tensor for name, each in tensors.items()})
     tokens = None if frames is None else next((each for each in _FORMULAS if each(frames) == num_tokens), None)
     features, window = fields.get("input_features"), None
     # The window is of half a minute, the sound has a second.

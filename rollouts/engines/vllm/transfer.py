@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,6 @@ from rollouts.errors import (
     EngineError,
     InvalidRequestError,
     ServerError,
-    ServerUnreachableError,
     WeightUpdateError,
 )
 
@@ -40,32 +39,27 @@ class ExpectedTensors:
     """The tensors that a transfer must have: those of a checkpoint of the same model, each once and in its shape.
 
     A server that receives others loads part of them, and generates garbage or dies. `shapes` None: nothing is known,
-    and only names that come twice are refused. Those of `optional` need not come.
+    and only names that come twice are refused.
     """
 
-    def __init__(
-        self, shapes: Mapping[str, tuple[int, ...]] | None, source: object, optional: Collection[str] = ()
-    ) -> None:
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]] | None, source: object) -> None:
         self._shapes = shapes
         self._source = source
-        self._optional = frozenset(optional)
         self._seen: set[str] = set()
 
     @classmethod
-    def of_checkpoint(cls, directory: str | None, *, reties: bool = False) -> Self:
+    def of_checkpoint(cls, directory: str | None) -> Self:
         """Those of the checkpoint that a server was started with, where this process can read it.
 
-        `reties`: the server ties the output layer to new embeddings, so that it need not come; vLLM would keep the
-        output layer that it had before.
+        The output layer must come also where the model ties it to its embeddings: vLLM would keep the one of before.
         """
         if directory is None or not any(Path(directory).glob("*.safetensors")):
             return cls(None, directory)
         shapes = dict(checkpoint_shapes(Path(directory)))
-        tied = ties_embeddings(Path(directory))
-        if HEAD not in shapes and tied:
+        if HEAD not in shapes and ties_embeddings(Path(directory)):
             embeddings = [name for name in shapes if name.endswith("embed_tokens.weight") and "visual" not in name]
             shapes.update((HEAD, shapes[name]) for name in embeddings[:1])
-        return cls(shapes, directory, {HEAD} if reties and tied else ())
+        return cls(shapes, directory)
 
     @property
     def are_known(self) -> bool:
@@ -74,7 +68,7 @@ class ExpectedTensors:
 
     def check_complete(self) -> None:
         """Raise `WeightUpdateError` unless every tensor has come."""
-        if missing := sorted((self._shapes or {}).keys() - self._seen - self._optional):
+        if missing := sorted((self._shapes or {}).keys() - self._seen):
             tied = f" ({HEAD} also where the model ties it to its embeddings)" if HEAD in missing else ""
             raise WeightUpdateError(
                 f"{len(missing)} tensors of {self._source} were not sent, such as {missing[0]}; send every tensor{tied}"
@@ -200,26 +194,14 @@ class TransferControl(WeightControl):
             await self._recover(begun, cause)
 
     async def _expected_tensors(self) -> ExpectedTensors:
-        directory, reties = await self.initial_directory(), await self.reties_output_layer()
-        return await asyncio.to_thread(ExpectedTensors.of_checkpoint, directory, reties=reties)
+        return await asyncio.to_thread(ExpectedTensors.of_checkpoint, await self.initial_directory())
 
     async def _recover(self, begun: Transfer, cause: Exception) -> NoReturn:
         failed = f"a transfer of weights to {self.base_url} failed: {cause}. The server "
-        keeps_weights = (await self._routes.capabilities()).is_rollouts_serve
         try:  # else the next transfer is refused, because this one is active
-            if keeps_weights:
-                # Not the end, which would load what has come: a trainer that joins begins anew.
-                await self.init_weight_transfer({})
-            else:
-                await self._routes.call("POST", "/finish_weight_update", "ending a transfer")
+            await self._routes.call("POST", "/finish_weight_update", "ending a transfer")
         except EngineError as error:
             log.debug("the failed transfer at %s could not be ended: %s", self.base_url, error)
-            keeps_weights = False
-        if keeps_weights and begun.previous is None and not isinstance(cause, ServerUnreachableError):
-            self._state.unusable_weights = None
-            if not begun.stays_paused:
-                await self._send_resume()
-            raise WeightUpdateError(f"{failed}has the weights of before") from cause
         failure = WeightUpdateError(
             f"{failed}is left paused, with parameters that have no storage; repeat the update, or load a checkpoint "
             "(reload_weights), or restart it"

@@ -43,7 +43,6 @@ from rollouts.serve.gateway.chat_messages import as_the_model_writes, check_is_p
 from rollouts.serve.gateway.chat_request import ChatRequest
 from rollouts.serve.gateway.session import Match, Session
 from rollouts.serve.gateway.session_store import SessionStore
-from rollouts.serve.pausable_engine import ContinuingEngine, PausableEngine
 
 # Chat completions of a session: the prompt that continues it, the sampled turns, and what the client receives.
 
@@ -136,8 +135,7 @@ async def _sampled(
         return [(completion, None) for completion in completions]
     decode = decoder(recorder.renderer.renderer)
     engine = recorder.engine
-    abortable = is_abortable(engine.engine if isinstance(engine, PausableEngine | ContinuingEngine) else engine)
-    early_stop = EarlyStop(getattr(engine, "abort", None) if abortable else None, request, chat.stop, decode, listen)
+    early_stop = EarlyStop(engine.abort if is_abortable(engine) else None, request, chat.stop, decode, listen)
     completions = await generated(engine, request, recorder.vocab_size, early_stop)
     await early_stop.close()
     cut = [cut_at_stop(completion, chat.stop, decode) for completion in completions]
@@ -456,7 +454,7 @@ class TextStream:
         except ANSWERED as error:
             if not self._sent:
                 raise
-            yield event(error_fields(request_error(error), openai=True))
+            yield event(error_fields(request_error(error)))
         finally:
             completing.cancel()
             await asyncio.gather(completing, return_exceptions=True)

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -22,6 +22,7 @@ from rollouts.errors import is_unicode
 from rollouts.serve.access import BodyLimitMiddleware
 from rollouts.serve.bodies import read_body, read_object, streamed_response, unless_disconnected
 from rollouts.serve.errors import RequestError, answering_errors, invalid_field, unsupported_field
+from rollouts.serve.gateway.adapters import ServedAdapters
 from rollouts.serve.gateway.chat_messages import developer_role
 from rollouts.serve.gateway.chat_request import (
     ChatRequest,
@@ -48,12 +49,19 @@ from rollouts.serve.gateway.session_store import (
     snapshot,
     trajectory_object,
 )
-from rollouts.serve.served_model import ServedAdapters
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import finite_number
 
 _SESSION_HEADER: Final = "X-Session-ID"
 _FORMATS: Final = ("records", "json")
+
+
+class GatewayLoad(NamedTuple):
+    """What a gateway holds and does now: sessions, completions that are being sampled, bytes of the sessions."""
+
+    sessions: int
+    requests_in_flight: int
+    estimated_bytes: int
 
 
 class Gateway:
@@ -113,6 +121,7 @@ class Gateway:
         post = partial(Route, methods=["POST"], middleware=[bound])
         return [
             post("/v1/chat/completions", self._chat),
+            Route("/v1/models", self._models, methods=["GET"]),
             Route("/sessions", self._list_sessions, methods=["GET"]),
             post("/sessions", self._begin_session),
             Route(session, self._get_session, methods=["GET"]),
@@ -124,9 +133,17 @@ class Gateway:
             post(f"{session}/end", self._end_session),
         ]
 
-    def models_route(self) -> BaseRoute:
-        """`/v1/models`, for an application that has no such route."""
-        return Route("/v1/models", self._models, methods=["GET"])
+    @property
+    def load(self) -> GatewayLoad:
+        """What the gateway holds and does now."""
+        sessions = list(self._sessions)
+        in_flight = sum(session.in_flight for session in sessions)
+        return GatewayLoad(len(sessions), in_flight, sum(session.nbytes for session in sessions))
+
+    async def is_healthy(self) -> bool:
+        """Whether the server that the engine samples from lives; True for an engine without control calls."""
+        health = getattr(getattr(self._settings.engine, "control", None), "health", None)
+        return health is None or bool(await health())
 
     def trajectory(self, session_id: str) -> Trajectory:
         """The trajectory of a session as it is now. Raises `UnknownSessionError` and `EvictedSessionError`."""
@@ -290,7 +307,7 @@ class Gateway:
         """The fields of a request about a session. A body may be left out. Raises `RequestError`."""
         if request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers:
             return {}
-        body = await read_object(request, only_json=True)
+        body = await read_object(request)
         fields = {name: value for name, value in body.items() if value is not None}
         for name, value in fields.items():
             if name not in types:

@@ -17,7 +17,7 @@ from chat_server import ChatServer, call, completion
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from served_in_thread import ServedInThread, local_app
+from served_in_thread import ServedInThread
 from sounds import sound_file
 from starlette.applications import Starlette
 from starlette.responses import Response
@@ -42,6 +42,7 @@ from rollouts.errors import (
     OverlongPromptError,
 )
 from rollouts.rewards import Judge, JudgeUsage
+from rollouts.serve.app import create_app
 from rollouts.serve.gateway.routes import Gateway
 from rollouts.testing import ScriptedEngine
 from rollouts.training import samples_from_trajectory
@@ -78,7 +79,7 @@ def pixels_of(url):
 def serving(directory, renderer):
     """The address of a server with a model and a key."""
     gateway = Gateway(LocalEngine.from_pretrained(directory), renderer)
-    with ServedInThread(local_app(directory, api_key=KEY, routes=gateway.routes())) as server:
+    with ServedInThread(create_app(gateway, api_key=KEY, on_shutdown=[gateway.close])) as server:
         yield f"{server.base_url}/v1"
 
 
@@ -573,7 +574,7 @@ async def test_an_episode_with_tools_answers_calls_of_the_server_and_malformed_o
     (result,) = [message for message in messages if message["role"] == "tool"]
     np.testing.assert_array_equal(pixels_of(result["content"][0]["image_url"]["url"]), PIXELS + np.uint8(2))
     assert any("not valid JSON" in message["content"] for message in messages)
-    # The project's own server, which refuses results without a call, takes the same messages.
+    # The gateway, which refuses results without a call, takes the same messages.
     engine = ScriptedEngine(["red"], renderer=renderer)
     with ServedInThread(Starlette(routes=Gateway(engine, renderer).routes())) as server:
         async with ChatEndpoint(f"{server.base_url}/v1", "m") as endpoint:

@@ -99,7 +99,7 @@ class _AnnouncingServer(uvicorn.Server):
 async def serving(engine: Any, renderer: Any, **options: Any) -> AsyncIterator[Server]:
     """Serve a gateway on the running event loop until the end of the block."""
     gateway = Gateway(engine, renderer, **options)
-    app = Starlette(routes=[*gateway.routes(), gateway.models_route()])
+    app = Starlette(routes=gateway.routes())
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", lifespan="off")
     server = _AnnouncingServer(config)
     task = asyncio.create_task(server.serve())

@@ -7,7 +7,6 @@ import pytest
 from gateway_server import served, user
 
 from rollouts.errors import UnknownAdapterError
-from rollouts.serve.pausable_engine import PausableEngine
 from rollouts.testing import ScriptedEngine
 
 
@@ -37,7 +36,7 @@ def complete(server, model, session_id="s"):
 @pytest.mark.parametrize("name", ["policy", None])
 def test_the_model_of_a_request_chooses_the_adapter(renderer, name):
     engine = AdapterEngine(["one"] * 9, renderer, ["poet@1"])
-    with served(PausableEngine(engine, max_model_len=10_000), renderer, model=name) as server:
+    with served(engine, renderer, model=name) as server:
         assert complete(server, "policy").model == "policy"
         assert [complete(server, "poet@1").model for _ in range(3)] == ["poet@1"] * 3
         engine.loaded["poet@2"] = "/adapters"

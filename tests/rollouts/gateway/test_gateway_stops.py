@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from rollouts import Completion, FinishReason, WeightSpan
 from rollouts.engines.local import LocalEngine
 from rollouts.engines.stop_strings import cut_at_stop, sendable_length
-from rollouts.serve.pausable_engine import PausableEngine
 from rollouts.testing import ScriptedEngine
 
 #: Tokens of a language in which the id of a token is its length and its letter.
@@ -201,7 +200,7 @@ def long_samples(client, n=1):
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_engine_stops_sampling_once_a_stop_string_is_complete(engine, renderer, stream):
     decode = renderer.tokenizer.decode
-    with served(PausableEngine(engine, max_model_len=engine.max_model_len), renderer) as server:
+    with served(engine, renderer) as server:
         client = server.client("s")
         options, (whole,) = long_samples(client)
         stop = decode(whole.token_ids)[12:14]
@@ -225,7 +224,7 @@ def test_the_engine_stops_sampling_once_a_stop_string_is_complete(engine, render
 @pytest.mark.slow
 def test_a_request_of_several_choices_ends_when_each_has_a_stop_string(engine, renderer):
     decode = renderer.tokenizer.decode
-    with served(PausableEngine(engine, max_model_len=engine.max_model_len), renderer) as server:
+    with served(engine, renderer) as server:
         client = server.client("s")
         options, (first, second) = long_samples(client, n=2)
         stop = [decode(first.token_ids)[10:12], decode(second.token_ids)[20:22]]
@@ -236,7 +235,7 @@ def test_a_request_of_several_choices_ends_when_each_has_a_stop_string(engine, r
 
 def test_an_engine_that_streams_and_cannot_end_requests_samples_to_its_end(renderer):
     engine = SteppedEngine(["Thought.\nSTOP more"], renderer)
-    with served(PausableEngine(engine, max_model_len=10_000), renderer) as server:
+    with served(engine, renderer) as server:
         response = server.client("s").chat.completions.create(model="m", messages=[user("a")], stop=["STOP"])
     assert response.choices[0].message.content == "Thought.\n"
 

@@ -1,31 +1,33 @@
-"""A server over the tiny Qwen3-VL, in a thread of this process, on a free port of the loopback address."""
-
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from served_in_thread import ServedInThread, serve_directory
+from served_in_thread import ServedInThread
+
+from renderers import TemplateRenderer
+from rollouts.serve.app import create_app
+from rollouts.serve.gateway.chat_request import GatewayLimits
+from rollouts.serve.gateway.routes import Gateway
+from rollouts.testing import ScriptedEngine
 
 
-@pytest.fixture
-def serve_app() -> Iterator[Callable[..., ServedInThread]]:
-    """Starts applications: `serve_app(app)`. They end with the test."""
-    servers: list[ServedInThread] = []
-
-    def start(app: Any) -> ServedInThread:
-        servers.append(ServedInThread(app))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.stop()
+def _app(renderer: TemplateRenderer, limits: GatewayLimits | None = None, **options: Any) -> Any:
+    engine = ScriptedEngine(lambda request: "x", renderer=renderer)
+    return create_app(Gateway(engine, renderer, limits=limits), **options)
 
 
 @pytest.fixture(scope="session")
-def tiny_server(tiny_model_dir: Path) -> Iterator[ServedInThread]:
-    """A server that tests share: they leave it running, awake and with its first weights."""
-    with serve_directory(tiny_model_dir, name="tiny") as server:
+def open_server(renderer: TemplateRenderer) -> Iterator[ServedInThread]:
+    """A gateway without a key, which tests share."""
+    with ServedInThread(_app(renderer)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def guarded(renderer: TemplateRenderer) -> Iterator[ServedInThread]:
+    """A gateway with the key "secret", which takes bodies of 100,000 bytes."""
+    app = _app(renderer, GatewayLimits(max_body_bytes=100_000), api_key="secret")
+    with ServedInThread(app) as server:
         yield server

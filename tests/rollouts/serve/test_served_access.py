@@ -3,51 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import http.client
-import io
+import json
 import socket
 import threading
 from urllib.parse import urlsplit
 
 import openai
 import pytest
-from PIL import Image
-from served_in_thread import ServedInThread, local_app
+from served_in_thread import ServedInThread
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from rollouts.engines.vllm import VLLMEngine
-from rollouts.errors import ApiKeyError
 from rollouts.serve.access import BodyLimitMiddleware
 from rollouts.serve.errors import ApiKeyFileError, PortUnavailableError, RequestError, UnprotectedAddressError
-from rollouts.serve.media import MediaCache, SourceCache
 from rollouts.serve.server import HttpProtocol, bound_socket, check_protection, read_api_key, run_server
 
-GENERATE = "/inference/v1/generate"
-BODY = {"token_ids": [5, 6], "sampling_params": {"max_tokens": 1}}
-
-
-@pytest.fixture(scope="module")
-def guarded(tiny_model_dir):
-    with ServedInThread(local_app(tiny_model_dir, api_key="secret", max_body_bytes=100_000)) as server:
-        yield server
+CHAT = "/v1/chat/completions"
 
 
 def test_every_route_but_that_of_health_needs_the_key(guarded):
     paths = {route.path: "GET" in route.methods for route in guarded.app.routes}
-    assert len(paths) > 25
+    assert len(paths) > 10
     for path, is_get in paths.items():
         answer = guarded.get(path) if is_get else guarded.post(path, {})
-        assert (answer.status == 200) == (path in ("/health", "/ping"))
+        assert answer.status == (200 if path == "/health" else 401)
         if answer.status != 200:
-            assert answer.status == 401
-            if path.startswith("/v1/") and not path.endswith(("_lora_adapter", "/render")):  # those are vLLM's
-                assert answer.json["error"]["code"] == "invalid_api_key"
-            else:
-                assert answer.json == {"error": "Unauthorized"}
+            assert answer.json["error"]["code"] == "invalid_api_key"
 
 
 @pytest.mark.parametrize("base", ["/v1", "/sessions/s/v1"])
@@ -62,15 +46,7 @@ def test_an_openai_client_with_another_key_reads_what_is_wrong(guarded, base):
 
 @pytest.mark.parametrize("value", ["", "Bearer", "Bearer other", "bearer secret", "Basic secret", "Bearer sécret"])
 def test_a_wrong_key_is_refused(guarded, value):
-    assert guarded.get("/version", {"Authorization": value.encode().decode("latin-1")}).status == 401
-
-
-async def test_an_engine_with_the_key_is_answered_and_one_without_is_told(guarded, renderer):
-    async with VLLMEngine(guarded.base_url, api_key="secret") as engine:
-        assert (await engine.capabilities()).scale_out
-    async with VLLMEngine(guarded.base_url, api_key="other") as engine:
-        with pytest.raises(ApiKeyError):
-            await engine.capabilities()
+    assert guarded.get("/v1/models", {"Authorization": value.encode().decode("latin-1")}).status == 401
 
 
 @pytest.mark.parametrize("chunked", [False, True])
@@ -80,10 +56,12 @@ def test_a_body_beyond_the_limit_is_refused(guarded, chunked):
     pieces = iter([b"{" + b" " * 60_000] * 2) if chunked else b"{" + b" " * 120_000
     headers = {"Authorization": "Bearer secret", "Content-Type": "application/json"}
     with contextlib.suppress(ConnectionError):  # the server may have answered already
-        connection.request("POST", GENERATE, pieces, headers, encode_chunked=chunked)
+        connection.request("POST", CHAT, pieces, headers, encode_chunked=chunked)
     response = connection.getresponse()
     assert response.status == 413
-    assert b"100000 bytes" in response.read()
+    body = response.read()
+    assert b"100000 bytes" in body
+    assert json.loads(body)["error"]["code"] == "body_too_large"
     connection.close()
     assert guarded.get("/health").status == 200
 
@@ -145,24 +123,6 @@ def test_headers_that_do_not_arrive_end_the_connection_and_a_slow_answer_does_no
         connection.close()
 
 
-def test_the_names_of_images_count_in_the_caches_that_hold_them(renderer):
-    items, sources = MediaCache(1_000_000), SourceCache(1_000_000)
-    processor = renderer.processors["image"]
-    file = io.BytesIO()
-    Image.new("RGB", (32, 32)).save(file, "PNG")
-    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-    for number in range(100):
-        source = sources.source(url, f"{number}{'x' * 200_000}", processor)
-        items.put(f"{number}{'x' * 200_000}", processor.process(source))
-    names = [f"{number}{'x' * 200_000}" for number in range(100)]
-    assert 0 < sum(items.get(name) is not None for name in names) < 5
-    kept = 0
-    for name in names:
-        with contextlib.suppress(RequestError):
-            kept += sources.source(None, name, processor) is not None
-    assert 0 < kept < 5
-
-
 def test_headers_have_a_limit_of_size(guarded):
     assert guarded.get("/health", {"X-Long": "x" * 10_000}).status == 200
     url = urlsplit(guarded.base_url)
@@ -171,28 +131,19 @@ def test_headers_have_a_limit_of_size(guarded):
         assert client.recv(12) == b"HTTP/1.1 400"
 
 
-def test_a_body_of_openais_api_beyond_the_limit_is_refused_in_its_form(guarded):
-    headers = {"Authorization": "Bearer secret"}
-    refused = {path: guarded.post(path, b" " * 120_000, headers) for path in (GENERATE, "/v1/chat/completions")}
-    assert [answer.status for answer in refused.values()] == [413, 413]
-    codes = [answer.json["error"]["code"] for answer in refused.values()]
-    assert codes == [413, "body_too_large"]
-
-
-@pytest.mark.slow
-def test_without_a_key_web_pages_of_other_origins_are_refused(tiny_server):
-    assert tiny_server.get("/version").status == 200
-    assert tiny_server.post("/resume", {}, {"Origin": "https://example.org"}).status == 403
-    assert tiny_server.post("/resume", {}, {"Origin": "null"}).status == 403
-    assert tiny_server.post("/resume", {}, {"Origin": "http://["}).status == 403
-    answer = tiny_server.post("/v1/chat/completions", {}, {"Origin": "https://example.org"})
+def test_without_a_key_web_pages_of_other_origins_are_refused(open_server):
+    assert open_server.get("/v1/models").status == 200
+    assert open_server.post("/sessions", {}, {"Origin": "https://example.org"}).status == 403
+    assert open_server.post("/sessions", {}, {"Origin": "null"}).status == 403
+    assert open_server.post("/sessions", {}, {"Origin": "http://["}).status == 403
+    answer = open_server.post("/v1/chat/completions", {}, {"Origin": "https://example.org"})
     assert (answer.status, answer.json["error"]["code"]) == (403, "foreign_origin")
-    own = tiny_server.base_url.removeprefix("http://")
-    assert tiny_server.post("/resume", {}, {"Origin": f"http://{own}"}).status == 200
+    own = open_server.base_url.removeprefix("http://")
+    assert open_server.post("/sessions", {}, {"Origin": f"http://{own}"}).status == 201
     for host in ("example.org", "example.org:80", "127.0.0.1.example.org", "[", "[::1", ""):
-        assert tiny_server.get("/version", {"Host": host}).status == 403
+        assert open_server.get("/v1/models", {"Host": host}).status == 403
     for host in ("localhost", "127.0.0.1:1234", "[::1]:80"):
-        assert tiny_server.get("/version", {"Host": host}).status == 200
+        assert open_server.get("/v1/models", {"Host": host}).status == 200
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])

@@ -17,6 +17,7 @@ from renderers import load_renderer
 from rollouts.cli.main import app
 from rollouts.cli.serve import EngineKind, _upstream
 from rollouts.serve.app import create_app
+from rollouts.serve.gateway.routes import Gateway
 from transport import RecordReader
 
 _CONFIG = """\
@@ -157,18 +158,17 @@ def test_an_evaluation_samples_from_a_fleet_of_sglang(
     assert len(served.requests) == 2
 
 
-async def test_the_routes_of_vllm_stand_before_sglang(served: FakeSGLang, tiny_model_dir: Path) -> None:
-    upstream = await asyncio.to_thread(
-        _upstream, tiny_model_dir, load_renderer(tiny_model_dir), None, EngineKind.SGLANG, served.base_url, None
-    )
-    application = create_app(upstream.engine, load_renderer(tiny_model_dir), upstream.model)
-    body = {"token_ids": [5, 6], "stream": True, "sampling_params": {"max_tokens": 3, "logprobs": 0}}
-    transport = httpx.ASGITransport(application)
+async def test_the_gateway_stands_before_sglang(served: FakeSGLang, tiny_model_dir: Path) -> None:
+    upstream = await asyncio.to_thread(_upstream, None, EngineKind.SGLANG, served.base_url, None)
+    gateway = Gateway(upstream.engine, load_renderer(tiny_model_dir), model=upstream.name)
+    transport = httpx.ASGITransport(create_app(gateway))
+    body = {"messages": [{"role": "user", "content": "a"}], "stream": True, "max_tokens": 3, "return_token_ids": True}
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-        response = await client.post("/inference/v1/generate", json={"model": "/model", **body})
+        response = await client.post("/v1/chat/completions", json={"model": "/model", **body})
+    await gateway.close()
     await upstream.engine.close()
     assert response.status_code == 200, response.text
     events = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: {")]
-    ids = [token for event in events for choice in json.loads(event)["choices"] for token in choice["token_ids"]]
-    assert ids == [1, 2, 3]
+    choices = [choice for event in events for choice in json.loads(event)["choices"]]
+    assert [token for choice in choices for token in choice.get("token_ids") or ()] == [1, 2, 3]
     assert served.requests[0]["stream"] is True

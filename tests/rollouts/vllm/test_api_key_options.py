@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import typer
 from fake_server import FakeVLLM
+from server_thread import served
 from typer.testing import CliRunner, Result
 
 from rollouts import GenerateRequest, SamplingParams
@@ -24,16 +24,8 @@ KEY = "the-right-secret"
 @pytest.fixture
 def guarded() -> Iterator[str]:
     """The address of a server on a thread of its own: the command runs an event loop itself."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    server = FakeVLLM(api_key=KEY)
-    asyncio.run_coroutine_threadsafe(server.start(), loop).result(10)
-    yield server.base_url
-    asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(10)
-    loop.close()
+    with served(FakeVLLM(api_key=KEY)) as server:
+        yield server.base_url
 
 
 def examined(url: str, directory: Path, *options: str, **environment: str) -> Result:

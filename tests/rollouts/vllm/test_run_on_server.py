@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import socket
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +15,7 @@ from fake_http import Response, Seen
 from fake_server import GENERATE, FakeVLLM
 from model_server import ModelVLLM, Served
 from reserved_ports import reserved_port
+from server_thread import served
 from typer.testing import CliRunner
 
 from rollouts.cli.main import app
@@ -74,20 +71,6 @@ def length(completion, task):
 def never(group):
     return False
 """
-
-
-@contextmanager
-def served(server: FakeVLLM) -> Iterator[FakeVLLM]:
-    """The server on a thread of its own: the command runs an event loop itself."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    asyncio.run_coroutine_threadsafe(server.start(), loop).result(10)
-    yield server
-    asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(10)
-    loop.close()
 
 
 def run(directory: Path, server: FakeVLLM, key: str, config: str = CONFIG, *options: str) -> Result:

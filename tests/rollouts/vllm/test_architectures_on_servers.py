@@ -1,4 +1,4 @@
-"""Models of several architectures behind `rollouts serve`: what `VLLMEngine` gets is what the trainer computes."""
+"""Models of several architectures behind a server: what `VLLMEngine` gets is what the trainer computes."""
 
 import asyncio
 import json
@@ -7,9 +7,10 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from engine_server import EngineVLLM
 from family_rows import loaded_family
 from model_families import text_config, with_seed
-from served_in_thread import serve_directory
+from server_thread import served
 from transformers import AutoModelForCausalLM
 
 from rollouts import GenerateRequest, SamplingParams
@@ -62,7 +63,7 @@ async def served_results(server, requests, media="auto"):
 async def test_images_of_many_layouts_reach_the_served_model_unchanged(name):
     family = loaded_family(name)
     requests = requests_of(family)
-    with serve_directory(family.directory, model=family.model) as server:
+    with served(EngineVLLM(family.directory, model=family.model)) as server:
         by_mode = [await served_results(server, requests, media) for media in MODES.get(name, ALL_MODES)]
     for results in by_mode:
         for request, result in zip(requests, results, strict=True):
@@ -70,17 +71,12 @@ async def test_images_of_many_layouts_reach_the_served_model_unchanged(name):
             assert largest_difference(family.model, request, result.completions) < 1e-5
 
 
-async def test_a_text_model_is_served_and_refuses_images(tiny_model_dir, tmp_path):
+async def test_a_text_model_is_served(tiny_model_dir, tmp_path):
     model = with_seed(lambda: AutoModelForCausalLM.from_config(text_config("qwen3")))
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(tiny_model_dir / name, tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
     requests = [GenerateRequest([5, 6, 7], SamplingParams(max_tokens=10, seed=1, n=2))]
-    image = {"type": "image_url", "url": "data:image/png;base64,AAAA"}
-    with serve_directory(tmp_path, model=model) as server:
+    with served(EngineVLLM(tmp_path, model=model)) as server:
         (result,) = await served_results(server, requests)
-        body = {"token_ids": [5], "sampling_params": {"max_tokens": 1}, "content_parts": [image]}
-        refused = server.post("/inference/v1/generate", body)
     assert largest_difference(model, requests[0], result.completions) < 1e-5
-    assert refused.status == 400
-    assert "image_url" in refused.json["error"]["message"]

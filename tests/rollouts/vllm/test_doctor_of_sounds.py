@@ -7,20 +7,20 @@ import shutil
 
 import pytest
 import torch
-from served_in_thread import ServedInThread, serve_directory
+from engine_server import EngineVLLM
+from server_thread import served
 
 from rollouts.cli.doctor import server_checks
 from rollouts.cli.doctor.command import Options, run_checks
 from rollouts.cli.doctor.target import Outcome, ok
 from rollouts.models.loading import load_model
-from rollouts.serve import served_model
 
 OPTIONS = Options(reference_gigabytes=0)
 
 
 @pytest.fixture(scope="module")
 def server(tiny_audio_dir):
-    with serve_directory(tiny_audio_dir, name="tiny") as started:
+    with served(EngineVLLM(tiny_audio_dir)) as started:
         yield started
 
 
@@ -32,7 +32,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(server_checks, "keep_alive", open_connection)
 
 
-async def wrong(server: ServedInThread, directory, options=OPTIONS):
+async def wrong(server: EngineVLLM, directory, options=OPTIONS):
     """What failed or is absent, and each reason with its cure."""
     findings = await run_checks(server.base_url, directory, options)
     return {
@@ -84,16 +84,14 @@ async def test_a_model_that_ignores_sounds_is_found(tiny_audio_dir, tmp_path):
             parameter.zero_()
     deaf = shutil.copytree(tiny_audio_dir, tmp_path / "deaf")
     model.save_pretrained(deaf)
-    with serve_directory(deaf, name="tiny") as started:
+    with served(EngineVLLM(deaf)) as started:
         found = await wrong(started, deaf)
     assert found.keys() == {"sound request"}
     assert "two different sounds give exactly the same completion" in found["sound request"]
 
 
-@pytest.mark.slow
-async def test_a_server_that_takes_no_sounds_lacks_an_option(tiny_audio_dir, monkeypatch):
-    monkeypatch.setattr(served_model, "media_formats", lambda renderer: {})
-    with serve_directory(tiny_audio_dir, name="tiny") as started:
+async def test_a_server_that_takes_no_sounds_lacks_an_option(tiny_audio_dir):
+    with served(EngineVLLM(tiny_audio_dir, hears=False)) as started:
         found = await wrong(started, tiny_audio_dir)
     assert found.keys() == {"sound tokens"}
     assert "--limit-mm-per-prompt" in found["sound tokens"]

@@ -1,14 +1,14 @@
-"""Sounds at a server over the tiny Qwen2-Audio: by content part, by features, by name; and what is refused."""
+"""Sounds at a server over the tiny Qwen2-Audio: by content part, by features, by name."""
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import re
 
 import numpy as np
 import pytest
-from served_in_thread import ServedInThread, local_app, serve_directory
+from engine_server import EngineVLLM
+from fake_server import FakeVLLM
+from server_thread import served
 from sounds import sound_file
 
 from rollouts import GenerateRequest, SamplingParams
@@ -16,12 +16,10 @@ from rollouts.engines.local import LocalEngine
 from rollouts.engines.vllm import ServerRenderer, VLLMEngine, server_renderer
 from rollouts.errors import CapabilityError, EngineError, ServerError
 
-GENERATE, RENDER = "/inference/v1/generate", "/v1/chat/completions/render"
-
 
 @pytest.fixture(scope="module")
 def server(tiny_audio_dir):
-    with serve_directory(tiny_audio_dir, name="tiny") as started:
+    with served(EngineVLLM(tiny_audio_dir)) as started:
         yield started
 
 
@@ -44,16 +42,6 @@ def request_of(renderer, messages, **sampling):
     )
 
 
-def part(samples, **more):
-    url = f"data:audio/wav;base64,{base64.b64encode(sound_file(samples, subtype='FLOAT')).decode()}"
-    return {"type": "audio_url", "audio_url": {"url": url}, **more}
-
-
-def rendered(server, *parts):
-    return server.post(RENDER, {"messages": [{"role": "user", "content": list(parts)}]})
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("media", ["features", "content_parts"])
 @pytest.mark.parametrize("rate", [16_000, 44_100])
 async def test_a_served_engine_samples_what_the_engine_itself_samples_of_sounds(
@@ -69,28 +57,11 @@ async def test_a_served_engine_samples_what_the_engine_itself_samples_of_sounds(
         assert engine.media_cache_counts.included_items == engine.media_cache_counts.omitted_items == 2
 
 
-class Counting:
-    """An application that counts the bytes of the requests to generate."""
-
-    def __init__(self, app):
-        self.app, self.received = app, 0
-
-    async def __call__(self, scope, receive, send):
-        async def counted():
-            message = await receive()
-            if scope.get("path") == GENERATE:
-                self.received += len(message.get("body", b""))
-            return message
-
-        await self.app(scope, counted, send)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("media", ["features", "content_parts"])
 async def test_over_twenty_turns_each_sound_is_on_the_wire_once(tiny_audio_dir, hearing, media):
-    app, conversation = Counting(local_app(tiny_audio_dir)), []
-    with ServedInThread(app) as counting:
-        async with VLLMEngine(counting.base_url, media=media) as engine:
+    conversation = []
+    with served(EngineVLLM(tiny_audio_dir)) as server:
+        async with VLLMEngine(server.base_url, media=media) as engine:
             for turn in range(20):
                 conversation += messages(200 + 50 * turn)
                 await engine.generate(request_of(hearing, conversation, max_tokens=1))
@@ -100,7 +71,8 @@ async def test_over_twenty_turns_each_sound_is_on_the_wire_once(tiny_audio_dir, 
     own = request_of(hearing, conversation).media
     # In base64: tensors as they are, or a WAV of 32-bit samples.
     once = sum((item.nbytes if media == "features" else len(tone(1)) * 4 + 44) * 4 / 3 for item, _ in own)
-    assert once < app.received < once + 80_000  # of the names and the token ids of all turns
+    received = sum(len(seen.body) for seen in server.generations)
+    assert once < received < once + 80_000  # of the names and the token ids of all turns
 
 
 async def test_other_sounds_give_other_log_probabilities(server, hearing):
@@ -113,50 +85,6 @@ async def test_other_sounds_give_other_log_probabilities(server, hearing):
     np.testing.assert_array_equal(first.logprobs, again.logprobs)
 
 
-def test_a_rendered_sound_has_the_tensors_and_tokens_of_the_renderer(server, hearing):
-    sound = {"type": "audio", "audio": tone(440), "sampling_rate": 16_000}
-    expected = hearing.render([{"role": "user", "content": [sound]}], add_generation_prompt=True)
-    answer = rendered(server, part(tone(440), uuid="mine")).json
-    assert answer["token_ids"] == expected.token_ids
-    assert answer["features"]["mm_hashes"] == {"audio": ["mine"]}
-    again = rendered(server, {"type": "audio_url", "audio_url": None, "uuid": "mine"}).json
-    assert again["features"] == answer["features"]
-
-
-def test_input_audio_is_rendered_as_audio_url(server):
-    given = {"data": base64.b64encode(sound_file(tone(440))).decode(), "format": "wav"}
-    by_data = rendered(server, {"type": "input_audio", "input_audio": given}).json
-    assert by_data["token_ids"] == rendered(server, part(tone(440))).json["token_ids"]
-    assert by_data["features"]["mm_placeholders"]["audio"]
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda features: features["mm_placeholders"]["audio"][0].update(length=11), "11 tokens for 50 frames"),
-        (
-            lambda features: features["mm_placeholders"]["audio"][0].update(offset=0),
-            "not .*, which stands for features",
-        ),
-        (lambda features: features.update(kwargs_data={"audio": ["gA=="]}), "it has the tensors"),
-        (lambda features: features.update(kwargs_data={"audio": ["?"]}), "not base64"),
-    ],
-)
-def test_sounds_that_do_not_fit_are_refused(server, change, reason):
-    answer = rendered(server, part(tone(550))).json
-    change(answer["features"])
-    body = {"token_ids": answer["token_ids"], "features": answer["features"], "sampling_params": {"max_tokens": 1}}
-    refused = server.post(GENERATE, body)
-    assert refused.status == 400
-    assert re.search(reason, refused.json["error"]["message"])
-
-
-def test_a_content_part_of_an_image_is_refused_by_a_model_that_only_hears(server):
-    part = {"type": "image_url", "url": "data:image/png;base64,AA=="}
-    refused = server.post(GENERATE, {"token_ids": [5], "content_parts": [part], "sampling_params": {"max_tokens": 1}})
-    assert (refused.status, "no content part of type 'image_url'" in refused.json["error"]["message"]) == (400, True)
-
-
 async def test_the_server_renders_sounds_as_the_renderer_of_its_directory(server, hearing):
     conversation = [
         *messages(220, 330),
@@ -167,9 +95,9 @@ async def test_the_server_renders_sounds_as_the_renderer_of_its_directory(server
         },
     ]
     own = hearing.render(conversation, add_generation_prompt=True)
-    async with ServerRenderer.connect(server.base_url) as served:
+    async with ServerRenderer.connect(server.base_url) as rendering:
         for _ in range(2):  # the second time, sounds are named only
-            rendered = await served.render(conversation, add_generation_prompt=True)
+            rendered = await rendering.render(conversation, add_generation_prompt=True)
             assert rendered.token_ids == own.token_ids
             assert rendered.placeholder_token_ids == own.placeholder_token_ids
             served_media, own_media = (each.multi_modal_data.items_with_ranges() for each in (rendered, own))
@@ -184,11 +112,11 @@ async def test_the_server_renders_sounds_as_the_renderer_of_its_directory(server
     np.testing.assert_array_equal(completions[0][0].logprobs, completions[1][0].logprobs)
 
 
-async def test_a_server_that_does_not_hear_renders_no_sound(tiny_server):
-    async with ServerRenderer.connect(tiny_server.base_url) as served:
-        assert await served.hearing() is None
+async def test_a_server_that_does_not_hear_renders_no_sound():
+    async with FakeVLLM() as seeing, ServerRenderer.connect(seeing.base_url) as rendering:
+        assert await rendering.hearing() is None
         with pytest.raises(CapabilityError, match=r"takes no sounds.*--limit-mm-per-prompt"):
-            await served.render(messages(220))
+            await rendering.render(messages(220))
 
 
 async def test_a_server_that_is_busy_for_a_moment_is_asked_again_whether_it_hears(server, monkeypatch):
@@ -197,15 +125,15 @@ async def test_a_server_that_is_busy_for_a_moment_is_asked_again_whether_it_hear
     async def busy(connection, model):
         return (await rendered(connection, model))._replace(status=503)
 
-    async with ServerRenderer.connect(server.base_url) as served:
+    async with ServerRenderer.connect(server.base_url) as rendering:
         monkeypatch.setattr(server_renderer, "render_probe_sound", busy)
         with pytest.raises(ServerError, match="503"):
-            await served.render(messages(220))
+            await rendering.render(messages(220))
         monkeypatch.setattr(server_renderer, "render_probe_sound", rendered)
-        assert (await served.render(messages(220))).multi_modal_data.mm_placeholders.keys() == {"audio"}
+        assert (await rendering.render(messages(220))).multi_modal_data.mm_placeholders.keys() == {"audio"}
 
 
-async def test_a_server_that_only_sees_is_named_with_its_reason(tiny_server, hearing):
-    async with VLLMEngine(tiny_server.base_url) as engine:
+async def test_a_server_that_only_sees_is_named_with_its_reason(hearing):
+    async with FakeVLLM() as seeing, VLLMEngine(seeing.base_url) as engine:
         with pytest.raises(EngineError, match=r"takes no sounds.*--limit-mm-per-prompt"):
             await engine.generate(request_of(hearing, messages(220)))

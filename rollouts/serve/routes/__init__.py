@@ -1,1 +1,0 @@
-"""The routes of `rollouts serve`, a file for each kind."""

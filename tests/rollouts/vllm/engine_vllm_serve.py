@@ -1,0 +1,18 @@
+"""A checkpoint behind vLLM's wire as a program: python engine_vllm_serve.py serve DIR ... --port PORT ..."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from engine_server import EngineVLLM
+
+
+async def main(directory: str, port: str) -> None:
+    async with EngineVLLM(Path(directory), port=int(port)):
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[2], sys.argv[sys.argv.index("--port") + 1]))
