@@ -61,11 +61,6 @@ class ExpectedTensors:
             shapes.update((HEAD, shapes[name]) for name in embeddings[:1])
         return cls(shapes, directory)
 
-    @property
-    def are_known(self) -> bool:
-        """Whether names and shapes are known."""
-        return self._shapes is not None
-
     def check_complete(self) -> None:
         """Raise `WeightUpdateError` unless every tensor has come."""
         if missing := sorted((self._shapes or {}).keys() - self._seen):
