@@ -385,13 +385,6 @@ class TemplateRenderer:
         """
         return self._media.prefetch(check_messages(messages))
 
-    def has_processed(self, messages: Messages) -> bool:
-        """Whether all media of messages are bytes that this renderer has processed before, and still has in memory.
-
-        Other kinds of values count as not processed: finding out may read a file. Raises `MessageError`.
-        """
-        return self._media.has_processed(check_messages(messages))
-
     def _logical_slots(self, messages: Messages) -> list[MediaSlot]:
         """Slots of one placeholder token each, for checked messages whose media are not loaded."""
         return [

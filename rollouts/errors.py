@@ -526,17 +526,13 @@ class MismatchError(RolloutsError):
     Cure: read `report_text(report)`, or find the cause with `diagnose_mismatch`, before training on these tokens.
     """
 
-    def __init__(
-        self, exceeded: Sequence[tuple[str, float, float]], tokens: int, worst: str, causes: Sequence[str]
-    ) -> None:
+    def __init__(self, exceeded: Sequence[tuple[str, float, float]], tokens: int, worst: str) -> None:
         self.exceeded = tuple(exceeded)
         self.worst = worst
-        self.causes = tuple(causes)
         figures = ", ".join(f"{name} {value:.2e} is above {threshold:.2e} nats" for name, value, threshold in exceeded)
-        named = f"likely causes: {', '.join(causes)}" if causes else "no likely cause was found"
         super().__init__(
-            f"mismatch over {tokens} tokens: {figures}; largest in sample {worst}; {named}. Read report_text(report) "
-            "before training on these tokens"
+            f"mismatch over {tokens} tokens: {figures}; largest in sample {worst}. Read report_text(report), or find "
+            "the cause with diagnose_mismatch, before training on these tokens"
         )
 
 

@@ -20,7 +20,6 @@ from renderers.errors import LoadError, TokenizerError, missing_token
 from renderers.process.caches import ByteLRU
 from renderers.process.files import read_json
 from renderers.tokens.added_tokens import AddedToken, ControlMatch, ControlPattern, added_tokens
-from renderers.tokens.ascii_encoder import AsciiEncoder
 
 
 class EncodedRun(NamedTuple):
@@ -56,8 +55,6 @@ class TemplateTokenizer:
         self.body = _tokenizer(body_definition)
         inner = _without_first_prefix(body_definition)
         self._inner = self.body if inner is None else _tokenizer(inner)
-        # A cached word takes about 300 bytes: the string, its ids, their list and a dict entry.
-        self._ascii_encoder = AsciiEncoder.of(body_definition, self.body, max_words=cache_bytes // 300)
         # Encoding unknown characters as the unknown token is correct.
         self._forbidden = frozenset(self._token_of.keys() - {unknown_id})
         self.vocab_size = max([self.body.get_vocab_size(with_added_tokens=True) - 1, *self._added_token_of]) + 1
@@ -142,19 +139,14 @@ class TemplateTokenizer:
         return run
 
     def _encode(self, text: str, cuts: Sequence[int], body: Tokenizer) -> EncodedRun:
-        encoded = None
-        if self._ascii_encoder is not None and text.isascii():
-            encoded = self._ascii_encoder.encode(text, cuts)
-        if encoded is None:
-            try:
-                encoding = body.encode(text, add_special_tokens=False)
-            except (UnicodeEncodeError, TypeError) as error:  # depends on the release of tokenizers
-                raise TokenizerError(
-                    f"text with half a surrogate pair is not Unicode and cannot be encoded: {text[:80]!r}. Decode its "
-                    "source with errors='replace'."
-                ) from error
-            encoded = encoding.ids, {cut: _token_at(encoding, cut, len(text)) for cut in cuts}
-        ids, token_at = encoded
+        try:
+            encoding = body.encode(text, add_special_tokens=False)
+        except (UnicodeEncodeError, TypeError) as error:  # depends on the release of tokenizers
+            raise TokenizerError(
+                f"text with half a surrogate pair is not Unicode and cannot be encoded: {text[:80]!r}. Decode its "
+                "source with errors='replace'."
+            ) from error
+        ids, token_at = encoding.ids, {cut: _token_at(encoding, cut, len(text)) for cut in cuts}
         if not self._forbidden.isdisjoint(ids):
             token = next(self._token_of[token_id] for token_id in ids if token_id in self._forbidden)
             raise TokenizerError(

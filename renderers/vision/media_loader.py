@@ -104,13 +104,6 @@ class MediaLoader:
             future.add_done_callback(gather_after_the_last)
         return all_items
 
-    def has_processed(self, messages: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether all media of checked messages are bytes whose items are in memory."""
-        values = (media_value(part) for message in messages for _, part in media_parts(message))
-        if not all(type(value) is bytes for value in values):
-            return False
-        return all(self._cached_item(part) is not None for part in self._parts(messages))
-
     def _parts(self, messages: Sequence[Mapping[str, Any]]) -> list[_Part]:
         return [
             _Part(index, part_index, part, self._processor(part["type"], index, part_index))

@@ -25,7 +25,7 @@ from rollouts.engines.protocol import (
     check_result,
     is_streaming,
 )
-from rollouts.episodes.calls import RendererCalls, ShortCalls
+from rollouts.episodes.calls import RendererCalls
 from rollouts.episodes.deadlines import (
     EpisodeActivity,
     EpisodeDeadlines,
@@ -193,7 +193,6 @@ class EpisodeSettings:
     renderer: RendererPool | None
     sampling: SamplingParams
     limits: EpisodeLimits
-    short_calls: ShortCalls = field(default_factory=ShortCalls)
     pauses: UpdatePauses = field(default_factory=UpdatePauses)
 
 
@@ -342,7 +341,7 @@ class TurnRecorder(EpisodeRecorder):
         super().__init__(trajectory, settings, activity)
         self._engine = cast(Engine, settings.engine)
         self._renderer = cast(RendererPool, settings.renderer)
-        self._calls = RendererCalls(self._renderer, settings.short_calls)
+        self._calls = RendererCalls(self._renderer)
         self.vocab_size = known_vocab_size(self._engine, self._renderer)
         self.stop_token_ids = self.sampling.stop_token_ids or self._calls.stop_token_ids()
 

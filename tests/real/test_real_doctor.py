@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import re
 import shutil
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -18,10 +16,9 @@ from vllm_server import VLLMServer
 
 from renderers import load_renderer
 from rollouts.cli.doctor.command import doctor
-from rollouts.cli.doctor.generation_checks import image_pixels
-from rollouts.cli.doctor.image_rendering_checks import image_rendering
 from rollouts.cli.doctor.mismatch_check import mismatch
-from rollouts.cli.doctor.target import Outcome, Target, fresh_image, ok
+from rollouts.cli.doctor.rendering_checks import image_rendering
+from rollouts.cli.doctor.target import Outcome, Target, ok
 from rollouts.engines.http.connection import ServerConnection
 from rollouts.engines.vllm import ServerCapabilities, VLLMEngine
 
@@ -43,30 +40,16 @@ def findings(result: Result) -> dict[str, dict]:
 
 
 @EVERY_GENERATING
-def test_a_sound_server_passes_every_check_and_is_left_as_it_was(vllm_server):
-    result = run_doctor(vllm_server, "--control")
+def test_a_sound_server_passes_every_check(vllm_server):
+    result = run_doctor(vllm_server)
     found = findings(result)
     assert {check: one["seen"] for check, one in found.items() if one["outcome"] != "ok"} == {}
     assert result.exit_code == 0
     assert {
-        *("reachable", "keep-alive", "version", "served model", "token endpoint", "control routes", "pixel dtype"),
-        *("running", "text tokens", "image tokens", "image normalisation", "image features", "text request"),
-        *("image request", "image pixels", "image cache", "cache miss", "log-probabilities", "abort"),
-        *("mismatch, text", "mismatch, image", "pause, resume"),
+        *("reachable", "version", "served model", "token endpoint", "control routes", "text tokens", "image tokens"),
+        *("image features", "text request", "stop token", "log-probabilities", "image request"),
+        *("mismatch, text", "mismatch, image"),
     } == found.keys()
-
-
-async def test_no_cache_is_cleared_by_it(vllm_server):
-    renderer = load_renderer(vllm_server.model_dir)
-    async with _target(vllm_server) as target:
-        shown = renderer.render(
-            [{"role": "user", "content": [{"type": "image", "image": fresh_image()}]}], add_generation_prompt=True
-        )
-        await target.sample(shown)
-        result = await asyncio.to_thread(run_doctor, vllm_server, "--control")
-        assert result.exit_code == 0
-        request = target.request(shown)
-        assert (await target.post_hashes_only(request, target.image_payload(request))).status == 200
 
 
 async def test_pixels_normalised_twice_are_found_although_the_server_answers_200(vllm_server, monkeypatch):
@@ -81,36 +64,27 @@ async def test_pixels_normalised_twice_are_found_although_the_server_answers_200
         engine = VLLMEngine(vllm_server.base_url)
         trapped = replace(target, engine=engine, capabilities=wrong)
         try:
-            assert (await image_pixels(trapped)).outcome is Outcome.FAILED
-            trapped.findings["text tokens"] = trapped.findings["image request"] = ok("")
+            trapped.findings["image request"] = ok("")
             features = {one.check: one for one in await image_rendering(trapped)}
-            assert "is float32 in the renderer and uint8 in the server" in features["image features"].seen
+            assert "pixel_values is float32" in features["image features"].seen
             scored = {one.check: one for one in await mismatch(trapped, max_gigabytes=1)}
             assert scored["mismatch, text"].outcome is Outcome.OK
             assert scored["mismatch, image"].outcome is Outcome.FAILED
+            assert "doubled normalisation: equal when computed with" in scored["mismatch, image"].seen
         finally:
             await engine.close()
 
 
-def test_a_directory_with_other_weights_template_or_processor_is_found(vllm_server, tmp_path):
+def test_a_directory_with_other_weights_and_another_template_is_found(vllm_server, tmp_path):
     other = Path(shutil.copytree(vllm_server.model_dir, tmp_path / "other"))
     template = other / "chat_template.jinja"
     template.write_text("{{- 'Dear model, ' -}}" + template.read_text())
-    change_weights(other, "language_model.norm.weight", 1.05)
-    settings = json.loads((other / "preprocessor_config.json").read_text())
-    settings["size"]["shortest_edge"] = 512 * 512
-    (other / "preprocessor_config.json").write_text(json.dumps(settings))
+    change_weights(other, "layers.0.mlp.down_proj.weight", 4.0)
     result = run_doctor(vllm_server, directory=other)
     found = findings(result)
     assert result.exit_code == 1
-    assert {check for check, one in found.items() if one["outcome"] == "failed"} == {
-        *("text tokens", "image tokens", "mismatch, text")
-    }
-    for check, words in (
-        ("text tokens", "--chat-template"),
-        ("image tokens", "preprocessor_config.json"),
-        ("mismatch, text", "vllm serve"),
-    ):
+    assert {check for check, one in found.items() if one["outcome"] == "failed"} == {*("text tokens", "mismatch, text")}
+    for check, words in (("text tokens", "--chat-template"), ("mismatch, text", "from --model")):
         assert words in found[check]["cure"]
 
 
@@ -120,9 +94,11 @@ def test_a_wrong_image_mean_is_found_wherever_the_server_normalises(vllm_server,
     settings = json.loads((other / "preprocessor_config.json").read_text())
     (other / "preprocessor_config.json").write_text(json.dumps(settings | CLIP))
     found = findings(run_doctor(vllm_server, directory=other))
-    assert [check for check, one in found.items() if one["outcome"] == "failed"] == ["image normalisation"]
-    assert "image_mean [0.5, 0.5, 0.5]" in found["image normalisation"]["seen"]
-    assert "preprocessor_config.json" in found["image normalisation"]["cure"]
+    failed = [check for check, one in found.items() if one["outcome"] == "failed"]
+    assert failed
+    assert set(failed) <= {"image features", "mismatch, image"}
+    if "mismatch, image" in failed:
+        assert "normalisation: equal when computed with" in found["mismatch, image"]["seen"]
 
 
 # Families: each as it is right, and with one mistake in the directory that the server is compared with.
@@ -160,8 +136,7 @@ def nothing(directory: Path) -> None:
 Findings = Mapping[str, str]  # by check, words that its result or its cure has
 AS_FILES: Findings = {"image features": "content_parts"}
 # vLLM's attention for the CPU has no bidirectional ranges, so a server of Gemma 3 is never right here.
-ON_CPU: Findings = {"mismatch, image": "attends to images causally"}
-GEMMA3: Findings = {"adjacent images": "put text between images", "image pixels": "may share a token"}
+ON_CPU: Findings = {"mismatch, image": "no fault that was tested explains it"}
 CLIP = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
 HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
 
@@ -169,46 +144,40 @@ HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
 @pytest.mark.parametrize(
     ("vllm_server", "edit", "failed", "others"),
     [
-        ("gemma3", nothing, ON_CPU, GEMMA3),
-        (
-            "gemma3",
-            lambda directory: change_images(directory, **CLIP),
-            {**ON_CPU, "image normalisation": "processor_config.json"},
-            {**GEMMA3, "image pixels": "normalisation", "image features": "normalisation"},
-        ),
+        ("gemma3", nothing, ON_CPU, AS_FILES),
         ("glm-4.5v", nothing, {}, {}),
         (
             "glm-4.5v",
             lambda directory: change_images(directory, size={"shortest_edge": 448 * 448, "longest_edge": 2**22}),
-            {"image tokens": "processor_config.json"},
-            dict.fromkeys(("image features", "image pixels"), "image tokens"),
+            {"image tokens": "files of the processor"},
+            {},
         ),
         ("internvl3", nothing, {}, AS_FILES),
         (
             "internvl3",
             lambda directory: change_images(directory, **HALF),
-            {"image normalisation": "processor_config.json"},
-            dict.fromkeys(("image features", "image pixels", "mismatch, image"), "image normalisation failed"),
+            {"mismatch, image": "other normalisation: equal when computed with"},
+            AS_FILES,
         ),
         ("idefics3", nothing, {}, AS_FILES),
         (
             "idefics3",
             lambda directory: change_weights(directory, "patch_embedding.weight", 1.5),
-            {"mismatch, image": "vision tower"},
+            {"mismatch, image": "no fault that was tested explains it"},
             AS_FILES,
         ),
         ("llava-onevision", nothing, {}, {}),
         (
             "llava-onevision",
             lambda directory: change_images(directory, resample=0),
-            {"image features": "processor_config.json"},
-            dict.fromkeys(("image pixels", "image normalisation"), "image features"),
+            {"image features": "files of the processor"},
+            {},
         ),
         ("cohere2-vision", fold_logit_scale, {}, AS_FILES),
         (
             "cohere2-vision",
             nothing,
-            {"mismatch, text": "multiplied by text_config.logit_scale (0.25) of config.json"},
+            {"mismatch, text": "wrong temperature: equal when computed with a temperature of"},
             {**AS_FILES, "mismatch, image": "mismatch, text"},
         ),
         ("qwen2.5-vl", nothing, {}, {}),
@@ -223,8 +192,8 @@ HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
                     "mrope_section": [4, 6, 6],
                 },
             ),
-            {"mismatch, text": "another config.json"},
-            {"mismatch, image": "mismatch, text", "image normalisation": "does not show"},
+            {"mismatch, text": "overrides of its config.json"},
+            {"mismatch, image": "mismatch, text"},
         ),
     ],
     indirect=["vllm_server"],
@@ -240,31 +209,24 @@ def test_a_family_passes_as_it_is_and_a_mistake_is_named(vllm_server, edit, fail
     assert rest.keys() == others.keys(), rest
     for check, words in {**failed, **others}.items():
         assert words in f"{found[check]['seen']} -> {found[check]['cure']}"
-    if found["mismatch, image"]["outcome"] == "ok":  # the test has power: other pixels would have been noticed
-        control = re.search(r"([\d.e-]+) on average with the pixels of other images", found["mismatch, image"]["seen"])
-        assert control is not None
-        assert float(control[1]) > 1e-3
 
 
 @pytest.mark.parametrize("vllm_server", ["short"], indirect=True)
 def test_a_limit_that_no_image_fits_into_is_named_and_nothing_is_blamed_on_it(vllm_server):
     found = findings(run_doctor(vllm_server))
     assert [check for check, one in found.items() if one["outcome"] == "failed"] == ["served model"]
-    assert "--max-model-len 4096" in found["served model"]["cure"]
+    assert "--max-model-len 8192" in found["served model"]["cure"]
     assert found["image request"]["outcome"] == "skipped"
     assert found["text request"]["outcome"] == "ok"
-    assert found["abort"]["outcome"] in ("ok", "skipped")  # 63 tokens may end before they are aborted
 
 
 @pytest.mark.parametrize("vllm_server", ["raw-logits"], indirect=True)
-def test_logits_in_place_of_log_probabilities_are_found_and_a_limit_of_one_image_is_told(vllm_server):
+def test_logits_in_place_of_log_probabilities_are_found(vllm_server):
     found = findings(run_doctor(vllm_server))
     failed = {check: one["cure"] for check, one in found.items() if one["outcome"] == "failed"}
     assert failed.keys() <= {"text request", "log-probabilities"}
     assert all("--logprobs-mode raw_logprobs" in cure for cure in failed.values())
     assert failed
-    assert found["images per prompt"]["outcome"] == "absent"
-    assert "--limit-mm-per-prompt" in found["images per prompt"]["cure"]
 
 
 @pytest.mark.parametrize("vllm_server", ["without-images"], indirect=True)
@@ -272,8 +234,8 @@ def test_processed_log_probabilities_are_found_and_that_images_are_refused_is_to
     found = findings(run_doctor(vllm_server))
     assert [check for check, one in found.items() if one["outcome"] == "failed"] == ["log-probabilities"]
     assert "--logprobs-mode raw_logprobs" in found["log-probabilities"]["cure"]
-    assert found["pixel dtype"]["outcome"] == "absent"
-    assert "--limit-mm-per-prompt" in found["pixel dtype"]["cure"]
+    assert found["image tokens"]["outcome"] == "absent"
+    assert "--limit-mm-per-prompt" in found["image tokens"]["cure"]
 
 
 @pytest.mark.parametrize("vllm_server", ["closed"], indirect=True)
@@ -307,23 +269,12 @@ def test_nobody_there_is_2_and_takes_no_minutes(vllm_server, tmp_path):
 @asynccontextmanager
 async def _target(server: VLLMServer) -> AsyncIterator[Target]:
     engine = VLLMEngine(server.base_url)
-    server_side = VLLMEngine(server.base_url, media="content_parts")
     connection = ServerConnection(server.base_url)
     try:
-        yield Target(
-            engine=engine,
-            server_side=server_side,
-            control=engine.control,
-            connection=connection,
-            renderer=load_renderer(server.model_dir),
-            directory=server.model_dir,
-            capabilities=await engine.capabilities(),
-            dtype="float32",
-            dtype_source="set here",
-        )
+        renderer, capabilities = load_renderer(server.model_dir), await engine.capabilities()
+        yield Target("vLLM", engine, connection, renderer, server.model_dir, capabilities, "float32")
     finally:
         await engine.close()
-        await server_side.close()
         await connection.close()
 
 

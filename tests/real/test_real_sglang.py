@@ -229,12 +229,11 @@ async def test_an_image_token_in_text_is_refused_where_images_are(
 
 
 async def test_the_doctor_finds_no_failure(server: SGLangServer, checkpoint: Path) -> None:
-    found = {each.check: each for each in await run_checks(server.base_url, checkpoint, Options(control=True))}
+    found = {each.check: each for each in await run_checks(server.base_url, checkpoint, Options())}
     assert {name: each.seen for name, each in found.items() if each.outcome is Outcome.FAILED} == {}
-    for check in ("image request", "abort", "mismatch, text", "mismatch, image", "metrics", "pause, resume"):
+    for check in ("image request", "mismatch, text", "mismatch, image"):
         assert found[check].outcome is Outcome.OK, found[check]
     assert "SGLANG_RETURN_ORIGINAL_LOGPROB=1" in found["log-probabilities"].cure
-    assert "float32 weights (reported by the server)" in found["mismatch, image"].seen
 
 
 async def test_the_load_of_the_server_is_read(engine: SGLangEngine, rendered: RenderedTokens) -> None:

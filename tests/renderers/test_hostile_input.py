@@ -185,14 +185,6 @@ def test_a_conversation_never_gets_the_cached_ids_of_another(tiny_model_dir: Pat
     assert "x 0.0<" in texts[1]
 
 
-def test_long_words_are_not_cached() -> None:
-    tokenizer = renderer_of("trl/qwen3").tokenizer
-    assert tokenizer._ascii_encoder is not None
-    for number in range(20):
-        tokenizer.encode_run("ACGT" * 500 + "x" * number)
-    assert max(map(len, tokenizer._ascii_encoder._ids_of)) <= 64
-
-
 # Templates.
 
 

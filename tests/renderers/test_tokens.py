@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from typing import Any
 
@@ -209,97 +208,11 @@ def test_scaffold_is_encoded_with_its_control_tokens() -> None:
     assert REAL.decode(spelled) == "<|im_start|>user\nHi<|im_end|>"
 
 
-# The short cut for ASCII text.
-
-ascii_texts = st.lists(
-    st.text(st.characters(max_codepoint=127), max_size=6)
-    | st.sampled_from(
-        [" the", "don't", "'LL", "\n\n", "\r\n", "   ", "1234567", '{"a": 1.5}', "foo_bar(", "\t\tx", " A"]
-    ),
-    max_size=12,
-).map("".join)
-SHORT_CUT = [
-    name
-    for name in corpus.tokenizer_names()
-    if name.startswith(("qwen", "glm", "deepseek-r1", "deepseek-v", "minimax"))
-]
-
-
-@pytest.mark.parametrize("name", corpus.drawn(SHORT_CUT))
-@settings(max_examples=80, deadline=None)
-@given(text=ascii_texts, data=st.data())
-def test_the_ascii_encoder_gives_the_ids_and_cuts_of_the_tokenizer(name: str, text: str, data: st.DataObject) -> None:
-    tokenizer = loaded(name)
-    short_cut = tokenizer._ascii_encoder
-    if short_cut is None:
-        assert name == "deepseek-vl-7b-base"  # letters like ü are added tokens there
-        return
-    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=3)) - {len(text)})
-    encoding = tokenizer.body.encode(text, add_special_tokens=False)
-    starts = [start for start, _ in encoding.offsets]
-    found = short_cut.encode(text, cuts)
-    assert found is not None
-    ids_of_text, token_at = found
-    assert ids_of_text == encoding.ids
-    for cut in cuts:
-        assert token_at[cut] == next((i for i, start in enumerate(starts) if start >= cut), len(starts))
-
-
-@functools.cache
-def loaded(name: str) -> TemplateTokenizer:
-    return TemplateTokenizer.from_file(corpus.model_dir(name) / "tokenizer.json", model=name)
-
-
-def test_the_ascii_encoder_is_used_for_ascii_only() -> None:
-    tokenizer = loaded("qwen-3")
-    short_cut = tokenizer._ascii_encoder
-    assert short_cut is not None
-    tokenizer.encode_run("plainwordofthistest")
-    assert "plainwordofthistest" in short_cut._ids_of
-    tokenizer.encode_run("anotherwordofthistest é")
-    assert "anotherwordofthistest" not in short_cut._ids_of
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        {"normalizer": {"type": "Lowercase"}},
-        {"pre_tokenizer": {"type": "Whitespace"}},
-        {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}},
-    ],
-)
-def test_a_tokenizer_with_other_steps_has_no_ascii_encoder(spoil: dict[str, Any]) -> None:
-    definition = json.loads(byte_level(AddedToken("<a>", special=True, normalized=False)).to_str())
-    assert TemplateTokenizer(definition, model="m")._ascii_encoder is not None
-    assert TemplateTokenizer({**definition, **spoil}, model="m")._ascii_encoder is None
-
-
-def test_the_probe_finds_a_pattern_that_python_reads_differently() -> None:
-    """`$` matches before a last line break in Python, and nowhere else than at the end in Rust."""
-    definition = json.loads(byte_level().to_str())
-    split = {"type": "Split", "pattern": {"Regex": r"\n$|[^\n]+"}, "behavior": "Isolated", "invert": False}
-    pre_tokenizers_of = {"type": "Sequence", "pretokenizers": [split, definition["pre_tokenizer"]]}
-    merges = {**definition["model"], "vocab": {**definition["model"]["vocab"], "ĊĊ": 256}, "merges": [["Ċ", "Ċ"]]}
-    tokenizer = TemplateTokenizer({**definition, "model": merges, "pre_tokenizer": pre_tokenizers_of}, model="m")
-    text = "a\n\n"
-    assert tokenizer.encode_run(text).ids == tokenizer.body.encode(text, add_special_tokens=False).ids
-
-
-def test_the_tokenizer_encodes_text_with_cuts_if_a_step_drops_characters() -> None:
+def test_text_is_encoded_with_cuts_if_a_step_drops_characters() -> None:
     definition = json.loads(byte_level().to_str())
     split = {"type": "Split", "pattern": {"Regex": r"\w+"}, "behavior": "Removed", "invert": True}
     steps = {"type": "Sequence", "pretokenizers": [split, definition["pre_tokenizer"]]}
     tokenizer = TemplateTokenizer({**definition, "pre_tokenizer": steps}, model="m")
-    assert tokenizer._ascii_encoder is not None
     run = tokenizer.encode_run("ab -- cd", [6])
     assert tokenizer.body.decode(run.ids) == "abcd"
     assert run.token_at[6] == 2
-
-
-def test_the_word_cache_is_bounded() -> None:
-    tokenizer = TemplateTokenizer(json.loads(byte_level().to_str()), model="m", cache_bytes=30_000)
-    short_cut = tokenizer._ascii_encoder
-    assert short_cut is not None
-    for number in range(500):
-        tokenizer.encode_run(f"word{number}")
-    assert len(short_cut._ids_of) <= 100

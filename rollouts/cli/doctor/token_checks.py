@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from renderers.errors import TemplateError
 from rollouts.cli.doctor.target import Finding, Target, failed, ok
 from rollouts.engines.http.exchange import response_error
 
@@ -15,37 +14,30 @@ _CONVERSATION = [
     {"role": "assistant", "content": "1, 2...\n\n```py\nx  =  [1,\t2]\n```"},
     {"role": "user", "content": "And?"},
 ]
-_SYSTEM = {"role": "system", "content": "Be brief."}
 
 
 async def text_tokens(target: Target) -> Finding:
     """Compare a conversation of text; the cure names the tokenizer, the form of contents or the template."""
-    messages = _messages(target)
-    difference = await _difference(target, messages)
-    if difference is None:
-        count = len(target.renderer.render_ids(messages, add_generation_prompt=True))
-        return ok(f"{count} ids, all equal")
-    return failed(difference, await _cure(target, messages))
+    difference = await _difference(target, _CONVERSATION)
+    return ok("all ids are equal") if difference is None else failed(difference, await _cure(target))
 
 
-async def _cure(target: Target, messages: Sequence[Mapping[str, Any]]) -> str:
-    text = str(messages[-3]["content"])
+async def _cure(target: Target) -> str:
+    text = _CONVERSATION[0]["content"]
     body = {"model": target.capabilities.model, "prompt": text, "add_special_tokens": False}
     response = await target.post("/tokenize", body, "tokenising text")
     ours = target.renderer.tokenizer.body.encode(text, add_special_tokens=False).ids
     if response.status == 200 and response.json().get("tokens") != ours:
         return f"the tokenizers differ: start `vllm serve` with --tokenizer {target.directory}"
-    parts = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages]
+    parts = [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in _CONVERSATION]
     if await _difference(target, parts) is None:
         return (
             "only messages whose content is a string differ; servers convert strings to parts for templates that read "
             "parts: start `vllm serve` with --chat-template-content-format auto (the default)"
         )
-    template = target.directory / "chat_template.jinja"
-    path = template if template.exists() else "TEMPLATE_OF_MODEL.jinja"
     return (
-        f"the chat templates differ: start `vllm serve` with --chat-template {path}, and without "
-        "--default-chat-template-kwargs"
+        "the chat templates differ: start `vllm serve` with --chat-template and the file chat_template.jinja of "
+        f"{target.directory}, and without --default-chat-template-kwargs"
     )
 
 
@@ -57,35 +49,20 @@ async def _difference(target: Target, messages: Sequence[Mapping[str, Any]]) -> 
         raise response_error("tokenising a conversation", response, "comparing tokens")
     tokenised = response.json()
     theirs = tokenised.get("tokens") if isinstance(tokenised, dict) else None
-    return await first_difference(target, ours, theirs or [])
+    return first_difference(target, ours, theirs or [])
 
 
-def _messages(target: Target) -> list[dict[str, Any]]:
-    """The conversation, with a system message if the template accepts one."""
-    try:
-        target.renderer.render([_SYSTEM, *_CONVERSATION], add_generation_prompt=True)
-    except TemplateError:
-        return list(_CONVERSATION)
-    return [_SYSTEM, *_CONVERSATION]
-
-
-async def first_difference(target: Target, ours: Sequence[int], theirs: Sequence[int]) -> str | None:
+def first_difference(target: Target, ours: Sequence[int], theirs: Sequence[int]) -> str | None:
     """The difference between two sequences of ids, from the first different id; None if they are equal."""
     if list(ours) == list(theirs):
         return None
     pairs = zip(ours, theirs, strict=False)
     first = next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
-    our_text, their_text = [await _with_text(target, ids[first : first + 4]) for ids in (ours, theirs)]
+    decode = target.renderer.tokenizer.decode
+    our_text, their_text = (
+        f"{list(ids)} {decode(ids)!r}" for ids in (ours[first : first + 4], theirs[first : first + 4])
+    )
     return (
         f"{len(ours)} ids from the renderer, {len(theirs)} from the server; they differ from position {first}: "
         f"{our_text} in the renderer, {their_text} in the server"
     )
-
-
-async def _with_text(target: Target, ids: Sequence[int]) -> str:
-    if not ids:
-        return "nothing"
-    body = {"model": target.capabilities.model, "tokens": list(ids)}
-    response = await target.post("/detokenize", body, "asking for the text of tokens")
-    text = response.json().get("prompt") if response.status == 200 else None
-    return f"{list(ids)} {text!r}"

@@ -1,8 +1,8 @@
-"""The mismatch: figures, likely causes, text, JSON and plots of the difference between sampler and trainer."""
+"""The mismatch: figures, tested causes, text, JSON and plots of the difference between sampler and trainer."""
 
 from rollouts.training.mismatch.compared import ComparedTokens
 from rollouts.training.mismatch.diagnosis import Diagnosis, HypothesisResult, diagnose_mismatch, diagnosis_text
-from rollouts.training.mismatch.hypotheses import Hypothesis, replace_tokens
+from rollouts.training.mismatch.hypotheses import Cause, Hypothesis, replace_tokens
 from rollouts.training.mismatch.report import (
     DifferenceStatistics,
     MismatchGroup,
@@ -16,7 +16,6 @@ from rollouts.training.mismatch.report import (
     report_json,
     report_text,
 )
-from rollouts.training.mismatch.signatures import Cause, LikelyCause
 
 __all__ = [
     "Cause",
@@ -25,7 +24,6 @@ __all__ = [
     "DifferenceStatistics",
     "Hypothesis",
     "HypothesisResult",
-    "LikelyCause",
     "MismatchGroup",
     "MismatchOutlier",
     "MismatchReport",

@@ -95,11 +95,6 @@ class ComparedTokens:
         newest = int(sampled.max()) if trainer_version is None else order.place(trainer_version)
         return None if newest is None else newest - sampled
 
-    def select(self, tokens: np.ndarray) -> ComparedTokens:
-        """The tokens of an index or a mask (n,); the tables of names, media and versions stay whole."""
-        columns = {name: getattr(self, name)[tokens] for name in _ARRAYS}
-        return ComparedTokens(**columns, **{name: getattr(self, name) for name in _TABLES})
-
 
 _TABLES = ("names", "media_hashes", "media_modalities", "versions")
 _ARRAYS = tuple(each.name for each in fields(ComparedTokens) if each.name not in _TABLES)

@@ -1,8 +1,7 @@
 """Tests hypotheses about a mismatch: computes log-probabilities under each, and compares them with the reported ones.
 
-A signature (`signatures.py`) is what a cause usually looks like. A hypothesis is tested instead: if the
-log-probabilities that it predicts are those that a side reported, to within arithmetic, then that side had this fault,
-or one that computes the same numbers.
+If the log-probabilities that a hypothesis predicts are those that a side reported, to within arithmetic, then that side
+had this fault, or one that computes the same numbers.
 """
 
 from __future__ import annotations
@@ -21,9 +20,8 @@ from rollouts.models.architecture import architecture
 from rollouts.models.expert_routing import num_experts
 from rollouts.training.batch import TrainingBatch
 from rollouts.training.mismatch.compared import compare_tokens, fitted_temperature, replayed_routing
-from rollouts.training.mismatch.hypotheses import Hypothesis, built_in_hypotheses
+from rollouts.training.mismatch.hypotheses import Cause, Hypothesis, built_in_hypotheses
 from rollouts.training.mismatch.report import MismatchReport, mismatch_report
-from rollouts.training.mismatch.signatures import Cause
 from rollouts.training.samples import TrainingSample
 from rollouts.training.sequence_logprobs import token_logprobs
 from rollouts.values import check_integer, check_positive
@@ -56,8 +54,8 @@ class HypothesisResult(NamedTuple):
 class Diagnosis:
     """The result of `diagnose_mismatch`.
 
-    `side` is the one that has the fault; None where no sample differs. `report` compares sampler and trainer; its
-    `likely_causes` are guesses, `causes` are tested. `tolerance` in nats. Of `affected` samples, those of `examined`
+    `side` is the one that has the fault; None where no sample differs. `report` compares sampler and trainer.
+    `tolerance` in nats. Of `affected` samples, those of `examined`
     were tested. `tested` has every hypothesis; `causes` those that explain samples, the one that explains most first;
     `unexplained` are the examined samples that none explains. Samples are indices into the samples of the batch.
     """
@@ -102,12 +100,12 @@ def diagnose_mismatch(
     """Find out which fault makes the sampler's log-probabilities of a batch differ from those of `model`.
 
     Computes the log-probabilities of the batch with `token_logprobs`, and then those of the `max_samples` samples with
-    the largest mean difference under each hypothesis: images normalised twice or not at all; images or sounds dropped,
-    replaced by zeros, in another order or of other samples; the first token twice or missing; another temperature,
-    fitted; for a mixture of experts, the experts that the sampler took, in samples that have `routed_experts`; and
-    `hypotheses`, for example prompts of another template. `model` must have the weights that sampled the batch: other
-    weights cannot be tested. It takes one forward pass of the batch and, for each examined sample, some 10 without
-    media and up to 90 with them, without gradients.
+    the largest mean difference under each hypothesis: images normalised twice, not at all or with the numbers of a
+    published processor; images or sounds dropped, replaced by zeros, in another order or of other samples; the first
+    token twice or missing; another temperature, fitted; for a mixture of experts, the experts that the sampler took, in
+    samples that have `routed_experts`; and `hypotheses`, for example prompts of another template. `model` must have the
+    weights that sampled the batch: other weights cannot be tested. It takes one forward pass of the batch and, for each
+    examined sample, some 10 without media and up to 90 with them, without gradients.
 
     `logprobs` floating (B, T), if given, are those of the caller's own trainer. Where the sampler agrees with what is
     computed here and they do not, the trainer has the fault, and the hypotheses are tested on it.
@@ -132,7 +130,7 @@ def diagnose_mismatch(
     check_integer("max_samples", max_samples)
     with torch.no_grad():
         computed = token_logprobs(model, batch)
-        side, report, reported = _differing_side(model, batch, computed, logprobs, 2 * limit)
+        side, report, reported = _differing_side(batch, computed, logprobs, 2 * limit)
         affected = sorted(_affected(batch, computed, reported, 2 * limit), key=lambda each: -each.before)
         examined = affected[:max_samples]
         if not examined:
@@ -168,10 +166,8 @@ def diagnosis_text(diagnosis: Diagnosis) -> str:
             f"    cure: {found.cause.cure}",
         ]
     if diagnosis.unexplained:
-        guesses = ", ".join(likely.cause for likely in diagnosis.report.likely_causes) or "nothing"
         lines.append(
-            f"  {len(diagnosis.unexplained)} samples are explained by no hypothesis (other weights cannot be tested); "
-            f"the log-probabilities alone suggest {guesses}"
+            f"  {len(diagnosis.unexplained)} samples are explained by no hypothesis (other weights cannot be tested)"
         )
     lines += ["", f"{'tested hypothesis':56}  {'samples':>7}  {'explained':>9}  {'before':>8}  {'after':>8}"]
     for each in diagnosis.tested:
@@ -187,18 +183,17 @@ def _tolerance(model: Any, tolerance: float | None) -> float:
 
 
 def _differing_side(
-    model: Any, batch: TrainingBatch, computed: torch.Tensor, logprobs: torch.Tensor | None, limit: float
+    batch: TrainingBatch, computed: torch.Tensor, logprobs: torch.Tensor | None, limit: float
 ) -> tuple[Side, MismatchReport, torch.Tensor]:
     """The side that differs from `computed`, its report and its log-probabilities (B, T)."""
-    routes = num_experts(architecture(model)) > 0
-    report = mismatch_report(batch, computed, noise=limit, mixture_of_experts=routes)
+    report = mismatch_report(batch, computed)
     if (
         logprobs is None
         or report.mean_abs > limit
         or any(group.statistics.mean_abs > limit for group in report.by_sample)
     ):
         return "sampler", report, batch.logprobs
-    return "trainer", mismatch_report(batch, logprobs, noise=limit, mixture_of_experts=routes), logprobs
+    return "trainer", mismatch_report(batch, logprobs), logprobs
 
 
 def _affected(batch: TrainingBatch, computed: torch.Tensor, reported: torch.Tensor, limit: float) -> list[_Examined]:

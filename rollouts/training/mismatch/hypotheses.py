@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 
@@ -15,8 +17,49 @@ from renderers.messages import Modality
 from renderers.placement import PlacedItem
 from renderers.vision.patches import ScaledPixels, normalised
 from rollouts.errors import ArgumentError
-from rollouts.training.mismatch.signatures import Cause
 from rollouts.training.samples import TrainingSample
+
+
+class Cause(StrEnum):
+    """Why log-probabilities of sampler and trainer differ. The value is the name for people."""
+
+    DOUBLED_NORMALISATION = "doubled normalisation"
+    MISSING_NORMALISATION = "missing normalisation"
+    OTHER_NORMALISATION = "other normalisation"
+    DROPPED_IMAGE = "dropped image"
+    SWAPPED_IMAGE = "swapped image"
+    DROPPED_SOUND = "dropped sound"
+    SWAPPED_SOUND = "swapped sound"
+    WRONG_TEMPLATE = "wrong template"
+    WRONG_TEMPERATURE = "wrong temperature"
+    MOE_ROUTING = "MoE routing"
+
+    @property
+    def cure(self) -> str:
+        return _CURES[self]
+
+
+_CURES: Mapping[Cause, str] = MappingProxyType(
+    {
+        Cause.DOUBLED_NORMALISATION: "send raw uint8 pixels to a server that normalises, and floats to one that does "
+        "not (`rollouts doctor` checks the server)",
+        Cause.MISSING_NORMALISATION: "send the processor's floats to a server that does not normalise "
+        "(`rollouts doctor` checks the server)",
+        Cause.OTHER_NORMALISATION: "give both sides the same image_mean and image_std in preprocessor_config.json (or "
+        "processor_config.json)",
+        Cause.DROPPED_IMAGE: "check that each request holds its images and that the server's route uses them",
+        Cause.SWAPPED_IMAGE: "check the order and the hashes of the images of each request",
+        Cause.DROPPED_SOUND: "check that each request holds its sounds and that the server's route uses them",
+        Cause.SWAPPED_SOUND: "check the order and the hashes of the sounds of each request",
+        Cause.WRONG_TEMPLATE: "send token ids to the sampler, or give sampler and trainer the same chat template and "
+        "options, and compare their prompt ids",
+        Cause.WRONG_TEMPERATURE: "have the sampler report log-probabilities before temperature (vLLM: "
+        "--logprobs-mode raw_logprobs), or divide the trainer's logits by the same temperature",
+        Cause.MOE_ROUTING: "replay the sampler's routing in the trainer (`routed_experts` of a completion), or compute "
+        "the router in float32 on both sides",
+    }
+)
+
 
 #: The samples that one side would have computed on instead of a sample; the second argument has the batch's items.
 Variants = Callable[[TrainingSample, Sequence[MediaItem]], Sequence[TrainingSample]]
@@ -99,11 +142,45 @@ def built_in_hypotheses(pixel_scale: PixelScale | None = None) -> tuple[Hypothes
             Cause.MISSING_NORMALISATION,
             of_pixels("not-normalised", lambda values, mean, std, factor: values * std + mean),
         ),
+        *(
+            Hypothesis(
+                f"images normalised with {name} image_mean and image_std",
+                Cause.OTHER_NORMALISATION,
+                of_pixels(f"normalised-with-{name}", partial(_normalised_with, *numbers)),
+            )
+            for name, numbers in _PUBLISHED.items()
+        ),
         *_of_media("images", "an image", _SEEN, Cause.DROPPED_IMAGE, Cause.SWAPPED_IMAGE),
         *_of_media("sounds", "a sound", _HEARD, Cause.DROPPED_SOUND, Cause.SWAPPED_SOUND),
         Hypothesis("the first token twice", Cause.WRONG_TEMPLATE, _first_token_twice),
         Hypothesis("without the first token", Cause.WRONG_TEMPLATE, _without_first_token),
     )
+
+
+#: image_mean and image_std of published processors, which a side may have in place of those of the model's.
+_PUBLISHED: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = MappingProxyType(
+    {
+        "the common": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+        "CLIP's": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
+        "ImageNet's": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    }
+)
+
+
+def _normalised_with(
+    other_mean: tuple[float, ...],
+    other_std: tuple[float, ...],
+    values: np.ndarray,
+    mean: np.ndarray,
+    std: np.ndarray,
+    factor: float,
+) -> np.ndarray:
+    """`values`, normalised with `mean` and `std`, as the others normalise them; unchanged for another channel count."""
+    if len(mean) != len(other_mean):
+        return values
+    new_mean, new_std = (np.array(each, dtype=np.float32)[:, None] for each in (other_mean, other_std))
+    changed: np.ndarray = (values * std + mean - new_mean) / new_std
+    return changed
 
 
 _SEEN: tuple[Modality, ...] = ("image", "video")

@@ -15,7 +15,6 @@ import numpy as np
 
 from rollouts.errors import ArgumentError, MismatchError, MissingExtraError
 from rollouts.training.mismatch.compared import ComparedTokens, compare_tokens, concat_tokens
-from rollouts.training.mismatch.signatures import LikelyCause, likely_causes
 from rollouts.values import check_choice, check_positive
 from transport import wire_type
 
@@ -116,14 +115,12 @@ class MismatchReport:
     `plot_mismatch` plots them, `check_mismatch` compares them with thresholds. A log-probability that is not a number
     counts as an infinite difference.
 
-    `noise`, `trainer_version` and `mixture_of_experts` are those of `mismatch_report`.
+    `trainer_version` is that of `mismatch_report`. Causes are tested by `diagnose_mismatch`.
     """
 
     compared: ComparedTokens = field(default_factory=ComparedTokens)
     outliers: tuple[MismatchOutlier, ...] = ()
-    noise: float = 0.05
     trainer_version: str | None = None
-    mixture_of_experts: bool = False
 
     def __repr__(self) -> str:
         figures = self.statistics
@@ -202,43 +199,24 @@ class MismatchReport:
         """Labels are the names of samples."""
         return _groups(self.compared, self.compared.sample, self.compared.names)
 
-    @property
-    def likely_causes(self) -> tuple[LikelyCause, ...]:
-        """What the differences suggest (`rollouts.training.mismatch.signatures`); empty where nothing does."""
-        return likely_causes(
-            self.compared,
-            noise=self.noise,
-            trainer_version=self.trainer_version,
-            mixture_of_experts=self.mixture_of_experts,
-        )
-
 
 def mismatch_report(
-    batch: TrainingBatch,
-    logprobs: torch.Tensor,
-    *,
-    noise: float = 0.05,
-    trainer_version: str | int | None = None,
-    mixture_of_experts: bool = False,
+    batch: TrainingBatch, logprobs: torch.Tensor, *, trainer_version: str | int | None = None
 ) -> MismatchReport:
     """Compare the sampler's log-probabilities of a batch with the trainer's, `logprobs` floating (B, T).
 
-    The trainer's must be of the weights that sampled the batch, before any optimizer step. The rest is for the likely
-    causes: `noise`, the largest median of |difference|, in nats, that is no mismatch (1e-4 where both sides compute in
-    float32); `trainer_version`, the version of the trainer's weights, from which the lag of each token is counted (by
-    default from the newest version in the batch); `mixture_of_experts`, whether the model routes tokens to experts.
+    The trainer's must be of the weights that sampled the batch, before any optimizer step. `trainer_version` is the
+    version of these weights, from which the lag of each token is counted (by default from the newest in the batch).
 
-    Raises `ArgumentError` for log-probabilities that are no torch tensor of floats of this shape, and for a `noise`
-    that is not above 0.
+    Raises `ArgumentError` for log-probabilities that are no torch tensor of floats of this shape.
     """
-    number = check_positive("noise", noise, "pass a number of nats above 0, for example 1e-4 for float32")
     version = None if trainer_version is None else str(trainer_version)
     compared = compare_tokens(batch, logprobs)
-    return MismatchReport(compared, _outliers(batch, compared), number, version, mixture_of_experts)
+    return MismatchReport(compared, _outliers(batch, compared), version)
 
 
 def merge_reports(reports: Iterable[MismatchReport]) -> MismatchReport:
-    """One report over the tokens of all `reports`, with the settings of the first that has tokens.
+    """One report over the tokens of all `reports`, with the trainer's version of the first that has tokens.
 
     Raises `ArgumentError` for anything but reports.
     """
@@ -257,9 +235,7 @@ def merge_reports(reports: Iterable[MismatchReport]) -> MismatchReport:
     return MismatchReport(
         concat_tokens([report.compared for report in nonempty]),
         tuple(outliers[:_OUTLIERS]),
-        nonempty[0].noise,
         nonempty[0].trainer_version,
-        nonempty[0].mixture_of_experts,
     )
 
 
@@ -292,18 +268,12 @@ _REPEATS_SHOWN = 2
 
 
 def report_text(report: MismatchReport, *, decode: Decode | None = None) -> str:
-    """The report for people: figures, groups, likely causes and outliers, one a line.
+    """The report for people: figures, groups and outliers, one a line.
 
     `decode` turns token ids into text (`renderer.tokenizer.decode`); without it outliers show ids. Of images the 12
     with the largest mean are listed.
     """
     lines = [f"mismatch over {report.tokens} sampled tokens, in nats", *_table("all tokens", report)]
-    causes = report.likely_causes
-    lines += ["", "likely causes" if causes else "likely causes: none found"]
-    for evidence, group in itertools.groupby(causes, key=lambda likely: likely.evidence):
-        alike = list(group)
-        lines += [f"  {_cause_names(alike)}", f"    {evidence}"]
-        lines += [f"    cure{f' of {each.cause}' if len(alike) > 1 else ''}: {each.cause.cure}" for each in alike]
     if report.outliers:
         lines += ["", "largest differences (the token is in [[ ]])"]
         for outlier in report.outliers:
@@ -315,7 +285,7 @@ def report_text(report: MismatchReport, *, decode: Decode | None = None) -> str:
 
 
 def report_json(report: MismatchReport, *, decode: Decode | None = None, indent: int | None = None) -> str:
-    """The report as strict JSON: an object with the figures, the groups, the likely causes and the outliers.
+    """The report as strict JSON: an object with the figures, the groups and the outliers.
 
     A number that is not finite is the text "Infinity", "-Infinity" or "NaN". `decode` adds `text` to the outliers.
     """
@@ -325,15 +295,6 @@ def report_json(report: MismatchReport, *, decode: Decode | None = None, indent:
             name: [{"label": group.label, **_figures(group.statistics)} for group in groups]
             for name, groups in _group_lines(report)
         },
-        "likely_causes": [
-            {
-                "cause": likely.cause.value,
-                "others": [other.value for other in likely.others],
-                "evidence": likely.evidence,
-                "cure": likely.cause.cure,
-            }
-            for likely in report.likely_causes
-        ],
         "outliers": [_outlier_object(outlier, decode) for outlier in report.outliers],
     }
     return json.dumps(content, indent=indent, allow_nan=False)
@@ -366,18 +327,6 @@ def _table(title: str, report: MismatchReport) -> list[str]:
             for group in groups
         ),
     ]
-
-
-def _cause_names(alike: Sequence[LikelyCause]) -> str:
-    """A cause with those that look like it; causes of which none is more likely, as one list."""
-    if len(alike) > 1:
-        names = ", ".join(likely.cause for likely in alike)
-        return (
-            f"one of {len(alike)} that look alike: {names} (`diagnose_mismatch` tests them, except for other weights)"
-        )
-    (likely,) = alike
-    others = f" (or {', '.join(likely.others)}; `diagnose_mismatch` tells them apart)" if likely.others else ""
-    return f"{likely.cause}{others}"
 
 
 def _context(outlier: MismatchOutlier, decode: Decode | None) -> str:
@@ -460,8 +409,7 @@ def plot_mismatch(report: MismatchReport, path: str | Path) -> None:
     _plot_bars(groups, [*report.by_turn, *report.by_modality, *report.by_lag], "mean |difference| (nats)")
     worst = sorted(report.by_image, key=lambda group: -group.statistics.mean_abs)[:_IMAGES_SHOWN]
     _plot_bars(images, worst, "mean |difference| after an image (nats)")
-    causes = ", ".join(likely.cause for likely in report.likely_causes) or "none found"
-    figure.suptitle(f"{report!r:.100}\nlikely causes: {causes}".replace("<", "").replace(">", ""))
+    figure.suptitle(f"{report!r:.100}".replace("<", "").replace(">", ""))
     figure.tight_layout()
     figure.savefig(path, dpi=120)
 
@@ -516,7 +464,7 @@ def check_mismatch(
     """Compare figures of the report with thresholds in nats; None is no threshold.
 
     A figure above its threshold raises `MismatchError`, or with action="warning" warns with `MismatchWarning`. Either
-    text names the figure, the threshold, the sample with the largest difference and the likely causes. Raises
+    text names the figure, the threshold and the sample with the largest difference. Raises
     `ArgumentError` for a threshold that is not above 0, without any threshold, and for another action.
     """
     thresholds = {"max_abs": max_abs, "mean_abs": mean_abs, "k3": k3}
@@ -530,7 +478,7 @@ def check_mismatch(
     exceeded = [(name, figures[name], value) for name, value in given.items() if not figures[name] <= value]
     if not exceeded:
         return
-    error = MismatchError(exceeded, report.tokens, report.worst, [str(likely.cause) for likely in report.likely_causes])
+    error = MismatchError(exceeded, report.tokens, report.worst)
     if action == "error":
         raise error
     warnings.warn(str(error), MismatchWarning, stacklevel=2)

@@ -5,9 +5,7 @@ What it samples are bytes drawn from a generator that the prompt seeds; what it 
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,8 +24,6 @@ from renderers.media.item import TensorField
 from renderers.vision.patches import normalise
 from rollouts.engines.vllm.features import decode_item, encode_features
 
-# More than a check samples: a request of this length runs until it is aborted.
-LONG = 256
 _DRAWN = 256  # bytes, the first ids of the tiny tokenizer
 
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits"]
@@ -60,14 +56,12 @@ class Served:
 class ModelVLLM(FakeVLLM):
     """`served` is what it was started with. Keyword arguments after it are flags of vLLM, or faults.
 
-    `most_images`: --limit-mm-per-prompt. `keeps_images` False: --mm-processor-cache-gb 0. `converts_contents` False:
-    --chat-template-content-format string. `hears_aborts` False: they reach another process. `blind`: the model does not
-    look at images. `mixes_up`: images that it holds are confused with the first. `unknown_status`: what it answers
-    about an image that it does not hold. `template_suffix`: --chat-template with more at the end. `starts_paused`:
-    somebody has paused it. `alive` False: its engine is dead, and /health says so. `counts_edges`: its ranges of images
-    include the tokens around the features. `hides`, `adds`: a tensor of images that only others make, or only it.
-    `refuses_adjacent`: /render refuses two images without text between them. `drifts`: added to log-probabilities of
-    sampled tokens.
+    `most_images`: --limit-mm-per-prompt. `converts_contents` False: --chat-template-content-format string. `blind`: the
+    model does not look at images. `template_suffix`: --chat-template with more at the end. `starts_paused`: somebody
+    has paused it. `alive` False: its engine is dead, and /health says so. `counts_edges`: its ranges of images include
+    the tokens around the features. `hides`, `adds`: a tensor of images that only others make, or only it. `drifts`:
+    added to log-probabilities of sampled tokens. `stops`: whether a completion ends "with" the stop token, "without" it
+    or "never". `doubles_first`: the model gets the first token of a text prompt twice.
     """
 
     def __init__(
@@ -75,42 +69,35 @@ class ModelVLLM(FakeVLLM):
         served: Served,
         *,
         most_images: int = 8,
-        keeps_images: bool = True,
         converts_contents: bool = True,
         logprobs_mode: LogprobsMode = "raw_logprobs",
-        hears_aborts: bool = True,
         blind: bool = False,
-        mixes_up: bool = False,
-        unknown_status: int = 500,
         template_suffix: str = "",
         starts_paused: bool = False,
         alive: bool = True,
         counts_edges: bool = False,
         hides: str = "",
         adds: str = "",
-        refuses_adjacent: bool = False,
         drifts: float = 0.0,
+        stops: Literal["with", "without", "never"] = "with",
+        doubles_first: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(**{"model": "tiny", "max_model_len": 2048, **options})
         self.served = served
         self.weights_path = str(served.directory)
         self.most_images = most_images
-        self.keeps_images = keeps_images
         self.converts_contents = converts_contents
         self.logprobs_mode = logprobs_mode
-        self.hears_aborts = hears_aborts
         self.blind = blind
-        self.mixes_up = mixes_up
-        self.unknown_status = unknown_status
         self.template_suffix = template_suffix
         self.alive = alive
         self.counts_edges = counts_edges
         self.hides = hides
         self.adds = adds
-        self.refuses_adjacent = refuses_adjacent
         self.drifts = drifts
-        self._abort_asked = asyncio.Event()
+        self.stops = stops
+        self.doubles_first = doubles_first
         self._files: dict[str, bytes] = {}
         if starts_paused:
             self._running.clear()
@@ -151,9 +138,6 @@ class ModelVLLM(FakeVLLM):
         if count > self.most_images:
             message = f"At most {self.most_images} image(s) may be provided in one prompt."
             return error_response(400, message, "BadRequestError")
-        if self.refuses_adjacent and ("image_url", "image_url") in itertools.pairwise(types):
-            message = "mm_placeholders must be globally non-overlapping and sorted"
-            return error_response(400, message, "BadRequestError")
         ids = rendered.token_ids + self._suffix()
         features = (
             json.loads(b"".join(encode_features(self._made(media), pixel_dtype=self.pixel_dtype))) if count else None
@@ -180,28 +164,13 @@ class ModelVLLM(FakeVLLM):
             refused = self._expand(seen.json)
             if refused is not None:
                 return refused
-        long = (seen.json.get("sampling_params") or {}).get("max_tokens", 0) >= LONG
-        if long and not self.paused and self._refused(seen.json) is None:
-            if self.hears_aborts:
-                await seen.aborted.wait()
-                return self.generated(seen, cut=3)
-            await self._abort_asked.wait()
-            await asyncio.sleep(0.2)
         return await super()._generate(seen)
-
-    def abort(self, request_ids: Any = None) -> int:
-        self._abort_asked.set()
-        return super().abort(request_ids) if self.hears_aborts else 0
 
     def _take_images(self, body: Any) -> bool:
         taken = super()._take_images(body)
         if (features := body.get("features")) is not None:
             body["shown"] = [self.cached[name] for name in features["mm_hashes"]["image"] if name in self.cached]
-            if self.mixes_up and None in features["kwargs_data"]["image"]:
-                body["shown"] = [next(iter(self.cached.values()))] * len(body["shown"])
-        if not self.keeps_images:
-            self.forget_images()
-        return taken or self.unknown_status == 200
+        return taken
 
     def _expand(self, body: Any) -> Response | None:
         """Put the tokens of images in their places, as `features` of our own making; a refusal where one is lost."""
@@ -228,8 +197,6 @@ class ModelVLLM(FakeVLLM):
         features = encode_features(made, pixel_dtype=self.pixel_dtype)
         body["shown"] = json.loads(b"".join(features))["kwargs_data"]["image"]
         body["token_ids"], body["placed"] = ids, {"image": places}
-        if not self.keeps_images:
-            self._files.clear()
         return None
 
     def generated(self, seen: Seen, *, cut: int | None = None) -> Response:
@@ -237,11 +204,17 @@ class ModelVLLM(FakeVLLM):
         sampling, prompt = body["sampling_params"], body["token_ids"]
         count = min(sampling["max_tokens"], self.max_model_len - len(prompt)) if cut is None else cut
         ids = np.random.default_rng(prompt).integers(0, _DRAWN, count).tolist()
-        logits = self._logits([*prompt, *ids], body.get("shown") or [])
+        reason = "length" if cut is None else "abort"
+        stop = next((at for at, token in enumerate(ids) if token in (sampling.get("stop_token_ids") or ())), None)
+        if stop is not None and self.stops != "never":
+            ids, reason = ids[: stop + (self.stops == "with")], "stop"
+            count = len(ids)
+        before = prompt[: int(self.doubles_first)]
+        logits = self._logits([*before, *prompt, *ids], body.get("shown") or [])[len(before) :]
         said = self._said(logits, sampling)
         choice = {
             "index": 0,
-            "finish_reason": "length" if cut is None else "abort",
+            "finish_reason": reason,
             "stop_reason": None,
             "token_ids": ids,
             "routed_experts": None,
