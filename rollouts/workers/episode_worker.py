@@ -188,7 +188,7 @@ class EpisodeWorker:
     async def run(self, job: EpisodeJob, observer: EpisodeObserver | None = None) -> EpisodeOutcome:
         """Run a job, when fewer than `slots` run, and return how it ended. Cancelling the call cancels the episode.
 
-        A job whose episode runs already cancels that run: its orchestrator no longer waits for it.
+        A job whose episode runs already cancels that run: its runner no longer waits for it.
         """
         task = asyncio.current_task()
         assert task is not None
