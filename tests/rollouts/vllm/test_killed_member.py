@@ -1,4 +1,4 @@
-"""Two servers in processes of their own as one fleet; one is killed with kill -9 while episodes with images run."""
+"""Two servers in their own processes as one fleet; one is killed with kill -9 while episodes run."""
 
 from __future__ import annotations
 
