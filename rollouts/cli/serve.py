@@ -133,7 +133,8 @@ def serve(
                 except SessionNotDeliveredError as error:
                     undelivered.append(error)
 
-            app = create_app(gateway, api_key=api_key, hosts=(host,), on_shutdown=[close_gateway, served.engine.close])
+            on_shutdown = [close_gateway, served.engine.close]
+            app = create_app(gateway, api_key=api_key, hosts=(host,), on_shutdown=on_shutdown)
             url = address(listener)
 
             def report_ready() -> None:

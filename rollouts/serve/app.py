@@ -20,7 +20,8 @@ try:
     from starlette.responses import Response
     from starlette.routing import Route
 except ImportError as error:
-    raise MissingExtraError("rollouts serve", "serve", (error.name or "starlette").partition(".")[0]) from error
+    package = (error.name or "starlette").partition(".")[0]
+    raise MissingExtraError("rollouts serve", "serve", package) from error
 
 from rollouts.serve.access import ApiKeyMiddleware, BrowserMiddleware
 from rollouts.serve.errors import ANSWERED, on_error, on_unrouted
@@ -36,8 +37,9 @@ def create_app(
 ) -> Starlette:
     """The application. Its shutdown calls `on_shutdown` in order, whatever these calls raise.
 
-    With `api_key`, every request needs it as its bearer token, but for `/health`. Without one, requests are answered
-    that name this machine, or one of `hosts`, in their Host header, and that no web page of another origin sends.
+    With `api_key`, every request needs it as its bearer token, but for `/health`. Without one, requests are
+    answered that name this machine, or one of `hosts`, in their Host header, and that no web page of another
+    origin sends.
     """
 
     async def health(request: Request) -> Response:
@@ -88,7 +90,7 @@ class _GatewayCollector(Collector):
         gauges = {
             "process_start_time_seconds": ("Start of the server, in seconds since 1970.", self._started),
             "mmrollouts_gateway_sessions": ("Sessions that the gateway keeps.", load.sessions),
-            "mmrollouts_gateway_requests_in_flight": ("Completions that are being sampled.", load.requests_in_flight),
+            "mmrollouts_gateway_requests_in_flight": ("Completions in progress.", load.requests_in_flight),
             "mmrollouts_gateway_session_bytes": ("Estimated bytes of the sessions.", load.estimated_bytes),
         }
         for name, (meaning, value) in gauges.items():

@@ -1,4 +1,4 @@
-"""Errors of a server and their responses, in the form of OpenAI's API: one table says how each is answered."""
+"""Errors of a server and their responses, in the form of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -95,7 +95,14 @@ class RequestError(ServeError):
     Cure: correct the field of the request that the response names.
     """
 
-    def __init__(self, status: int, message: str, param: str | None = None, *, code: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        *,
+        code: str | None = None,
+    ) -> None:
         self.status = status
         self.message = message
         self.param = param

@@ -52,7 +52,8 @@ def test_the_guide_to_the_flags_of_vllm(tmp_path, monkeypatch):
     program = Path(__file__).parent / "vllm" / "engine_vllm_serve.py"
     script = tmp_path / "bin" / "vllm"
     script.parent.mkdir()
-    script.write_text(f'#!/bin/sh\nPYTHONPATH="{os.pathsep.join(sys.path)}" exec "{sys.executable}" "{program}" "$@"\n')
+    path = os.pathsep.join(sys.path)
+    script.write_text(f'#!/bin/sh\nPYTHONPATH="{path}" exec "{sys.executable}" "{program}" "$@"\n')
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{script.parent}{os.pathsep}{os.environ['PATH']}")
     names = run_page("how-to/vllm-flags.md")

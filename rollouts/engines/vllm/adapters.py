@@ -128,7 +128,8 @@ class ServerAdapters:
             raise CapabilityError(
                 path.rpartition("/")[2],
                 f"{self._connection.base_url} has no {path}: start it with `vllm serve --enable-lora` and "
-                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment, and let nobody but the trainer reach it",
+                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment, and let nobody but the trainer "
+                "reach it",
             )
         return response
 

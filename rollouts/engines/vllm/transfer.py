@@ -51,7 +51,8 @@ class ExpectedTensors:
     def of_checkpoint(cls, directory: str | None) -> Self:
         """Those of the checkpoint that a server was started with, where this process can read it.
 
-        The output layer must come also where the model ties it to its embeddings: vLLM would keep the one of before.
+        The output layer must come also where the model ties it to its embeddings: vLLM would keep the one of
+        before.
         """
         if directory is None or not any(Path(directory).glob("*.safetensors")):
             return cls(None, directory)

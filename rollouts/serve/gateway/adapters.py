@@ -15,8 +15,8 @@ class ServedAdapters:
     async def has(self, name: str) -> bool:
         """Whether the engine has the adapter. Raises `EngineError`.
 
-        The engine is asked about a name that it did not have before: adapters are loaded while it serves. One that was
-        unloaded since is an error of the engine when it samples.
+        The engine is asked about a name that it did not have before: adapters are loaded while it serves. One
+        that was unloaded since is an error of the engine when it samples.
         """
         return name in self._known or name in await self.names()
 

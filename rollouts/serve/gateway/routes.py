@@ -57,7 +57,7 @@ _FORMATS: Final = ("records", "json")
 
 
 class GatewayLoad(NamedTuple):
-    """What a gateway holds and does now: sessions, completions that are being sampled, bytes of the sessions."""
+    """What a gateway holds and does now: sessions, completions in progress, bytes of the sessions."""
 
     sessions: int
     requests_in_flight: int

@@ -1,4 +1,4 @@
-"""Requests that `rollouts serve` refuses, with bodies in the form of OpenAI's API; its health and its metrics."""
+"""Requests that `rollouts serve` refuses, in the form of OpenAI's API; its health and its metrics."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def test_the_metrics_have_the_sessions_and_their_bytes(renderer):
     with ServedInThread(app) as server:
         body = {"messages": [{"role": "user", "content": "a"}]}
         assert server.post("/sessions/s/v1/chat/completions", body).status == 200
-        lines = server.get("/metrics").body.decode().splitlines()
-        values = {name: float(value) for name, _, value in (line.partition(" ") for line in lines) if name != "#"}
+        lines = map(str.split, server.get("/metrics").body.decode().splitlines())
+        values = {name: float(value) for name, *_, value in lines if name != "#"}
         (session,) = server.get("/sessions").json["sessions"]
     assert values.pop("process_start_time_seconds") > 1e9
     assert values == {

@@ -162,7 +162,8 @@ async def test_the_gateway_stands_before_sglang(served: FakeSGLang, tiny_model_d
     upstream = await asyncio.to_thread(_upstream, None, EngineKind.SGLANG, served.base_url, None)
     gateway = Gateway(upstream.engine, load_renderer(tiny_model_dir), model=upstream.name)
     transport = httpx.ASGITransport(create_app(gateway))
-    body = {"messages": [{"role": "user", "content": "a"}], "stream": True, "max_tokens": 3, "return_token_ids": True}
+    messages = [{"role": "user", "content": "a"}]
+    body = {"messages": messages, "stream": True, "max_tokens": 3, "return_token_ids": True}
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         response = await client.post("/v1/chat/completions", json={"model": "/model", **body})
     await gateway.close()

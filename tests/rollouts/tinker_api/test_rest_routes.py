@@ -1,5 +1,6 @@
 """The routes that list and hand out runs, checkpoints and sessions, used by the client and the command of `tinker`."""
 
+import json
 import os
 import signal
 import subprocess
@@ -321,7 +322,8 @@ def test_a_page_that_is_none_is_refused(web, query):
 @pytest.mark.parametrize("body", [{}, {"ttl_seconds": "1"}, {"ttl_seconds": 0}, {"ttl_seconds": True}, [], b"{"])
 def test_a_body_without_a_time_to_live_is_refused(web, directory, body):
     save(directory, "a")
-    sent = {"content": body} if isinstance(body, bytes) else {"json": body}
+    text = body if isinstance(body, bytes) else json.dumps(body)
+    sent = {"content": text, "headers": {"Content-Type": "application/json"}}
     answer = web.put("/api/v1/training_runs/s:train:0/checkpoints/weights/a/ttl", **sent)
     assert answer.status_code == 400
     assert web.post("/api/v1/weights_info", **sent).status_code == 400

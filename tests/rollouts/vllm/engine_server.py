@@ -1,4 +1,4 @@
-"""A `FakeVLLM` with a checkpoint in it: `LocalEngine` samples for it, the renderer of the directory renders."""
+"""A `FakeVLLM` with a checkpoint in it: `LocalEngine` samples, and the renderer of the directory renders."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class EngineVLLM(FakeVLLM):
     def __init__(self, directory: Path, *, model: Any = None, hears: bool = True, **options: Any) -> None:
         engine = LocalEngine.from_pretrained(directory) if model is None else LocalEngine(model)
         self.engine, self.hears, self.renderer = engine, hears, load_renderer(directory)
-        self.examples = {modality: self._example(modality) for modality in SMALL if modality in self.processors}
+        self.examples = {each: self._example(each) for each in SMALL if each in self.processors}
         images = self.examples.get("image")
         raw = images is not None and images.scale is not None
         options = {"model": "tiny", "pixel_dtype": "uint8" if raw else "float32", **options}
@@ -90,7 +90,8 @@ class EngineVLLM(FakeVLLM):
         return json_response({"prompt": f"<{seen.json['tokens']}>"})
 
     async def _render(self, seen: Seen) -> Response:
-        parts = [part for message in seen.json["messages"] for part in message["content"] if isinstance(part, dict)]
+        contents = [part for message in seen.json["messages"] for part in message["content"]]
+        parts = [part for part in contents if isinstance(part, dict)]
         sounds = [part for part in parts if part["type"] == "audio_url"]
         if sounds and not (self.hears and "audio" in self.processors):
             return error_response(400, "At most 0 audio(s) may be provided in one prompt.", "BadRequestError")
@@ -100,7 +101,8 @@ class EngineVLLM(FakeVLLM):
             features = json.loads(b"".join(encode_features(media, pixel_dtype=self.pixel_dtype)))
             names = [part.get("uuid") for part in parts if part["type"].endswith("_url")]
             for modality, hashes in features["mm_hashes"].items():
-                features["mm_hashes"][modality] = [name or own for name, own in zip(names, hashes, strict=True)]
+                named = [name or own for name, own in zip(names, hashes, strict=True)]
+                features["mm_hashes"][modality] = named
         return json_response({"token_ids": rendered.token_ids, "features": features})
 
     def _rendered(self, body: Mapping[str, Any]) -> Any:
@@ -131,7 +133,8 @@ class EngineVLLM(FakeVLLM):
         if (refused := self._refused(body)) is not None:
             return refused
         await self._running.wait()
-        if any(part.get("url") is None and part["uuid"] not in self._files for part in body.get("content_parts") or ()):
+        parts = body.get("content_parts") or ()
+        if any(part.get("url") is None and part["uuid"] not in self._files for part in parts):
             return error_response(400, "Cache miss", "BadRequestError")
         if not self._take_images(body):
             return error_response(500, "Internal server error", "InternalServerError")
@@ -141,10 +144,11 @@ class EngineVLLM(FakeVLLM):
         stops = set(sampling.get("stop_token_ids") or ())
         own_stops = set() if sampling.get("ignore_eos") else {*self.renderer.get_stop_token_ids()}
         params = SamplingParams(**known, stop_token_ids=tuple(stops | own_stops))
-        prompt_ids, media = (
-            self._expanded(body) if body.get("content_parts") else (body["token_ids"], self._media(body))
-        )
-        request = GenerateRequest(prompt_ids, params, media, request_id=seen.request_id, prompt_logprobs=scores)
+        prompt_ids, media = body["token_ids"], self._media(body)
+        if parts:
+            prompt_ids, media = self._expanded(body)
+        name = seen.request_id
+        request = GenerateRequest(prompt_ids, params, media, request_id=name, prompt_logprobs=scores)
         result = await self._result(seen, request)
         choices = [
             {
@@ -161,8 +165,9 @@ class EngineVLLM(FakeVLLM):
             }
             for completion in result.completions
         ]
-        expansion = {"prompt_token_ids": prompt_ids if body.get("return_token_ids") else None, "mm_placeholders": None}
-        if body.get("content_parts"):
+        returned = prompt_ids if body.get("return_token_ids") else None
+        expansion = {"prompt_token_ids": returned, "mm_placeholders": None}
+        if parts:
             places: dict[str, list[dict[str, int]]] = {}
             for item, place in media.items_with_ranges():
                 places.setdefault(item.modality, []).append({"offset": place.offset, "length": place.length})

@@ -1,4 +1,7 @@
-"""A checkpoint behind vLLM's wire as a program: python engine_vllm_serve.py serve DIR ... --port PORT ..."""
+"""A checkpoint behind vLLM's wire as a program: python engine_vllm_serve.py serve DIR ... --port PORT ...
+
+Prints its address once it answers.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from engine_server import EngineVLLM
 
 
 async def main(directory: str, port: str) -> None:
-    async with EngineVLLM(Path(directory), port=int(port)):
+    async with EngineVLLM(Path(directory), port=int(port)) as server:
+        print(server.base_url, flush=True)
         await asyncio.Event().wait()
 
 

@@ -1,4 +1,4 @@
-"""A scripted server in a thread of its own: for commands, which run an event loop themselves, and for several loops."""
+"""A scripted server in a thread of its own, for tests that run more than one event loop, as commands do."""
 
 from __future__ import annotations
 
