@@ -579,7 +579,7 @@ class CommandFileError(RolloutsError):
 class ExportError(RolloutsError):
     """A medium was not exported. `digest` names it.
 
-    Cure: choose another `--out`, or restore the damaged medium.
+    Cure: name another file to export to, or restore the damaged medium.
     """
 
     def __init__(self, digest: str, reason: str) -> None:

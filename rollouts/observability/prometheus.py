@@ -43,7 +43,7 @@ class PrometheusEndpoint:
             raise MissingExtraError("the endpoint for Prometheus", "prometheus", "prometheus-client") from error
         self._metrics = metrics
         self.registry = CollectorRegistry()
-        self.registry.register(self)  # type: ignore[arg-type]
+        self.registry.register(self)
         self._host = host
         self._port = number
         self._listening: tuple[WSGIServer, Thread] | None = None

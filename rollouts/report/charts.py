@@ -85,7 +85,7 @@ def draw(chart: Chart) -> Drawing:
     left_out = f"{counted(too_large, 'value')} of 1e150 or more cannot be drawn" if too_large else ""
     scale = _Scale.of([0.0, *values] if chart.is_histogram else values)
     at = _places(chart)
-    edges = [_LEFT, *((a + b) / 2 for a, b in pairwise(at)), _RIGHT_EDGE]
+    edges = [_LEFT, *(round((a + b) / 2, 1) for a, b in pairwise(at)), _RIGHT_EDGE]
     names = chart.names or [f"{chart.x_label} {value_text(x)}" for x in chart.xs]
     texts = [[value_text(line.ys[index]) for line in chart.lines] for index in range(len(at))]
     labels = [f"{line.label} " if len(chart.lines) > 1 else "" for line in chart.lines]
@@ -98,7 +98,7 @@ def draw(chart: Chart) -> Drawing:
         [Mark(x, text) for x, text in zip(at[::2], names[::2], strict=True)] if chart.is_histogram else _x_ticks(chart),
         [_pieces(line, at, scale) for line in chart.lines],
         [
-            Mark(left, f"{name}: {', '.join(map(str.__add__, labels, cells))}", right - left)
+            Mark(left, f"{name}: {', '.join(map(str.__add__, labels, cells))}", round(right - left, 1))
             for (left, right), name, cells in zip(pairwise(edges), names, texts, strict=True)
         ],
     )

@@ -71,10 +71,12 @@ def pairing_line(comparison: Comparison, against: RunDifference) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The tasks that changed most in one direction, and their table: id, mean total rewards, change."""
+    """The tasks that changed most in one direction, and their rows: id, mean total rewards, change."""
 
+    title: str
+    headings: Sequence[str]
     tasks: Sequence[ChangedTask]
-    table: Table
+    rows: Sequence[Sequence[str]]
 
 
 def changes(comparison: Comparison, against: RunDifference) -> Iterator[Changes]:
@@ -83,7 +85,7 @@ def changes(comparison: Comparison, against: RunDifference) -> Iterator[Changes]
     for direction, tasks in (("increases", against.most_increased), ("decreases", against.most_decreased)):
         rows = [[one.task_id, *map(_number, (one.baseline, one.run)), _signed(one.run - one.baseline)] for one in tasks]
         if rows:
-            yield Changes(tasks, Table(f"Largest {direction} of the total reward", headings, rows))
+            yield Changes(f"Largest {direction} of the total reward", headings, tasks, rows)
 
 
 def _value(estimate: Estimate | None) -> str:

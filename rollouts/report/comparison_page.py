@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,11 @@ from rollouts.report.comparison import (
     run_table,
     title_of,
 )
-from rollouts.report.page import Block, Cell, Heading, Items, Table, Text, charts_of, html_page
+from rollouts.report.page import Block, Cell, Heading, Items, Section, Table, Text, charts_of, html_page
 from rollouts.report.viewer_page import MAX_EPISODES
 from rollouts.report.write import REPORT_FILE
 from rollouts.trajectory.tree import Trajectory
-from rollouts.trajectory_files import episodes_of_record, is_run_directory, open_reader
+from rollouts.trajectory_files import episodes_of_record, is_run_directory, open_reader, read_episodes
 from rollouts.view import write_html
 from transport import TransportError
 
@@ -98,19 +99,14 @@ def _write_viewer(
 def _episodes_of(run: ComparedRun, task_ids: Collection[str]) -> Iterator[Trajectory]:
     """The episodes of these tasks, of the run's version of weights if it is one; what cannot be read is left out."""
     with open_reader(Path(run.directory)) as reader:
-        for record in range(len(reader)):
-            try:
-                held = reader.without_media(record)  # few records have such a task, and media are most of the bytes
-                members = held if isinstance(held, list) else [held]
-                if not any(isinstance(one, Trajectory) and task_of(one) in task_ids for one in members):
-                    continue
-                episodes = list(episodes_of_record(reader, record, 0, []))
-            except TransportError:
-                continue
-            for episode in episodes:
-                trajectory = episode.trajectory
-                if episode.violation is None and task_of(trajectory) in task_ids and _is_of(run, trajectory):
-                    yield trajectory
+        # Few records have such a task, and media are most of the bytes.
+        without_media = read_episodes(reader, [], media=False)
+        for record in sorted({one.record for one in without_media if task_of(one.trajectory) in task_ids}):
+            with suppress(TransportError):
+                for episode in episodes_of_record(reader, record, 0, []):
+                    trajectory = episode.trajectory
+                    if episode.violation is None and task_of(trajectory) in task_ids and _is_of(run, trajectory):
+                        yield trajectory
 
 
 def _is_of(run: ComparedRun, trajectory: Trajectory) -> bool:
@@ -123,11 +119,14 @@ def _page(comparison: Comparison, links: Mapping[str, Mapping[str, str]], folder
     title = f"{' and '.join(run.name for run in comparison.runs[1:])} against {comparison.runs[0].name}"
     reports = [(run.name, Path(run.directory) / REPORT_FILE) for run in comparison.runs]
     linked = [Cell(f"report of {name}", _address(path, folder)) for name, path in reports if path.is_file()]
-    runs = [run_table(comparison), Text(counting_line(comparison)), *([Items(linked)] if linked else [])]
-    pairs = [(title_of(comparison, one), _pair(comparison, one, links)) for one in comparison.against_baseline]
-    return html_page(
-        title, [("What differs between the runs", [Items(note_lines(comparison))]), ("Runs", runs), *pairs]
-    )
+    sections: list[Section] = [
+        ("What differs between the runs", [Items(note_lines(comparison))]),
+        ("Runs", [run_table(comparison), Text(counting_line(comparison)), *([Items(linked)] if linked else [])]),
+    ]
+    sections += [
+        (title_of(comparison, one), list(_pair(comparison, one, links))) for one in comparison.against_baseline
+    ]
+    return html_page(title, sections)
 
 
 def _address(path: Path, folder: Path) -> str:
@@ -144,9 +143,9 @@ def _pair(comparison: Comparison, against: RunDifference, links: Mapping[str, Ma
         yield from charts_of([Chart("Change of each task", "share of the tasks, %", shares, lines, note=note)])
     of_runs = links[comparison.runs[0].name], links[against.name]
     for found in changes(comparison, against):
-        rows = [
+        rows: list[list[str | Cell]] = [
             [task_id, *(Cell(text, one.get(task_id, "")) for text, one in zip(rewards, of_runs, strict=True)), change]
-            for task_id, *rewards, change in found.table.rows
+            for task_id, *rewards, change in found.rows
         ]
-        yield Heading(found.table.label)
-        yield Table(found.table.label, found.table.headings, rows)
+        yield Heading(found.title)
+        yield Table(found.title, found.headings, rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,15 +16,15 @@ from rollouts.observability.training_log import StepMismatch
 from rollouts.report.run_files import RunFiles
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import VersionOrder, finite_number, mean_and_spread
-from rollouts.view.episode_data import ENTROPY, mismatch
+from rollouts.view.episode_data import ENTROPY
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFigures:
     """One episode. `number` is its place in the file, `record` that of its record.
 
-    `sampled` counts sampled tokens; `surprisal` is the sum of their negative log-probabilities, in nats, `entropy`
-    the sum of their entropies over `entropy_tokens` tokens whose entropy is known.
+    `sampled` counts sampled tokens; `surprisal` is the mean of their negative log-probabilities, in nats, `entropy`
+    that of their entropies, as far as they are known. NaN: none is.
     """
 
     number: int
@@ -38,7 +38,6 @@ class EpisodeFigures:
     sampled: int
     surprisal: float
     entropy: float
-    entropy_tokens: int
     started_at: float
     seconds: float
     ending: str
@@ -58,8 +57,6 @@ def episode_figures(trajectory: Trajectory, number: int, record: int) -> Episode
         for node in trajectory.nodes
         if ENTROPY in node.extras and node.extras[ENTROPY].ndim == 1 and node.extras[ENTROPY].dtype.kind in "biuf"
     ]
-    entropy = np.concatenate([np.empty(0), *entropies]).astype(np.float64)
-    entropy = entropy[np.isfinite(entropy)]
     metrics = {name: value for name, one in trajectory.metrics.items() if (value := finite_number(one)) is not None}
     return EpisodeFigures(
         number=number,
@@ -71,9 +68,8 @@ def episode_figures(trajectory: Trajectory, number: int, record: int) -> Episode
         length_stops=trajectory.length_stops,
         tokens=sum(map(len, trajectory.nodes)),
         sampled=sum(len(node.logprobs) for node in trajectory.nodes),
-        surprisal=-sum(float(node.logprobs.astype(np.float64).sum()) for node in trajectory.nodes),
-        entropy=mean_and_spread(entropy).mean * len(entropy) if len(entropy) else 0.0,
-        entropy_tokens=len(entropy),
+        surprisal=-mean_and_spread(np.concatenate([np.empty(0), *(node.logprobs for node in trajectory.nodes)])).mean,
+        entropy=mean_and_spread(np.concatenate([np.empty(0), *entropies])).mean,
         started_at=trajectory.started_at,
         seconds=max(trajectory.seconds, 0.0),
         ending=_ending(trajectory),
@@ -179,22 +175,6 @@ def _lags(step: StepMismatch, names: list[str]) -> np.ndarray:
     return of_tokens
 
 
-def add_extras(figures: MismatchFigures, trajectory: Trajectory) -> None:
-    """Add the tokens of an episode whose nodes have the extra `trainer_logprobs`. Their lag is not known."""
-    for modality, difference in _extras(trajectory):
-        if len(difference):
-            figures.by_modality.setdefault(modality, Counted()).add(difference)
-            figures.unordered += len(difference)
-
-
-def _extras(trajectory: Trajectory) -> Iterator[tuple[str, np.ndarray]]:
-    last: list[str] = []  # the modality of the last item up to and with each node
-    for node in trajectory.nodes:
-        before = last[node.parent] if node.parent >= 0 else "text"
-        last.append(node.media[-1].modality if node.media else before)
-        yield last[-1], mismatch(node)
-
-
 _MAX_KINDS: Final = 20
 
 
@@ -212,8 +192,7 @@ class Collected:
     """The contents of a run's directory.
 
     `complete`: whether all tasks were run, None where nothing says so. `evaluation`: the results of `rollouts eval`, if
-    there are any. `is_partial`: the time was not enough to read all episodes. `mismatch_source` names where the
-    trainer's log-probabilities are from; empty where there are none.
+    there are any. `is_partial`: the time was not enough to read all episodes.
     """
 
     title: str
@@ -223,7 +202,6 @@ class Collected:
     groups: list[GroupMetrics] = field(default_factory=list)
     evaluation: EvaluationResults | None = None
     mismatch: MismatchFigures = field(default_factory=MismatchFigures)
-    mismatch_source: str = ""
     complete: bool | None = None
     is_partial: bool = False
     problems: list[str] = field(default_factory=list)
@@ -259,16 +237,9 @@ def collect(files: RunFiles, deadline: float | None = None) -> Collected:
     collected.groups = list(files.groups())
     collected.evaluation = files.evaluation()
     collected.mismatch = of_training(files.mismatches())
-    if collected.mismatch.tokens:
-        collected.mismatch_source = "mismatch.mmr, which the trainer wrote"
-    from_extras = MismatchFigures()
     for episode in files.episodes() if files.has_episodes else ():
         collected.episodes.append(episode_figures(episode.trajectory, episode.number, episode.record))
-        if not collected.mismatch.tokens:
-            add_extras(from_extras, episode.trajectory)
         if deadline is not None and time.monotonic() > deadline:
             collected.is_partial = True
             break
-    if from_extras.tokens:
-        collected.mismatch, collected.mismatch_source = from_extras, "the extra trainer_logprobs of the episodes"
     return collected

@@ -82,25 +82,18 @@ def _descendants(error_class: type[Exception]) -> Iterator[type[Exception]]:
 
 
 def best_and_worst(episodes: Sequence[EpisodeFigures]) -> tuple[list[EpisodeFigures], list[EpisodeFigures]]:
-    """The 6 episodes with the largest environment rewards, and 6 others with the smallest.
-
-    They are of different groups where possible.
-    """
+    """At most 6 episodes with the largest environment rewards, and 6 others with the smallest, of each group one."""
     ordered = sorted(episodes, key=lambda episode: episode.environment_reward)
-    best = _of_different_groups(ordered[::-1][: (len(ordered) + 1) // 2])
+    best = _one_of_each_group(ordered[::-1][: (len(ordered) + 1) // 2])
     chosen = {episode.number for episode in best}
-    return best, _of_different_groups([episode for episode in ordered if episode.number not in chosen])
+    return best, _one_of_each_group([episode for episode in ordered if episode.number not in chosen])
 
 
-def _of_different_groups(ordered: Sequence[EpisodeFigures]) -> list[EpisodeFigures]:
-    """The first 6. Of equal rewards, those whose groups have no earlier episode precede the others."""
-    seen: Counter[str] = Counter()
-    ranked: list[tuple[float, int, EpisodeFigures]] = []
-    sign = 1 if ordered and ordered[0].environment_reward <= ordered[-1].environment_reward else -1
+def _one_of_each_group(ordered: Sequence[EpisodeFigures]) -> list[EpisodeFigures]:
+    first: dict[str, EpisodeFigures] = {}
     for episode in ordered:
-        ranked.append((sign * episode.environment_reward, seen[episode.group_id], episode))
-        seen[episode.group_id] += 1
-    return [episode for _, _, episode in sorted(ranked, key=lambda each: each[:2])[:_SHOWN]]
+        first.setdefault(episode.group_id or episode.episode_id, episode)
+    return list(first.values())[:_SHOWN]
 
 
 def _summary(collected: Collected) -> list[Block]:
@@ -217,15 +210,15 @@ def _mismatch(collected: Collected) -> list[Block]:
     if not found.tokens:
         reason = (
             "The directory has no log-probabilities of a trainer, so the mismatch is not known. A TrainingLog writes "
-            "them (mismatch.mmr); the extra trainer_logprobs of episodes has them, too."
+            "them (mismatch.mmr)."
         )
         return [Text(reason, "absent")]
-    what = f"|log p(trainer) - log p(sampler)| in nats, of {found.tokens:,} sampled tokens"
+    what = f"|log p(trainer) - log p(sampler)| in nats, of {found.tokens:,} sampled tokens, from mismatch.mmr"
     modalities = {
         "tokens before any medium" if name == "text" else f"tokens after {name}": one
         for name, one in sorted(found.by_modality.items())
     }
-    parts = [Text(f"{what}; from {collected.mismatch_source}.", "note"), Heading("By modality")]
+    parts: list[Block] = [Text(what, "note"), Heading("By modality")]
     parts += _histograms(modalities)
     parts.append(Heading("By lag of the weights"))
     if found.by_lag:
@@ -274,7 +267,7 @@ def _staleness(collected: Collected) -> list[Block]:
 
 def _errors(collected: Collected, viewer: ViewerPage) -> list[Block]:
     """The kinds of errors with an example, and the limits that ended episodes."""
-    rows = [
+    rows: list[list[str | Cell]] = [
         [
             Cell(found.kind, is_code=True),
             f"{found.episodes:,}",
