@@ -212,7 +212,8 @@ _LOSSY_DECODERS = ("jpg", "libjpeg_turbo", "jpg_2000", "webp", "avif")
 def decode_image(source: MediaSource, policy: MediaPolicy) -> Image.Image:
     """Decode to RGB, turned upright by the EXIF orientation, transparency composited on white.
 
-    The size is checked before anything is decompressed; reading and decoding may take `policy.timeout` seconds. Raises `MediaLimitError`, `MediaDecodeError`.
+    The size is checked before anything is decompressed; reading and decoding may take `policy.timeout` seconds. Raises
+    `MediaLimitError`, `MediaDecodeError`.
     """
     if is_raw(source.data):
         _check_raw(source, policy)
