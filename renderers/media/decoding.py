@@ -8,7 +8,6 @@ is dropped or refused).
 
 from __future__ import annotations
 
-import re
 import struct
 import sys
 from collections.abc import Iterator
@@ -203,16 +202,7 @@ def raw_video_frames(data: bytes | memoryview) -> tuple[np.ndarray, float | None
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "ICO", "JPEG2000", "AVIF", "TGA")
 
 _TILE_WIDTH, _TILE_HEIGHT = 322, 323
-_STRIP_OFFSETS, _TILE_OFFSETS, _ROWS_PER_STRIP = 273, 324, 278
-_COMPRESSION, _JPEG_IN_TIFF = 259, (6, 7)
-# Scans of a JPEG with as many pixels as the policy allows; proportionally more with fewer pixels. Encoders write 10
-# scans for colours and 18 for CMYK; a scan takes up to 2 ns per pixel.
-_MAX_SCANS = 32
 _ICON_HEAD = 6 + 16 * 65535
-# In a JPEG, a marker is 0xFF and a byte; 0xFF00 and the restart markers are inside the data of a scan.
-_MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")
-_MARKERS_WITHOUT_LENGTH = (0x01, 0xD8)
-_END_OF_IMAGE, _START_OF_SCAN = 0xD9, 0xDA
 
 _QUICK_FORMATS = {"image": "a baseline JPEG or PNG", "video": "H.264 in MP4", "sound": "WAV"}
 # Decoders of lossy formats, whose output may change with their version, by Pillow's names.
@@ -222,8 +212,8 @@ _LOSSY_DECODERS = ("jpg", "libjpeg_turbo", "jpg_2000", "webp", "avif")
 def decode_image(source: MediaSource, policy: MediaPolicy) -> Image.Image:
     """Decode to RGB, turned upright by the EXIF orientation, transparency composited on white.
 
-    The size, and of a JPEG the number of scans, are checked before anything is decompressed; reading and decoding may
-    take `policy.timeout` seconds. Raises `MediaLimitError`, `MediaDecodeError`.
+    The size is checked before anything is decompressed; reading and decoding may take `policy.timeout` seconds. Raises
+    `MediaLimitError`, `MediaDecodeError`.
     """
     if is_raw(source.data):
         _check_raw(source, policy)
@@ -233,7 +223,7 @@ def decode_image(source: MediaSource, policy: MediaPolicy) -> Image.Image:
         _check_icon(source, policy)
         with Image.open(TimedBytes(source.data, deadline), formats=FORMATS) as image:
             policy.check_size(*image.size, digest=source.digest)
-            check_decoding_cost(image, source, policy)
+            check_tiles(image, source, policy)
             # An MPO (which `formats` opens as JPEG) is a photo followed by a preview or a gain map, not an animation.
             if image.format != "MPO" and getattr(image, "is_animated", False):
                 count = count_frames(image, policy.max_frames)
@@ -289,57 +279,16 @@ def count_frames(image: Image.Image, max_frames: int) -> int:
     return count
 
 
-def check_decoding_cost(image: Image.Image, source: MediaSource, policy: MediaPolicy) -> None:
-    """Raise `MediaLimitError` for an opened image that costs far more to decode than its size suggests.
-
-    That is a TIFF with tiles larger than the limit, because a tile is decompressed as a whole, and a JPEG, also
-    inside a TIFF, of so many scans that decoding takes minutes.
-    """
+def check_tiles(image: Image.Image, source: MediaSource, policy: MediaPolicy) -> None:
+    """Raise `MediaLimitError` for a TIFF with tiles larger than the limit: a tile is decompressed as a whole."""
     tags = getattr(image, "tag_v2", {})
-    tile_width, tile_height = tags.get(_TILE_WIDTH, 0), tags.get(_TILE_HEIGHT, 0)
-    if tile_width * tile_height > policy.max_pixels:
+    width, height = tags.get(_TILE_WIDTH, 0), tags.get(_TILE_HEIGHT, 0)
+    if width * height > policy.max_pixels:
         raise MediaLimitError(
-            f"image {source.digest[:12]} has tiles of {tile_width}x{tile_height} pixels, more than "
+            f"image {source.digest[:12]} has tiles of {width}x{height} pixels, more than "
             f"max_pixels={policy.max_pixels}",
             digest=source.digest,
         )
-    if image.format in ("JPEG", "MPO"):
-        scanned_pixels = scan_count(source.data) * image.width * image.height
-    elif tags.get(_COMPRESSION) in _JPEG_IN_TIFF:
-        starts = tags.get(_TILE_OFFSETS) or tags.get(_STRIP_OFFSETS) or ()
-        scans = {start: scan_count(source.data, start) for start in set(starts)}  # several tiles may use the same bytes
-        strip = image.width * min(tags.get(_ROWS_PER_STRIP, image.height), image.height)
-        scanned_pixels = (tile_width * tile_height or strip) * sum(scans[start] for start in starts)
-    else:
-        return
-    if scanned_pixels > _MAX_SCANS * policy.max_pixels:
-        raise MediaLimitError(
-            f"image {source.digest[:12]} is a JPEG of {image.width}x{image.height} pixels in "
-            f"{scanned_pixels // (image.width * image.height)} scans, more than {_MAX_SCANS} at "
-            f"max_pixels={policy.max_pixels} of the policy; re-encode it as a baseline JPEG or PNG",
-            digest=source.digest,
-        )
-
-
-def scan_count(data: bytes | memoryview, start: int = 0) -> int:
-    """The number of scans of the JPEG that begins at byte `start`, up to its end-of-image marker or the end of `data`.
-
-    A decoder visits all coefficients of an image once for each scan, and a scan may take as few as 20 bytes: neither
-    the number of pixels nor the size of the file bounds the time to decode a progressive JPEG. The scans of a thumbnail
-    (inside a segment) and of data behind the image are not counted.
-    """
-    scans = 0
-    position = start
-    while (found := _MARKER.search(data, position)) is not None:
-        marker = found[1][0]
-        position = found.end()
-        if marker == _END_OF_IMAGE:
-            break
-        if marker in _MARKERS_WITHOUT_LENGTH:
-            continue
-        scans += marker == _START_OF_SCAN
-        position += int.from_bytes(data[position : position + 2], "big")
-    return scans
 
 
 def _check_icon(source: MediaSource, policy: MediaPolicy) -> None:

@@ -19,7 +19,7 @@ from PIL import Image, UnidentifiedImageError
 from renderers.errors import MediaDecodeError
 from renderers.media.containers import Container, container_of, corrupt, open_stream
 from renderers.media.decoding import (
-    check_decoding_cost,
+    check_tiles,
     count_frames,
     decode_errors,
     decoder_versions,
@@ -183,7 +183,7 @@ def _animation(source: MediaSource, policy: MediaPolicy, deadline: Deadline) -> 
             for index in range(count):
                 deadline.remaining()
                 image.seek(index)
-                check_decoding_cost(image, source, policy)
+                check_tiles(image, source, policy)
                 if image.size != size:  # pages of a TIFF
                     raise corrupt(source, "video", f"frame {index} is of another size than the first")
                 yield image_planes(to_rgb(image)) if index in wanted else None

@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 import numpy as np
 from pydantic import ValidationError
 
-from rollouts.errors import CommandFileError, RolloutsError
+from rollouts.errors import CommandFileError
 from rollouts.evaluation.results import RESULTS_FILE, EvaluationResults, FailedEpisodes, task_scores, unusable_warning
 from rollouts.evaluation.statistics import pass_at_k
 from rollouts.observability.group_metrics import GroupMetrics, line_violation, read_summary
@@ -140,8 +140,7 @@ def read_scores(stored: StoredRun, *, threshold: float, failed: FailedEpisodes) 
     """Read the groups of `metrics.jsonl`, or where there is none the episodes of `trajectories.mmr`.
 
     The second file has no group rewards: a task's total rewards are then those of the environment. Raises
-    `CommandFileError` for a damaged line, one that does not say which episodes failed, and a run without a group, or
-    without one of the version.
+    `CommandFileError` for a damaged line, and a run without a group, or without one of the version.
     """
     problems: list[str] = []
     columns = _Columns(threshold, failed)
@@ -150,10 +149,7 @@ def read_scores(stored: StoredRun, *, threshold: float, failed: FailedEpisodes) 
     for row in rows:
         versions[row.oldest_version] += 1
         if stored.version in (None, row.oldest_version):
-            try:
-                columns.add(row)
-            except RolloutsError as error:  # of a line that does not say which episodes failed
-                raise CommandFileError(stored.path, str(error)) from error
+            columns.add(row)
     if not columns.places:
         raise CommandFileError(stored.path, _reason_for_nothing(stored, versions, problems))
     chosen = versions if stored.version is None else Counter({stored.version: versions[stored.version]})

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from rollouts.episodes.chat_turns import COMPLETION_TOKENS, PROMPT_TOKENS
 from rollouts.errors import CommandFileError, NoJsonFormError
@@ -56,7 +56,7 @@ class GroupMetrics(BaseModel):
     done: int
     truncated: int
     failed: int
-    failed_episodes: list[int] = Field(default_factory=list)
+    failed_episodes: list[int]
     errors: list[str]
     turns: int
     length_stops: int = 0

@@ -24,8 +24,6 @@ from rollouts.training.losses import (
     reverse_kl_loss,
     sequence_ratio_loss,
     sft_loss,
-    truncated_ratio_loss,
-    truncated_ratios,
 )
 from rollouts.training.mismatch import (
     Hypothesis,
@@ -113,8 +111,6 @@ __all__ = [
     "token_logprobs",
     "token_logprobs_and_entropy",
     "truncate_sample",
-    "truncated_ratio_loss",
-    "truncated_ratios",
     "with_scores",
     "with_teacher",
 ]

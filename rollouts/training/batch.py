@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from rollouts.training.rows import (
     place_samples,
     token_numbers,
 )
-from rollouts.training.samples import OPTIONAL_COLUMNS, TrainingSample, neutral_sample
+from rollouts.training.samples import OPTIONAL_COLUMNS, TrainingSample
 from rollouts.training.tensor_list import (
     RowIndex,
     TensorList,
@@ -194,15 +194,6 @@ def teacher_rows(name: str, samples: Sequence[TrainingSample]) -> TensorList:
                 )
             columns[index] = np.full((len(sample), *shape), 0 if dtype.kind == "i" else np.nan, dtype)
     return TensorList(torch.from_numpy(column.astype(dtype)) for column in columns)
-
-
-def neutral_extra(extra: TensorList, lengths: torch.Tensor) -> torch.Tensor | None:
-    """Zeros (1, ...) for a sample of one token, if the extra has one row for each token of each sample; else None."""
-    rows = list(zip(extra, lengths.tolist(), strict=True))
-    first = extra[0] if rows else None
-    if first is None or any(tensor is None or tensor.shape[:1] != (length,) for tensor, length in rows):
-        return None
-    return first.new_zeros((1, *first.shape[1:]))
 
 
 # Tensors of the media of samples: arrays of several items in one tensor, each pixel copied once.
@@ -462,22 +453,9 @@ class TrainingBatch:
         """
         return replace(self, **gathered([self], row_numbers(index, len(self))))
 
-    def split(self, rows: int) -> Iterator[TrainingBatch]:
-        """Batches of at most `rows` samples, in order, each padded to its own width."""
-        size = check_integer("rows", rows)
-        return (self[start : start + size] for start in range(0, len(self), size))
-
     def chunk(self, count: int) -> list[TrainingBatch]:
         """Exactly `count` batches, in order, whose numbers of samples differ by at most one."""
         return [self[start:end] for start, end in chunk_bounds(len(self), count)]
-
-    def repeat(self, times: int) -> TrainingBatch:
-        """All samples `times` times: (a, b) becomes (a, b, a, b). Media are shared, not copied."""
-        return self[np.tile(np.arange(len(self)), check_integer("times", times, least=0))]
-
-    def repeat_interleave(self, times: int) -> TrainingBatch:
-        """Each sample `times` times: (a, b) becomes (a, a, b, b). Media are shared, not copied."""
-        return self[np.repeat(np.arange(len(self)), check_integer("times", times, least=0))]
 
     @classmethod
     def concat(cls, batches: Sequence[TrainingBatch]) -> TrainingBatch:
@@ -490,26 +468,6 @@ class TrainingBatch:
             raise BatchError(f"pass a list of at least one TrainingBatch, not {short_repr(batches)}")
         check_alike(batches)
         return replace(batches[0], **gathered(batches, np.arange(sum(map(len, batches)))))
-
-    def pad_samples(self, multiple: int) -> TrainingBatch:
-        """This batch with neutral samples at its end, so that the number of samples is a multiple of `multiple`.
-
-        A neutral sample has one token, `pad_id`, no trained token and no media; its extras with one row for each token
-        are zeros, its other extras None. For ranks that need equal numbers of samples.
-        """
-        missing = -len(self) % check_integer("multiple", multiple)
-        if not missing:
-            return self
-        neutral = TrainingBatch.from_samples(
-            [neutral_sample(self.pad_id)] * missing, pad_id=self.pad_id, layout=self.layout, side=self.side
-        )
-        alike = replace(
-            neutral.to(self.input_ids.device),
-            multiple_of=self.multiple_of,
-            media_dtype=self.media_dtype,
-            extras={n: TensorList([neutral_extra(e, self.lengths)] * missing) for n, e in self.extras.items()},
-        )
-        return TrainingBatch.concat([self, alike])
 
     # Extras.
 
@@ -529,12 +487,6 @@ class TrainingBatch:
                 )
             added[name] = split_by_sample(name, values, self.starts, self.lengths, self._shape)
         return replace(self, extras={**self.extras, **added})
-
-    def select(self, names: Collection[str]) -> TrainingBatch:
-        """This batch with only the extras `names`, a list. Raises `BatchError` for a name that it does not have."""
-        if isinstance(names, str) or not isinstance(names, Collection):
-            raise ArgumentError("names", names, 'pass a list of names, for example ["reference"]')
-        return replace(self, extras={name: self._extra(name) for name in names})
 
     def column(self, name: str) -> torch.Tensor:
         """The extra `name`, one row for each token, laid out as (B, T, ...); 0 on padding.

@@ -113,29 +113,6 @@ def importance_sampling_loss(
     return _policy_loss(loss, ratio, 0.0, math.inf)
 
 
-def truncated_ratio_loss(
-    logprobs: torch.Tensor,
-    old_logprobs: torch.Tensor,
-    advantages: torch.Tensor,
-    mask: torch.Tensor,
-    *,
-    cap: float = 2.0,
-    mean_over: MeanOver = "tokens",
-    sequence_ids: torch.Tensor | None = None,
-    normaliser: float | None = None,
-) -> PolicyLoss:
-    """Truncated importance sampling: -min(r, cap) A log p, where no gradient passes through the ratio r.
-
-    Espeholt et al. 2018 (IMPALA), arXiv:1802.01561; for samplers and trainers that differ numerically: Yao et al. 2025,
-    "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training" (TIS). The arguments are those of
-    `policy_gradient_loss`. For a clipped surrogate with truncated weights, use `truncated_ratios`.
-    """
-    limit = check_positive("cap", cap)
-    mask = _checked_mask(logprobs, mask, old_logprobs=old_logprobs, advantages=advantages)
-    ratio, score = _weighted_score(logprobs, old_logprobs, advantages, mask, 0.0, limit)
-    return _policy_loss(-_mean(score, mask, mean_over, sequence_ids, normaliser), ratio, 0.0, limit)
-
-
 def cispo_loss(
     logprobs: torch.Tensor,
     old_logprobs: torch.Tensor,
@@ -362,23 +339,6 @@ def _checked_mask_of_top(top_logprobs: torch.Tensor, teacher: torch.Tensor, mask
             raise ArgumentError(f"the dtype of {name}", str(tensor.dtype), "pass float32")
     each_token = top_logprobs[..., :1].sum(dim=-1).detach()  # (B, T), also for a k of 0
     return _checked_mask(each_token, mask)
-
-
-def truncated_ratios(
-    logprobs: torch.Tensor, sampler_logprobs: torch.Tensor, mask: torch.Tensor, *, cap: float = 2.0
-) -> torch.Tensor:
-    """min(exp(logprobs - sampler_logprobs), cap) on masked tokens, 0 elsewhere; (B, T), without gradient.
-
-    float32, or float64 where an argument is float64.
-
-    Times the advantages, it gives the loss of TIS with a clipped surrogate (Yao et al. 2025): `old` is the trainer's
-    log-probabilities before its first step, and the loss is `policy_gradient_loss(logprobs, old, advantages *
-    truncated_ratios(old, sampler_logprobs, mask), mask)`.
-    """
-    limit = check_positive("cap", cap)
-    mask = _checked_mask(logprobs, mask, sampler_logprobs=sampler_logprobs)
-    ratio = _limited_exp(_log_ratio(logprobs.detach(), sampler_logprobs, mask)).clamp(max=limit)
-    return torch.zeros_like(logprobs, dtype=ratio.dtype, requires_grad=False).masked_scatter(mask, ratio)
 
 
 def _clipped_surrogate(ratio: torch.Tensor, advantage: torch.Tensor, lowest: float, highest: float) -> torch.Tensor:

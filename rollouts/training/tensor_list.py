@@ -109,19 +109,6 @@ class TensorList:
                 )
         return torch.cat([tensor for _, tensor in present])
 
-    def chunk(self, count: int) -> list[TensorList]:
-        """Exactly `count` lists, in order, whose lengths differ by at most one."""
-        return [self[start:end] for start, end in chunk_bounds(len(self), count)]
-
-    def repeat(self, times: int) -> TensorList:
-        """All rows `times` times: [a, b] becomes [a, b, a, b]."""
-        return TensorList(self.tensors * check_integer("times", times, least=0))
-
-    def repeat_interleave(self, times: int) -> TensorList:
-        """Each row `times` times: [a, b] becomes [a, a, b, b]."""
-        times = check_integer("times", times, least=0)
-        return TensorList(tensor for tensor in self.tensors for _ in range(times))
-
     def to(self, device: torch.device | str | None = None, *, dtype: torch.dtype | None = None) -> TensorList:
         """The tensors on `device`; floating-point tensors in `dtype`, all others in their own dtype."""
         return TensorList(

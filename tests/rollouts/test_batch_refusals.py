@@ -11,7 +11,6 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from rollouts.errors import ArgumentError, BatchError, SampleError
 from rollouts.training import (
-    TensorList,
     TrainingBatch,
     model_inputs,
     pack_samples,
@@ -167,14 +166,6 @@ def test_truncation_refuses_a_number_of_patches_below_zero(limit):
 def test_truncation_refuses_what_is_no_sample():
     with pytest.raises(ArgumentError, match="pass a TrainingSample"):
         truncate_sample([1, 2, 3], 2)
-
-
-@pytest.mark.parametrize("names", ["ref", 3])
-def test_select_refuses_a_bare_name(names):
-    batch = TrainingBatch.from_samples(samples_of([2]), pad_id=PAD).with_extras(ref=TensorList([torch.zeros(2)]))
-    with pytest.raises(ArgumentError, match=r"names is .*; pass a list of names"):
-        batch.select(names)
-    assert list(batch.select(["ref"]).extras) == ["ref"]
 
 
 def test_saving_to_a_directory_is_refused_and_leaves_nothing_behind(tmp_path):

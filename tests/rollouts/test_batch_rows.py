@@ -98,7 +98,7 @@ def test_values_changed_in_the_tensors_survive_every_operation():
     assert torch.equal(TrainingBatch.concat([batch[:1], batch[1:]]).advantages, batch.advantages)
 
 
-# Parts and repetitions.
+# Parts.
 
 
 @settings(max_examples=30, deadline=None)
@@ -109,28 +109,12 @@ def test_the_parts_of_a_batch_concatenate_to_the_batch(lengths, layout, count):
     assert len(chunks) == count
     assert max(map(len, chunks)) - min(map(len, chunks)) <= 1
     assert TrainingBatch.concat(chunks) == batch
-    parts = list(batch.split(count))
-    assert all(len(part) == count for part in parts[:-1])
-    assert TrainingBatch.concat(parts) == batch
-
-
-def test_repeat_tiles_and_repeat_interleave_repeats_each_and_images_are_shared():
-    batch = mixed_batch()
-    assert names(batch.repeat(2)) == ["text", "images", "text", "images"]
-    assert names(batch.repeat_interleave(2)) == ["text", "text", "images", "images"]
-    twice = batch.repeat(2)
-    assert twice.samples[1].media[0][0] is twice.samples[3].media[0][0] is batch.samples[1].media[0][0]
-    assert len(batch.repeat(0)) == 0
 
 
 @pytest.mark.parametrize(
     ("call", "text"),
     [
         (lambda batch: batch.chunk(0), "count is 0"),
-        (lambda batch: batch.split(0), "rows is 0"),
-        (lambda batch: batch.repeat(-1), "times is -1"),
-        (lambda batch: batch.repeat_interleave(1.5), "times is 1.5"),
-        (lambda batch: batch.pad_samples(0), "multiple is 0"),
         (lambda batch: batch.to(dtype=torch.int32), "dtype is torch.int32; pass a floating-point dtype"),
     ],
 )
@@ -182,28 +166,6 @@ def test_batches_of_different_layouts_do_not_concatenate(batches, text):
 # Neutral samples.
 
 
-@pytest.mark.parametrize("layout", [{}, {"side": "left", "multiple_of": 4}, {"layout": "packed"}])
-def test_padding_to_a_data_parallel_multiple_adds_no_loss_and_no_pixels(layout):
-    """SkyRL's _pad_batch clones the first row with its pixels: seven times the memory for a batch of one image row."""
-    rows = [sample(6, images=[image(seed=1)], name="first"), sample(3, name="second")]
-    batch = TrainingBatch.from_samples(rows, pad_id=PAD, **layout).with_extras(
-        reference=torch.ones(TrainingBatch.from_samples(rows, pad_id=PAD, **layout).input_ids.shape),
-        score=TensorList([torch.ones(()), torch.ones(())]),
-    )
-    padded = batch.pad_samples(8)
-    assert len(padded) == 8
-    assert padded[:2] == batch
-    neutral = padded[2:]
-    assert not neutral.loss_mask.any()
-    assert not neutral.advantages.any()
-    assert not neutral.has_media.any()
-    assert neutral.lengths.tolist() == [1] * 6
-    assert torch.equal(padded.concatenated_media("pixel_values"), batch.concatenated_media("pixel_values"))
-    assert int(padded.column("reference").sum()) == 9
-    assert padded.extras["score"][2:] == TensorList([None] * 6)
-    assert batch.pad_samples(2) is batch
-
-
 # Extras.
 
 
@@ -217,14 +179,6 @@ def test_an_extra_of_each_token_follows_its_tokens_through_a_selection(lengths, 
     assert torch.equal(chosen.column("ids"), masked.to(chosen.column("ids").dtype))
     if len(chosen):
         assert torch.equal(chosen.column("pairs")[..., 1], chosen.advantages)
-
-
-def test_select_keeps_the_named_extras_only():
-    batch = batch_of([2]).with_extras(a=torch.zeros(1, 2), b=torch.ones(1, 2))
-    assert set(batch.select(["b"]).extras) == {"b"}
-    assert not batch.select([]).extras
-    with pytest.raises(BatchError, match=r"there is no extra 'c'; this batch has \['a', 'b'\]"):
-        batch.select(["c"])
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_the_page_on_training():
     assert [len(part) <= 3 for part in names["parts"]] == [True] * len(names["parts"])
     assert sum(report.tokens for report in names["reports"]) == names["trained"] > 0
     assert max(report.max_abs for report in names["reports"]) < 1e-4
-    assert [len(names["last"]), len(names["joined"]), len(names["for_ranks"])] == [1, 8, 16]
+    assert [len(names["last"]), len(names["joined"])] == [1, 8]
     assert names["TrainingBatch"].load("batch.mmr") == names["one_row"]
     assert len(names["of_rank"]) == len(names["plan"].steps)
     assert names["plan"].summary().endswith("; 0 left out")

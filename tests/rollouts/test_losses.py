@@ -16,8 +16,6 @@ from rollouts.training import (
     policy_gradient_loss,
     sequence_ratio_loss,
     sft_loss,
-    truncated_ratio_loss,
-    truncated_ratios,
 )
 
 MASK = torch.tensor([[False, True, True], [False, True, False]])
@@ -68,7 +66,6 @@ INF = math.inf
 
 RATIO_LOSSES = {
     "ppo": policy_gradient_loss,
-    "tis": truncated_ratio_loss,
     "cispo": lambda *tensors: cispo_loss(*tensors, clip=(1.0, 4.0)),
     "gspo": lambda *tensors: sequence_ratio_loss(*tensors, sequence_ids=ONE_ID),
     "importance sampling": importance_sampling_loss,
@@ -148,13 +145,6 @@ def test_the_divergence_of_half_precision_tensors_is_computed_in_float32(estimat
 def test_sums_of_half_precision_log_probabilities_do_not_overflow():
     logprobs = torch.full((1, 1000), -100.0, dtype=torch.float16)
     assert sft_loss(logprobs, torch.ones(1, 1000, dtype=torch.bool)).item() == 100
-
-
-def test_truncated_ratios_of_half_precision_tensors_are_float32_and_grow_up_to_their_cap():
-    ratios = truncated_ratios(torch.tensor([[-1.0]]).half(), torch.tensor([[-30.0]]).half(), ONE, cap=1e12)
-    assert ratios.dtype == torch.float32
-    assert ratios.item() == pytest.approx(math.exp(20) * 10, rel=1e-5)
-    assert truncated_ratios(torch.tensor([[-1.0]]), torch.tensor([[-INF]]), ONE).item() == 2
 
 
 # Each loss against its formula, written as loops over sequences and tokens, for padded and packed batches.
@@ -247,10 +237,6 @@ LOSSES = {
         lambda b, **o: policy_gradient_loss(*b.policy(), clip=(0.2, 0.28), **o).loss,
         lambda token, trained: ppo_term(token, trained, 0.2, 0.28),
     ),
-    "tis": (
-        lambda b, **o: truncated_ratio_loss(*b.policy(), cap=1.5, **o).loss,
-        lambda token, _: -min(math.exp(token.new - token.old), 1.5) * token.advantage * token.new,
-    ),
     "cispo": (
         cispo,
         lambda token, _: -clipped(math.exp(token.new - token.old), 0.6, 1.5) * token.advantage * token.new,
@@ -299,11 +285,10 @@ def gradient_of(loss, new, old, advantage):
     return logprobs.grad[0].tolist()
 
 
-def test_a_token_beyond_the_upper_limit_keeps_a_limited_gradient_in_cispo_and_tis_and_none_in_ppo():
+def test_a_token_beyond_the_upper_limit_keeps_a_limited_gradient_in_cispo_and_none_in_ppo():
     far = [math.log(3.0)]
     assert gradient_of(policy_gradient_loss, far, [0.0], 1.0) == [0.0]
     assert gradient_of(cispo_loss, far, [0.0], 1.0) == [pytest.approx(-1.5)]
-    assert gradient_of(truncated_ratio_loss, far, [0.0], 1.0) == [pytest.approx(-2.0)]
 
 
 def test_the_ratio_of_a_sequence_spreads_its_gradient_equally_over_its_tokens():
@@ -318,7 +303,6 @@ def test_the_report_counts_tokens_beyond_the_limits_of_each_loss():
     rest = (torch.zeros(1, 4), torch.ones(1, 4), torch.ones(1, 4, dtype=torch.bool))
     ids = torch.tensor([[0, 0, 1, 1]])
     assert policy_gradient_loss(logprobs, *rest, clip=(0.2, 0.28)).clipped == 0.5
-    assert truncated_ratio_loss(logprobs, *rest).clipped == 0.25
     assert cispo_loss(logprobs, *rest, clip=(1.0, 0.2)).clipped == 0.5
     report = sequence_ratio_loss(logprobs, *rest, sequence_ids=ids, clip=(0.4, 0.5))
     assert report.clipped == 0.5  # the second sequence
@@ -326,20 +310,8 @@ def test_the_report_counts_tokens_beyond_the_limits_of_each_loss():
     assert policy_gradient_loss(logprobs, *rest).mean_ratio == pytest.approx(5.75 / 4)
 
 
-def test_truncated_weights_times_the_advantages_give_the_clipped_surrogate_of_tis():
-    sampler, old = torch.tensor([[-2.0, -1.0, 0.0]]), torch.tensor([[-1.0, -1.2, 5.0]])
-    mask = torch.tensor([[True, True, False]])
-    weights = truncated_ratios(old.requires_grad_(), sampler, mask, cap=2.0)
-    assert weights.tolist() == [[2.0, pytest.approx(math.exp(-0.2)), 0.0]]
-    assert not weights.requires_grad
-    new, advantages = torch.tensor([[-0.9, -1.1, 0.0]]), torch.tensor([[1.0, -1.0, 9.0]])
-    loss = policy_gradient_loss(new, old, advantages * weights, mask, clip=0.05).loss
-    by_token = [2.0 * min(math.exp(0.1), 1.05), math.exp(-0.2) * min(-math.exp(0.1), -1.05)]
-    assert loss.item() == pytest.approx(-sum(by_token) / 2)
-
-
 @pytest.mark.parametrize("advantage", [1.0, 0.0, -1.0])
-@pytest.mark.parametrize("loss", [policy_gradient_loss, truncated_ratio_loss, cispo_loss, sequence_ratio_loss])
+@pytest.mark.parametrize("loss", [policy_gradient_loss, cispo_loss, sequence_ratio_loss])
 def test_a_token_that_the_sampler_found_impossible_does_not_make_the_loss_infinite(loss, advantage):
     assert all(map(math.isfinite, gradient_of(loss, [0.0, -1.0], [-500.0, -1.0], advantage)))
 
@@ -395,8 +367,6 @@ POLICY = (ROWS, ROWS, ROWS, BOTH)
         ),
         (lambda: policy_gradient_loss(*POLICY, clip=(0.1, 0.2, 0.3)), "clip is .*; pass a number from 0 to 1"),
         (lambda: cispo_loss(*POLICY, clip=(1.5, 2.0)), r"clip is \(1.5, 2.0\); pass"),
-        (lambda: truncated_ratio_loss(*POLICY, cap=0), "cap is 0; pass a finite number above 0"),
-        (lambda: truncated_ratios(ROWS, ROWS, BOTH, cap=math.inf), "cap is inf; pass a finite number above 0"),
         (lambda: kl_loss(ROWS, ROWS, BOTH, estimator="k4"), "estimator is 'k4'; pass one of k1, k2, k3"),
         (lambda: kl_loss(ROWS, ROWS.T, BOTH), r"the shape of reference_logprobs is \(2, 1\); pass"),
     ],

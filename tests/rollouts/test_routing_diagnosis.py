@@ -262,9 +262,8 @@ def test_experts_follow_their_tokens_through_cuts_selections_and_files(tmp_path)
     np.testing.assert_array_equal(cut.routed_experts, sample.routed_experts[:4])
     assert replace_tokens(sample, 0, 1, [7]).routed_experts is None, "the experts of other tokens are not known"
     batch = TrainingBatch.from_samples([sample, cut], pad_id=0)
-    batch.pad_samples(4)[[2, 0]].save(tmp_path / "batch")
-    neutral, again = TrainingBatch.load(tmp_path / "batch").samples
-    assert neutral.routed_experts is None
+    batch[[0]].save(tmp_path / "batch")
+    (again,) = TrainingBatch.load(tmp_path / "batch").samples
     np.testing.assert_array_equal(again.routed_experts, sample.routed_experts)
     other = replace(sample, routed_experts=sample.routed_experts + 1)
     assert batch == TrainingBatch.from_samples([sample, cut], pad_id=0)

@@ -24,6 +24,7 @@ from rollouts.training import (
     truncate_sample,
     with_teacher,
 )
+from rollouts.training.samples import neutral_sample
 from transport import decode, encode
 
 FAMILIES = ("qwen3_vl", "gemma3", "llava_next", "internvl", "qwen2_audio")
@@ -293,8 +294,8 @@ def test_a_trained_sample_without_a_teacher_is_an_error_and_a_neutral_one_is_not
     untaught = replace(taught[1], teacher_logprobs=None, teacher_top_ids=None, teacher_top_logprobs=None, name="plain")
     with pytest.raises(BatchError, match="sample plain has no teacher_logprobs; add it: with_teacher"):
         TrainingBatch.from_samples([taught[0], untaught], pad_id=0).column("teacher_logprobs")
-    padded = TrainingBatch.from_samples(taught[:1], pad_id=0).pad_samples(3)
-    assert padded.column("teacher_top_ids").shape == (3, len(taught[0]), 2)
+    padded = TrainingBatch.from_samples([taught[0], neutral_sample(0)], pad_id=0)
+    assert padded.column("teacher_top_ids").shape == (2, len(taught[0]), 2)
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_padding_is_masked_and_pixels_are_neither_padded_nor_copied(renderer):
 
 def test_splitting_pads_each_part_to_its_own_width_and_keeps_order(renderer):
     samples = [sample(renderer, "x" * n, name=str(n)) for n in (1, 2, 50)]
-    parts = list(TrainingBatch.from_samples(samples, pad_id=0).split(2))
+    parts = TrainingBatch.from_samples(samples, pad_id=0).chunk(2)
     assert [[s.name for s in part.samples] for part in parts] == [["1", "2"], ["50"]]
     assert parts[0].input_ids.shape[1] == len(samples[1])
 

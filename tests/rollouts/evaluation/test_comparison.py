@@ -391,10 +391,10 @@ def test_files_that_cannot_be_used_are_named_with_line_and_cure(tmp_path: Path) 
 
 
 def test_a_line_that_does_not_say_which_episodes_failed_is_named_with_its_run(tmp_path: Path) -> None:
-    old = line("1", [1, 0], failed=[1])
-    del old["failed_episodes"]
-    runs = [write_run(tmp_path / "a", [old]), write_run(tmp_path / "b", {"1": [1, 1]})]
-    with pytest.raises(CommandFileError, match=r"/a: the line of task '1' .* does not say which.*--resume"):
+    without = line("1", [1, 0], failed=[1])
+    del without["failed_episodes"]
+    runs = [write_run(tmp_path / "a", [without]), write_run(tmp_path / "b", {"1": [1, 1]})]
+    with pytest.raises(CommandFileError, match=r"/a/metrics.jsonl.*failed_episodes.*--resume"):
         compare_runs(runs)
 
 

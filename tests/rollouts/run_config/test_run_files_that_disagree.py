@@ -95,6 +95,7 @@ def group_of(episodes: list[Trajectory], row: dict[str, Any]) -> Group:
         episodes=tuple(episodes),
         attempts=tuple(row["attempts"]),
         rewards=np.array(row["total_rewards"]),
+        group_rewards=np.array(row["group_rewards"]),
         reward_parts={name: np.array(values) for name, values in row["reward_parts"].items()},
         oldest_version=row["oldest_version"],
     )

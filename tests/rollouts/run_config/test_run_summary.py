@@ -19,6 +19,7 @@ ROW: dict[str, Any] = {
     **dict.fromkeys(("done", "truncated", "failed", "turns", "tokens", "sampled_tokens", "images"), 1),
     "task_id": "t",
     "attempts": [1],
+    "failed_episodes": [0],
     "errors": [],
     "total_rewards": [0.0],
     "environment_rewards": [0.0],
