@@ -7,6 +7,7 @@ import io
 
 import numpy as np
 import pytest
+from engine_server import EngineVLLM
 from PIL import Image
 from rendering_server import (
     END,
@@ -21,7 +22,7 @@ from rendering_server import (
     user,
 )
 
-from renderers import MediaPolicy
+from renderers import MediaPolicy, load_renderer
 from renderers.errors import MediaDecodeError, MediaPolicyError, MessageError
 from rollouts.engines.vllm.server_renderer import ImageChunk, ImagePointer, ServerRenderer
 from rollouts.errors import (
@@ -270,3 +271,17 @@ async def test_a_cancelled_caller_leaves_the_image_to_the_others(server):
     rendered = await second
     assert len(rendered.multi_modal_data) == 1
     assert server.images_rendered().total() == 1
+
+
+@pytest.mark.parametrize("content", ["  Count: 1 22\n\n", "naïve — 東京 🙂", "{'a': [1,\t2]}"])
+async def test_the_server_renders_what_the_renderer_of_its_directory_renders(tiny_model_dir, content):
+    messages = user(text(content), image(picture(0, 64, 48)), text("?"))
+    own = load_renderer(tiny_model_dir).render(messages, add_generation_prompt=True)
+    async with EngineVLLM(tiny_model_dir) as running, ServerRenderer.connect(running.base_url) as served:
+        for _ in range(2):  # the second time, the image is named only
+            rendered = await served.render(messages, add_generation_prompt=True)
+            assert rendered.token_ids == own.token_ids
+            ((item, place),) = rendered.multi_modal_data.items_with_ranges()
+            ((own_item, own_place),) = own.multi_modal_data.items_with_ranges()
+            assert (place.offset, place.length) == (own_place.offset, own_place.length)
+            np.testing.assert_array_equal(item["pixel_values"], own_item["pixel_values"])
