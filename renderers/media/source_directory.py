@@ -34,17 +34,6 @@ def source_files(directory: Path) -> Iterator[SourceFile]:
                     yield SourceFile(name, shard / name, stat.st_size, stat.st_mtime_ns)
 
 
-def stray_files(directory: Path) -> Iterator[Path]:
-    """Files below `directory` that no store reads: misnamed, misplaced or incomplete."""
-    for name, folders, files in os.walk(directory):
-        folders.sort()
-        folder = Path(name)
-        for file in sorted(files):
-            is_in_place = folder.parent == directory and folder.name == file[:2]
-            if not (is_in_place and _DIGEST.fullmatch(file)):
-                yield folder / file
-
-
 def _shards(directory: Path) -> list[Path]:
     with os.scandir(directory) as entries:
         return sorted(Path(entry) for entry in entries if _SHARD.fullmatch(entry.name) and entry.is_dir())

@@ -236,7 +236,7 @@ def collect(files: RunFiles, deadline: float | None = None) -> Collected:
     collected.training, collected.runner = files.training(), files.runner()
     collected.groups = list(files.groups())
     collected.evaluation = files.evaluation()
-    collected.mismatch = of_training(files.mismatches())
+    collected.mismatch = of_training(files.mismatches(files.problems))
     for episode in files.episodes() if files.has_episodes else ():
         collected.episodes.append(episode_figures(episode.trajectory, episode.number, episode.record))
         if deadline is not None and time.monotonic() > deadline:

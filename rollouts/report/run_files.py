@@ -67,15 +67,11 @@ class RunFiles:
                 found = episodes_of_record(reader, record, self._first_numbers[record], [])
                 yield from (episode for episode in found if episode.number in records[record])
 
-    def mismatches(self) -> Iterator[StepMismatch]:
-        """The compared tokens of each training step; none where there is no file, or none that can be read."""
-        yield from self._mismatches(self.problems)
+    def mismatches(self, problems: list[str]) -> Iterator[StepMismatch]:
+        """The compared tokens of each training step; none where there is no file, or none that can be read.
 
-    def mismatches_again(self) -> Iterator[StepMismatch]:
-        """What `mismatches` gives; `problems` has what cannot be read already."""
-        yield from self._mismatches([])
-
-    def _mismatches(self, problems: list[str]) -> Iterator[StepMismatch]:
+        `problems` gets a line for each thing that cannot be read.
+        """
         path = self.path / MISMATCH_FILE
         if not path.exists():
             return
