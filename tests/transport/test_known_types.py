@@ -13,8 +13,7 @@ import pytest
 from handmade import message, ref, root
 
 import transport
-from rollouts import Trajectory
-from transport import MalformedError, UnknownTypeError, decode, decode_frames, encode_frames
+from transport import MalformedError, UnknownTypeError, decode, decode_frames
 from transport.wire import registry
 from transport.wire.registry import DECLARED_IN
 
@@ -142,7 +141,3 @@ def test_whatever_a_peer_calls_its_module_is_shown_and_never_imported() -> None:
     with pytest.raises(UnknownTypeError) as caught:
         decode_frames(message([root(None)], types=[["n" * 10_000, 1, [], "m" * 10_000]]))
     assert len(str(caught.value)) < 1_000
-
-
-def test_messages_of_our_own_types_alone_are_as_a_reader_of_version_2_knows_them() -> None:
-    assert encode_frames(Trajectory("e"))[0][4] == 2

@@ -154,9 +154,7 @@ def _encode(
     encoding = _Encoding(obj, omit_media, depth, in_runs)
     packer = msgpack.Packer(default=encoding.reference_to, strict_types=True, use_bin_type=True)
     packed = encoding.encode_runs(packer.pack) if in_runs else encoding.encode_one_by_one(packer.pack)
-    modules_left_out = all(len(row) == wire_format.TYPE_ROW_LENGTH for row in encoding.types)
-    version = wire_format.VERSION_WITHOUT_MODULES if modules_left_out else wire_format.FORMAT_VERSION
-    prelude = wire_format.PRELUDE.pack(wire_format.PRELUDE_MAGIC, version, len(packed))
+    prelude = wire_format.PRELUDE.pack(wire_format.PRELUDE_MAGIC, wire_format.FORMAT_VERSION, len(packed))
     tables = [packer.pack(encoding.types), packer.pack(encoding.blobs.rows)]
     return [prelude, *tables, b"".join(packed)], encoding.blobs.frames
 

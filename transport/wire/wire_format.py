@@ -39,10 +39,7 @@ from __future__ import annotations
 import struct
 from typing import Final, TypeAlias
 
-# A message of version 2 has no modules in its type table, and is written if no type needs one. Version 1, which is
-# still read, has no runs and no code for empty tuples.
 FORMAT_VERSION: Final = 3
-VERSION_WITHOUT_MODULES: Final = 2
 TYPE_ROW_LENGTH: Final = 3  # of a row of the type table without a module
 PRELUDE: Final = struct.Struct("<4sHxxI")  # magic, format version, number of entries
 PRELUDE_MAGIC: Final = b"MMRH"
