@@ -16,7 +16,7 @@ from jinja2.runtime import LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from renderers.template.operation_costs import FILTER_COSTS
+from renderers.template.operation_costs import count_filter
 from renderers.template.syntax_rewriting import FILTERS, GenerationTag, rewrite
 from renderers.template.traced import (
     Span,
@@ -96,7 +96,7 @@ def _counted_dump(
 # '.join(items)`), and filters that build new strings.
 #
 # A template must also end. Its work is counted (`work_limit`) in loops, calls, filters and the operators whose result
-# is larger than their operands: `+`, `*`, `**`, `~`, `%`, lists and slices.
+# is larger than their operands: `+`, `*`, `**`, `~` and `%`.
 
 
 _DICT_ATTRIBUTES = frozenset(dir(dict))
@@ -254,11 +254,10 @@ class _CountingFormatter(jinja2.sandbox.SandboxedFormatter):
 def _tainting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a filter: its work is counted, and a plain string made from traced input counts as content."""
     first = int(hasattr(function, "jinja_pass_arg"))  # a context, evaluation context or environment before the value
-    count: Callable[..., None] = FILTER_COSTS.get(name, spend_on_text_of)
 
     @functools.wraps(function)
     def filtered(*args: Any, **kwargs: Any) -> Any:
-        count(*args[first:], **kwargs)
+        count_filter(name, *args[first:], **kwargs)
         return tainted_like(function(*args, **kwargs), (*args, *kwargs.values()))
 
     return filtered

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Sized
 from typing import Any
 
 from renderers.errors import WorkLimitError
@@ -11,8 +11,12 @@ from renderers.template.work_limit import ITEM, STEP, check_bits, spend, spend_o
 
 _TEXT = frozenset((str, TracedStr))
 _SEQUENCES = (str, bytes, list, tuple)
-# The longest `range` of the sandbox: about the most items of a value without a length.
-_MAX_RANGE = 100_000
+# The largest width, precision or count that a filter takes.
+_LARGEST_NUMBER = 10**6
+# Filters whose work does not depend on the size of their input, and those that go through its items.
+_WITHOUT_WORK = frozenset(("attr", "count", "d", "default", "first", "last", "length"))
+_OF_ITEMS = frozenset(("batch", "dictsort", "groupby", "items", "list", "map", "max", "min", "random", "reject"))
+_OF_ITEMS |= {"rejectattr", "select", "selectattr", "slice", "sort", "sum", "unique"}
 
 
 def added(terms: list[Any]) -> Any:
@@ -46,83 +50,16 @@ def raised_to(base: Any, exponent: Any) -> Any:
     return base**exponent
 
 
-def listed(made: Any) -> Any:
-    """A list, tuple or dict literal that holds variables."""
-    spend_on_text_of(made)
-    return made
-
-
-def sliced(value: Any, start: Any, stop: Any, step: Any) -> Any:
-    """`value[start:stop:step]`."""
-    part = value[start:stop:step]
-    if isinstance(part, Sized):
-        spend(ITEM * len(part))
-    return part
-
-
-# Filters: their arguments without the context or environment that some take first.
-
-
-def _items(value: Any, *_: Any, **__: Any) -> None:
-    """Filters that iterate over a value."""
-    spend(STEP * (1 + (len(value) if isinstance(value, Sized) else 0)))
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    """Filters whose work does not depend on the size of their input."""
-
-
-def _width(value: Any, width: int = 80) -> None:
-    spend_on_text_of(value)
-    spend(width)
-
-
-def _round(_: Any, precision: int = 0, *__: Any) -> None:
-    if isinstance(precision, int):
-        check_bits(4 * abs(precision))
-
-
-def _batch(value: Any, linecount: int, fill_with: Any = None) -> None:
-    _items(value)
-    spend_on_text_times(fill_with, max(1, linecount))
-
-
-def _map(value: Any, *_: Any, **options: Any) -> None:
-    _items(value)
-    if "default" in options:
-        spend_on_text_times(options["default"], len(value) if isinstance(value, Sized) else _MAX_RANGE)
-
-
-def _sum(value: Any, attribute: Any = None, start: Any = 0) -> None:
-    _items(value)
-    if isinstance(start, Sequence):  # each partial sum is a new, longer list
-        if not isinstance(value, Sequence) or attribute is not None:
-            raise WorkLimitError("it sums lists from a generator or attribute; make a list of them first")
-        spend(ITEM * len(value) * sum(len(item) for item in value if isinstance(item, Sized)))
-
-
-def _wordwrap(
-    value: Any, width: int = 79, break_long_words: bool = True, wrapstring: str | None = None, *_: Any
-) -> None:
-    spend_on_text_times(value, 1 + len(wrapstring or ""))
-
-
-def _urlize(value: Any, *arguments: Any, **options: Any) -> None:
-    more = sum(len(text) for text in (*arguments, *options.values()) if isinstance(text, str))
-    spend_on_text_times(value, 2 + more)
-
-
-#: The function that counts the work of a filter before it runs; of any other filter, the text of its input is counted.
-FILTER_COSTS: dict[str, Callable[..., None]] = {
-    **dict.fromkeys(("attr", "count", "d", "default", "first", "last", "length"), _nothing),
-    **dict.fromkeys(("dictsort", "groupby", "items", "list", "max", "min", "random", "reject", "rejectattr"), _items),
-    **dict.fromkeys(("select", "selectattr", "sort", "unique"), _items),
-    "batch": _batch,
-    "center": _width,
-    "map": _map,
-    "round": _round,
-    "slice": _batch,
-    "sum": _sum,
-    "urlize": _urlize,
-    "wordwrap": _wordwrap,
-}
+def count_filter(name: str, value: Any, *arguments: Any, **options: Any) -> None:
+    """Count the work of a filter before it runs: its arguments without the context or environment that some take."""
+    given = (*arguments, *options.values())
+    if any(isinstance(each, int) and abs(each) > _LARGEST_NUMBER for each in given):
+        raise WorkLimitError(f"it passes the filter {name} a number above {_LARGEST_NUMBER:,}")
+    if name == "sum" and any(isinstance(each, list | tuple) for each in given):
+        raise WorkLimitError("it sums lists, each partial sum of which is a new list; use a loop")
+    if name in _WITHOUT_WORK:
+        return
+    if name in _OF_ITEMS:
+        spend(STEP * (1 + (len(value) if isinstance(value, Sized) else 0)))
+    else:
+        spend_on_text_times(value, 1 + sum(len(text) for text in given if isinstance(text, str)))

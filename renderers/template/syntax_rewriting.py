@@ -1,6 +1,6 @@
 """Changes to the syntax tree of a chat template before it is compiled.
 
-Loops get marks that say which message they print for. Operators and literals become calls of filters that keep the
+Loops get marks that say which message they print for. Operators become calls of filters that keep the
 provenance of text and count work. `FILTERS` are those filters, by the names that the tree uses.
 """
 
@@ -14,7 +14,7 @@ import jinja2.ext
 import jinja2.nodes as nodes
 import jinja2.parser
 
-from renderers.template.operation_costs import added, listed, multiplied, raised_to, sliced
+from renderers.template.operation_costs import added, multiplied, raised_to
 from renderers.template.traced import TracedMessage, loop_mark, traced_join
 from renderers.template.work_limit import STEP, TemplateRun
 
@@ -73,7 +73,7 @@ def _marked(loop: nodes.For, number: nodes.Const) -> list[nodes.Node]:
 
 
 def _rewritten_expression(child: Any, loops: Iterator[int]) -> Any:
-    """`a ~ b`, `a + b + c`, `a * b`, `a ** b`, `[a, b]` and `a[1:]` as calls of `FILTERS`; other nodes unchanged."""
+    """`a ~ b`, `a + b + c`, `a * b` and `a ** b` as calls of `FILTERS`; other nodes unchanged."""
     if isinstance(child, nodes.Add):
         # All terms at once: joining a sum of texts takes half the time of adding them one by one.
         terms: list[nodes.Expr] = [child.right]
@@ -90,16 +90,7 @@ def _rewritten_expression(child: Any, loops: Iterator[int]) -> Any:
             return _filter(child.left, multiplied, child.right)
         case nodes.Pow():
             return _filter(child.left, raised_to, child.right)
-        case nodes.Getitem(arg=nodes.Slice() as key):
-            bounds = (bound or nodes.Const(None) for bound in (key.start, key.stop, key.step))
-            return _filter(child.node, sliced, *bounds)
-        case nodes.List() | nodes.Dict() | nodes.Tuple(ctx="load") if _holds_variables(child):
-            return _filter(child, listed)
     return child
-
-
-def _holds_variables(literal: nodes.Expr) -> bool:
-    return not all(isinstance(inner, (nodes.Const, nodes.Pair)) for inner in literal.find_all(nodes.Expr))
 
 
 def _filter(node: Any, function: Callable[..., Any], *arguments: nodes.Expr) -> nodes.Filter:
@@ -129,5 +120,5 @@ def _leave_loop(loop: int, _: TemplateRun) -> str:
     return loop_mark(loop, None)
 
 
-_FUNCTIONS = (_enter_loop_body, _tested_in_loop, _leave_loop, added, multiplied, raised_to, listed, sliced, traced_join)
+_FUNCTIONS = (_enter_loop_body, _tested_in_loop, _leave_loop, added, multiplied, raised_to, traced_join)
 FILTERS: dict[str, Callable[..., Any]] = {_name(function): function for function in _FUNCTIONS}

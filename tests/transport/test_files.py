@@ -324,10 +324,10 @@ def test_other_files_are_refused_and_left_alone(path: Path) -> None:
         assert path.read_bytes() == content
 
 
-def test_a_file_of_a_newer_format_is_refused(path: Path) -> None:
+def test_a_file_of_another_format_is_refused(path: Path) -> None:
     write(path, 1)
     flip(path, 9)
-    with pytest.raises(DecodeError, match="record file has version 4097"):
+    with pytest.raises(DecodeError, match="record file has version 4098"):
         RecordReader(path)
 
 
@@ -341,7 +341,7 @@ def test_any_flipped_byte_gives_the_right_record_or_a_checksum_error(path: Path)
         try:
             reader = RecordReader(path)
         except DecodeError as error:
-            if not isinstance(error, MalformedError) and "this installation reads up to" not in str(error):
+            if not isinstance(error, MalformedError) and "this installation reads" not in str(error):
                 raise
             assert offset < 64
             continue
@@ -375,7 +375,7 @@ def test_no_flipped_bit_of_the_file_header_lets_a_writer_or_a_repair_cut_off_rec
                 try:
                     attempt()
                 except DecodeError as error:
-                    if not isinstance(error, MalformedError) and "this installation reads up to" not in str(error):
+                    if not isinstance(error, MalformedError) and "this installation reads" not in str(error):
                         raise
                     assert path.read_bytes() == data
                 assert path.read_bytes()[64 : len(sound)] == sound[64:]

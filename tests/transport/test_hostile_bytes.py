@@ -33,7 +33,6 @@ from transport import (
     encode_frames,
 )
 from transport.errors import DecodeError
-from transport.wire import wire_format
 
 SAMPLE = [
     Item(np.arange(6, dtype=">i4").reshape(2, 3), MediaSource.of(b"image")),
@@ -224,7 +223,7 @@ def test_a_type_that_is_not_registered_is_not_constructed() -> None:
         assert caught.value.name == name
 
 
-def test_newer_formats_are_named_as_such() -> None:
+def test_other_formats_are_named_as_such() -> None:
     header = bytearray(encode_frames(1)[0])
     header[4] = 9
     container = bytearray(encode(1))
@@ -232,7 +231,7 @@ def test_newer_formats_are_named_as_such() -> None:
     for attempt in (lambda: decode_frames([header]), lambda: decode(container)):
         with pytest.raises(DecodeError) as caught:
             attempt()
-        assert f"has version 9 and this installation reads up to {wire_format.FORMAT_VERSION}." in str(caught.value)
+        assert "has version 9 and this installation reads" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -237,14 +237,6 @@ def run(columns: Any, *, fields: Any = FIELDS, name: str = "tests.runs.Strict", 
     return message(entries, other.pop("blobs", ()), types=[[name, 1, fields]])
 
 
-def test_messages_of_the_first_format_which_had_no_runs_are_still_read() -> None:
-    entries = [[3, 1, []], [1, 16, ["a", ref(3), blob()]], [2, 16, ["b", None, None]], root([ref(1), ref(2)])]
-    frames = message(entries, [[0, b"\1\0\0\0"]], types=[["tests.runs.Step", 1, ["name", "links", "data"], __name__]])
-    assert frames[0][4] == 1 < wire_format.FORMAT_VERSION
-    one, other = decode_frames(frames)
-    assert (one.name, one.links, one.data.tolist(), other.name) == ("a", (), [1], "b")
-
-
 def test_a_run_made_by_hand_is_read() -> None:
     frames = run([[1, 2], [3, 4], ["a", "b"], [0.5, 1.5]], entries=[root([ref(1), ref(2)])])
     assert decode_frames(frames) == [Strict(1, 3, "a", 0.5), Strict(2, 4, "b", 1.5)]

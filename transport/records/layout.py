@@ -5,7 +5,7 @@
     64           records, each a header of 64 bytes and its payload, padded with zeros to a multiple of 64
 
 A record is an object (a message of `encode` with its media omitted) or a blob (the bytes of one media source, written
-before the first object that refers to it); in a file of version 2 the payload may be a zstd frame. Each header has its
+before the first object that refers to it); the payload may be a zstd frame. Each header has its
 own checksum and the number of objects before it, so that a reader can skip a damaged header and still number the
 records after it.
 """
@@ -111,8 +111,7 @@ def _import_zstd() -> Any:
         raise MissingExtraError("zstd compression", "zstd", "backports.zstd") from error
 
 
-PLAIN_VERSION: Final = 1
-COMPRESSED_VERSION: Final = 2
+FILE_VERSION: Final = 2
 _FILE_MAGIC: Final = b"MMRRECS\n"
 _FILE: Final = struct.Struct("<8sHI50s")  # magic, version, process id, host name in UTF-8
 _OPEN_FLAGS: Final = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOINHERIT", 0)
@@ -126,9 +125,9 @@ _READ_BYTES: Final = 1 << 20
 _FIRST_SEARCH_BYTES: Final = 1 << 10
 
 
-def file_header(version: int, pid: int = 0, host: str = "") -> bytes:
-    """The first 64 bytes of a file of this version. A host name of more than 50 bytes is cut off."""
-    return _FILE.pack(_FILE_MAGIC, version, pid, host.encode("utf-8", "replace"))
+def file_header(pid: int = 0, host: str = "") -> bytes:
+    """The first 64 bytes of a file. A host name of more than 50 bytes is cut off."""
+    return _FILE.pack(_FILE_MAGIC, FILE_VERSION, pid, host.encode("utf-8", "replace"))
 
 
 def read_holder(file: io.FileIO) -> tuple[int, str] | None:
@@ -255,7 +254,7 @@ def frame_record(payload: Buffer, objects_before: int, digest: str = "", *, comp
 
 
 def scan(source: FileBytes) -> Index:
-    """The index of a file. Raises `MalformedError` if it is no record file, `DecodeError` if its version is newer."""
+    """The index of a file. Raises `MalformedError` if it is no record file, `DecodeError` if its version is another."""
     index = Index()
     add_records(index, find_appended(source, index))
     return index
@@ -313,20 +312,17 @@ def find_complete(source: FileBytes, start: int, objects: int) -> tuple[list[Rec
 def _read_file_header(source: FileBytes) -> int:
     """The file's version; 0 if its writer was killed before the file header was complete."""
     header = source.read(0, HEADER_BYTES)
-    possible = [file_header(version) for version in (PLAIN_VERSION, COMPRESSED_VERSION)]
-    if len(header) < HEADER_BYTES and any(complete.startswith(header) for complete in possible):
+    if len(header) < HEADER_BYTES and file_header().startswith(header):
         return 0
     if len(header) < HEADER_BYTES or not header.startswith(_FILE_MAGIC):
         raise MalformedError(
             "file does not start with the header of a record file", "Pass a file that RecordWriter made."
         )
     version: int = _FILE.unpack(header)[1]
-    if version == 0:
-        raise MalformedError("record file has format version 0, which does not exist", "Restore it from another copy.")
-    if version > COMPRESSED_VERSION:
+    if version != FILE_VERSION:
         raise DecodeError(
-            f"record file has version {version} and this installation reads up to {COMPRESSED_VERSION}. "
-            "Update mmrollouts here."
+            f"record file has version {version} and this installation reads {FILE_VERSION}. "
+            "Read it with the version of mmrollouts that wrote it, or restore it from another copy."
         )
     return version
 

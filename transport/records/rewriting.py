@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from transport.errors import ChecksumError, DecodeError, FileChangedError, MalformedError, TruncatedError
 from transport.records.file_lock import check_unlocked, locked
-from transport.records.layout import COMPRESSED_VERSION, file_header, frame_record
+from transport.records.layout import file_header, frame_record
 from transport.records.reader import RecordReader
 from transport.wire.limits import DEFAULT_LIMITS, DecodeLimits
 
@@ -111,7 +111,7 @@ class _RecordCopier:
         self._file = file
         self._stored: set[str] = set()
         self.objects = 0
-        file.write(file_header(COMPRESSED_VERSION))
+        file.write(file_header())
 
     def copy(self, reader: RecordReader, index: int) -> None:
         record = reader.stored(index)

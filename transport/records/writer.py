@@ -13,8 +13,6 @@ from renderers.process.fork_reset import register_fork_reset
 from transport.errors import FileChangedError, FileDeletedError, TransportError
 from transport.records.file_lock import open_locked, unlock
 from transport.records.layout import (
-    COMPRESSED_VERSION,
-    PLAIN_VERSION,
     FileBytes,
     file_header,
     find_complete,
@@ -37,8 +35,8 @@ class RecordWriter:
     under each of its names (symbolic and hard links). The system releases the lock when the process dies. In a process
     that is forked meanwhile the writer is closed. Threads may share a writer.
 
-    With `compression="zstd"` (the extra `zstd`, or Python 3.14) each record is compressed if that makes it smaller. The
-    file then has version 2, which older readers refuse. Arrays of such a record are copies, not views on the file.
+    With `compression="zstd"` (the extra `zstd`, or Python 3.14) each record is compressed if that makes it smaller.
+    Arrays of such a record are copies, not views on the file.
 
     Raises `FileLockedError`, which names the process that has the file open; `TransportError` on a file system
     without locks; `MalformedError` if `path` is another kind of file, which is not changed; `MissingExtraError`.
@@ -53,8 +51,6 @@ class RecordWriter:
         try:
             source = FileBytes(self._file)
             index = scan(source)
-            version = PLAIN_VERSION if self._compress is None else COMPRESSED_VERSION
-            self._version = max(index.version, version)
             # The offset and the index of the next record; one value, so that an interrupt cannot change only one of
             # them.
             self._tail = (index.end, len(index.objects))
@@ -63,12 +59,10 @@ class RecordWriter:
             self._incomplete = source.size > index.end  # whether the file may end in an incomplete record
             self._largest_size = source.size  # of the file, after an interrupted write
             if index.end == 0:
-                self._write([file_header(self._version)], 0)
-            elif index.version < self._version:
-                self._write_header(file_header(self._version))
+                self._write([file_header()], 0)
             # An error here is ignored: the holder is only part of the error text of another writer.
             with contextlib.suppress(OSError, FileChangedError):
-                self._write_header(file_header(self._version, os.getpid(), socket.gethostname()))
+                self._write_header(file_header(os.getpid(), socket.gethostname()))
         except BaseException:
             unlock(self._file)
             self._file.close()
@@ -124,7 +118,7 @@ class RecordWriter:
                 self._cut_incomplete_record()
             finally:
                 with contextlib.suppress(OSError, FileChangedError):  # ignored, as in __init__
-                    self._write_header(file_header(self._version))
+                    self._write_header(file_header())
                 unlock(self._file)
                 self._file.close()
 

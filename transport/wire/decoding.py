@@ -91,7 +91,11 @@ def _read_prelude(header: memoryview) -> tuple[int, memoryview]:
     magic, version, entries = wire_format.PRELUDE.unpack_from(header)
     if magic != wire_format.PRELUDE_MAGIC:
         raise MalformedError(f"message header starts with {magic!r}, not {wire_format.PRELUDE_MAGIC!r}")
-    check_version("message", version)
+    if version != wire_format.FORMAT_VERSION:
+        raise DecodeError(
+            f"message has version {version} and this installation reads {wire_format.FORMAT_VERSION}. "
+            "Install one version of mmrollouts on both sides."
+        )
     body = header[wire_format.PRELUDE.size :]
     unpacker = _unpacker(body)
     try:
