@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
 
 from rollouts.errors import InvalidTurnError
-from rollouts.trajectory.token_node import TokenNode, Turn
 from transport import EncodeError, TransportError, decode, encode
 from transport.wire.arrays import RawTensor, is_tensor
-from transport.wire.codec import check_encodable, is_plain
+from transport.wire.codec import check_encodable
 from transport.wire.registry import registration_of_class
 
 _IMMUTABLE: Final = frozenset({str, int, float, bool, bytes, type(None)})
@@ -63,17 +62,6 @@ def stored_copy(mapping: Mapping[str, Any], name: str) -> dict[str, Any]:
         return copied_mapping(mapping)
     except RecursionError as error:
         raise InvalidTurnError(f"{name} contains itself, or is nested too deep to be stored") from error
-
-
-def check_turn_stored(nodes: Sequence[TokenNode], turn: Turn, name: str) -> None:
-    """Check a turn and the nodes that it adds. Raises `InvalidTurnError` with the place of what cannot be stored."""
-    # Arrays can always be stored. For the other values of usual turns, this costs a fortieth of encoding the whole.
-    values: list[Any] = [turn.message, turn.seconds, turn.agent]
-    for node in nodes:
-        values += node.messages
-        values += [part for span in node.weight_spans for part in (span.version, span.start, span.end)]
-    if not is_plain(values) or any(node.extras or node.media for node in nodes):
-        check_stored({"nodes": nodes, "turn": turn}, name)
 
 
 def check_stored(value: object, name: str) -> None:

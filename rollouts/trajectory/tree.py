@@ -40,7 +40,7 @@ from rollouts.errors import (
     short_repr,
 )
 from rollouts.trajectory.provenance import Provenance
-from rollouts.trajectory.storable import check_stored, check_turn_stored, copied_mapping, plain_copy, stored_copy
+from rollouts.trajectory.storable import check_stored, copied_mapping, plain_copy, stored_copy
 from rollouts.trajectory.token_node import (
     TOP_IDS,
     TOP_LOGPROBS,
@@ -58,7 +58,6 @@ from rollouts.trajectory.token_node import (
 from rollouts.values import finite_number, whole_number
 from transport import wire_type
 from transport.errors import quoted
-from transport.wire.codec import is_plain
 
 _OFFSET: Final = attrgetter("placeholder.offset")
 
@@ -414,7 +413,7 @@ class Trajectory:
         node = len(nodes) + len(added) - 1
         stored_message = cast(Message, stored_copy(message, f"the message of turn {len(turns)}"))
         turn = Turn(node, completion.finish_reason, stored_message, seconds=seconds, agent=agent)
-        check_turn_stored(added, turn, f"turn {len(turns)}")
+        check_stored({"nodes": added, "turn": turn}, f"turn {len(turns)}")
         self._count_fork(agent, parent)
         nodes += added
         turns.append(turn)
@@ -459,7 +458,7 @@ class Trajectory:
             seconds=seconds,
             agent=agent,
         )
-        check_turn_stored(added, turn, f"turn {len(turns)}")
+        check_stored({"nodes": added, "turn": turn}, f"turn {len(turns)}")
         self._count_fork(agent, parent)
         nodes += added
         turns.append(turn)
@@ -491,8 +490,7 @@ class Trajectory:
             raise InvalidTurnError(f"the reward of turn {index} is {short_repr(reward)}; pass a finite number")
         name = f"the info of turn {index}"
         copied = stored_copy(info, name)
-        if not is_plain(copied):
-            check_stored(copied, name)
+        check_stored(copied, name)
         old = turns[index]
         turns[index] = Turn(old.node, old.finish_reason, old.message, number, copied, old.seconds, old.agent)
 

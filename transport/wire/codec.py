@@ -69,8 +69,6 @@ def check_encodable(value: object, name: str = "value") -> None:
     For a value that is stored now and encoded later with other data: the error comes while the origin of the value is
     known. The path in the error begins with `name`. Media sources and large arrays are not copied.
     """
-    if is_plain(value):
-        return
     error = _encode_error([[[[[[[[value]]]]]]]], depth=_ENCLOSING)
     if error is None:
         return
