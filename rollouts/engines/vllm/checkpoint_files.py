@@ -25,16 +25,15 @@ _HEAD_FILE = "lm_head.safetensors"
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def check_checkpoint(directory: Path, *, like: Path | None, reties: bool = False) -> None:
+def check_checkpoint(directory: Path, *, like: Path | None) -> None:
     """Raise `WeightUpdateError` unless `directory` holds a complete safetensors checkpoint with the tensors of `like`.
 
     `like` is a checkpoint of the same model, the one that the server was started with. Without it, or where this
-    process cannot read it, only completeness is checked. Data types may differ: the server casts. `reties`: it also
-    ties the output layer to the new embeddings, so that the checkpoint may leave it out.
+    process cannot read it, only completeness is checked. Data types may differ: the server casts.
     """
     new = checkpoint_shapes(directory)
     tied = ties_embeddings(directory) or (like is not None and ties_embeddings(like))
-    if tied and not reties and HEAD not in new:
+    if tied and HEAD not in new:
         raise _error(
             directory,
             f"the model ties {HEAD} to its embeddings and the checkpoint leaves it out; vLLM would keep the output "

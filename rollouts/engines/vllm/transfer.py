@@ -27,7 +27,6 @@ from rollouts.errors import (
     EngineError,
     InvalidRequestError,
     ServerError,
-    ServerUnreachableError,
     WeightUpdateError,
 )
 
@@ -200,26 +199,14 @@ class TransferControl(WeightControl):
             await self._recover(begun, cause)
 
     async def _expected_tensors(self) -> ExpectedTensors:
-        directory, reties = await self.initial_directory(), await self.reties_output_layer()
-        return await asyncio.to_thread(ExpectedTensors.of_checkpoint, directory, reties=reties)
+        return await asyncio.to_thread(ExpectedTensors.of_checkpoint, await self.initial_directory())
 
     async def _recover(self, begun: Transfer, cause: Exception) -> NoReturn:
         failed = f"a transfer of weights to {self.base_url} failed: {cause}. The server "
-        keeps_weights = (await self._routes.capabilities()).is_rollouts_serve
         try:  # else the next transfer is refused, because this one is active
-            if keeps_weights:
-                # Not the end, which would load what has come: a trainer that joins begins anew.
-                await self.init_weight_transfer({})
-            else:
-                await self._routes.call("POST", "/finish_weight_update", "ending a transfer")
+            await self._routes.call("POST", "/finish_weight_update", "ending a transfer")
         except EngineError as error:
             log.debug("the failed transfer at %s could not be ended: %s", self.base_url, error)
-            keeps_weights = False
-        if keeps_weights and begun.previous is None and not isinstance(cause, ServerUnreachableError):
-            self._state.unusable_weights = None
-            if not begun.stays_paused:
-                await self._send_resume()
-            raise WeightUpdateError(f"{failed}has the weights of before") from cause
         failure = WeightUpdateError(
             f"{failed}is left paused, with parameters that have no storage; repeat the update, or load a checkpoint "
             "(reload_weights), or restart it"

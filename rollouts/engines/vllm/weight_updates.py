@@ -200,13 +200,8 @@ class WeightControl(CacheControl):
             return str(directory)
         initial = await self.initial_directory()  # later checkpoints may lack tensors
         path = await asyncio.to_thread(Path(directory).absolute)
-        like, reties = None if initial is None else Path(initial), await self.reties_output_layer()
-        await asyncio.to_thread(check_checkpoint, path, like=like, reties=reties)
+        await asyncio.to_thread(check_checkpoint, path, like=None if initial is None else Path(initial))
         return str(path)
-
-    async def reties_output_layer(self) -> bool:
-        """Whether the server ties the output layer to new embeddings itself, as `rollouts serve` does."""
-        return (await self._routes.capabilities()).is_rollouts_serve
 
     async def initial_directory(self) -> str | None:
         """The checkpoint that the server was started with, by its own path; None where it does not report it."""
