@@ -140,7 +140,6 @@ NOT_OF_RUST = ("image tokens", "image pixels", "image cache", "cache miss")
 TABLE = [
     Planted("nothing"),
     Planted("nothing, and it normalises in its processor", {"pixel_dtype": "float32"}),
-    Planted("nothing, and it has no `features` that fit", {"pixel_dtype": "float32", "content_parts": True}),
     Planted(
         "nothing, and its ranges of images include the tokens around them",
         {"counts_edges": True, "hides": "image_grid_thw"},
@@ -215,7 +214,7 @@ TABLE = [
         absent={"control routes": "VLLM_SERVER_DEV_MODE=1"},
         skipped=(*NOT_OF_RUST, "running", "pause, resume"),
     ),
-    Planted("an old version", {"version": "0.19.1"}, failed={"version": "vllm>=0.20"}),
+    Planted("an old version", {"version": "0.19.1"}, failed={"version": "vllm>=0.31"}),
     Planted("a version that is not known yet", {"version": "1.0.0"}, failed={"version": "upgrade mmrollouts"}),
     Planted("another chat template", edit=_template, failed={"text tokens": "--chat-template"}),
     Planted(
