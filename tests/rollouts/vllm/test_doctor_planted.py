@@ -133,7 +133,7 @@ TABLE = [
     ),
     Planted("vLLM's Rust frontend", {"rust_frontend": "0.33.0"}, skipped=("image tokens",)),
     Planted("an old version", {"version": "0.19.1"}, absent={"version": "one of these versions"}),
-    Planted("a version that is not known yet", {"version": "1.0.0"}, absent={"version": "upgrade mmrollouts"}),
+    Planted("a version that is not known yet", {"version": "1.0.0"}, absent={"version": "update mmrollouts"}),
     Planted(
         "another chat template",
         edit=_template,
