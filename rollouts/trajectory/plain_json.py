@@ -5,11 +5,8 @@ from __future__ import annotations
 import base64
 import dataclasses
 import datetime
-import decimal
 import enum
 import math
-import pathlib
-import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -23,15 +20,7 @@ from rollouts.trajectory.tree import Trajectory
 from transport.wire.arrays import is_tensor, tensor_parts
 
 # Types whose `str` is complete and can be parsed.
-_TEXT: Final = (
-    decimal.Decimal,
-    uuid.UUID,
-    pathlib.PurePath,
-    datetime.date,
-    datetime.time,
-    datetime.timedelta,
-    datetime.tzinfo,
-)
+_TEXT: Final = (datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo)
 # torch's names of the element types that numpy has too.
 _NUMPY_NAMES: Final = frozenset(np.dtype(code).name for code in "?bBhHiIqQefdFD")
 
@@ -42,8 +31,8 @@ def plain(value: Any) -> Any:
     A key that is not text becomes text (a dict in which two keys would become equal becomes a list of pairs). A float
     that is not finite becomes null, an array or tensor {"dtype", "shape", "data"} with its elements in C order in one
     list, bytes {"base64"} (also the elements of dtypes that numpy lacks, except bfloat16), a complex number {"real",
-    "imag"}, a source {"digest"}, a dataclass or pydantic model a dict. Dates, times, paths, decimal numbers and UUIDs
-    become text. Raises `NoJsonFormError` for anything else.
+    "imag"}, a source {"digest"}, a dataclass a dict. Dates and times become text. Raises
+    `NoJsonFormError` for anything else.
     """
     if isinstance(value, enum.Enum):
         return plain(value.value)
@@ -122,10 +111,6 @@ def _tensor(tensor: Any) -> dict[str, Any]:
 def _object(value: Any) -> dict[str, Any]:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    fields = getattr(type(value), "model_fields", None)  # of a pydantic model
-    if isinstance(fields, Mapping):
-        extra: dict[str, Any] = getattr(value, "model_extra", None) or {}
-        return {name: plain(one) for name, one in [*((name, getattr(value, name)) for name in fields), *extra.items()]}
     raise NoJsonFormError(value)
 
 

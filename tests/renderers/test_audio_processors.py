@@ -277,7 +277,7 @@ def test_a_forked_process_does_not_wait_for_the_threads_of_torch_in_its_parent(f
 def test_the_error_of_a_directory_for_mistral_common_names_the_server_as_the_cure(tmp_path: Path) -> None:
     for name, text in {"config.json": '{"model_type": "voxtral"}', "tekken.json": "{}"}.items():
         (tmp_path / name).write_text(text)
-    with pytest.raises(LoadError, match=r"holds no tokenizer.json.*tekken.json is for mistral_common.*ServerRenderer"):
+    with pytest.raises(LoadError, match=r"holds no tokenizer.json.*tekken.json is for mistral.*inference server"):
         load_renderer(tmp_path)
 
 

@@ -65,7 +65,7 @@ def test_code_of_a_directory_is_refused_and_not_run(
     path.write_text(json.dumps(config))
 
     monkeypatch.setattr("builtins.input", lambda *_: "y")  # who is asked might say yes
-    with pytest.raises(LoadError, match=f"{filename}.*{name}.* is code of the repository.*-hf.*ServerRenderer"):
+    with pytest.raises(LoadError, match=f"{filename}.*{name}.* is code of the repository.*-hf.*server render"):
         load_processors(directory)
     assert not witness.exists()
 
@@ -183,7 +183,7 @@ def test_a_processor_that_is_code_of_the_repository_is_refused_with_what_can_be_
     image = {"type": "image", "image": np.zeros((32, 32, 3), np.uint8)}
     with pytest.raises(MessageError, match=f"{cause}.*which is never run here") as caught:
         load_renderer(directory, chat_template=TEMPLATE).render([{"role": "user", "content": [image]}])
-    for cure in ("named -hf", "ServerRenderer, docs/vllm.md", r"processors=...) (docs/media.md)"):
+    for cure in ("named -hf", "let the inference server render (docs/vllm.md)", r"processors=...) (docs/media.md)"):
         assert cure in str(caught.value)
     assert "pgrade" not in str(caught.value)
 
@@ -195,7 +195,7 @@ def test_a_directory_that_names_no_processor_and_no_code_is_to_name_one(
     files = {"preprocessor_config.json": {**SIGLIP, "image_processor_type": kind}}
     directory = model_directory(files, processor_directory("pixtral"), tmp_path / "model")
     with pytest.raises(
-        LoadError, match=r"Correct processor_class in processor_config\.json.*; else .*ServerRenderer"
+        LoadError, match=r"Correct processor_class in processor_config\.json.*; else .*let the inference server render"
     ) as e:
         load_processors(directory)
     assert "never run" not in str(e.value)

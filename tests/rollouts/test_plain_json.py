@@ -5,18 +5,14 @@ from __future__ import annotations
 import base64
 import dataclasses
 import datetime
-import decimal
 import json
 import subprocess
 import sys
-import uuid
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import hypothesis.extra.numpy as hnp
 import numpy as np
-import pydantic
 import pytest
 from click.testing import Result
 from hypothesis import given, settings
@@ -27,14 +23,7 @@ from typer.testing import CliRunner
 from rollouts.cli.main import app
 from rollouts.errors import NoJsonFormError
 from rollouts.trajectory.plain_json import plain
-from transport import RawTensor, decode, encode, wire_type
-
-
-@wire_type("tests.plain.Note")
-class Note(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="allow", arbitrary_types_allowed=True)
-    text: str
-    pixels: Any = None
+from transport import RawTensor, decode, encode
 
 
 def through_json(value: Any) -> Any:
@@ -120,14 +109,7 @@ def test_a_tensor_at_rest_is_written_as_the_tensor_that_it_stands_for() -> None:
         ),
         (np.array(["2024-01-02"], "M8[D]"), {"dtype": "datetime64[D]", "shape": [1], "data": ["2024-01-02"]}),
         (np.array([np.nan, 1], np.float32), {"dtype": "float32", "shape": [2], "data": [None, 1.0]}),
-        (decimal.Decimal("1.50"), "1.50"),
-        (uuid.UUID(int=7), "00000000-0000-0000-0000-000000000007"),
-        (PurePosixPath("a/b"), "a/b"),
-        (datetime.datetime(2024, 1, 2, tzinfo=ZoneInfo("UTC")), "2024-01-02 00:00:00+00:00"),
-        (
-            Note(text="x", pixels=np.zeros(1, np.uint8), more=(1,)),
-            {"text": "x", "pixels": {"dtype": "uint8", "shape": [1], "data": [0]}, "more": [1]},
-        ),
+        (datetime.datetime(2024, 1, 2, tzinfo=datetime.UTC), "2024-01-02 00:00:00+00:00"),
         ({(1, 2): np.zeros(1, np.uint8)}, {"[1, 2]": {"dtype": "uint8", "shape": [1], "data": [0]}}),
     ],
 )

@@ -53,7 +53,12 @@ def rows_of(path: Path, level: str, out: Path, *options: str) -> list[dict[str, 
 def group_line(task_id: str, *rewards: float, **values: Any) -> str:
     counts = dict.fromkeys(("done", "truncated", "failed", "turns", "tokens", "sampled_tokens", "images"), 0)
     line = {"task_id": task_id, "total_rewards": [reward + 1 for reward in rewards], "environment_rewards": rewards}
-    line |= {"group_rewards": [1.0] * len(rewards), "attempts": list(range(1, len(rewards) + 1)), "errors": []}
+    line |= {
+        "group_rewards": [1.0] * len(rewards),
+        "attempts": list(range(1, len(rewards) + 1)),
+        "errors": [],
+        "failed_episodes": [],
+    }
     return json.dumps({**line, **counts, "reward_parts": {}, **values})
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import zlib
-
 import numpy as np
 import pytest
 from test_trajectory_contents import completion, say
@@ -13,24 +10,6 @@ from renderers import RenderedTokens
 from rollouts import Trajectory
 from rollouts.errors import InvalidTurnError
 from transport import decode, encode
-
-# An episode of one turn, encoded before turns had an agent: zlib, then base64.
-WITHOUT_AGENTS = (
-    "eNqVUs1uEzEQtrdJxJGfPgdXjr0hLoEqjYTEJTLxZGOa2CuPty23lCdI1xCpl4rQ3WwS0QuIM1HJLRcO+wDwBDwCzCak5Yql8XjG"
-    "nu/7xna93mgGjDFO9mt3/+eLMviPUa83npQlNbJ3/rM1vZ6JHT5sWvEK2s7Y1/xiDpFCI6GlZIoAchpaE0cUZZqymLnYakyl0TBz"
-    "NtZt4UBmHWMPMe+Ds6qNGVhr7BydsLTXEi5HaBstcR5ZcwRa6DZMO0or7IL0n25VmEPQT4mEn08iYUG7mStTxI05in7UIzU9ExLK"
-    "S/x4DCrsuhZGQmPWB6lETiSOqqZ9QBQh4AROnBXor24pSDwfpWUnVxsFLQsCjc7/1kwsHAsrU6U7Ziv7n4t6viY9IE7u8yOwqIzO"
-    "1o1egpb+y83Bx2vwxhqbD0cJW94pH628fFpXdkofLIP1zHnCl4ysQtmvvrabHjSf7fvqAz9+xLiv3B/xgtfepAQOM4GoiFC7bbfj"
-    "k9Xej83zno4FX+193wRvg3vBefKbOCunLBmeFbxa+mGyWJA/28ClMYLdIn3oqmEyGHh+9+LS9GR1HCYFDwq+Q7WV629s8H61/Ug3"
-    "i8W1Z6zg/A/Ywu4D"
-)
-
-
-def test_an_episode_stored_before_turns_had_agents_is_read_with_the_agent_that_plays_the_environment():
-    episode = decode(zlib.decompress(base64.b64decode(WITHOUT_AGENTS)))
-    (turn,) = episode.turns
-    assert (episode.episode_id, episode.seed, episode.truncated) == ("old", 5, True)
-    assert (turn.agent, turn.reward, turn.info, turn.message["content"]) == ("", 0.5, {"a": 1}, "x")
 
 
 def add(trajectory, ids, agent):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from handmade import message, ref, root
 
 import transport
+from renderers.installation import install_command
 from rollouts.wire_types import DECLARED_IN as OF_ROLLOUTS
 from transport import MalformedError, UnknownTypeError, decode, decode_frames
 from transport.wire import registry
@@ -88,7 +90,7 @@ def test_a_type_of_ours_that_needs_what_is_not_installed_says_what(monkeypatch: 
     for name in [name for name in sys.modules if name.startswith("rollouts.training")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(UnknownTypeError, match=r"mmrollouts\[torch\]") as caught:
+    with pytest.raises(UnknownTypeError, match=re.escape(install_command("torch"))) as caught:
         decode_frames(message([root(None)], types=[["rollouts.MismatchReport", 1, ["a", "b"]]]))
     assert caught.value.declared_in == "rollouts.training.mismatch.report"
 

@@ -29,7 +29,7 @@ async def version(target: Target) -> Finding:
     oldest, newest = _KNOWN_VERSIONS[target.kind]
     if release is not None and oldest <= release[: len(oldest)] <= newest:
         return ok(seen)
-    known = " to ".join(".".join(map(str, each)) for each in (oldest, newest))
+    known = " to ".join(".".join(map(str, each)) for each in dict.fromkeys((oldest, newest)))
     return absent(
         f"{seen}: none of the versions that mmrollouts knows, {known}",
         "if other checks fail too, its wire format is another one: update mmrollouts, or serve with one "

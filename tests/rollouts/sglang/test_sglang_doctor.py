@@ -62,7 +62,7 @@ async def test_another_vocabulary_and_another_version_are_named(
     found = await findings_of(serves_tiny_model, tiny_model_dir)
     assert found["vocabulary"].seen == "the server has 300 tokens, config.json of --model 288"
     assert found["text request"].outcome is Outcome.SKIPPED
-    assert "tested with 0.5.23" in found["version"].seen
+    assert "none of the versions that mmrollouts knows, 0.5.23" in found["version"].seen
 
 
 async def test_prompts_that_are_scored_in_another_way_are_a_failure(
