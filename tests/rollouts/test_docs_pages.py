@@ -2,7 +2,11 @@
 and the limits on the page on security."""
 
 import inspect
+import os
 import re
+import shlex
+import subprocess
+import sysconfig
 from dataclasses import fields
 from pathlib import Path
 
@@ -39,10 +43,32 @@ def empty_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_the_first_page():
-    trajectory = run_page("index.md")["trajectory"]
-    assert (trajectory.num_turns, trajectory.done) == (1, True)
-    assert Path("episode.html").is_file()
+@pytest.mark.slow
+def test_the_first_hour(tmp_path, monkeypatch):
+    """Its files are written and its commands run, but for the two that the README has."""
+    monkeypatch.setenv("PATH", f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    text = (DOCS / "first-hour.md").read_text("utf-8")
+    blocks = re.findall(r'^```python title="([\w.]+)"\n(.*?)^```$', text, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == text.count("```python") == 2
+    prose = re.sub("```.*?```", "", text, flags=re.DOTALL)
+    commands = re.findall(r"^ {4}((?:rollouts|python|pytest)\b.*)$", prose, re.MULTILINE)
+    assert commands[:2] == ["rollouts demo", "rollouts init my-project"]
+    printed = [run_command(commands[1], tmp_path)]
+    project = tmp_path / "my-project"
+    for name, code in blocks:
+        (project / name).write_text(code.replace("steps=40", "steps=2"), "utf-8")
+    printed += [run_command(command, project) for command in commands[2:]]
+    steps = [line.split() for line in printed[commands.index("python train.py") - 1].splitlines()]
+    assert [(step[1], float(step[-1]) < 1e-4) for step in steps] == [("1", True), ("2", True)]
+    assert "over 3 shared tasks" in printed[commands.index("rollouts compare before after") - 1]
+    assert (project / "after" / "trajectories.mmr.html").is_file()
+
+
+def run_command(command, directory):
+    """What a command prints."""
+    ran = subprocess.run(shlex.split(command), cwd=directory, check=True, stdout=subprocess.PIPE, text=True)
+    return ran.stdout
 
 
 def test_the_page_on_comparing_runs(capsys):
@@ -160,6 +186,8 @@ def test_the_page_on_weight_updates():
 
 def test_the_page_on_fleets():
     names = run_page("fleet.md")
+    assert names["rewards"] == {"Ada": [1.0] * 3, "Grace": [0.0] * 3}
+    assert names["states"] == ["ready"] * 3
     assert names["requests"] == [0, 0, 3]
     assert [str(member.state) for member in names["members"]] == ["ready"] * 3
 

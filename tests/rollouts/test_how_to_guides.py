@@ -85,12 +85,6 @@ def test_the_guide_to_a_loop():
     assert names["mismatch_of_equal_weights"](*batch, "1") is None
 
 
-def test_the_guide_to_several_servers():
-    names = run_page("how-to/fleet-and-ray.md")
-    assert names["rewards"] == {"Ada": [1.0] * 3, "Grace": [0.0] * 3}
-    assert names["states"] == ["ready"] * 3
-
-
 def test_the_guide_to_analysis(monkeypatch):
     monkeypatch.setenv("PATH", f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}")
     names = run_page("how-to/analyse-a-run.md")
