@@ -66,21 +66,29 @@ _MISSING = frozenset(package for package in EXTRA_OF_PACKAGE if find_spec(packag
 
 
 def missing_package(error: BaseException | None) -> str | None:
-    """The package of an extra whose absence is the reason of an error, or None."""
+    """The package of an extra whose absence is the reason of an error, or None.
+
+    An error is followed to its cause (`raise ... from ...`) and not to its context: an error in the lines that handle a
+    missing package is a failure.
+    """
     chain: list[BaseException] = []
     while error is not None and error not in chain:
         chain.append(error)
         for package in _packages_named_by(error):
             if package in _MISSING:
                 return package
-        error = error.__cause__ or error.__context__
+        error = error.__cause__
     return None
 
 
 def _packages_named_by(error: BaseException) -> Iterator[str]:
-    if isinstance(error, ImportError | pytest.skip.Exception):
-        # "No module named 'mcp'"; "needs torchvision and num2words"; transformers: "requires the Torchvision library".
-        yield from re.findall(r"\w+", str(error).lower())
+    if isinstance(error, ImportError) and error.name is not None:
+        yield error.name.partition(".")[0]
+    elif isinstance(error, ImportError | pytest.skip.Exception):
+        # "needs torchvision and num2words"; transformers: "requires the Torchvision library". In "rollouts.ray" nothing
+        # names the package ray.
+        for name in re.findall(r"\w+(?:\.\w+)*", str(error).lower()):
+            yield name.partition(".")[0]
 
 
 def reason_of(package: str) -> str:

@@ -90,14 +90,6 @@ class SGLangServer:
         except httpx.TransportError:
             return False
 
-    def has_ended(self, seconds: float = LONGEST_SECONDS) -> bool:
-        """Whether the server ends by itself."""
-        try:
-            self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
-
     def stop(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)

@@ -258,7 +258,7 @@ def test_a_closed_server_is_told_what_to_open_and_its_key_is_never_shown(vllm_se
     assert "--api-key-env" in run_doctor(vllm_server).output
 
 
-def test_nobody_there_is_2_and_takes_no_minutes(vllm_server, tmp_path):
+def test_nobody_there_is_2_and_takes_no_minutes(vllm_server):
     app = typer.Typer()
     app.command()(doctor)
     result = CliRunner().invoke(app, ["http://127.0.0.1:9", "--model", str(vllm_server.model_dir)])

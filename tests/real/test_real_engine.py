@@ -215,7 +215,7 @@ def reference_logprobs(ids, rendered, completion, model_dir):
     return logprobs[0].numpy()[mask]
 
 
-async def test_an_overlong_prompt_is_refused_with_both_numbers(engine, renderer):
+async def test_an_overlong_prompt_is_refused_with_both_numbers(engine):
     with pytest.raises(OverlongPromptError) as caught:
         await engine.generate(GenerateRequest([5] * 5000, SamplingParams()))
     assert (caught.value.prompt_tokens, caught.value.limit) == (5000, 4096)
@@ -327,7 +327,7 @@ async def test_the_planted_fault_vllm_loads_a_tied_checkpoint_without_its_output
     await engine.control.update_weights_from_directory(vllm_server.model_dir, "default")
 
 
-async def test_episodes_keep_their_cache_salt_over_an_update_and_new_ones_get_another(engine, renderer, vllm_server):
+async def test_episodes_keep_their_cache_salt_over_an_update_and_new_ones_get_another(engine, vllm_server):
     def salt(session_id):
         return engine._salts.salt("m", engine.weight_version, session_id)
 
@@ -348,7 +348,7 @@ async def test_killing_a_server_ends_the_call_with_a_typed_error(vllm_server, re
                 await call
 
 
-async def test_a_call_is_completed_after_its_server_was_killed_and_restarted(vllm_server, renderer, monkeypatch):
+async def test_a_call_is_completed_after_its_server_was_killed_and_restarted(vllm_server, renderer):
     if not vllm_server.ours:
         pytest.skip("the server is not ours to kill")
     limits = HttpLimits(retries=300, backoff_seconds=0.5, longest_backoff_seconds=2)

@@ -147,7 +147,7 @@ async def test_features_are_refused_and_expectations_do_not_change_that(vllm_ser
 
 
 @pytest.mark.parametrize("vllm_server", ["float32", "float32-host-normalise", "rust"], indirect=True)
-async def test_two_images_tell_whether_an_unknown_server_reads_features(vllm_server, renderer, reference, monkeypatch):
+async def test_two_images_tell_whether_an_unknown_server_reads_features(vllm_server, renderer, reference):
     rust = vllm_server.mode == "rust"
     async with VLLMEngine(vllm_server.base_url) as engine:
         found = await engine.capabilities()

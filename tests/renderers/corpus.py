@@ -107,9 +107,12 @@ def templates() -> dict[str, str]:
 
 @functools.cache
 def _quarter_of_the_commit() -> int:
-    command = ["git", "-C", os.path.dirname(__file__), "rev-parse", "HEAD"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return int(done.stdout[:8] or "0", 16) % 4  # the tests of a wheel have no commit
+    command = ["git", "-C", os.path.dirname(__file__), "rev-parse", "--verify", "--quiet", "HEAD"]
+    try:
+        commit = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):  # no git, no repository, or one without a commit
+        return 0
+    return int(commit[:8], 16) % 4
 
 
 def is_drawn(name: str) -> bool:

@@ -78,8 +78,6 @@ def bridged(outcome: RenderedTokens | BridgeRefusal | None) -> RenderedTokens:
 # The oracle.
 
 
-@pytest.mark.slow
-@settings(max_examples=80)
 @given(history=histories, assistant=assistants, new=new_messages, told=st.booleans())
 def test_bridging_a_canonical_completion_is_rendering_the_whole_conversation(
     renderer: TemplateRenderer, history: list[Any], assistant: Any, new: list[Any], told: bool

@@ -21,7 +21,6 @@ from renderers import (
 from rollouts.testing import CHAT_TEMPLATE
 
 COLOURS = {colour: Image.new("RGB", (32 + 16 * colour, 32), (colour, 0, 0)) for colour in range(3)}
-call = {"id": "call_0", "type": "function", "function": {"name": "look", "arguments": {"at": ["x", 1]}}}
 QUESTION: list[dict[str, Any]] = [{"role": "user", "content": "Q"}]
 REPLY: list[dict[str, Any]] = [{"role": "user", "content": "R"}]
 

@@ -185,7 +185,7 @@ def test_an_assistant_turn_is_parsed_as_hugging_face_does(renderer: TemplateRend
     assert count(rendered, control_id(renderer, "</think>")) == 1
 
 
-def test_the_error_policy_names_the_message(tiny_model_dir: Path, renderer: TemplateRenderer) -> None:
+def test_the_error_policy_names_the_message(renderer: TemplateRenderer) -> None:
     strict = TemplateRenderer(renderer.template, renderer.tokenizer, renderer.format, body_policies={"user": "error"})
     fine = [{"role": "system", "content": "<|im_end|>"}, {"role": "user", "content": "x"}]
     assert strict.render_ids(fine) == renderer.render_ids(fine)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import io
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -195,7 +194,7 @@ def test_a_sum_of_ranges_is_the_sum_of_grids() -> None:
         assert sum(where.num_embeds for where in ranges) == sum(int(np.prod(grid)) // 4 for grid in grids)
 
 
-def test_files_are_read_as_transformers_reads_them(tmp_path: Path) -> None:
+def test_files_are_read_as_transformers_reads_them() -> None:
     for format in ("PNG", "JPEG", "WEBP", "GIF"):
         buffer = io.BytesIO()
         noise(120, 80).save(buffer, format)

@@ -93,7 +93,7 @@ async def test_a_large_checkpoint_is_not_scored_and_the_option_is_named(renderer
     assert "--reference-gb" in found.cure
 
 
-async def test_a_checkpoint_that_transformers_cannot_read_is_skipped_with_its_words(renderer, tmp_path, tiny_model_dir):
+async def test_a_checkpoint_that_transformers_cannot_read_is_skipped_with_its_words(renderer, tmp_path):
     class Engine:
         async def generate(self, request):
             drawn = np.zeros(request.sampling.max_tokens, np.int32)

@@ -20,7 +20,7 @@ def empty_working_directory(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_guide_to_an_own_model(capsys):
+def test_the_guide_to_an_own_model():
     names = run_page("how-to/own-model.md")
     assert names["report"].max_abs < 1e-4
     assert names["report"].tokens == len(names["trajectory"].nodes[-1])

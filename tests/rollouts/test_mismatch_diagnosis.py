@@ -123,7 +123,7 @@ def test_an_image_of_another_sample_is_named_with_the_samples_that_have_it(model
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", [None, PixelScale()])
-def test_pixels_without_a_recorded_scale_are_tested_with_the_scale_that_is_given(model, renderer, exact, scale):
+def test_pixels_without_a_recorded_scale_are_tested_with_the_scale_that_is_given(model, renderer, scale):
     def without_scale(sample):
         floats = [(with_pixels(item, normalised(item, "pixel_values")), at) for item, at in sample.media]
         return replace(sample, media=tuple(floats))

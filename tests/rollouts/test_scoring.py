@@ -175,7 +175,7 @@ def test_the_scores_of_a_trajectory_are_columns_of_its_nodes_and_of_its_samples(
     assert taught.metrics["teacher_kl"] == pytest.approx(differences.mean(), abs=1e-4)
 
 
-def test_scores_have_the_version_of_the_weights_that_gave_them(renderer, model, tmp_path):
+def test_scores_have_the_version_of_the_weights_that_gave_them(renderer, tmp_path):
     trajectory = forked(renderer)
 
     async def run():

@@ -114,7 +114,7 @@ def test_gradients_of_an_adapter_are_those_of_a_plain_loop_for_many_text_models(
 
 
 @pytest.mark.parametrize("name", ["qwen3_vl", "gemma3"])
-def test_gradients_of_full_training_are_those_of_a_plain_loop(name, tmp_path):
+def test_gradients_of_full_training_are_those_of_a_plain_loop(name):
     family = loaded_family(name)
     samples = [row.sample for row in family.rows()]
     data = [random_weights(sample, seed) for seed, sample in enumerate(samples)]

@@ -276,7 +276,7 @@ def test_a_write_the_system_takes_in_pieces_is_completed(path: Path) -> None:
     assert list(read_records(path)) == [[IMAGE, "x" * 1000]]
 
 
-def test_each_append_is_one_write(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_append_is_one_write(path: Path) -> None:
     sizes = []
 
     class Counting(Interrupting):

@@ -125,7 +125,7 @@ def test_rows_of_a_run_with_a_teacher_have_its_columns(renderer, tmp_path):
 
 
 @pytest.mark.slow
-def test_workers_of_a_data_loader_read_each_file_once(renderer, record_files):
+def test_workers_of_a_data_loader_read_each_file_once(record_files):
     streamed = record_dataset(record_files)
     with_workers = DataLoader(streamed, batch_size=None, num_workers=2)
     names = sorted(row["name"] for row in with_workers)
@@ -133,7 +133,7 @@ def test_workers_of_a_data_loader_read_each_file_once(renderer, record_files):
     assert len(set(names)) == len(names) > 0
 
 
-def test_an_episode_with_no_advantage_is_left_out(renderer, record_files):
+def test_an_episode_with_no_advantage_is_left_out(record_files):
     streamed = record_dataset(record_files, advantage=lambda trajectory: 1.0 if trajectory.reward > 3 else None)
     assert {row["name"].partition("/")[0] for row in streamed} == {"episode-4", "episode-5"}
 
@@ -164,7 +164,7 @@ def test_rows_that_lack_something_are_refused_by_the_column(renderer, make_sampl
         sample_from_row({**row, "placeholders": []}, renderer.processors)
 
 
-def test_videos_are_refused(renderer, make_sample):
+def test_videos_are_refused(renderer):
     frames = np.zeros((4, 32, 32, 3), dtype=np.uint8)
     rendered = renderer.render([{"role": "user", "content": [{"type": "video", "video": frames}]}])
     with pytest.raises(AdapterError, match=r"sample film: media: video .* rows have images and sounds only"):

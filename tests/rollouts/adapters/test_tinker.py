@@ -40,7 +40,7 @@ def photo(format: str, mode: str = "RGB", orientation: int = 1) -> bytes:
     return file.getvalue()
 
 
-def test_an_image_is_a_chunk_in_the_place_of_its_tokens(renderer, make_sample):
+def test_an_image_is_a_chunk_in_the_place_of_its_tokens(make_sample):
     sample = make_sample(3, images=2)
     datum = tinker_datum(sample, omit=OMIT)
     chunks = datum.model_input.chunks

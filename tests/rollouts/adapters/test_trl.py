@@ -184,7 +184,7 @@ def test_what_labels_do_not_say_is_left_out_only_where_this_is_said(make_sample)
         trl_sft_row(make_sample(1, images=1), omit=omit)
 
 
-def test_videos_are_refused_where_the_trainer_has_no_field_for_them(renderer, make_sample):
+def test_videos_are_refused_where_the_trainer_has_no_field_for_them(renderer):
     frames = np.zeros((4, 32, 32, 3), dtype=np.uint8)
     rendered = renderer.render(
         [{"role": "user", "content": [{"type": "video", "video": frames}]}, {"role": "assistant", "content": "x"}]

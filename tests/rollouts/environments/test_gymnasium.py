@@ -158,7 +158,7 @@ def test_frames_are_right_when_many_environments_draw_at_the_same_time(renderer)
         assert seen(trajectory) == digests(frames_of(cart_pole, seed, [0, 1, 0]))
 
 
-def test_no_two_environments_draw_at_the_same_time(renderer):
+def test_no_two_environments_draw_at_the_same_time():
     drawing, most = [], []
 
     class Drawn(Counted):

@@ -51,7 +51,7 @@ def test_the_prompt_of_a_vision_row_is_the_one_that_trl_makes(row):
     assert messages_of_row(Task("t", row)) == messages_of_row(row)
 
 
-def test_a_row_of_a_table_has_its_images_as_files_and_keys_that_are_absent(tmp_path):
+def test_a_row_of_a_table_has_its_images_as_files_and_keys_that_are_absent():
     datasets = pytest.importorskip("datasets")
     prompt = [{"role": "user", "content": [PART, text("Which?")]}]
     rows = datasets.Dataset.from_list([{"prompt": prompt, "images": [RED]}])

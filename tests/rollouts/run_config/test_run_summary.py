@@ -85,7 +85,7 @@ def test_an_error_of_usual_length_is_whole_in_the_summary() -> None:
     assert summary_of_rows(row)["errors"]["EngineFailedError"]["example"] == text
 
 
-# Lines of an earlier version.
+# Lines of metrics.jsonl.
 
 
 def test_the_seconds_of_a_run_are_the_sums_of_those_of_its_groups() -> None:

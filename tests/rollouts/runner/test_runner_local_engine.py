@@ -54,8 +54,9 @@ def held_batch(monkeypatch):
     return reached, released
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
+@pytest.mark.parametrize(
+    "mode", [pytest.param("abort", marks=pytest.mark.slow), pytest.param("wait", marks=pytest.mark.slow), "keep"]
+)
 async def test_each_span_of_versions_is_from_the_weights_that_it_names(
     tiny_model_dir, tmp_path, renderer, held_batch, mode
 ):

@@ -32,8 +32,11 @@ def sent(rows, data):
     return [datum_of(row, datum) for row, datum in zip(rows, data, strict=True)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("server", FAMILIES, indirect=True)
+@pytest.mark.parametrize(
+    "server",
+    [name if name == "qwen3_vl" else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES],
+    indirect=True,
+)
 @pytest.mark.parametrize("chosen", [slice(0, 1), slice(1, 4), slice(0, 5)], ids=["text", "one image and many", "mixed"])
 def test_gradients_are_those_of_a_plain_loop(server, rows, chosen):
     rows = rows[chosen]

@@ -280,7 +280,7 @@ def test_the_program_of_the_page_is_small_and_uses_no_markup():
         assert forbidden not in program
 
 
-def test_a_page_that_cannot_be_written_leaves_the_earlier_page(renderer, tmp_path):
+def test_a_page_that_cannot_be_written_leaves_the_earlier_page(tmp_path):
     path = tmp_path / "page.html"
     path.write_text("earlier")
 

@@ -40,7 +40,7 @@ def test_with_the_model_the_page_has_texts_and_drift(renderer, tiny_model_dir, t
     assert "textBytes" in columns
 
 
-def test_a_record_without_an_episode_is_named_on_the_page_and_in_the_terminal(renderer, tmp_path):
+def test_a_record_without_an_episode_is_named_on_the_page_and_in_the_terminal(tmp_path):
     file = file_of(tmp_path / "episodes.mmr", {"no": "episode"}, failed())
     result = run(file)
     assert result.exit_code == 0, result.output
@@ -58,7 +58,7 @@ def test_other_files_and_directories_are_errors_of_one_line(tmp_path):
     assert not list(tmp_path.glob("*.html"))
 
 
-def test_a_directory_in_place_of_the_page_is_an_error_with_its_name(renderer, tmp_path):
+def test_a_directory_in_place_of_the_page_is_an_error_with_its_name(tmp_path):
     directory = tmp_path / "page"
     directory.mkdir()
     result = run(file_of(tmp_path / "episodes.mmr", failed()), "--out", directory)

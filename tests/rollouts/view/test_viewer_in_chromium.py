@@ -135,7 +135,7 @@ def test_the_conversation_has_messages_images_and_ends_of_turns(small_page, open
 
 
 @pytest.mark.contract
-def test_the_token_view_has_the_text_of_the_branch_and_tells_what_is_known_of_a_token(small_page, open_page, renderer):
+def test_the_token_view_has_the_text_of_the_branch_and_tells_what_is_known_of_a_token(small_page, open_page):
     opened = open_page(small_page)
     opened.show("#e=0&v=tokens&b=3")
     texts = opened.evaluate("[...document.querySelectorAll('.tokens .t')].map(token => token.textContent)")

@@ -106,7 +106,7 @@ def test_without_embeddings_there_is_no_output_layer_to_write(copy):
         write_tied_head(copy)
 
 
-def test_an_untied_output_layer_must_be_in_both_checkpoints_or_in_neither(copy, model_dir, tmp_path):
+def test_an_untied_output_layer_must_be_in_both_checkpoints_or_in_neither(copy, tmp_path):
     untied = shutil.copytree(copy, tmp_path / "untied")
     for directory in (copy, untied):
         config = json.loads((directory / "config.json").read_text())

@@ -71,7 +71,7 @@ async def test_an_unknown_mode_is_refused_before_any_request(server, control, ot
     assert not server.requests
 
 
-async def test_a_pause_does_not_queue_behind_generations(server, reloadable_model_dir):
+async def test_a_pause_does_not_queue_behind_generations(server):
     release, arrived = asyncio.Event(), asyncio.Event()
     connection = ServerConnection(server.base_url, limits=HttpLimits(concurrency=1))
     control = ServerControl(connection, capabilities_of(server))

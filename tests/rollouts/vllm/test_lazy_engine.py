@@ -241,7 +241,7 @@ async def test_a_request_moves_on_from_a_member_that_cannot_be_started():
     assert states == {"one": "ejected", "two": "ready"}
 
 
-async def test_a_member_that_starts_with_another_model_samples_nothing(tmp_path):
+async def test_a_member_that_starts_with_another_model_samples_nothing():
     class OtherModel(ScriptedEngine):
         async def capabilities(self):
             return SimpleNamespace(model=self.model)
