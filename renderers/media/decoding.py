@@ -8,6 +8,7 @@ is dropped or refused).
 
 from __future__ import annotations
 
+import re
 import struct
 import sys
 from collections.abc import Iterator
@@ -202,6 +203,11 @@ def raw_video_frames(data: bytes | memoryview) -> tuple[np.ndarray, float | None
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "ICO", "JPEG2000", "AVIF", "TGA")
 
 _TILE_WIDTH, _TILE_HEIGHT = 322, 323
+# Scans of a JPEG with as many pixels as the policy allows; proportionally more with fewer pixels. Encoders write at most
+# 18. A decoder visits all coefficients once for each scan, and a scan may take as few as 20 bytes: neither pixels nor
+# bytes bound its time. Inside the data of a scan, 0xFF is followed by 0.
+_MAX_SCANS = 32
+_START_OF_SCAN = re.compile(rb"\xff\xda")
 _ICON_HEAD = 6 + 16 * 65535
 
 _QUICK_FORMATS = {"image": "a baseline JPEG or PNG", "video": "H.264 in MP4", "sound": "WAV"}
@@ -224,6 +230,7 @@ def decode_image(source: MediaSource, policy: MediaPolicy) -> Image.Image:
         with Image.open(TimedBytes(source.data, deadline), formats=FORMATS) as image:
             policy.check_size(*image.size, digest=source.digest)
             check_tiles(image, source, policy)
+            _check_scans(image, source, policy)
             # An MPO (which `formats` opens as JPEG) is a photo followed by a preview or a gain map, not an animation.
             if image.format != "MPO" and getattr(image, "is_animated", False):
                 count = count_frames(image, policy.max_frames)
@@ -287,6 +294,19 @@ def check_tiles(image: Image.Image, source: MediaSource, policy: MediaPolicy) ->
         raise MediaLimitError(
             f"image {source.digest[:12]} has tiles of {width}x{height} pixels, more than "
             f"max_pixels={policy.max_pixels}",
+            digest=source.digest,
+        )
+
+
+def _check_scans(image: Image.Image, source: MediaSource, policy: MediaPolicy) -> None:
+    """Raise `MediaLimitError` for a JPEG of so many scans that decoding would take minutes."""
+    if image.format not in ("JPEG", "MPO"):
+        return
+    scans = len(_START_OF_SCAN.findall(source.data))
+    if scans * image.width * image.height > _MAX_SCANS * policy.max_pixels:
+        raise MediaLimitError(
+            f"image {source.digest[:12]} of {image.width}x{image.height} pixels has {scans} scans, more than "
+            f"{_MAX_SCANS} at max_pixels={policy.max_pixels}; re-encode it as a baseline JPEG or PNG",
             digest=source.digest,
         )
 

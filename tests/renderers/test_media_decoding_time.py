@@ -28,6 +28,21 @@ def encoded(image: Image.Image, format: str, **options: Any) -> bytes:
     return buffer.getvalue()
 
 
+def jpeg_of_scans(image: Image.Image, more: int) -> bytes:
+    """A progressive JPEG whose last scan (and the Huffman table before it) is there `more` times more."""
+    data = encoded(image, "JPEG", progressive=True)
+    last = data.rindex(b"\xff\xda")
+    table = data.rindex(b"\xff\xc4", 0, last)
+    return data[:-2] + data[table:-2] * more + data[-2:]
+
+
+def test_a_progressive_jpeg_of_400_scans_is_refused_where_scans_times_pixels_are_too_many() -> None:
+    source = MediaSource.of(jpeg_of_scans(NOISE, 390))
+    assert decode_image(source, MediaPolicy()).size == (64, 64)
+    with pytest.raises(MediaLimitError, match=r"400 scans.*re-encode it as a baseline JPEG or PNG"):
+        decode_image(source, MediaPolicy(max_pixels=64 * 64))
+
+
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 def test_a_progressive_photograph_may_be_as_large_as_the_policy_allows(mode: str) -> None:
     data = encoded(NOISE.convert(mode), "JPEG", progressive=True)
