@@ -102,6 +102,7 @@ def test_what_needs_torch_names_the_extra_where_torch_is_missing(module: str) ->
     assert install_command("torch") in result.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_the_tiny_model_without_weights_needs_no_torch(tmp_path: Path) -> None:
     use = "from rollouts.testing import tiny_qwen3_vl"
     assert (

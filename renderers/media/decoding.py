@@ -204,8 +204,8 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "ICO", "JPEG2000"
 
 _TILE_WIDTH, _TILE_HEIGHT = 322, 323
 # Scans of a JPEG with as many pixels as the policy allows; proportionally more with fewer pixels. Encoders write at
-# most 18. A decoder visits all coefficients once for each scan, and a scan may take as few as 20 bytes: neither pixels nor
-# bytes bound its time. Inside the data of a scan, 0xFF is followed by 0.
+# most 18. A decoder visits all coefficients once for each scan, and a scan may take as few as 20 bytes: neither
+# pixels nor bytes bound its time. Inside the data of a scan, 0xFF is followed by 0.
 _MAX_SCANS = 32
 _START_OF_SCAN = re.compile(rb"\xff\xda")
 _ICON_HEAD = 6 + 16 * 65535

@@ -39,6 +39,7 @@ def test_without_verifiers_the_error_names_the_page():
     assert "install verifiers 0.4 as docs/migrating-from-renderers.md says" in line
 
 
+@pytest.mark.slow
 def test_another_version_of_verifiers_is_named_with_the_one_that_is_needed(tmp_path):
     package = tmp_path / "verifiers" / "v1"
     package.mkdir(parents=True)

@@ -41,6 +41,7 @@ def test_the_list_of_examples_has_each_program_once():
         assert sum(f"`python examples/{program}" in row for row in listed) == 1, program
 
 
+@pytest.mark.slow
 def test_guess_the_colour_prints_a_mismatch_near_zero(capsys, tiny_model_dir):
     asyncio.run(load("guess_the_colour").main(tiny_model_dir))
     assert "sampled" in capsys.readouterr().out
@@ -139,6 +140,7 @@ def test_drawings_are_judged_by_their_pixels(capsys):
     assert "JudgeUsage(verdicts=12" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_syntax_of_ones_own_is_read_back_and_its_calls_are_made(tiny_model_dir):
     detected, printed, parsed, trajectory = load("custom_format").main(tiny_model_dir)
     assert detected.tool_calls is None
@@ -149,6 +151,7 @@ def test_a_syntax_of_ones_own_is_read_back_and_its_calls_are_made(tiny_model_dir
     assert (trajectory.reward, trajectory.forks) == (1.0, 0)
 
 
+@pytest.mark.slow
 def test_pixels_of_a_processor_of_ones_own_are_sampled_and_trained_and_no_others(tiny_model_dir, capsys):
     example = load("custom_processor")
     trajectory, report, refusal = asyncio.run(example.main(tiny_model_dir))

@@ -346,6 +346,7 @@ def load_renderer_once(name: str) -> TemplateRenderer:
     return _LOADED[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [10**5000, nested(3000), HALF_A_PAIR], ids=["a long integer", "deep", "half a pair"])
 def test_arguments_that_cannot_be_printed_raise_an_error_with_the_cure(value: Any) -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": {"x": value}}}

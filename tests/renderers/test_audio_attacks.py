@@ -65,6 +65,7 @@ def test_a_truncated_file_is_no_shorter_sound(name: str, kept: float) -> None:
         decoded(data[: int(len(data) * kept)])
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(
     st.sampled_from(sorted(FILES)), st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=12)

@@ -74,6 +74,7 @@ def test_a_file_is_decoded_mixed_and_resampled_as_by_transformers(
     assert info.seconds == pytest.approx(2.01, abs=0.07)  # ADPCM is written in blocks
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(
     st.sampled_from([8000, 11025, 16000, 22050, 44100, 47999, 48000]),
@@ -147,6 +148,7 @@ def test_an_mp3_without_a_header_for_the_whole_is_read_as_by_transformers(rate: 
     assert audio_info(sound(data), POLICY).seconds == len(decoded(data, rate)) / rate
 
 
+@pytest.mark.slow
 def test_an_mp3_whose_length_is_guessed_too_short_is_refused() -> None:
     samples = int16(tone(4, 44100, 2) * np.repeat([1, 0], 88200)[:, None])
     variable = {"global_quality": "600", "flags": "+qscale"}

@@ -214,6 +214,7 @@ def test_sounds_without_a_mask_of_their_frames_make_batches_of_one_length_only()
     assert fields["input_features"] == fields["feature_attention_mask"] == TensorField("batched", None)
 
 
+@pytest.mark.slow
 def test_the_fingerprint_of_sounds_follows_the_settings_of_the_extractor(tmp_path: Path) -> None:
     def fingerprint(name: str, **changes: Any) -> str:
         audio_families.save("qwen2_audio", tmp_path / name)
@@ -234,6 +235,7 @@ def test_a_sound_too_short_for_a_token_is_refused(families: Any) -> None:
     assert caught.value.digest is not None
 
 
+@pytest.mark.slow
 def test_a_sound_whose_end_the_processor_would_leave_out_is_refused_with_its_length(families: Any) -> None:
     reference, processor = families("qwen2_audio")
     whole, longer = sound(30, 16000), sound(30.0001, 16000)
@@ -255,6 +257,7 @@ def test_the_length_that_a_processor_reads_is_found_to_the_sample() -> None:
         lengths.check(48_001, "digest", "audio")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_forked_process_does_not_wait_for_the_threads_of_torch_in_its_parent(families: Any) -> None:
     _, processor = families("qwen2_audio")

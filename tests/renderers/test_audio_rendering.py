@@ -187,12 +187,14 @@ def test_audio_tokens_that_a_user_typed_or_a_policy_sampled_are_no_sounds(family
     assert len(bridged.multi_modal_data.mm_placeholders["audio"]) == 1
 
 
+@pytest.mark.slow
 def test_the_same_sound_twice_is_processed_once(family: Any) -> None:
     renderer, _ = family("qwen2_audio")
     one, two = renderer.render([user(hear(sound(0.5)), hear(sound(0.5)))]).multi_modal_data.media_items["audio"]
     assert one is two
 
 
+@pytest.mark.slow
 def test_a_sound_in_a_tool_message_is_in_the_range_of_that_message(family: Any) -> None:
     renderer, _ = family("qwen2_5_omni")
     call = {"id": "c0", "type": "function", "function": {"name": "record", "arguments": {}}}
@@ -244,6 +246,7 @@ def test_a_client_that_leaves_sounds_to_the_server_sends_their_files_in_order(fa
     assert logical.count(next(iter(renderer.mm_token_type_id_map))) == 2  # one token for each sound
 
 
+@pytest.mark.slow
 def test_a_pool_renders_sounds_as_its_renderer_does(tmp_path: Any) -> None:
     directory = audio_families.save("qwen2_audio", tmp_path)
     messages = [user(hear(sound(0.5)), said("What?"))]

@@ -133,6 +133,7 @@ words = st.text("ab\n é[", max_size=4)
 contents = words | st.lists(words, max_size=2).map(lambda texts: text(*texts))
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(
     before=st.lists(st.builds(system, words), max_size=1),

@@ -152,6 +152,7 @@ def test_options_that_the_template_cannot_express_are_refused() -> None:
     assert options_of(GptOssRendererConfig(model_identity="I")).chat_template_kwargs == {"model_identity": "I"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["trl/qwen3", "trl/glm4moe"])
 def test_a_typed_configuration_reads_arguments_as_text_and_as_an_object(name: str) -> None:
     renderer = renderer_of(name, config=AutoRendererConfig())

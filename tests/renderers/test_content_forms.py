@@ -430,6 +430,7 @@ def noise(width: int, height: int) -> Image.Image:
     return Image.fromarray(values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", IMAGES)
 def test_images_are_placed_as_by_the_models_own_processor_beside_strings(name: str, tmp_path: Path) -> None:
     family = next(family for family in FAMILIES if family.name == name)

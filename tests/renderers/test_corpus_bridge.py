@@ -92,6 +92,7 @@ def test_the_bridge_of_a_canonical_completion_is_the_full_render_or_a_refusal(te
                 assert previous != step.history, step.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", ["trl/qwen2_5", "trl/qwen3_training", "trl/llama3_1", "own/glm-4.5v", "trl/phi3"])
 def test_a_history_that_the_template_keeps_is_bridged(template: str) -> None:
     """Against a bridge that refuses everything, which would pass the test above."""
@@ -124,6 +125,7 @@ def glm(template: str = "own/glm-4.5v") -> tuple[TemplateRenderer, list[int], li
     return renderer, prompt, [*renderer.tokenizer.encode_run("\nb").ids]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", ["<|user|>", "<|observation|>", "<|endoftext|>"])
 @pytest.mark.parametrize("new", [corpus.user("c"), corpus.answer("22")])
 def test_glm_stops_at_any_role_token_and_the_bridge_prints_the_role_that_follows(

@@ -154,6 +154,7 @@ def test_spans_partition_the_tokens_and_only_assistants_sample(
     assert set(rendered.message_indices) <= {-1, *range(len(messages))}
 
 
+@pytest.mark.slow
 @over_templates
 @a_few
 @given(data=st.data())
@@ -195,6 +196,7 @@ def test_the_checks_of_attribution_find_planted_faults(template: str) -> None:
 # Caches and threads.
 
 
+@pytest.mark.slow
 @over_templates
 @a_few
 @given(data=st.data(), prompt=st.booleans())
@@ -241,6 +243,7 @@ def test_many_threads_render_the_same_as_one(template: str) -> None:
 # Loading.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", ["own/deepseek-v3", "trl/gemma4", "trl/gptoss", "own/qwen3-235b-a22b-mlx-4bit"])
 def test_a_renderer_made_from_a_loaded_tokenizer_gives_the_ids_of_one_loaded_from_the_directory(template: str) -> None:
     from_directory = renderer_of(template)

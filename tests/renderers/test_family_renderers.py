@@ -57,6 +57,7 @@ def test_the_defaults_of_a_family_are_what_its_configuration_stands_for(family: 
     assert getattr(renderers, renderer_class(family).__name__) is renderer_class(family)
 
 
+@pytest.mark.slow
 def test_each_class_is_in_the_module_that_has_its_name_in_the_other_package() -> None:
     modules = """deepseek_r1 deepseek_v3 deepseek_v4 default gemma4 glm45 glm5 gpt_oss hy3 inkling kimi_k2 kimi_k25
     laguna_s21 laguna_xs2 llama_3 minimax_m2 nemotron3 prime_qwen3 qwen3 qwen35 qwen36 qwen38 qwen3_vl"""
@@ -73,6 +74,7 @@ def test_each_class_is_in_the_module_that_has_its_name_in_the_other_package() ->
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_a_listed_model_without_configuration_has_the_configuration_and_the_class_of_its_family() -> None:
     tokenizer = tokenizer_named("Qwen/Qwen3-8B", corpus.model_dir("qwen-3"))
     renderer = create_renderer(tokenizer)
@@ -99,6 +101,7 @@ def test_a_model_that_is_not_listed_has_the_default_configuration_and_options_no
     assert renderer.config is options
 
 
+@pytest.mark.slow
 def test_template_variables_without_configuration_are_those_of_the_family() -> None:
     listed = tokenizer_named("Qwen/Qwen3-8B", corpus.model_dir("qwen-3"))
     silent = create_renderer(listed, chat_template_kwargs={"enable_thinking": False})
@@ -138,12 +141,14 @@ def test_a_class_is_a_renderer_of_its_family_for_any_model_name() -> None:
     assert issubclass(GLM51Renderer, GLM5Renderer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [GLM5RendererConfig(), RendererOptions(), DefaultRendererConfig()], ids=repr)
 def test_a_class_refuses_the_configuration_of_another_family(config: Any) -> None:
     with pytest.raises(ConfigError, match="config of Qwen3Renderer"):
         Qwen3Renderer(load_tokenizer(str(corpus.model_dir("qwen-3"))), config)
 
 
+@pytest.mark.slow
 def test_a_class_for_another_template_is_refused() -> None:
     with pytest.raises(ConfigError, match="format"):
         GLM5Renderer(load_tokenizer(str(corpus.model_dir("qwen-3"))))

@@ -124,6 +124,7 @@ def probe_with(reference_processor: Callable[[str], Any], fault: Fault) -> Mappi
     return probe(ProcessorRunner(faulty, "image", "[IMG]", threading.Lock()), min_frames=1, embed_tokens=()).fields
 
 
+@pytest.mark.slow
 def test_an_image_with_more_rows_than_the_probe_images_is_refused(
     processor_directory: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

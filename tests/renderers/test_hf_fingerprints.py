@@ -49,6 +49,7 @@ def test_the_fingerprint_changes_with_every_setting_that_changes_pixels(
     )
 
 
+@pytest.mark.slow
 def test_the_fingerprints_of_images_and_videos_depend_on_their_own_settings_only(
     processor_directory: Any, hf_processors: Any, tmp_path: Path
 ) -> None:

@@ -241,6 +241,7 @@ def test_a_marker_that_is_no_control_token_is_refused(processor_directory: Any, 
         load_processors(copy_with_config(processor_directory("pixtral"), tmp_path / "model", plant))
 
 
+@pytest.mark.slow
 def test_a_config_that_names_another_embed_token_is_refused(
     processor_directory: Any, reference_processor: Any, tmp_path: Path
 ) -> None:

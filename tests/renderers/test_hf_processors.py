@@ -77,6 +77,7 @@ def test_rendered_ids_are_those_of_the_models_own_processor(
     assert rendered.token_ids == expected
 
 
+@pytest.mark.slow
 @families()
 def test_a_batch_of_items_holds_the_tensors_of_the_models_own_processor(
     family: Family, reference_processor: Any, hf_processors: Any
@@ -88,6 +89,7 @@ def test_a_batch_of_items_holds_the_tensors_of_the_models_own_processor(
     assert not any(array.flags.writeable for item in items for array in item.values())
 
 
+@pytest.mark.slow
 @families()
 def test_a_model_makes_as_many_rows_of_features_as_there_are_embed_tokens(family: Family, hf_processors: Any) -> None:
     items = process_each(hf_processors(family.name)["image"], [noise(*size) for size in SIZES])
@@ -100,6 +102,7 @@ def test_a_model_makes_as_many_rows_of_features_as_there_are_embed_tokens(family
     assert rows == sum(item.num_tokens for item in items)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pixtral", "llava-next", "kimi-k2.5"])
 def test_batches_of_any_sizes_are_those_of_the_models_own_processor(
     name: str, reference_processor: Any, hf_processors: Any
@@ -152,6 +155,7 @@ def test_videos_are_those_of_the_models_own_processor(
     check_equal(batch_tensors(items), theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not BY_NAME["smolvlm"].runs_here, reason="SmolVLM's processor needs num2words")
 def test_videos_whose_text_depends_on_the_rest_of_the_batch_are_refused(hf_processors: Any) -> None:
     """SmolVLM announces the number of frames after padding: that of the longest video in the batch."""

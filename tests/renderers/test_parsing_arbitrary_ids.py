@@ -69,6 +69,7 @@ PIECES = [
 ]
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(name=st.sampled_from(sorted(CONTROL)), data=st.data(), tools=st.sampled_from([None, [], TOOLS]))
 def test_any_ids_parse_into_an_encodable_message_with_ordered_spans(name: str, data: st.DataObject, tools: Any) -> None:

@@ -143,6 +143,7 @@ def test_each_token_of_a_character_of_several_has_its_own_bytes(name: str) -> No
     assert b"".join(found) == b"\xf0\x92\x80\xb1"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "two spaces", "gemma", "metaspace", "word pieces"])
 def test_the_bytes_of_made_tokens_are_joined_their_text(kind: str) -> None:
     tokenizer = made_tokenizer(kind)
@@ -184,6 +185,7 @@ def test_bytes_of_an_incomplete_character_are_no_replacement_characters() -> Non
     assert b"\xf0\x92\x80\xb1".startswith(data)
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(data=st.binary(max_size=24), cut=st.integers(0, 24))
 def test_bytes_that_are_no_utf_8_decode_as_python_replaces_them(data: bytes, cut: int) -> None:

@@ -413,6 +413,7 @@ def parse_text(
 # Facts of single families.
 
 
+@pytest.mark.slow
 def test_glm_stops_at_the_tokens_of_the_roles_that_may_follow() -> None:
     """The stop is the next role's token, and the model may sample <|user|> where a tool message follows."""
     renderer = renderer_of("own/glm-4.5v")

@@ -222,6 +222,7 @@ def test_a_call_that_reasoning_may_only_draft_comes_when_that_is_decided() -> No
 _QWEN_CALL = "<tool_call><function=f><parameter=a>"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "pieces"),
     [

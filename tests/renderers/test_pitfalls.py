@@ -285,6 +285,7 @@ def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return load_renderer(directory, config=RendererOptions(thinking_retention="all"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", BESIDE_IMAGES)
 def test_a_finetune_of_an_unknown_name_renders_images_and_trims_text_beside_them_as_its_template_does(
     seeing: TemplateRenderer, parts: list[dict[str, Any]]

@@ -128,6 +128,7 @@ async def test_a_pool_bridges_conversations_with_images(renderer: TemplateRender
         assert await pool.bridge_to_next_turn_async(*arguments) is None
 
 
+@pytest.mark.slow
 def test_many_threads_on_one_tokenizer_get_equal_results() -> None:
     """Shared tokenizers have raised "Already borrowed" here."""
     shared = qwen()

@@ -189,6 +189,7 @@ def test_the_comparison_fails_for_the_other_backend(backend: ImageBackend) -> No
         check_equal(QWEN2_VL, reference_processor(QWEN2_VL, other), noise(48, 64), backend)
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(
     width=st.integers(1, 5000),
@@ -231,6 +232,7 @@ def patches_of(planes: np.ndarray, patch: int = 8) -> StillPatches:
     return still_patches(planes, patch_size=patch, merge_size=2, temporal_patch_size=2)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(**SCALES, backend=st.sampled_from(list(BACKENDS)))
 def test_normalise_equals_the_arithmetic_of_the_processor(

@@ -230,6 +230,7 @@ def test_sampled_frames_are_those_of_the_processor(
     assert sampled_indices(total, speed, read) == indices
 
 
+@pytest.mark.slow
 def test_steps_are_cut_as_torch_cuts_them() -> None:
     for total in range(2, 400, 7):
         for count in range(2, total + 1, 2):
@@ -238,6 +239,7 @@ def test_steps_are_cut_as_torch_cuts_them() -> None:
             assert sampled_indices(total, 24, config) == expected
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     indices=st.lists(st.integers(0, 5000), min_size=1, max_size=40).map(sorted),
@@ -261,6 +263,7 @@ def test_a_video_is_printed_as_groups_of_frames_with_the_seconds_between() -> No
 # Sizes.
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     size=st.tuples(st.integers(1, 5000), st.integers(1, 5000)),

@@ -102,6 +102,7 @@ messages_strategy = st.lists(
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "é <b>", "parameters": {"type": "object"}}}]
 
 
+@pytest.mark.slow
 @settings(max_examples=80)
 @given(messages=messages_strategy, prompt=st.booleans(), tools=st.sampled_from([None, TOOLS]))
 def test_ids_are_those_of_the_hugging_face_tokenizer(
@@ -132,6 +133,7 @@ def test_an_empty_conversation_has_no_tokens(renderer: TemplateRenderer) -> None
 # Content is data.
 
 
+@pytest.mark.slow
 @settings(max_examples=80)
 @given(role=st.sampled_from(["user", "system", "tool"]), text=hostile, as_part=st.booleans())
 def test_content_never_adds_a_control_token_and_decodes_to_itself(
@@ -154,6 +156,7 @@ def test_the_control_token_check_finds_a_planted_fault(tiny_model_dir: Path) -> 
     assert count(rendered, control_id(forging, "<|im_end|>")) == 2
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(left=hostile, right=hostile)
 def test_two_parts_cannot_form_a_control_token_together(renderer: TemplateRenderer, left: str, right: str) -> None:
@@ -278,6 +281,7 @@ def check_spans(rendered: RenderedTokens) -> None:
     assert position == len(rendered.token_ids)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(messages=messages_strategy, prompt=st.booleans())
 def test_spans_partition_the_tokens_and_bodies_decode_to_their_content(

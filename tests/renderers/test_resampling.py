@@ -60,6 +60,7 @@ def test_every_size_gives_the_pixels_of_torch(
     check_equal(pixels(*before, seed, extreme=extreme), *after, resample)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extreme", [False, True])
 @pytest.mark.parametrize(
     ("before", "after"),
@@ -112,6 +113,7 @@ def test_a_process_resizes_with_the_torch_that_it_has_loaded(monkeypatch: pytest
     assert calls == ["_resize_in_torch", "_resize_in_blas", "_resize_in_blas"]
 
 
+@pytest.mark.slow
 def test_a_forked_process_resizes_after_its_parent_has_used_the_threads_of_torch() -> None:
     planes = pixels(750, 1000)
     expected = torchs(planes, 736, 992, 3)

@@ -165,6 +165,7 @@ def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
     return messages if draw(st.booleans()) else messages[:-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", ["trl/qwen3", "trl/qwen3_5_think", "trl/glm4moe"])
 @settings(max_examples=40, deadline=None)
 @given(messages=conversations())
@@ -215,6 +216,7 @@ def test_a_turn_without_loss_has_no_sample_of_its_own() -> None:
     assert trained_text(renderer, sample) == ["<think>\ns\n</think>\n\nd<|im_end|>"]
 
 
+@pytest.mark.slow
 def test_a_line_break_that_merges_with_the_prompts_own_is_trained_as_the_token_that_is_sampled() -> None:
     """The prompt ends in `<think>\\n`; without reasoning the template prints `<think>\\n\\n</think>`, one token."""
     renderer = renderer_of("trl/qwen3_5_think")
@@ -243,6 +245,7 @@ def test_a_turn_that_cannot_be_sampled_is_named_with_the_reason(
     assert isinstance(caught.value, RendererError)
 
 
+@pytest.mark.slow
 def test_the_message_loss_mask_that_the_error_recommends_is_accepted() -> None:
     samples = build_training_samples(
         renderer_of("trl/qwen2_5"), [says("b"), user("c"), says("d")], message_loss_mask=[0, 1, 1]

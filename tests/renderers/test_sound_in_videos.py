@@ -145,6 +145,7 @@ def test_conversations_with_films_are_those_of_the_models_own_processor(name: st
     check()
 
 
+@pytest.mark.slow
 def test_another_sound_of_the_same_film_has_the_same_tokens_and_another_hash(family: Any) -> None:
     renderer, _ = family("qwen2_5_omni")
     one, other, again = (renderer.render([user(film(4, 1.0, sound_seed=seed))]) for seed in (1, 2, 1))
@@ -170,6 +171,7 @@ def test_one_marker_of_the_template_stands_for_a_video_and_its_sound(family: Any
     assert tokens[place.end - 1 : place.end + 1] == ["<|audio_eos|>", "<|vision_eos|>"]
 
 
+@pytest.mark.slow
 def test_bridges_carry_videos_and_their_sounds_forward(family: Any) -> None:
     renderer, _ = family("qwen2_5_omni")
     history = [user(film(4, 1.0), said("What is it?"))]
@@ -257,6 +259,7 @@ def test_an_animation_has_no_sound_and_frames_cannot_have_one(family: Any) -> No
             renderer.render([user(said("See:"), part)])
 
 
+@pytest.mark.slow
 def test_a_sound_without_a_token_or_beyond_the_window_of_the_processor_is_an_error_with_its_place(family: Any) -> None:
     renderer, _ = family("qwen2_5_omni")
     with pytest.raises(MediaError, match=r"message 0, part 0: .*puts no <\|AUDIO\|> in place of video"):
@@ -265,6 +268,7 @@ def test_a_sound_without_a_token_or_beyond_the_window_of_the_processor_is_an_err
         renderer.render([user(film(2, 30.1))])
 
 
+@pytest.mark.slow
 def test_a_truncated_film_is_an_error_with_its_place(family: Any) -> None:
     renderer, _ = family("qwen2_5_omni")
     part = {"type": "video", "video": film(4, 1.0).file[:2000]}
@@ -292,6 +296,7 @@ def test_the_option_has_both_names_of_transformers(option: str, family: Any) -> 
         RendererOptions(chat_template_kwargs={option: "yes"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "reason"),
     [

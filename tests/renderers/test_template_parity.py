@@ -192,6 +192,7 @@ def test_hostile_content_does_not_change_the_control_tokens(template: str, data:
     assert control_tokens("x", hostile) == control_tokens("x", "x")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", ATTACKED)
 def test_the_same_content_changes_the_control_tokens_of_hugging_face(template: str) -> None:
     """The planted fault: the plain ids of the same text do hold the forged token."""

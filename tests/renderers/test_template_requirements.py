@@ -98,6 +98,7 @@ def test_a_template_for_tools_only_is_bridged_and_parsed() -> None:
     assert (made.status, made.name, made.arguments) == (ToolCallParseStatus.OK, "run", {"code": "1"})
 
 
+@pytest.mark.slow
 def test_a_template_for_tools_only_refuses_a_conversation_without_tools_and_names_the_argument_to_pass() -> None:
     renderer = loaded(HERMES)
     with pytest.raises(TemplateError, match="pass tools=") as refused:
@@ -171,6 +172,7 @@ def model_with(named: dict[str, str], directory: Path) -> Path:
     return directory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tools", [None, [], TOOLS], ids=["none", "empty", "some"])
 def test_of_several_templates_the_same_one_is_used_as_in_transformers(tmp_path: Path, tools: Any) -> None:
     directory = model_with(NAMED, tmp_path)
@@ -181,6 +183,7 @@ def test_of_several_templates_the_same_one_is_used_as_in_transformers(tmp_path: 
     assert create_renderer(tokenizer).render(ASKED, tools=tools, add_generation_prompt=True).token_ids == expected
 
 
+@pytest.mark.slow
 def test_a_template_is_chosen_by_its_name_for_conversations_of_every_kind(tmp_path: Path) -> None:
     directory = model_with(NAMED, tmp_path)
     always = load_renderer(directory, chat_template="default")

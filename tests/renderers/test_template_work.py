@@ -209,6 +209,7 @@ VALUES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, derandomize=True, deadline=None)
 @given(
     st.sampled_from(["a + b", "a + b + a", "a * b", "a ** b", "[a, b]", "(a, b)", "a ~ b", "b + (a + b)"]),

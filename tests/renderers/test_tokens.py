@@ -93,6 +93,7 @@ def test_a_token_that_includes_white_space_includes_that_of_content_too() -> Non
     assert ids(printed, ours(theirs)) == theirs.encode(text, add_special_tokens=False).ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["first", "always", "never"])
 @settings(max_examples=60, deadline=None)
 @given(pieces=st.lists(st.sampled_from(["<user>", "</s>", "the cat", " sat", "on", "  ", "hello", "é"]), max_size=6))
@@ -184,6 +185,7 @@ def test_text_that_is_not_unicode_is_refused_with_the_cure() -> None:
 REAL = TemplateTokenizer.from_file(corpus.model_dir("qwen-3") / "tokenizer.json", model="qwen-3")
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(max_size=30), data=st.data())
 def test_the_token_at_a_character_is_the_first_that_starts_there_or_later(text: str, data: st.DataObject) -> None:

@@ -124,6 +124,7 @@ CONVERSATIONS: dict[str, Messages] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_conversation_is_what_the_models_own_processor_makes_of_it(family: str, conversation: str) -> None:
@@ -148,6 +149,7 @@ def test_any_conversation_is_what_the_models_own_processor_makes_of_it(family: s
     check_equal(family, messages[:-1])
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     st.sampled_from(["qwen3-vl", "qwen2.5-vl"]),

@@ -49,6 +49,7 @@ def test_rows_with_and_without_sounds_have_the_log_probabilities_of_a_plain_forw
             assert close(of_samples(family.model, samples, **layout), plain)
 
 
+@pytest.mark.slow
 @families(*EACH)
 def test_another_sound_changes_the_log_probabilities(family):
     """The planted fault of the comparison above."""
@@ -93,6 +94,7 @@ def test_adapters_are_on_layers_of_the_language_model_and_on_none_of_a_tower(fam
     assert not [name for name in names if any(part in name for part in of_towers)]
 
 
+@pytest.mark.slow
 @families("qwen2_audio")
 def test_sounds_of_one_token_are_no_markers_to_expand(family):
     """Qwen2-Audio expands placeholders that stand alone, as the first processors left them."""
@@ -158,6 +160,7 @@ def test_a_batch_that_changes_a_sound_in_the_stock_forward_has_no_model_inputs(f
             model_inputs(TrainingBatch.from_samples(samples, pad_id=0), family.model)
 
 
+@pytest.mark.slow
 @families("qwen2_5_omni")
 def test_positions_beside_pictures_are_those_of_the_models_own_index(family):
     """`get_rope_index` of an Omni model on the processor's ids, which have a start token before each medium."""

@@ -14,6 +14,7 @@ from rollouts.training import TrainingBatch
 COLUMNS = {"input_ids": "token_ids", "loss_mask": "loss_mask", "logprobs": "logprobs", "advantages": "advantages"}
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(LENGTHS, LAYOUTS)
 def test_every_layout_holds_each_sample_at_its_start_and_neutral_padding_elsewhere(lengths, layout):

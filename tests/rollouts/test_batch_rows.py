@@ -33,6 +33,7 @@ def mixed_batch():
 # Selection.
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(LENGTHS, LAYOUTS, st.data())
 def test_a_selection_equals_a_batch_of_the_selected_samples(lengths, layout, data):
@@ -42,6 +43,7 @@ def test_a_selection_equals_a_batch_of_the_selected_samples(lengths, layout, dat
     assert batch[chosen] == TrainingBatch.from_samples([samples[i] for i in chosen], pad_id=PAD, **layout)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(LENGTHS, LAYOUTS, st.slices(7))
 def test_a_slice_selects_what_it_selects_of_a_list(lengths, layout, part):
@@ -320,6 +322,7 @@ def test_a_message_whose_tensors_contradict_the_samples_is_malformed():
         decode(encode(batch))
 
 
+@pytest.mark.slow
 def test_batches_pass_through_a_data_loader_with_workers():
     rows = [sample(3, name="text"), sample(6, images=[image(seed=1)], name="image")]
     loader = torch.utils.data.DataLoader(

@@ -93,6 +93,7 @@ def texts(renderer):
     return [renderer.tokenizer.decode(one) for one in ids], renderer.get_stop_token_ids()
 
 
+@pytest.mark.slow
 def test_a_template_for_tools_and_the_tokens_that_end_a_completion_are_those_of_the_renderer(source, tmp_path):
     renderer = load_renderer(source)
     loaded = load_renderer(save_checkpoint(trained(source), renderer, tmp_path / "saved"))
@@ -118,6 +119,7 @@ def test_the_renderer_of_a_pool_is_saved_and_the_parents_of_a_directory_are_made
     assert texts(load_renderer(saved)) == texts(load_renderer(source))
 
 
+@pytest.mark.slow
 def test_a_directory_that_has_files_is_left_as_it_is(tmp_path):
     source = tiny_qwen3_vl(tmp_path / "source")
     before = {path.name: path.read_bytes() for path in source.iterdir()}

@@ -173,6 +173,7 @@ def test_every_command_refuses_every_kind_of_bad_input_with_a_line_that_names_it
         check(case.command, result, case.path)
 
 
+@pytest.mark.slow
 def test_every_command_refuses_every_place_that_it_cannot_write_to(results: dict[str, Any]) -> None:
     for case, result in results["targets"]:
         check(case.command, result, case.path)

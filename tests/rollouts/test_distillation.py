@@ -273,6 +273,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_trainer_mixes_a_loss_with_a_teacher_and_the_policy_gradient_by_a_coefficient(family, samples, name):
     trainer = Trainer.from_pretrained(family.directory, device="cpu", tokens_per_pass=40)
@@ -292,6 +293,7 @@ def test_a_trainer_mixes_a_loss_with_a_teacher_and_the_policy_gradient_by_a_coef
     assert trainer.optim_step("policy", AdamParams())["grad_norm"] > 0
 
 
+@pytest.mark.slow
 def test_steps_on_the_divergence_bring_a_student_to_its_teacher(family):
     trainer = Trainer.from_pretrained(family.directory, device="cpu")
     trainer.create_model("student", lora=SMALL)

@@ -192,6 +192,7 @@ def test_the_page_on_fleets():
     assert [str(member.state) for member in names["members"]] == ["ready"] * 3
 
 
+@pytest.mark.slow
 def test_the_page_on_observability(capsys):
     names = run_page("observability.md")
     values, lines = names["values"], names["lines"]
@@ -291,6 +292,7 @@ def test_staleness():
     assert run_page("concepts/staleness.md")["modes"][2].max_staleness == 2
 
 
+@pytest.mark.slow
 def test_the_mismatch():
     report = run_page("concepts/mismatch.md")["report"]
     assert report.max_abs < 1e-4

@@ -66,6 +66,7 @@ def test_extras_are_installed_or_name_what_is_missing_and_the_pip_command(monkey
     assert f"needs a-package-that-nobody-has: {install_command('torch')}" in text
 
 
+@pytest.mark.slow
 def test_json_has_the_system_the_cores_and_the_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho 'NVIDIA H100, 81559 MiB, 580.1'\n")
@@ -92,6 +93,7 @@ def test_a_url_without_a_model_is_an_error_that_names_the_option() -> None:
     assert result.stderr.startswith("error: --model is missing")
 
 
+@pytest.mark.slow
 def test_torch_is_not_loaded() -> None:
     module = "rollouts.cli.doctor.installation"
     program = f"import sys; from {module} import _report; _report(); sys.exit('torch' in sys.modules)"

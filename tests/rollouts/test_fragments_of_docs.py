@@ -133,6 +133,7 @@ async def test_the_page_on_vllm(tiny_model_dir, tmp_path):
             assert await engine.control.weight_version() == "step-7"
 
 
+@pytest.mark.slow
 async def test_the_page_on_chat_endpoints(renderer):
     engine = ScriptedEngine(["black", "red"], renderer=renderer)
     with ServedInThread(Starlette(routes=Gateway(engine, renderer).routes())) as server:

@@ -22,7 +22,6 @@ COMMANDS: dict[str, dict[str, Any]] = {
     "view": {"command": "view FILE --out DISK/page.html"},
     "report": {"command": "report RUN --out DISK/r.html", "whole": "r-viewer.html"},
     "init": {"command": "init DISK/project"},
-    "keys": {"command": "keys DISK/keys"},
     "an object": {"command": "an object in DISK/batch.mmr"},
 }
 

@@ -32,6 +32,7 @@ def test_the_guide_to_an_own_environment():
     assert names["rewards"] == {"2 squares": [0.0] * 4, "3 squares": [1.0] * 4}
 
 
+@pytest.mark.slow
 def test_the_guide_to_tools():
     names = run_page("how-to/tools.md")
     trajectory = names["trajectory"]
@@ -47,6 +48,7 @@ def test_the_guide_to_judges():
     assert (usage.verdicts, usage.judged, usage.requests, usage.unreadable) == (2, 2, 2, 0)
 
 
+@pytest.mark.slow
 def test_the_guide_to_the_flags_of_vllm(tmp_path, monkeypatch):
     # It starts `vllm` by its name; here that is a scripted server over the same checkpoint.
     program = Path(__file__).parent / "vllm" / "engine_vllm_serve.py"
@@ -85,6 +87,7 @@ def test_the_guide_to_a_loop():
     assert names["mismatch_of_equal_weights"](*batch, "1") is None
 
 
+@pytest.mark.slow
 def test_the_guide_to_analysis(monkeypatch):
     monkeypatch.setenv("PATH", f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}")
     names = run_page("how-to/analyse-a-run.md")

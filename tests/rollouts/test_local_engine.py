@@ -377,6 +377,7 @@ def test_a_batch_waits_for_requests_that_are_being_prepared_on_threads(engine, r
     assert sizes == [8]
 
 
+@pytest.mark.slow
 def test_a_batch_does_not_wait_forever(engine, renderer):
     async def scenario():
         with engine.expecting_request():  # and it never comes

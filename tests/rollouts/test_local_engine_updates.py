@@ -101,6 +101,7 @@ async def test_the_engines_of_this_distribution_are_updatable(engine):
         assert all(isinstance(each, UpdatableEngine) for each in (engine, server, ScriptedEngine([])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["abort", "keep"])
 async def test_a_completion_in_flight_continues_with_the_new_weights(
     engine, in_flight, prompt, tiny_model_dir, other_model_dir, mode

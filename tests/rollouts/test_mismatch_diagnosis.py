@@ -105,6 +105,7 @@ def test_images_dropped_with_their_placeholder_tokens_are_named(model, renderer)
     assert confirmed(diagnosis) == [(Cause.DROPPED_IMAGE, "images dropped with their placeholder tokens")]
 
 
+@pytest.mark.slow
 def test_an_image_of_another_sample_is_named_with_the_samples_that_have_it(model, renderer):
     items = [
         renderer.render(ImagesInSomeEpisodes().reset(seed)).multi_modal_data.media_items["image"][0] for seed in (1, 4)
@@ -177,6 +178,7 @@ def test_one_dropped_image_of_two_is_named(model, renderer):
     assert [cause for cause, _ in confirmed(diagnosed(model, samples))] == [Cause.DROPPED_IMAGE]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("doubled", [True, False])
 def test_a_first_token_that_one_side_has_twice_or_not_at_all_is_named(model, renderer, doubled):
     def change(request):
@@ -207,6 +209,7 @@ def test_a_hypothesis_of_the_caller_names_another_template(model, renderer):
     assert confirmed(diagnosis) == [(Cause.WRONG_TEMPLATE, "with a system message")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.5, 1.7])
 def test_the_temperature_of_a_sampler_that_divides_by_it_is_fitted(model, renderer, temperature, monkeypatch):
     report_processed_logprobs(monkeypatch)

@@ -32,6 +32,7 @@ class RecordingSimulation(SimulatedEngine):
         return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_flight", ["abort", "wait", "keep"])
 def test_children_survive_failures_aborts_and_weight_updates(renderer, in_flight):
     async def main():
@@ -115,6 +116,7 @@ def model(tiny_model_dir):
     return AutoModelForImageTextToText.from_pretrained(tiny_model_dir, dtype=torch.float32)
 
 
+@pytest.mark.slow
 def test_the_trainer_computes_the_log_probabilities_of_every_agent(tiny_model_dir, renderer, model):
     """Children with images run at the same time, with a critic that continues its own turn."""
 

@@ -24,6 +24,7 @@ def test_it_is_a_qwen3_vl_of_under_a_million_parameters(tiny_model_dir):
     assert 100_000 < sum(parameter.numel() for parameter in model.parameters()) < 1_000_000
 
 
+@pytest.mark.slow
 def test_the_seed_decides_the_weights(tiny_model_dir, tmp_path):
     ours = weights(tiny_model_dir)
     again, other = (
@@ -81,6 +82,7 @@ def test_without_weights_the_other_files_are_the_same(tiny_model_dir, tmp_path):
     assert written == {name: (tiny_model_dir / name).read_bytes() for name in written}
 
 
+@pytest.mark.slow
 def test_the_tiny_model_that_hears_is_a_qwen2_audio_whose_files_agree(tmp_path):
     directory = tiny_qwen2_audio(tmp_path)
     model = AutoModelForMultimodalLM.from_pretrained(directory)

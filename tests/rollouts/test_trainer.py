@@ -113,6 +113,7 @@ def test_gradients_of_an_adapter_are_those_of_a_plain_loop_for_many_text_models(
     assert_close(gradients(trainer, "a", tmp_path), plain_names(plain_gradients(model, samples, text_data)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3_vl", "gemma3"])
 def test_gradients_of_full_training_are_those_of_a_plain_loop(name):
     family = loaded_family(name)
@@ -132,6 +133,7 @@ def test_gradients_of_full_training_are_those_of_a_plain_loop(name):
     assert any("vis" in name for name in expected)
 
 
+@pytest.mark.slow
 def test_steps_of_adamw_are_those_of_torch_with_clipping_and_weight_decay(tiny, tiny_model_dir, text_data, tmp_path):
     samples = [text_sample(length, seed) for seed, length in enumerate([9, 17, 5, 17])]
     with_nonzero_adapter(tiny, "a", text_data)
@@ -155,6 +157,7 @@ def test_steps_of_adamw_are_those_of_torch_with_clipping_and_weight_decay(tiny, 
         np.testing.assert_allclose(found, expected[name], atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_gradients_add_up_over_calls_until_a_step_and_do_not_depend_on_the_passes(tiny_model_dir, text_data, tmp_path):
     found = []
     for tokens, calls in ((10_000, [text_data]), (17, [text_data]), (34, [text_data[:1], text_data[1:]])):
@@ -194,6 +197,7 @@ def test_rows_are_divided_into_passes_within_both_budgets(monkeypatch):
     assert max(patches for _, patches, _ in sizes) > 16, "several images in one pass"
 
 
+@pytest.mark.slow
 def test_adapters_do_not_change_each_other_nor_the_base_model(tiny, text_data, tmp_path):
     base = {name: value.clone() for name, value in tiny.model.state_dict().items()}
     tiny.create_model("a", lora=SMALL)
@@ -226,6 +230,7 @@ def storages():
     return {each.data_ptr(): each for each in storages}
 
 
+@pytest.mark.slow
 def test_an_adapter_that_waits_has_its_parameters_and_its_state_of_adamw_in_memory_and_no_more(
     tiny, text_data, tmp_path, request
 ):
@@ -304,6 +309,7 @@ def test_full_training_is_alone_and_unloading_it_restores_the_base_model(tiny, t
     assert tiny.models() == {"b": SMALL}
 
 
+@pytest.mark.slow
 def test_full_training_needs_float32_and_adapters_are_float32_over_any_base(tiny_model_dir, text_data, tmp_path):
     trainer = Trainer.from_pretrained(tiny_model_dir, device="cpu", dtype="bfloat16")
     with pytest.raises(ArgumentError, match=r"torch.bfloat16.*dtype=\"float32\""):

@@ -77,6 +77,7 @@ async def test_adapters_of_a_trainer_are_sampled_over_its_own_weights(family, da
     await engine.close()
 
 
+@pytest.mark.slow
 async def test_a_fully_trained_model_is_sampled_as_it_is_once_its_version_is_named(family, data, tmp_path):
     trainer = Trainer.from_pretrained(family.directory, device="cpu")
     trainer.create_model("all", lora=None)

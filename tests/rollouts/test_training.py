@@ -369,6 +369,7 @@ def test_swapped_images_show_in_the_mismatch(model, renderer, episodes):
     assert report.worst == first.name
 
 
+@pytest.mark.slow
 def test_pixels_derived_by_another_processor_are_refused(renderer, episodes):
     ours = renderer.processors["image"]
     other = QwenVLProcessor(replace(ours.config, min_pixels=4096), policy=ours.policy, store=ours.store)

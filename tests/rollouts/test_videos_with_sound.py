@@ -137,6 +137,7 @@ def _is_exact(omni, parts):
     return omni.name != "qwen3_omni" or len(heard) < 2
 
 
+@pytest.mark.slow
 @EACH
 def test_another_sound_of_the_same_frames_changes_the_log_probabilities_and_so_do_its_positions(omni):
     """The planted faults of the comparison above."""
@@ -191,6 +192,7 @@ def positions_of(omni, sample):
     return media_positions(architecture(omni.model), TokenSequence(ids, sample.media))
 
 
+@pytest.mark.slow
 @EACH
 @pytest.mark.parametrize("row", [0, 1, 2])
 def test_positions_are_those_of_the_models_own_index(omni, row):

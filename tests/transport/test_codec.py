@@ -344,6 +344,7 @@ def test_plain_numbers_in_lists_cost_what_msgpack_needs_for_them() -> None:
     assert len(encode(numbers)) - len(msgpack.packb(numbers)) < 200
 
 
+@pytest.mark.slow
 def test_importing_transport_and_sending_arrays_does_not_load_torch() -> None:
     code = (
         "import sys, numpy, transport;"

@@ -133,6 +133,7 @@ def test_a_frame_that_announces_more_than_zstd_can_hold_in_it_allocates_nothing(
     assert peak_of(read) < 1 << 20
 
 
+@pytest.mark.slow
 def test_the_smallest_frame_that_zstd_makes_of_very_much_is_still_read(path: Path) -> None:
     write(path, "x" * 50_000_000)
     with RecordReader(path) as reader:

@@ -67,6 +67,7 @@ def test_other_compressions_are_refused_before_the_file_is_made(path: Path) -> N
     assert not path.exists()
 
 
+@pytest.mark.slow
 def test_where_nothing_can_compress_the_error_names_the_extra_and_plain_records_stay_readable(path: Path) -> None:
     write(path, "plain", compression=None)
     write(path, RECORDS[0])

@@ -194,6 +194,7 @@ def test_what_has_no_inline_form_is_refused(value: Any) -> None:
         encode_tensor_payload(value)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.dictionaries(st.sampled_from(["dtype", "shape", "data"]), st.text() | st.binary() | st.lists(st.integers())))
 def test_whatever_stands_in_a_payload_decoding_ends_with_a_value_or_an_error_of_this_package(change: Any) -> None:

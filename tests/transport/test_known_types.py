@@ -49,6 +49,7 @@ def declarations() -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 def test_the_tables_have_every_type_of_this_distribution_and_no_other() -> None:
     assert declarations() == DECLARED_IN
     assert dict(registry._declaring_modules()) == dict(OF_ROLLOUTS)
@@ -80,6 +81,7 @@ def test_each_type_of_ours_is_known_to_a_process_that_imports_transport_alone_of
     assert resolved == [" ".join(name.rpartition(".")[2] for name in names) for names in modules.values()]
 
 
+@pytest.mark.slow
 def test_importing_transport_imports_none_of_the_modules_in_the_table() -> None:
     code = "import sys, transport; print(*(name for name in sys.modules if name.startswith('rollouts')))"
     assert run(code).strip() == ""

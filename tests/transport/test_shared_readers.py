@@ -48,6 +48,7 @@ def test_threads_that_refresh_one_reader_see_every_record(tmp_path: Path) -> Non
         assert len(reader) == 1500
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_reader_is_right_in_a_forked_process_and_in_its_parent_at_once(tmp_path: Path) -> None:

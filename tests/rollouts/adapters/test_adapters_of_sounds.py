@@ -47,6 +47,7 @@ def samples(hearing):
     return made
 
 
+@pytest.mark.slow
 def test_a_collated_batch_of_sounds_has_the_loss_of_our_log_probabilities(samples, tiny_audio_dir):
     model = Qwen2AudioForConditionalGeneration.from_pretrained(tiny_audio_dir, dtype=torch.float32).eval()
     collated = trl_sft_batch(samples, pad_id=0, type_ids=None)

@@ -80,6 +80,7 @@ def test_trl_inputs(rows):
     assert (inputs["completion_mask"] * inputs["tool_mask"]).sum() == inputs["num_items_in_batch"]
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(batches)
 def test_skyrl_tensors(rows):
@@ -97,6 +98,7 @@ def test_skyrl_tensors(rows):
         assert_experts(sample, batch.metadata.get("routed_experts", [None] * len(rows))[index])
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(batches)
 def test_verl_tensors(rows):

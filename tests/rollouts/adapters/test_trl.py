@@ -52,6 +52,7 @@ def trainer(trl, tiny_model_dir, tmp_path_factory):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("images", [(0, 0, 0), (1, 2, 1), (1, 0, 2)])
 def test_the_loss_of_the_trainer_is_the_policy_gradient_of_our_log_probabilities(trainer, make_sample, images):
     samples = [make_sample(seed, images=count) for seed, count in zip((3, 7, 5), images, strict=True)]

@@ -231,6 +231,7 @@ async def test_a_prompt_longer_than_the_context_is_an_overlong_prompt(served):
     assert (raised.value.prompt_tokens > 5000, raised.value.limit) == (True, 4096)
 
 
+@pytest.mark.slow
 async def test_a_completion_ends_with_the_context(served, renderer):
     around = len(renderer.render([user("")], add_generation_prompt=True).token_ids)
     async with ChatEndpoint(served, "policy", api_key=KEY) as endpoint:
@@ -257,6 +258,7 @@ async def keys_of(server, *options):
     return [headers.get("authorization") for headers in server.headers]
 
 
+@pytest.mark.slow
 async def test_the_key_is_the_given_one_or_that_of_the_named_variable(monkeypatch):
     monkeypatch.setenv("OTHER_KEY", "of-another")
     with ChatServer(completion()) as server:
@@ -264,6 +266,7 @@ async def test_the_key_is_the_given_one_or_that_of_the_named_variable(monkeypatc
         assert await keys_of(server, *options) == ["Bearer of-another", "Bearer given", "Bearer given"]
 
 
+@pytest.mark.slow
 async def test_the_key_of_openai_goes_to_openai_alone(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "of-openai")
     with ChatServer(completion()) as other, ChatServer(completion()) as openai:
@@ -399,6 +402,7 @@ async def test_sounds_of_results_may_follow_in_messages_of_the_user():
     assert [part["type"] for part in body["messages"][3]["content"]] == ["text", "input_audio"]
 
 
+@pytest.mark.slow
 async def test_a_path_is_read_only_below_an_allowed_directory(tmp_path):
     (tmp_path / "a.png").write_bytes(encoded(PIXELS))
     messages = [user([{"type": "image", "image": str(tmp_path / "a.png")}])]
@@ -548,6 +552,7 @@ def test_arguments_return_from_the_server_as_they_were_sent(arguments):
     assert _parsed_call(None, _Function(name="look", arguments=text), ()).arguments == arguments
 
 
+@pytest.mark.slow
 async def test_an_episode_with_tools_answers_calls_of_the_server_and_malformed_ones(renderer):
     def look(row: int) -> Image.Image:
         """Look at a row."""
@@ -699,6 +704,7 @@ async def test_ids_of_calls_without_one_are_those_of_no_other_call():
     assert ids[1] == "call_0"
 
 
+@pytest.mark.slow
 async def test_arguments_that_json_cannot_hold_make_a_malformed_call():
     answer = await answered(call('{"x": 1}'))
     assert len(answer.message["tool_calls"]) == 1
@@ -711,6 +717,7 @@ async def test_arguments_that_json_cannot_hold_make_a_malformed_call():
     assert not answer.parsed.tool_calls[0].status.is_well_formed
 
 
+@pytest.mark.slow
 async def test_a_count_of_tokens_that_cannot_be_is_no_completion():
     usage = {"prompt_tokens": 10**400, "completion_tokens": 1, "total_tokens": 2}
     with ChatServer(completion("fine", usage=usage)) as server:

@@ -106,6 +106,7 @@ async def test_no_log_record_contains_the_key(caplog):
     assert "0123456789" not in "".join(record.getMessage() for record in caplog.records)
 
 
+@pytest.mark.slow
 async def test_a_redirect_is_not_followed():
     with ChatServer(completion()) as other:
         error, _ = await error_of(RedirectResponse(f"{other.url}/chat/completions?token=secret"), api_key="key")
@@ -152,6 +153,7 @@ class SlowServer(ChatServer):
         return await super()._answer(request)
 
 
+@pytest.mark.slow
 async def test_a_call_ends_after_its_time():
     with SlowServer() as server:
         with pytest.raises(ServerTimeoutError, match=r"0\.2 s\. Raise timeout_seconds") as raised:
@@ -280,6 +282,7 @@ async def test_a_completion_that_does_not_fit_is_sampled_to_the_end_of_the_conte
     assert len(server.bodies) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("message", TOO_MUCH.values(), ids=TOO_MUCH)
 async def test_a_prompt_without_room_for_any_completion_is_an_overlong_prompt(message):
     error, requests = await error_of(failure(400, message))

@@ -79,6 +79,7 @@ def test_a_lake_is_walked_to_its_gift_and_every_frame_is_what_the_environment_re
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 7, 2**62])
 def test_a_pole_is_balanced_from_its_frames_and_the_seed_decides_the_episode(renderer, seed):
     actions = [0, 1] * 5

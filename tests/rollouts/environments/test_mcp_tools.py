@@ -67,6 +67,7 @@ async def test_a_tool_has_the_name_description_and_schema_of_the_server(mcp):
     assert by_name(mcp)["repeat"].timeout_seconds == 60.0
 
 
+@pytest.mark.slow
 async def test_texts_images_and_structured_content_become_the_result_of_the_call(mcp):
     tools = by_name(mcp)
     assert await tools["repeat"].call({"text": "ab", "times": 3}) == "ababab"
@@ -86,6 +87,7 @@ async def test_an_error_of_a_tool_is_for_the_model(mcp):
         await tools["repeat"].call({"text": "a", "times": "many"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "error"),
     [
@@ -177,6 +179,7 @@ async def test_calls_of_many_episodes_run_at_the_same_time_on_one_process(mcp):
     assert await tools["repeat"].call({"text": "x"}) == "x", "the connection is usable after a cancelled call"
 
 
+@pytest.mark.slow
 async def test_episodes_of_a_tool_environment_call_the_tools(mcp, renderer):
     calls = [("captioned", {"side": 32}), ("fail", {"reason": "no luck"}), ("repeat", {"text": "r", "times": 2})]
     block = "\n".join(
@@ -370,6 +373,7 @@ async def test_wrong_arguments_are_refused(make):
         make()
 
 
+@pytest.mark.slow
 async def test_a_value_of_a_variable_is_not_in_an_error():
     with pytest.raises(ArgumentError) as error:
         StdioServer("python", env={"KEY": b"secret"})

@@ -487,6 +487,7 @@ attempts = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.lists(attempts, min_size=1, max_size=5))
 def test_every_attempt_of_a_turn_has_one_answer_and_no_two_have_one_id(calls):

@@ -149,6 +149,7 @@ rewards_of_tasks = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(first=rewards_of_tasks, second=rewards_of_tasks)
 def test_swapping_the_runs_negates_differences_and_mirrors_intervals(
@@ -169,6 +170,7 @@ def test_swapping_the_runs_negates_differences_and_mirrors_intervals(
     assert (one.increased, one.only_in_run) == (other.decreased, other.only_in_baseline)
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(shared=rewards_of_tasks, only=rewards_of_tasks)
 def test_tasks_of_one_run_alone_change_no_paired_number(

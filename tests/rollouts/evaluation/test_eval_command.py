@@ -103,6 +103,7 @@ def options(tasks: Path, server: ChatServer, *more: object) -> list[object]:
     return [tasks, "--score", score, "--openai-base-url", server.url, "--model", "any", "--out", "out", *more]
 
 
+@pytest.mark.slow
 def test_an_endpoint_is_evaluated_without_a_renderer_and_without_tokens(tasks: Path, server: ChatServer) -> None:
     result = evaluate(*options(tasks, server, "-n", 2, "--id-key", "id"))
     assert result.exit_code == 0, result.output
@@ -129,6 +130,7 @@ def test_the_messages_of_an_endpoint_can_be_read_afterwards(tasks: Path, server:
     assert CliRunner().invoke(app, ["traj", "ls", "out/trajectories.mmr"]).exit_code == 0
 
 
+@pytest.mark.slow
 def test_the_key_of_openai_goes_to_no_other_server_unless_it_is_named(tasks: Path, server: ChatServer) -> None:
     evaluate(*options(tasks, server, "--limit", 1))
     assert "authorization" not in server.headers[-1]
@@ -203,6 +205,7 @@ def test_running_failed_episodes_again_needs_an_earlier_run(tasks: Path, server:
     assert "leave it out" in limited.stderr
 
 
+@pytest.mark.slow
 def test_failed_episodes_run_again_also_where_their_line_is_lost(tasks: Path) -> None:
     broken = [True]
 
@@ -218,6 +221,7 @@ def test_failed_episodes_run_again_also_where_their_line_is_lost(tasks: Path) ->
     assert len(Path("out/metrics.jsonl").read_text().splitlines()) == 3
 
 
+@pytest.mark.slow
 def test_another_threshold_counts_the_stored_episodes_again_and_runs_none(tasks: Path, server: ChatServer) -> None:
     score = f"{tasks.parent / 'score.py'}:half"
     arguments = [tasks, "--score", score, "--openai-base-url", server.url, "--model", "any", "--out", "out"]

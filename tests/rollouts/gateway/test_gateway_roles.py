@@ -94,6 +94,7 @@ def test_a_conversation_with_a_developer_message_is_continued(serving_template):
         assert len(server.trajectory("s").leaves()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("message", [developer("Be brief."), {"role": "system", "content": "Be brief."}])
 def test_a_message_of_a_role_that_is_not_printed_is_refused_with_a_role_that_is(serving_template, message):
     with serving_template(USERS_ALONE) as server:
@@ -104,6 +105,7 @@ def test_a_message_of_a_role_that_is_not_printed_is_refused_with_a_role_that_is(
         assert server.trajectory("s").num_turns == 1
 
 
+@pytest.mark.slow
 def test_a_message_at_a_place_where_it_is_not_printed_is_refused_in_a_later_request_too(serving_template):
     with serving_template(FIRST_SYSTEM) as server:
         opening = [user("Hi")]
@@ -115,6 +117,7 @@ def test_a_message_at_a_place_where_it_is_not_printed_is_refused_in_a_later_requ
         assert server.trajectory("s").num_turns == 1
 
 
+@pytest.mark.slow
 def test_the_result_and_the_call_of_a_tool_that_are_not_printed_are_refused(serving_template):
     messages = [user("Hi"), {"role": "assistant", "content": None, "tool_calls": [CALL]}, RESULT]
     with serving_template(USERS_ALONE) as server:
@@ -124,6 +127,7 @@ def test_the_result_and_the_call_of_a_tool_that_are_not_printed_are_refused(serv
         refused(server, messages, "messages[1].tool_calls", tools=TOOLS)
 
 
+@pytest.mark.slow
 def test_parts_that_are_not_printed_are_refused(serving_template):
     first_part = TURN.replace("m.content", "(m.content if m.content is string else m.content[0].text)")
     parts = [{"type": "text", "text": "shown"}, {"type": "text", "text": "lost"}]

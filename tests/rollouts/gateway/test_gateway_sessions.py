@@ -35,6 +35,7 @@ def ask(client, *texts, answers=()):
     return client.chat.completions.create(model="m", messages=messages)
 
 
+@pytest.mark.slow
 def test_a_session_is_named_by_a_header_or_by_the_path(renderer):
     with served(echo(renderer), renderer) as server:
         by_header = server.client("one")
@@ -53,6 +54,7 @@ def test_a_header_and_a_path_that_name_other_sessions_are_refused(renderer):
             ask(client, "a")
 
 
+@pytest.mark.slow
 def test_two_headers_that_name_different_sessions_are_refused(renderer):
     with served(ScriptedEngine(lambda request: "0", renderer=renderer), renderer) as server:
         url, body = f"{server.base_url}/chat/completions", {"messages": [user("a")]}
@@ -77,6 +79,7 @@ def test_without_an_id_every_conversation_is_a_session(renderer):
         assert server.trajectory(second.session_id).num_turns == 3
 
 
+@pytest.mark.slow
 def test_conversations_that_differ_in_the_ids_of_tool_calls_alone_are_sessions_of_their_own(renderer):
     with served(ScriptedEngine(lambda request: CALL, renderer=renderer), renderer) as server:
         client = server.client()
@@ -91,6 +94,7 @@ def test_conversations_that_differ_in_the_ids_of_tool_calls_alone_are_sessions_o
             assert [node.parent for node in server.trajectory(first.session_id).nodes] == [-1, 0, 1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("removed", [False, True])
 def test_the_end_of_a_session_leaves_an_equal_conversation_its_own(renderer, removed):
     with served(ScriptedEngine(lambda request: "b", renderer=renderer), renderer) as server:
@@ -199,6 +203,7 @@ def test_rewards_are_recorded_for_the_last_turn_or_a_given_one(renderer):
         assert httpx.post(f"{server.root}/sessions/none/reward", json={"reward": 1}).status_code == 404
 
 
+@pytest.mark.slow
 def test_an_ended_session_is_readable_and_takes_no_further_turn(renderer, tmp_path):
     ended = []
     with served(echo(renderer), renderer, on_session_end=ended.append) as server:
@@ -216,6 +221,7 @@ def test_an_ended_session_is_readable_and_takes_no_further_turn(renderer, tmp_pa
     assert [one.episode_id for one in ended] == ["s"]
 
 
+@pytest.mark.slow
 def test_a_deleted_session_is_gone_and_says_so(renderer):
     ended = []
     with served(echo(renderer), renderer, on_session_end=ended.append) as server:
@@ -247,6 +253,7 @@ def test_a_session_that_is_deleted_as_a_request_begins_is_gone(renderer):
     asyncio.run(play())
 
 
+@pytest.mark.slow
 def test_a_name_of_a_metric_that_cannot_be_stored_is_refused(renderer):
     with served(echo(renderer), renderer) as server:
         ask(server.client("s"), "a")
@@ -259,6 +266,7 @@ def test_a_name_of_a_metric_that_cannot_be_stored_is_refused(renderer):
         assert httpx.get(f"{server.root}/sessions/s/trajectory").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_session_may_be_begun_with_its_group(renderer):
     with served(echo(renderer), renderer) as server:
         body = {"session_id": "s", "group_id": "task-7", "seed": 3}
@@ -271,6 +279,7 @@ def test_a_session_may_be_begun_with_its_group(renderer):
     assert (trajectory.group_id, trajectory.seed, trajectory.num_turns) == ("task-7", 3, 1)
 
 
+@pytest.mark.slow
 def test_more_sessions_than_the_limit_are_refused_and_none_is_lost(renderer):
     with served(echo(renderer), renderer, limits=GatewayLimits(max_sessions=2)) as server:
         ask(server.client("a"), "x")
@@ -284,6 +293,7 @@ def test_more_sessions_than_the_limit_are_refused_and_none_is_lost(renderer):
         assert server.trajectory("b").num_turns == 1
 
 
+@pytest.mark.slow
 def test_more_bytes_than_the_limit_are_refused(renderer):
     with served(echo(renderer), renderer, limits=GatewayLimits(max_bytes=20_000)) as server:
         ask(server.client("a"), "x" * 10_000)

@@ -24,6 +24,7 @@ def user(*parts):
     return {"role": "user", "content": [*parts, {"type": "text", "text": "?"}]}
 
 
+@pytest.mark.slow
 def test_a_conversation_with_sounds_is_one_branch_with_the_tokens_of_the_renderer(hearing):
     sounds = [wav(220), wav(330), wav(220)]
     prompts = []
@@ -54,6 +55,7 @@ def test_a_conversation_with_sounds_is_one_branch_with_the_tokens_of_the_rendere
     assert prompts[-1].multi_modal_data.mm_hashes == expected.multi_modal_data.mm_hashes
 
 
+@pytest.mark.slow
 def test_another_sound_in_an_earlier_message_is_another_conversation(hearing):
     with served(ScriptedEngine(lambda request: "a", renderer=hearing), hearing) as server:
         client = server.client("one")

@@ -251,6 +251,7 @@ def test_what_is_sent_before_the_end_holds_no_beginning_of_a_stop_string_at_its_
     assert length == len(text) - longest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "stop", "expected"),
     [

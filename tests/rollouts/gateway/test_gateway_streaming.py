@@ -56,6 +56,7 @@ def test_text_arrives_before_the_completion_is_finished(renderer):
     asyncio.run(play())
 
 
+@pytest.mark.slow
 def test_an_error_before_the_first_text_has_its_status_and_a_later_one_ends_the_stream(renderer):
     async def play(pause_after):
         engine = SteppedEngine(
@@ -77,6 +78,7 @@ def test_an_error_before_the_first_text_has_its_status_and_a_later_one_ends_the_
         asyncio.run(play(3))
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_a_live_stream_aborts_its_request(renderer):
     async def play():
         engine = SteppedEngine(["one two"], renderer, pause_after=3)

@@ -72,6 +72,7 @@ TOOL_ANSWERS = [
 TOOL_SCRIPT = [f"I look.{CALL}", "Red.", "Blue.", "Welcome."]
 
 
+@pytest.mark.slow
 def test_the_tree_of_a_conversation_with_tools_and_images_is_that_of_run_episode(renderer):
     expected = episode(renderer, TOOL_SCRIPT, TOOL_CONVERSATION, TOOL_ANSWERS, TOOLS)
     engine = ScriptedEngine(TOOL_SCRIPT, renderer=renderer)
@@ -141,6 +142,7 @@ def test_a_changed_message_begins_a_branch_and_the_old_one_stays(renderer):
     assert [message["content"] for message in branch] == ["a", "uno", "b", "three"]
 
 
+@pytest.mark.slow
 def test_an_earlier_turn_is_continued_exactly_when_its_prompt_is_no_longer_kept(renderer):
     """The prompt is made again from the tree, images included."""
     turns = _KEPT_PROMPTS + 3
@@ -179,6 +181,7 @@ def test_a_request_of_several_choices_adds_one_branch_for_each(renderer):
     assert trajectory.nodes[trajectory.turns[3].node - 1].parent == trajectory.turns[1].node
 
 
+@pytest.mark.slow
 def test_the_ids_of_calls_are_unique_for_the_client_and_the_models_own_in_the_tree(renderer):
     engine = ScriptedEngine([CALL, CALL, "done"], renderer=renderer)
     with served(engine, renderer) as server:
@@ -209,6 +212,7 @@ def test_equal_answers_with_other_calls_ids_are_told_apart(renderer):
     assert trajectory.nodes[trajectory.turns[2].node - 1].parent == trajectory.turns[1].node
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("taken", [0, 1, 2])
 def test_of_choices_with_equal_tokens_the_next_turn_continues_the_one_that_the_client_took(renderer, taken):
     engine = ScriptedEngine([CALL, CALL, CALL, "done"], renderer=renderer)
@@ -247,6 +251,7 @@ def test_a_tree_with_the_reasoning_that_a_client_drops_is_that_of_run_episode(re
         assert plain_tree(server.trajectory("s")) == plain_tree(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [None, "other"])
 def test_other_reasoning_is_another_message_and_none_is_not(renderer, sent):
     engine = ScriptedEngine(["<think>\nhm\n</think>\n\none", "two"], renderer=renderer)
@@ -341,6 +346,7 @@ def test_each_token_is_reported_with_its_own_bytes(name, end, stream):
 UNKNOWN_CALL = '<tool_call>\n{"name": "jump", "arguments": {"high": 1}}\n</tool_call>'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_call_of_a_tool_that_is_not_offered_is_returned_and_its_answer_continues_the_turn(renderer, stream):
     with served(ScriptedEngine([UNKNOWN_CALL, "Done."], renderer=renderer), renderer) as server:
@@ -377,6 +383,7 @@ def test_a_call_of_a_tool_that_is_not_offered_is_returned_and_its_answer_continu
     assert added == rendered.token_ids[-len(added) :]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

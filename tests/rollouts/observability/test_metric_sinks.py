@@ -171,6 +171,7 @@ def test_an_interval_of_no_seconds_is_refused() -> None:
         MetricHistory(RunMetrics(), [], seconds=0)
 
 
+@pytest.mark.slow
 def test_tensorboards_own_reader_finds_the_scalars(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

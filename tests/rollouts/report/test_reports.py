@@ -133,6 +133,7 @@ def test_the_viewer_has_the_mismatch_that_the_trainer_wrote(tmp_path: Path) -> N
     assert [round(one["mismatch"], 6) for one in json.loads(index[1])["episodes"][:2]] == [1e-6, 1e-6]
 
 
+@pytest.mark.slow
 def test_another_file_name_has_a_viewer_of_its_own(tmp_path: Path) -> None:
     directory = trained_run(tmp_path / "run")
     result = run(directory, "--out", tmp_path / "mine.html")
@@ -255,6 +256,7 @@ def test_a_file_of_mismatches_that_cannot_be_read_is_listed_and_the_rest_is_repo
     assert [link["href"] for link in page.all("a") if "#e=" in link["href"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
@@ -488,6 +490,7 @@ def test_a_log_probability_that_is_no_number_is_counted_as_such() -> None:
     assert counted.max_abs == np.inf
 
 
+@pytest.mark.slow
 def test_a_report_replaces_an_earlier_one_and_leaves_nothing_else(tmp_path: Path) -> None:
     directory = trained_run(tmp_path / "run")
     before = {path.name for path in directory.iterdir()}

@@ -13,6 +13,7 @@ from rollouts.cli.main import app
 from rollouts.observability.run_metrics import length_stops_warning
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("max_tokens", "share"), [(16, 0), (1, 1)])
 def test_every_output_of_a_run_has_the_number_of_cut_turns(tmp_path: Path, max_tokens: int, share: int) -> None:
     result = run(write_run(tmp_path, FOURS.replace("max_tokens = 16", f"max_tokens = {max_tokens}")))

@@ -25,6 +25,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_the_keys_of_the_lines_of_groups_are_those_of_the_documentation(directory: Path) -> None:
     for row in rows_of(directory):
         assert set(row) | {"teacher_kl"} == documented_keys("metrics.jsonl")  # test_teacher_of_run.py has it
@@ -44,6 +45,7 @@ def test_the_durations_of_a_run_are_what_the_documentation_says(directory: Path)
     assert summary["metrics"]["run_seconds"] <= summary["process_seconds"]
 
 
+@pytest.mark.slow
 def test_the_lines_of_groups_have_the_data_of_their_tasks(directory: Path) -> None:
     assert {row["task_id"]: row["task_data"] for row in rows_of(directory)} == {
         "four": {"name": "four", "number": 4},

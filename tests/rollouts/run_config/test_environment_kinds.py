@@ -116,6 +116,7 @@ threaded = true
     assert (parts["seven"]["right"], parts["seven"]["length"]) == ([1.0, 1.0], [1.0, 1.0])
 
 
+@pytest.mark.slow
 def test_tools_are_typed_functions(tmp_path: Path) -> None:
     environment = """\
 kind = "tools"

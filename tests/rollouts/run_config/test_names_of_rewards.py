@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from run_config_files import FOURS, rows_of, run, summary_of, write_run
 from typer.testing import CliRunner
 
@@ -17,6 +18,7 @@ FIRST = "def first(episodes):\n    return [1.0] + [0.0] * (len(episodes) - 1)\n"
 MEANS = {"environment": 0.5, "group": 1.0, "total": 1.5}
 
 
+@pytest.mark.slow
 def test_every_output_of_a_run_with_group_rewards_names_its_rewards_alike(tmp_path: Path) -> None:
     (tmp_path / "first_env.py").write_text(FIRST)
     result = run(write_run(tmp_path, FOURS + GROUP_REWARD))
@@ -39,6 +41,7 @@ def test_every_output_of_a_run_with_group_rewards_names_its_rewards_alike(tmp_pa
     assert sum(episode["environment_reward"] for episode in listed) / len(listed) == MEANS["environment"]
 
 
+@pytest.mark.slow
 def test_a_run_without_group_rewards_has_one_reward_in_its_progress(tmp_path: Path) -> None:
     result = run(write_run(tmp_path, FOURS))
     assert "; reward total 0.500; " in result.stdout

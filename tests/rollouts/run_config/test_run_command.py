@@ -23,6 +23,7 @@ from rollouts.task import Task
 from transport import RecordWriter
 
 
+@pytest.mark.slow
 def test_a_run_writes_every_group_once_with_its_figures(tmp_path: Path) -> None:
     result = run(write_run(tmp_path, FOURS))
     assert result.exit_code == 0, result.output
@@ -46,6 +47,7 @@ def test_a_run_writes_every_group_once_with_its_figures(tmp_path: Path) -> None:
     assert "0.500" in result.stdout
 
 
+@pytest.mark.slow
 def test_the_trajectories_are_readable_by_the_commands_for_them(tmp_path: Path) -> None:
     run(write_run(tmp_path, FOURS))
     file = str(tmp_path / "out/trajectories.mmr")
@@ -196,6 +198,7 @@ def test_an_output_directory_that_is_not_empty_is_refused_and_not_changed(tmp_pa
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "reason"),
     [("[1]", "holds [1]"), ('{"name": "four", "number": 4}', "has the id of line 1, 'four'; give each task its own")],
@@ -213,6 +216,7 @@ def test_a_wrong_row_is_an_error_before_the_run_and_of_a_dry_run(tmp_path: Path,
     assert len(groups_of(tmp_path)) == 2
 
 
+@pytest.mark.slow
 def test_a_row_that_became_wrong_after_the_check_ends_the_run_after_the_groups_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,6 +249,7 @@ def test_a_run_whose_every_episode_fails_exits_with_1_and_counts_the_errors(tmp_
     assert len(groups_of(tmp_path)) == 2
 
 
+@pytest.mark.slow
 def test_a_run_whose_first_groups_fail_stops_with_their_error_and_can_be_continued(tmp_path: Path) -> None:
     broken = "concurrency = 2\nstop_after_failed_groups = 1\n" + CONFIG.replace("guess_env:Guess", "broken_env:Broken")
     path = write_run(tmp_path, broken.replace("concurrency = 4\n", ""))
@@ -260,6 +265,7 @@ def test_a_run_whose_first_groups_fail_stops_with_their_error_and_can_be_continu
     assert (summary_of(tmp_path)["complete"], len(groups_of(tmp_path))) == (True, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("full", ["out/journal", "out/trajectories.mmr"])
 def test_a_full_disk_leaves_a_summary_and_names_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str
@@ -293,6 +299,7 @@ def test_a_full_disk_leaves_a_summary_and_names_the_file(
     assert summary_of(tmp_path)["groups"] == 2
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_the_report_is_written_names_the_command_that_writes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,6 +339,7 @@ def test_texts_of_an_environment_cannot_control_the_terminal(tmp_path: Path) -> 
     assert "ValueError: [/red]␛[2J⏎line<U+202E>" in stdout
 
 
+@pytest.mark.slow
 def test_half_of_a_surrogate_pair_in_a_task_is_an_error_of_its_line(tmp_path: Path) -> None:
     path = write_run(tmp_path, FOURS)
     with (tmp_path / "tasks.jsonl").open("a") as tasks:
@@ -346,6 +354,7 @@ def test_half_of_a_surrogate_pair_in_a_task_is_an_error_of_its_line(tmp_path: Pa
 # --limit and --resume.
 
 
+@pytest.mark.slow
 def test_a_limit_runs_the_first_tasks_and_a_larger_one_continues_after_them(tmp_path: Path) -> None:
     path = write_run(tmp_path, FOURS)
     assert run(path, "--limit", 1).exit_code == 0
@@ -400,11 +409,13 @@ def test_a_changed_file_of_tasks_continues_a_run_only_where_its_rows_have_ids(tm
     assert [row["task_id"] for row in rows_of(tmp_path / "ids")][2:] == ["five"]
 
 
+@pytest.mark.slow
 def test_a_limit_may_be_larger_than_any_number_of_tasks(tmp_path: Path) -> None:
     assert run(write_run(tmp_path, FOURS), "--limit", 10**20).exit_code == 0
     assert summary_of(tmp_path)["groups"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("written", ["nothing", "trajectories", "everything"])
 def test_a_group_that_a_crash_left_half_written_is_written_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str

@@ -161,6 +161,7 @@ def test_what_one_file_lacks_is_taken_from_the_others_and_only_lost_groups_are_r
     assert run(complete_run, "--resume").stderr == ""
 
 
+@pytest.mark.slow
 def test_a_group_leaves_the_journal_when_its_record_is_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

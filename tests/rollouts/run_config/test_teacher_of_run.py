@@ -65,6 +65,7 @@ def test_every_episode_in_the_file_has_the_scores_of_the_teacher(directory: Path
         assert np.isfinite(episode.metrics["teacher_kl"])
 
 
+@pytest.mark.slow
 def test_the_divergence_from_the_teacher_is_in_the_files_the_summary_and_the_report(directory: Path) -> None:
     of_episodes = {
         group[0].group_id: [episode.metrics["teacher_kl"] for episode in group] for group in groups_of(directory)
@@ -83,6 +84,7 @@ def test_the_divergence_from_the_teacher_is_in_the_files_the_summary_and_the_rep
     )
 
 
+@pytest.mark.slow
 def test_a_run_without_a_teacher_has_no_divergence_and_an_episode_without_scores_has_null(tmp_path: Path) -> None:
     assert run(write_run(tmp_path, FOURS)).exit_code == 0
     (row, _) = rows_of(tmp_path)

@@ -39,6 +39,7 @@ def test_every_task_yields_one_group_with_its_episodes_in_order(renderer):
     assert outcomes(runner) == {"done": 15}
 
 
+@pytest.mark.slow
 def test_a_function_that_skips_one_group_after_the_other_is_warned_of_once(renderer, caplog):
     def skip(group):
         return "too easy" if int(group.task.task_id[1:]) < 150 else False

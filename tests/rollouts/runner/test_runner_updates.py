@@ -200,6 +200,7 @@ async def test_an_episode_is_judged_by_its_oldest_token_while_its_environment_wo
         assert set(versions_of(group)) == {"2"}
 
 
+@pytest.mark.slow
 async def test_one_step_off_policy_delivers_each_batch_as_a_whole_however_long_some_of_its_episodes_take():
     batch, steps = 4, 6
 

@@ -58,6 +58,7 @@ def test_all_methods_of_a_path_with_several_routes_are_allowed(open_server):
         assert "takes GET and HEAD and POST" in json.load(error)["error"]["message"]
 
 
+@pytest.mark.slow
 def test_a_large_body_is_parsed_on_a_thread_and_not_on_the_loop(open_server, monkeypatch):
     threads, loads = [], json_bodies._loads
 

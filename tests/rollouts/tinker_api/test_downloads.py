@@ -95,6 +95,7 @@ def test_an_encrypted_download_is_readable_with_the_key_of_the_client_alone(trai
             pyrage.decrypt(content, [pyrage.x25519.Identity.generate()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [["age1nothing"], ["ssh-rsa AAAA"], ["age1"] * 11])
 def test_keys_that_are_none_are_refused_before_anything_is_saved(training, rest, keys):
     """The requests that follow have their turn."""

@@ -105,6 +105,7 @@ def test_a_client_is_told_the_names_of_the_model(server):
     assert server.get("/api/v1/healthz").json == {"status": "ok"}
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss_and_a_new_model_begins_where_the_base_model_is(client, training):
     losses = []
     for _ in range(4):
@@ -525,6 +526,7 @@ def test_metadata_that_is_no_unicode_is_listed_and_large_metadata_is_refused(app
     assert "65537 characters" in answer.json["detail"]
 
 
+@pytest.mark.slow
 def test_the_last_tokens_of_a_prompt_are_scored_alone(client, server):
     sampling = client.create_sampling_client(base_model="tiny").result()
     prompt = types.ModelInput.from_ints(IDS[:6])

@@ -77,6 +77,7 @@ def test_episodes_and_media_are_served_as_a_page_has_them(url, renderer):
     assert get(url, f"media/image-{digest}")[0] == 404  # it is no image of an episode
 
 
+@pytest.mark.slow
 def test_a_search_reads_the_texts_of_messages_in_bounded_time(file, url):
     for query, found in (("blue", [0]), ("BLUE&text=red.", [0]), ("no such text", []), ("user", [])):
         status, _, body = get(url, f"search?from=0&text={query.replace(' ', '%20')}")

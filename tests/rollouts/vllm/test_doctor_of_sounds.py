@@ -80,6 +80,7 @@ async def test_a_server_that_ignores_sounds_is_found(tiny_audio_dir, tmp_path):
     assert found.keys() == {"mismatch, sound"}
 
 
+@pytest.mark.slow
 async def test_a_server_that_takes_no_sounds_lacks_an_option(tiny_audio_dir):
     with served(EngineVLLM(tiny_audio_dir, hears=False)) as started:
         found = await wrong(started, tiny_audio_dir)

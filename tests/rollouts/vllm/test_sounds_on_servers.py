@@ -57,6 +57,7 @@ async def test_a_served_engine_samples_what_the_engine_itself_samples_of_sounds(
         assert engine.media_cache_counts.included_items == engine.media_cache_counts.omitted_items == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("media", ["features", "content_parts"])
 async def test_over_twenty_turns_each_sound_is_on_the_wire_once(tiny_audio_dir, hearing, media):
     conversation = []

@@ -22,6 +22,7 @@ def workers_killed(base: Path) -> int:
     return sum(len(path.read_text().splitlines()) for path in base.glob("run-*/killed"))
 
 
+@pytest.mark.slow
 def test_a_run_is_exact_though_its_workers_and_its_process_are_killed(runs: Runs, tmp_path: Path) -> None:
     assert kill_rounds(runs, tmp_path, 3, seed=1) >= 1
     assert workers_killed(tmp_path) >= 1
