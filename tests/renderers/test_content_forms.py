@@ -50,7 +50,6 @@ MIXED = """\
 {%- if m.role == 'user' %}{%- for part in m.content %}{{- part.text }}{%- endfor %}
 {%- else %}{{- m.content }}{%- endif %}{{- '<|im_end|>\\n' }}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
-AS_GIVEN = RendererOptions(content_form="as_given")
 
 
 def loaded(source: str, **options: Any) -> TemplateRenderer:

@@ -197,7 +197,6 @@ def test_a_message_of_the_template_is_shortened_in_an_error() -> None:
 
 # Operators mean what they meant.
 
-OPERATIONS = ["a + b", "a + b + a", "a * b", "a ** b", "[a, b]", "(a, b)", "{'k': a}", "a ~ b", "b + (a + b)", "a % b"]
 VALUES = st.one_of(
     st.integers(-20, 20),
     st.floats(-4, 4),
@@ -208,7 +207,6 @@ VALUES = st.one_of(
     st.tuples(st.integers(0, 3)),
     st.just(b"x"),
 )
-BOUND = st.none() | st.integers(-7, 7)
 
 
 @settings(max_examples=150, derandomize=True, deadline=None)

@@ -178,7 +178,6 @@ def with_top(ids, logprobs, *, of_prompt=None):
 
 TOP = replace(REQUEST, sampling=SamplingParams(top_logprobs=2))
 ROWS = [[5, 7], [8, 6]], [[-0.1, -3.0], [-0.5, -2.0]]
-NO_PREDICTION = [-1, -1], [np.nan, np.nan]
 
 
 def test_as_many_likeliest_tokens_as_requested_are_accepted():

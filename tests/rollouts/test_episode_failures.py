@@ -37,10 +37,6 @@ def failure_of(environment, engine, renderer, **options):
     return caught.value
 
 
-def type_name(value):
-    return type(value).__name__
-
-
 def scripted(renderer):
     return ScriptedEngine(["a", "b", "c"], renderer=renderer)
 

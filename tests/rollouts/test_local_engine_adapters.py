@@ -26,7 +26,6 @@ from rollouts.errors import ArgumentError, EngineClosedError, MissingExtraError,
 from rollouts.testing import tiny_qwen3_vl
 
 LENGTH = 12
-ADAPTED = ("a", "b", None)
 
 
 @pytest.fixture(scope="module")
