@@ -82,8 +82,7 @@ class MediaPolicy:
         frame for a video. max_frames: of a video, checked likewise. max_aspect_ratio: longer side over shorter.
     max_video_pixels: width times height times frames of a video given as frames, which are held uncompressed.
     max_audio_seconds, max_audio_channels: of a sound, checked before more than that is decoded.
-    timeout: seconds for one fetch, redirects and body included, and as many again for decoding one file. The scans of
-        a JPEG are bounded before it is decoded: 32 at `max_pixels`, more for a smaller image.
+    timeout: seconds for one fetch, redirects and body included, and as many again for decoding one file.
     max_redirects: hops of one fetch.
 
     Raises `ConfigError` for an impossible scheme, host, network or directory, for a text in place of a tuple, and for a
