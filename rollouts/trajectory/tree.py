@@ -606,8 +606,7 @@ class Trajectory:
     def to_messages(self, leaf: int) -> list[Message]:
         """The messages on the path to `leaf`; media are sources.
 
-        Raises `TrajectoryError` where `add_turn` did not receive the messages of a prompt. A trajectory of a step list
-        has none.
+        Raises `TrajectoryError` where `add_turn` did not receive the messages of a prompt.
         """
         completions = {turn.node for turn in self.turns}
         for index in self.path(leaf):

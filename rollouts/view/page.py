@@ -130,9 +130,9 @@ def write_html(
 
     With the model's `renderer` the page has the text of each token, the status of each tool call, and the differences
     between each branch and a full render of its messages, with `tools` if the episodes had any. `compared` gives the
-    trainer's log-probabilities (`rollouts.training.compare_tokens`); without it they are read from the extra
-    `trainer_logprobs`. Images are reduced to `image_side` pixels on their longer side. `problems` are lines that the
-    page shows about the whole file. Memory holds one episode at a time, as far as `trajectories` does.
+    trainer's log-probabilities (`rollouts.training.mismatch.compared.compare_tokens`); without it they are read from
+    the extra `trainer_logprobs`. Images are reduced to `image_side` pixels on their longer side. `problems` are lines
+    that the page shows about the whole file. Memory holds one episode at a time, as far as `trajectories` does.
 
     Raises `OSError`, and `RolloutsError` where `compared` has a sample that is no branch of these episodes, unless
     `allow_unused`.
