@@ -144,7 +144,7 @@ HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
 @pytest.mark.parametrize(
     ("vllm_server", "edit", "failed", "others"),
     [
-        ("gemma3", nothing, ON_CPU, AS_FILES),
+        ("gemma3", nothing, ON_CPU, {}),
         ("glm-4.5v", nothing, {}, {}),
         (
             "glm-4.5v",

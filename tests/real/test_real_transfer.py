@@ -26,8 +26,9 @@ async def transfer(control, tensors, version, directory, in_flight="abort", *, f
     begun = await control.begin_transfer(in_flight)
     try:
         names = list(tensors)
+        size = -(-len(names) // 6)
         for number in range(6):
-            bucket = {name: tensors[name] for name in names[number::6]}
+            bucket = {name: tensors[name] for name in names[number * size : (number + 1) * size]}
             path = directory / f"{number}.safetensors"
             save_file(bucket, path)
             if number == fails_at:
