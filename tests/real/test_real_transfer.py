@@ -21,14 +21,22 @@ EPISODES, TURNS, TOKENS = 4, 2, 500
 OLD, NEW = "default", "new"
 
 
+def buckets(tensors, max_bytes):
+    """The tensors in their order, in parts of at most `max_bytes`; a larger tensor has a part of its own."""
+    bucket = {}
+    for name, tensor in tensors.items():
+        if bucket and sum(each.nbytes for each in bucket.values()) + tensor.nbytes > max_bytes:
+            yield bucket
+            bucket = {}
+        bucket[name] = tensor
+    yield bucket
+
+
 async def transfer(control, tensors, version, directory, in_flight="abort", *, fails_at=None):
-    """The calls of a trainer, with a file for each of about six buckets. The file of bucket `fails_at` is cut off."""
+    """The calls of a trainer, with a file for each bucket of 100 kB. The file of bucket `fails_at` is cut off."""
     begun = await control.begin_transfer(in_flight)
     try:
-        names = list(tensors)
-        size = -(-len(names) // 6)
-        for number in range(6):
-            bucket = {name: tensors[name] for name in names[number * size : (number + 1) * size]}
+        for number, bucket in enumerate(buckets(tensors, 100_000)):
             path = directory / f"{number}.safetensors"
             save_file(bucket, path)
             if number == fails_at:
