@@ -253,5 +253,5 @@ class ManyRuns(Run):
     """The same, for many more runs."""
 
 
-TestManyRuns = pytest.mark.slow(ManyRuns.TestCase)
+TestManyRuns = pytest.mark.long(pytest.mark.slow(ManyRuns.TestCase))
 TestManyRuns.settings = settings(max_examples=1500, stateful_step_count=25, deadline=None)

@@ -87,7 +87,7 @@ class ManyRunsOnWorkers(RunOnWorkers):
     """The same, for many more runs."""
 
 
-TestManyRunsOnWorkers = pytest.mark.slow(ManyRunsOnWorkers.TestCase)
+TestManyRunsOnWorkers = pytest.mark.long(pytest.mark.slow(ManyRunsOnWorkers.TestCase))
 TestManyRunsOnWorkers.settings = settings(max_examples=800, stateful_step_count=25, deadline=None)
 
 

@@ -212,7 +212,7 @@ class ManyPools(Pool):
     """The same, for many more pools."""
 
 
-TestManyPools = pytest.mark.slow(ManyPools.TestCase)
+TestManyPools = pytest.mark.long(pytest.mark.slow(ManyPools.TestCase))
 TestManyPools.settings = settings(max_examples=3000, stateful_step_count=40, deadline=None)
 
 
