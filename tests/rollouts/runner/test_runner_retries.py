@@ -193,11 +193,24 @@ def test_without_time_for_an_outage_or_the_kind_engine_all_attempts_count(retry)
 
 
 def test_a_run_waits_for_an_engine_that_comes_back_and_says_so_once(renderer, caplog):
-    engine = ScriptedEngine(failing_first(9, UNREACHABLE), renderer=renderer)
-    groups, runner = run_groups(renderer, tasks(3), engine=engine, group_size=2, retry=AT_ONCE, concurrency=6)
-    for group in groups.values():
-        assert group.attempts == (10, 10)
-        assert not group.num_failed
+    requests, retries, came_back = itertools.count(), itertools.count(1), asyncio.Event()
+
+    class DownFor54Requests(ScriptedEngine):
+        async def generate(self, request):
+            if next(requests) < 54:
+                raise UNREACHABLE
+            await came_back.wait()
+            return await super().generate(request)
+
+    def listen(event):
+        if isinstance(event, EpisodeRetried) and next(retries) == 54:
+            came_back.set()
+
+    engine = DownFor54Requests(lambda request: "yes", renderer=renderer)
+    options = {"retry": AT_ONCE, "listeners": [listen]}
+    groups, runner = run_groups(renderer, tasks(3), engine=engine, group_size=2, concurrency=6, **options)
+    assert not any(group.num_failed for group in groups.values())
+    assert sum(attempts for group in groups.values() for attempts in group.attempts) == 54 + 6
     assert runner.metrics()["episodes_retried"] == 54
     (line,) = [record.getMessage() for record in caplog.records if "cannot be reached" in record.getMessage()]
     assert "600 seconds" in line
