@@ -168,17 +168,18 @@ def kill_rounds(runs: Runs, base: Path, count: int, seed: int) -> int:
     """Kill `count` processes at random moments, then let the last run end; the number of runs that were completed."""
     chance = random.Random(seed)
     killed = completed = 0
-    directory, last_consumed = new_run(base, 0), list[str]()
-    while killed < count or last_consumed:
+    directory, consumed = new_run(base, 0), list[str]()
+    while True:
         this = Round(runs, directory, chance if killed < count else None)
-        this.check(last_consumed)
-        last_consumed += this.consumed
+        this.check(consumed)
+        consumed += this.consumed
         killed += this.status == -signal.SIGKILL
         if this.status == 0:
-            check_complete(this.after, last_consumed)
+            check_complete(this.after, consumed)
             completed += 1
-            directory, last_consumed = new_run(base, completed), []
-    return completed
+            if killed >= count:
+                return completed
+            directory, consumed = new_run(base, completed), []
 
 
 def new_run(base: Path, number: int) -> Path:

@@ -25,8 +25,8 @@ FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 NUM_WORKERS = 3
 #: Every worker is killed again and again: no episode is given up for it.
 MAX_LOSSES = 10**6
-#: Seconds between two kills of workers.
-BETWEEN_KILLS = (0.02, 0.5)
+#: Bytes of the record of ended episodes between two kills of workers: 1 to 30 lines.
+BETWEEN_KILLS = (1, 300)
 
 
 async def replace_workers(pool: WorkerPool, directory: Path, ended: int, renderer: Any) -> None:
@@ -41,7 +41,9 @@ async def replace_workers(pool: WorkerPool, directory: Path, ended: int, rendere
             begun += 1
             workers.append(EncodedWorker(name, EpisodeWorker(lambda task: Gallery(task, ended), engine, renderer)))
             pool.add(name, 4, workers[-1])
-        await asyncio.sleep(random.uniform(*BETWEEN_KILLS))
+        enough = os.fstat(ended).st_size + random.randint(*BETWEEN_KILLS)
+        while os.fstat(ended).st_size < enough:  # noqa: ASYNC110  environments write it from threads
+            await asyncio.sleep(0.001)
         victim = workers.pop(random.randrange(NUM_WORKERS))
         victim.killed.set()
         pool.remove(victim.name, "killed by the test")
