@@ -32,11 +32,12 @@ def lines_run(work: Callable[[], object]) -> int:
         count += event == "line"
         return count_line
 
+    earlier = sys.gettrace()
     sys.settrace(count_line)
     try:
         work()
     finally:
-        sys.settrace(None)
+        sys.settrace(earlier)
     return count
 
 
