@@ -1,6 +1,6 @@
 """Every exception of `renderers`, under one root.
 
-Each has the wrong value and its place (message, part, token) as attributes and in its text, which ends with the cure.
+The text of each has the wrong value, its place (message, part, token) and the cure.
 """
 
 from __future__ import annotations
@@ -64,8 +64,6 @@ class ConfigError(RendererError, ValueError):
     """
 
     def __init__(self, option: str, value: object, allowed: Iterable[str]) -> None:
-        self.option = option
-        self.value = value
         self.allowed = tuple(allowed)
         super().__init__(f"{option} is {short_repr(value)}; it can be {', '.join(self.allowed)}")
 
@@ -86,7 +84,6 @@ class ModelNotFoundError(LoadError):
 
     def __init__(self, name: str, reason: str) -> None:
         self.name = name
-        self.reason = reason
         super().__init__(
             f"no model at {name!r}: {reason}. Pass a directory with tokenizer.json and chat_template.jinja, or the "
             "name of a repository that this machine can reach or has in its cache."
@@ -100,20 +97,17 @@ class MissingExtraError(LoadError, ImportError):
     """
 
     def __init__(self, feature: str, extra: str, missing: str) -> None:
-        self.feature = feature
         self.extra = extra
-        self.missing = missing
         super().__init__(f"{feature} needs {missing}, not installed here: {install_command(extra)}")
 
 
 class MixedPackagesError(RendererError, ImportError):
-    """PyPI's `renderers` and mmrollouts are both installed; their files share the folder `directory`.
+    """PyPI's `renderers` and mmrollouts are both installed; their files share a folder.
 
     Cure: uninstall both distributions, then install mmrollouts and the distribution of packaging/renderers.
     """
 
     def __init__(self, directory: str) -> None:
-        self.directory = directory
         super().__init__(
             f"{directory} has files of PyPI's renderers and of mmrollouts, which cannot share an environment. Run `pip "
             "uninstall -y renderers mmrollouts`, then install mmrollouts and the distribution of packaging/renderers "
@@ -129,8 +123,6 @@ class MissingNameError(RendererError, ImportError):
     """
 
     def __init__(self, module: str, name: str, importer: str) -> None:
-        self.module = module
-        self.importer = importer
         imports = f"{importer} imports {name!r} from {module}"
         if isinstance(globals().get(name), type):
             super().__init__(f"{imports}; it is in renderers.errors, with all errors of the package")
@@ -266,33 +258,6 @@ class PlaceholderCountError(RendererError):
         return type(self)(self.message_index - first_message, self.parts, self.actual, self.modality)
 
 
-class ColumnLengthError(RendererError, ValueError):
-    """A per-token column does not have one entry per token.
-
-    Cure: give the column one entry for each token, or leave it out.
-    """
-
-    def __init__(self, column: str, length: int, tokens: int) -> None:
-        self.column = column
-        self.length = length
-        self.tokens = tokens
-        super().__init__(f"{column} has {length} entries for {tokens} tokens; give one per token, or leave it out")
-
-
-class ForeignMediaError(RendererError, TypeError):
-    """An entry of `MultiModalData.mm_items` was not made by a renderer of this package.
-
-    Cure: render the messages with this package, and pass the `multi_modal_data` of the result.
-    """
-
-    def __init__(self, entry: object) -> None:
-        self.entry = entry
-        super().__init__(
-            f"an entry of mm_items is a {type(entry).__name__}, not an item that a renderer made: its pixels, source "
-            "and placeholder tokens are unknown. Render the messages with this package."
-        )
-
-
 class MediaError(RendererError):
     """An image, a video or a sound could not be accepted.
 
@@ -370,7 +335,6 @@ class UnreachableTurnError(RendererError):
 
     def __init__(self, message_index: int, reason: str) -> None:
         self.message_index = message_index
-        self.reason = reason
         super().__init__(
             f"message {message_index} is not what the model would have sampled there: {reason}. Exclude it with "
             "message_loss_mask, or use build_training_sample, which trains on history as the template prints it."

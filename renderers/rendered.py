@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from renderers.errors import ColumnLengthError, ForeignMediaError, MessageError, RendererError, short_repr
+from renderers.errors import MessageError, RendererError, short_repr
 from renderers.media.item import MediaItem
 from renderers.messages import ROLES
 from renderers.vision.processor import ProcessorOutput
@@ -107,7 +107,7 @@ class MultiModalData:
 
     @property
     def media_items(self) -> dict[str, list[MediaItem]]:
-        """The `MediaItem`s by modality, in prompt order. Raises `ForeignMediaError` for an item made elsewhere."""
+        """The `MediaItem`s by modality, in prompt order. Raises `RendererError` for an item made elsewhere."""
         return {modality: list(map(_media_item, entries)) for modality, entries in self.mm_items.items()}
 
     def items_with_ranges(self) -> list[tuple[MediaItem, PlaceholderRange]]:
@@ -182,7 +182,10 @@ def _media_item(entry: Mapping[str, Any]) -> MediaItem:
         return entry.item
     if isinstance(entry, MediaItem):
         return entry
-    raise ForeignMediaError(entry)
+    raise RendererError(
+        f"an entry of mm_items is a {type(entry).__name__}, not an item that a renderer made: its pixels, source "
+        "and placeholder tokens are unknown. Render the messages with this package."
+    )
 
 
 class TokenSpan(NamedTuple):
@@ -270,7 +273,7 @@ class RenderedTokens:
     ) -> None:
         """Attribution is given as `spans`, or as columns of equal length; an absent column is -1 or False.
 
-        Raises `ColumnLengthError` for columns of different lengths, and for one as long as the tokens are not. Without
+        Raises `ValueError` for columns of different lengths, and for one as long as the tokens are not. Without
         `message_roles`, there are as many messages as `message_indices` names, all with an empty role.
         """
         if message_indices or sampled_mask or is_content:
@@ -278,7 +281,8 @@ class RenderedTokens:
             length = len(token_ids or message_indices)
             for name, column in columns.items():
                 if column and len(column) != length:
-                    raise ColumnLengthError(name, len(column), length)
+                    found = f"{name} has {len(column)} entries for {length} tokens"
+                    raise ValueError(f"{found}; give one per token, or leave it out")
             spans = _spans_of(length, message_indices, sampled_mask, is_content)
             message_roles = message_roles or [""] * (max(message_indices, default=-1) + 1)
         values = self.__dict__

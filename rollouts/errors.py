@@ -104,22 +104,6 @@ class MissingExtraError(RolloutsError, ImportError):
         super().__init__(f"{feature} needs {missing}, not installed here: {install_command(extra)}")
 
 
-class UnsupportedVersionError(RolloutsError, ImportError):
-    """A feature needs another version of a package than the installed one. `version` is that; None if there is none.
-
-    Cure: install the version that the text names.
-    """
-
-    def __init__(
-        self, feature: str, package: str, version: str | None, needed: str, reason: str, *, cure: str = ""
-    ) -> None:
-        self.version = version
-        super().__init__(
-            f"{feature} needs {package} {needed}, and {version or 'none'} is installed ({reason}); "
-            f"{cure or f'install {needed}'}"
-        )
-
-
 class ArgumentError(RolloutsError, ValueError):
     """An argument has a wrong value. `name` is the argument.
 
@@ -151,39 +135,13 @@ class TrajectoryFinishedError(TrajectoryError):
         super().__init__(f"episode {episode_id} is finished; {field} cannot change any more. Copy what you need")
 
 
-class InvalidTrajectoryError(TrajectoryError, ValueError):
-    """Values of a trajectory contradict each other. Decoding reports this error as a `transport.MalformedError`.
+class InvalidTurnError(TrajectoryError, ValueError):
+    """Values of a turn or a trajectory contradict each other, or are out of range.
 
-    Cure: make the trajectory of what the engine received and returned; the text names the values that contradict each
-    other.
-    """
-
-
-class InvalidTurnError(InvalidTrajectoryError):
-    """The prompt, the messages and the completion of a turn contradict each other, or have values out of range.
+    Decoding reports this error as a `transport.MalformedError`.
 
     Cure: pass the prompt as it was rendered and the completion as the engine returned it.
     """
-
-
-class NodeIndexError(TrajectoryError, IndexError):
-    """A trajectory has no node of this index.
-
-    Cure: pass one of `trajectory.leaves()`.
-    """
-
-    def __init__(self, episode_id: str, node: int, count: int) -> None:
-        super().__init__(f"episode {episode_id} has {count} nodes and no node {node}; pass one of leaves()")
-
-
-class PixelFormError(RolloutsError):
-    """Media cannot be packed or used in the form asked for.
-
-    Cure: pack the episodes with another `pixels`, as the text says.
-    """
-
-    def __init__(self, reason: str, cure: str) -> None:
-        super().__init__(f"{reason}. {cure}")
 
 
 # Engines.
@@ -288,15 +246,12 @@ class GenerationInterruptedError(EngineError):
 
 
 class EngineStartError(EngineError):
-    """An engine could not be started. `command` started it, `last_lines` is the end of its log, which is at `log`.
+    """An engine could not be started. The text has its command and the end of its log.
 
     Cure: read the end of the log in the text; usually the command, the model's directory or the memory is the reason.
     """
 
     def __init__(self, command: str, reason: str, last_lines: str, log: object) -> None:
-        self.command = command
-        self.last_lines = last_lines
-        self.log = log
         end = f". The end of its log ({log}):\n{last_lines}" if last_lines else ""
         super().__init__("start", f"{command}: {reason}{end}")
 
@@ -371,13 +326,12 @@ class NoServerError(ServerUnreachableError):
 
 
 class FleetMismatchError(EngineError):
-    """A member of a fleet serves something else than the others. `field` names what differs.
+    """A member of a fleet serves something else than the others.
 
     Cure: start the member's server with the options of the others, or put it into a fleet of its own.
     """
 
     def __init__(self, member: str, field: str, value: object, other: str, expected: object) -> None:
-        self.field = field
         super().__init__(
             "check",
             f"{member} has {field} {short_repr(value)}, {other} has {short_repr(expected)}: one fleet serves one model "
@@ -411,13 +365,12 @@ class FleetControlError(EngineError):
 
 
 class ServerActorError(RolloutsError):
-    """An actor of Ray does not give the address of its server. `name` is the name of the actor.
+    """An actor of Ray does not give the address of its server.
 
     Cure: pass names of `rollouts.ray.RayServers`, or of actors with a method `base_url`, in this namespace.
     """
 
     def __init__(self, name: str, reason: str) -> None:
-        self.name = name
         super().__init__(
             f"the actor {name:.80} gives no address: {reason}; pass names of rollouts.ray.RayServers, or of actors "
             "with a method base_url, in this namespace"
@@ -503,23 +456,6 @@ class BatchError(RolloutsError, ValueError):
     """
 
 
-class RowIndexError(RolloutsError, IndexError):
-    """A batch or a list of tensors has no row of this index.
-
-    Cure: pass an index in the range that the text gives.
-    """
-
-    def __init__(self, index: object, count: int, rule: str) -> None:
-        super().__init__(f"index {short_repr(index)} into {count} rows; {rule}")
-
-
-class AdvantageError(RolloutsError, ValueError):
-    """Rewards and groups from which no advantages can be computed.
-
-    Cure: pass finite rewards and one group name for each of them.
-    """
-
-
 class MismatchError(RolloutsError):
     """The mismatch is above a threshold. `exceeded`: name, value and threshold of each figure, in nats.
 
@@ -528,7 +464,6 @@ class MismatchError(RolloutsError):
 
     def __init__(self, exceeded: Sequence[tuple[str, float, float]], tokens: int, worst: str) -> None:
         self.exceeded = tuple(exceeded)
-        self.worst = worst
         figures = ", ".join(f"{name} {value:.2e} is above {threshold:.2e} nats" for name, value, threshold in exceeded)
         super().__init__(
             f"mismatch over {tokens} tokens: {figures}; largest in sample {worst}. Read report_text(report), or find "
@@ -565,35 +500,21 @@ class UnsupportedModelError(RolloutsError):
 class CommandFileError(RolloutsError):
     """A path given to a command cannot be read or written, or does not hold what the command needs.
 
-    `path` names it, `line` (from 1) the place in it if there is one.
+    `line` (from 1) is the place in it if there is one.
 
     Cure: pass a path that exists and can be read, or, for an output, one that does not exist yet and can be written.
     """
 
     def __init__(self, path: Path, reason: str, *, line: int | None = None) -> None:
-        self.path = path
         self.line = line
         super().__init__(f"{path}{'' if line is None else f', line {line}'}: {reason}")
 
 
 class ExportError(RolloutsError):
-    """A medium was not exported. `digest` names it.
+    """A medium was not exported.
 
     Cure: name another file to export to, or restore the damaged medium.
     """
 
     def __init__(self, digest: str, reason: str) -> None:
-        self.digest = digest
         super().__init__(f"{digest}: {reason}")
-
-
-class TrainingLogError(RolloutsError):
-    """A record of a file of mismatches is none of `TrainingLog`. `path` is the file, `record` the number.
-
-    Cure: delete the file if another program wrote it.
-    """
-
-    def __init__(self, path: str, record: int, reason: str) -> None:
-        self.path = path
-        self.record = record
-        super().__init__(f"{path}, record {record}: {reason}; delete the file if another program wrote it")

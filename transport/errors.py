@@ -1,87 +1,32 @@
 """Every exception of `transport`, under one root.
 
-Each one carries the values that went wrong as attributes, and its message ends with the cure.
+The text of each has the wrong value, its place and the cure.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
 
 from renderers.installation import install_command
 
-# Values and their paths in an object, such as `.tags[0]`, as error messages show them.
-#
-# The `repr` of a decoded value can be too long to print: a message of a few hundred bytes can hold a tuple whose two
-# members are the same tuple, whose two members are the same tuple, and so on. It decodes fast, because a shared object
-# is built once, but its `repr` doubles with every level.
-
-
 _MAX_CHARACTERS: Final = 80
 _MAX_BITS: Final = 256
 
 
 def quoted(value: object) -> str:
-    """The beginning of the `repr` of text, bytes and numbers; for any other value only its type."""
+    """The beginning of the `repr` of text, bytes and numbers; for any other value only its type.
+
+    The `repr` of a decoded value can be too long to print: a message of a few hundred bytes can hold a tuple whose two
+    members are the same tuple, and so on. A shared object is built once, but its `repr` doubles with every level.
+    """
     if type(value) is int and value.bit_length() > _MAX_BITS:
         return f"an integer of {value.bit_length()} bits"
     if value is None or type(value) in (bool, int, float, str, bytes) or isinstance(value, np.number):
         return f"{value!r:.{_MAX_CHARACTERS}}"
     return f"a {type(value).__name__}"
-
-
-def find_path(container: Any, target: object) -> str:
-    """The path from a container to the object `target`, by identity; "" if it is not found. Slow: visits every part."""
-    seen = set()
-    stack = [(container, "")]
-    while stack:
-        value, path = stack.pop()
-        if value is target and path:
-            return path
-        if id(value) in seen or (value is not container and not isinstance(value, list | dict)):
-            continue
-        seen.add(id(value))
-        stack.extend((part, path + step) for step, part in parts_of(value))
-    return ""
-
-
-def find_cycle(container: Any) -> str:
-    """The path from a container to the first list or dict that contains itself; "" if there is none."""
-    open_ids, finished = {id(container)}, set()
-    stack = [(container, "", parts_of(container))]
-    while stack:
-        value, path, parts = stack[-1]
-        for step, part in parts:
-            if not isinstance(part, list | dict) or id(part) in finished:
-                continue
-            if id(part) in open_ids:
-                return path + step
-            open_ids.add(id(part))
-            stack.append((part, path + step, parts_of(part)))
-            break
-        else:
-            stack.pop()
-            open_ids.remove(id(value))
-            finished.add(id(value))
-    return ""
-
-
-def parts_of(container: Any) -> Iterator[tuple[str, object]]:
-    """The parts of a container, each with the path step that leads to it."""
-    if isinstance(container, dict):
-        for key, value in container.items():
-            yield f"[{quoted(key)}]", value
-            yield f" (key {quoted(key)})", key
-    elif isinstance(container, list | tuple | set | frozenset):
-        for index, value in enumerate(container):
-            yield f"[{index}]", value
-    elif dataclasses.is_dataclass(container):
-        for field in dataclasses.fields(container):
-            yield f".{field.name}", getattr(container, field.name)
 
 
 class TransportError(Exception):
@@ -107,9 +52,7 @@ class MissingExtraError(TransportError, ImportError):
     """
 
     def __init__(self, feature: str, extra: str, missing: str) -> None:
-        self.feature = feature
         self.extra = extra
-        self.missing = missing
         super().__init__(f"{feature} needs {missing}, not installed here: {install_command(extra)}")
 
 
@@ -146,34 +89,19 @@ class DecodeError(TransportError):
 
 
 class MalformedError(DecodeError):
-    """The bytes are not a valid message or record file.
+    """The bytes are not a valid message or record file, or they are incomplete.
 
-    Cure: ask the sender for the message again, or restore the file from a copy.
+    Cure: ask the sender for the message again; restore the file from a copy, or repair it with `repair_record_file`.
     """
 
     def __init__(self, what: str, cure: str = "Ask the sender for the message again.") -> None:
-        self.what = what
         super().__init__(f"{what}. {cure}")
-
-
-class TruncatedError(DecodeError):
-    """The bytes are incomplete. `expected` and `actual` are byte counts.
-
-    Cure: ask the sender for the message again; a record file can be repaired with `repair_record_file`.
-    """
-
-    def __init__(self, what: str, expected: int, actual: int) -> None:
-        self.what = what
-        self.expected = expected
-        self.actual = actual
-        super().__init__(f"{what} needs {expected} bytes and has {actual}. Ask the sender for the message again.")
 
 
 class ChecksumError(DecodeError):
     """Bytes changed between writing and reading.
 
-    `expected` and `actual` are the two checksums in hex, None if the header that holds the checksum is damaged. For a
-    record file, `index` is the record that cannot be read and `offset` the byte at which the damage begins.
+    For a record file, `index` is the record that cannot be read and `offset` the byte at which the damage begins.
 
     Cure: ask the sender for the message again; for a file, restore it from a copy, or drop the damaged records with
     `repair_record_file`.
@@ -188,9 +116,6 @@ class ChecksumError(DecodeError):
         index: int | None = None,
         offset: int | None = None,
     ) -> None:
-        self.what = what
-        self.expected = expected
-        self.actual = actual
         self.index = index
         self.offset = offset
         change = "is damaged" if expected is None else f"was written with checksum {expected} and now has {actual}"
@@ -200,32 +125,25 @@ class ChecksumError(DecodeError):
         super().__init__(f"{what} {change}. {cure}")
 
 
-class UnknownTypeError(DecodeError):
-    """The sender used a type that this process has not registered.
+def unknown_type(name: str, declared_in: str = "", reason: str = "") -> DecodeError:
+    """The error of a type that the sender used and this process has not registered.
 
     `declared_in` is the module that declares it according to the sender, "" if unknown; `reason` is why that module
     could not be imported. Types of this distribution need no import by the user.
-
-    Cure: import the module that declares the type with `@wire_type` in the process that decodes.
     """
-
-    def __init__(self, name: str, declared_in: str = "", reason: str = "") -> None:
-        self.name = name
-        self.declared_in = declared_in
-        self.reason = reason
-        what = f"no type is registered under the wire name {name!r:.200} in the process that decodes"
-        if reason:
-            cure = f"{declared_in} declares it and cannot be imported there: {reason}"
-        elif declared_in == "__main__":
-            cure = (
-                "The sender declares it in its main script. Declare it with @wire_type in a module, and import that "
-                "module in both processes."
-            )
-        elif declared_in:
-            cure = f"Add `import {declared_in:.200}`, which declares it at the sender, to the process that decodes."
-        else:
-            cure = "Import the module that declares it with @wire_type there, or update the installation there."
-        super().__init__(f"{what}. {cure}")
+    what = f"no type is registered under the wire name {name!r:.200} in the process that decodes"
+    if reason:
+        cure = f"{declared_in} declares it and cannot be imported there: {reason}"
+    elif declared_in == "__main__":
+        cure = (
+            "The sender declares it in its main script. Declare it with @wire_type in a module, and import that "
+            "module in both processes."
+        )
+    elif declared_in:
+        cure = f"Add `import {declared_in:.200}`, which declares it at the sender, to the process that decodes."
+    else:
+        cure = "Import the module that declares it with @wire_type there, or update the installation there."
+    return DecodeError(f"{what}. {cure}")
 
 
 class MissingMediaError(DecodeError):
@@ -249,8 +167,6 @@ class LimitError(DecodeError):
 
     def __init__(self, limit: str, allowed: int, actual: int) -> None:
         self.limit = limit
-        self.allowed = allowed
-        self.actual = actual
         super().__init__(
             f"{limit[4:].replace('_', ' ')} of the message: {actual}, at most {allowed} allowed. "
             f"If the sender is trusted, pass DecodeLimits({limit}=...)."
@@ -264,7 +180,6 @@ class FileLockedError(TransportError):
     """
 
     def __init__(self, path: str, pid: int | None = None, host: str | None = None) -> None:
-        self.path = path
         self.pid = pid
         self.host = host
         holder = "another process" if pid is None else f"process {pid} on {host}"
@@ -276,40 +191,14 @@ class FileLockedError(TransportError):
         )
 
 
-class FileDeletedError(TransportError):
-    """A record file was deleted while its writer had it open; further records would be lost.
-
-    Cure: open a new writer, and let nothing delete the file while it is open.
-    """
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        super().__init__(f"{path} was deleted while it was being written. Open a new writer.")
-
-
 class FileChangedError(TransportError):
-    """Another writer changed a record file. `expected` and `actual` are sizes in bytes.
+    """Another writer changed a record file.
 
     Cure: give each writer a file of its own.
     """
 
     def __init__(self, path: str, expected: int, actual: int) -> None:
-        self.path = path
-        self.expected = expected
-        self.actual = actual
         super().__init__(
             f"{path} has {actual} bytes and had {expected} when it was last used here: another writer changed it. "
             "Give each writer a file of its own."
         )
-
-
-class StepMediaError(TransportError):
-    """The media of a step are inconsistent, or were edited after shortening. `step` is the index of the step.
-
-    Cure: correct the media table of the step as the text says.
-    """
-
-    def __init__(self, step: int, reason: str, cure: str) -> None:
-        self.step = step
-        self.reason = reason
-        super().__init__(f"step {step}: {reason}. {cure}")

@@ -29,7 +29,7 @@ import numpy as np
 from renderers.errors import short_repr
 from renderers.rendered import MultiModalData, PlaceholderRange
 from renderers.vision.processor import ProcessorOutput
-from transport.errors import EncodeError, MalformedError, NotEncodableError, StepMediaError
+from transport.errors import EncodeError, MalformedError, NotEncodableError, TransportError
 from transport.wire.arrays import (
     TENSOR_ITEM_BYTES,
     array_bytes,
@@ -273,7 +273,7 @@ def drop_intermediate_multi_modal_data(steps: Sequence[Any]) -> list[Any]:
 
     The steps given are not changed; those that lose nothing are returned as they are. Shortened data are a dict of the
     three columns with the additional key `multi_modal_lineage`. Pass the whole result, in this order, to
-    `restore_multi_modal_data`. Raises `StepMediaError`.
+    `restore_multi_modal_data`. Raises `TransportError`.
     """
     read = [_Step.read(number, step) for number, step in enumerate(steps)]
     shortened = []
@@ -284,7 +284,7 @@ def drop_intermediate_multi_modal_data(steps: Sequence[Any]) -> list[Any]:
         for place, path in enumerate(_PATHS):
             data = _get(original, (*path, MEDIA_KEY))
             if _field(data, LINEAGE) is not None:
-                raise StepMediaError(step.number, "its media were removed already", "Call restore_multi_modal_data.")
+                raise _step_error(step.number, "its media were removed already", "Call restore_multi_modal_data.")
             parent, references = _choose_parent(step, place, earlier)
             if _num_found(references):
                 short = _with_media(short, path, _shortened(data, parent, references))
@@ -296,7 +296,7 @@ def restore_multi_modal_data(steps: Sequence[Any]) -> list[Any]:
     """The steps that were passed to `drop_intermediate_multi_modal_data`, with all media in their order.
 
     Removed items become the objects of the step that kept them, not copies. The steps given are not changed. Raises
-    `StepMediaError` if the list is not the returned list: steps were removed, reordered or edited.
+    `TransportError` if the list is not the returned list: steps were removed, reordered or edited.
     """
     restored: list[Any] = []
     read: list[_Step] = []
@@ -309,6 +309,10 @@ def restore_multi_modal_data(steps: Sequence[Any]) -> list[Any]:
         restored.append(whole)
         read.append(_Step.read(number, whole))
     return restored
+
+
+def _step_error(step: int, reason: str, cure: str) -> TransportError:
+    return TransportError(f"step {step}: {reason}. {cure}")
 
 
 def _choose_parent(step: _Step, place: int, earlier: Sequence[_Step]) -> tuple[_Step | None, _References]:
@@ -386,7 +390,7 @@ def _restored(step: _Step, data: Mapping[str, Any], read: Sequence[_Step]) -> An
         record = data[LINEAGE]
         sources = [step.tables[_ON_TOKENS], *_tables_of_parent(step, record["parent"], read)]
         if kept.keys() != record["media"].keys():
-            raise StepMediaError(step.number, "its kept media were edited", _RESTORE_WHOLE)
+            raise _step_error(step.number, "its kept media were edited", _RESTORE_WHOLE)
         rows = {
             modality: list(_restored_rows(step.number, modality, of_modality, kept[modality], sources))
             for modality, of_modality in record["media"].items()
@@ -397,7 +401,7 @@ def _restored(step: _Step, data: Mapping[str, Any], read: Sequence[_Step]) -> An
                 columns[name] = {kind: type(column[kind])([row[index] for row in rows[kind]]) for kind in column}
         is_object = record["object"]
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise StepMediaError(step.number, f"its {LINEAGE} is invalid: {error!r}", _RESTORE_WHOLE) from error
+        raise _step_error(step.number, f"its {LINEAGE} is invalid: {error!r}", _RESTORE_WHOLE) from error
     if is_object:
         columns["mm_placeholders"] = {
             modality: [PlaceholderRange(**one) if isinstance(one, Mapping) else one for one in placed]
@@ -414,7 +418,7 @@ def _tables_of_parent(step: _Step, parent: Any, read: Sequence[_Step]) -> tuple[
         return ()
     if type(parent) is not int or not 0 <= parent < len(read) or not step.follows(read[parent]):
         reason = f"step {short_repr(parent)}, which has its removed media, is missing"
-        raise StepMediaError(step.number, reason, _RESTORE_WHOLE)
+        raise _step_error(step.number, reason, _RESTORE_WHOLE)
     return read[parent].tables
 
 
@@ -422,7 +426,7 @@ def _restored_rows(
     number: int, modality: str, references: Sequence[Any], kept: Sequence[_Row], sources: Sequence[_Table]
 ) -> Iterator[_Row]:
     if sum(one is None for one in references) != len(kept):
-        raise StepMediaError(number, f"its kept {modality} media were edited", _RESTORE_WHOLE)
+        raise _step_error(number, f"its kept {modality} media were edited", _RESTORE_WHOLE)
     left = iter(kept)
     for one in references:
         if one is None:
@@ -430,7 +434,7 @@ def _restored_rows(
             continue
         source, row = one
         if min(source, row) < 0 or row >= len(sources[source].get(modality, ())):
-            raise StepMediaError(number, f"removed {modality} media are missing", _RESTORE_WHOLE)
+            raise _step_error(number, f"removed {modality} media are missing", _RESTORE_WHOLE)
         yield sources[source][modality][row]
 
 
@@ -443,7 +447,7 @@ def _read_ids(number: int, step: Any) -> tuple[bytes | None, bytes | None]:
             try:
                 return _id_bytes(prompt), _id_bytes(prompt) + _id_bytes(completion)
             except (TypeError, ValueError, OverflowError) as error:
-                raise StepMediaError(number, f"its token ids are no ids: {error}", "Pass lists of ints.") from error
+                raise _step_error(number, f"its token ids are no ids: {error}", "Pass lists of ints.") from error
     return None, None
 
 
@@ -455,26 +459,26 @@ def _id_bytes(values: Any) -> bytes:
 
 
 def _read_table(number: int, data: Any) -> _Table:
-    """The three columns of multi-modal data as rows. Raises `StepMediaError` unless the columns are parallel."""
+    """The three columns of multi-modal data as rows. Raises `TransportError` unless the columns are parallel."""
     if data is not None and not isinstance(data, Mapping | MultiModalData):
         reason = f"its media are a {type(data).__qualname__}"
-        raise StepMediaError(number, reason, f"Pass MultiModalData, or a dict of {', '.join(COLUMNS)}.")
+        raise _step_error(number, reason, f"Pass MultiModalData, or a dict of {', '.join(COLUMNS)}.")
     columns: list[Any] = [_field(data, name) or {} for name in COLUMNS]
     if not all(isinstance(column, Mapping) for column in columns):
-        raise StepMediaError(number, "its columns are not dicts", "Make each a dict from modality to a list.")
+        raise _step_error(number, "its columns are not dicts", "Make each a dict from modality to a list.")
     table: _Table = {}
     for modality in dict.fromkeys(modality for column in columns for modality in column):
         lists = [column.get(modality) for column in columns]
         given = [entries for column, entries in zip(columns, lists, strict=True) if modality in column]
         if any(type(entries) not in (list, tuple) for entries in given) or len(set(map(len, given))) != 1:
             reason = f"its {modality} columns are not parallel lists"
-            raise StepMediaError(number, reason, "Give each media item one entry in each column.")
+            raise _step_error(number, reason, "Give each media item one entry in each column.")
         rows = range(len(given[0]))
         table[modality] = [_Row(*(None if entries is None else entries[row] for entries in lists)) for row in rows]
         for row in table[modality]:
             if not all(isinstance(_field(row.placeholder, name), int | np.integer) for name in ("offset", "length")):
                 reason = f"{modality} placeholder {short_repr(row.placeholder)}"
-                raise StepMediaError(number, reason, "Give it an offset and a length.")
+                raise _step_error(number, reason, "Give it an offset and a length.")
     return table
 
 

@@ -100,13 +100,6 @@ def is_deeper_than(value: Any, levels: int) -> bool:
     return any(isinstance(item, (dict, list)) for item in layer)
 
 
-class LiteralError(RendererError, ValueError):
-    """The text is not a value of the language.
-
-    Cure: none here: the parser keeps the text of the tool call, with a status that says what is wrong.
-    """
-
-
 @dataclass(frozen=True, slots=True)
 class Language:
     """`string` matches one string, its text in group 1 or 2; `keys` matches a key without quotes.
@@ -157,9 +150,9 @@ class LiteralReader:
         return self._match(_NAME)
 
     def value(self, depth: int = 0) -> Any:
-        """The value that comes next. Raises `LiteralError`."""
+        """The value that comes next. Raises `ValueError`."""
         if depth > MAX_DEPTH:
-            raise LiteralError("nested too deeply")
+            raise ValueError("nested too deeply")
         for opening, closing in ("[]", "()"):
             if self.accept(opening):
                 items = [self.value(depth + 1) for _ in self._entries(closing)]
@@ -175,7 +168,7 @@ class LiteralReader:
         name = self.name()
         if name is not None and name in CONSTANTS:
             return CONSTANTS[name]
-        raise LiteralError(f"no value at character {self.position}")
+        raise ValueError(f"no value at character {self.position}")
 
     def mapping(self, separator: str, closing: str, depth: int = 0) -> dict[str, Any]:
         """Keys and values up to `closing`; the opening bracket was read before."""
@@ -183,7 +176,7 @@ class LiteralReader:
         for _ in self._entries(closing):
             key = self._key()
             if key in found or not self.accept(separator):
-                raise LiteralError(f"no value for {key!r}")
+                raise ValueError(f"no value for {key!r}")
             found[key] = self.value(depth + 1)
         return found
 
@@ -196,7 +189,7 @@ class LiteralReader:
             if not self._ended_by_comma:
                 if self.accept(closing):
                     return
-                raise LiteralError(f"neither , nor {closing} at character {self.position}")
+                raise ValueError(f"neither , nor {closing} at character {self.position}")
 
     def _key(self) -> str:
         self.skip_space()
@@ -204,7 +197,7 @@ class LiteralReader:
         if key is None:
             key = self.name() if self._language.keys is None else self._match(self._language.keys)
         if key is None:
-            raise LiteralError(f"no key at character {self.position}")
+            raise ValueError(f"no key at character {self.position}")
         return self._encoding.decode(key)
 
     def _string(self) -> str | None:
@@ -218,10 +211,7 @@ class LiteralReader:
 
     def _json_string(self, text: str) -> str:
         self.canonical = False
-        try:
-            value = parse_json(self._encoding.decode(text))
-        except InvalidJsonError as error:
-            raise LiteralError(str(error)) from error
+        value = parse_json(self._encoding.decode(text))
         assert isinstance(value, str)
         return value
 
@@ -230,11 +220,8 @@ class LiteralReader:
             return int(text)
         except ValueError:
             if text.lstrip("+-").isdecimal():  # an int with more digits than Python parses
-                raise LiteralError("a number with too many digits") from None
-        try:
-            return _finite_float(text)
-        except ValueError as error:
-            raise LiteralError(str(error)) from error
+                raise ValueError("a number with too many digits") from None
+        return _finite_float(text)
 
     def _match(self, pattern: re.Pattern[str]) -> str | None:
         found = pattern.match(self.text, self.position, self.end)
@@ -249,12 +236,12 @@ def _unescaped(found: re.Match[str]) -> str:
     if code is not None or octal is not None:
         number = int(octal, 8) if code is None else int(code, 16)
         if 0xD800 <= number < 0xE000 or number > 0x10FFFF:
-            raise LiteralError("a lone surrogate, or a number beyond Unicode")
+            raise ValueError("a lone surrogate, or a number beyond Unicode")
         return chr(number)
     if found[5] is not None:
         return _ESCAPED.get(found[5], found[5])
     if found[6] == "N{":
-        raise LiteralError("a character by its name")
+        raise ValueError("a character by its name")
     return "" if found[6] is None else found.group()  # a continued line, or an escape that Python leaves unchanged
 
 

@@ -18,18 +18,7 @@ from rollouts.episodes.environment import StepResult
 from rollouts.errors import ArgumentError, MissingExtraError, RolloutsError, short_repr
 from rollouts.values import finite_number
 
-__all__ = ["GymnasiumEnvironment", "InvalidActionError", "describe_actions", "parse_action"]
-
-
-class InvalidActionError(RolloutsError, ValueError):
-    """A completion does not contain an action. `reason` says why, in words for the model.
-
-    Cure: none is needed: the model receives the reason, and the episode continues or ends as the environment was told.
-    """
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-        super().__init__(reason)
+__all__ = ["GymnasiumEnvironment", "describe_actions", "parse_action"]
 
 
 # Actions of Gymnasium's spaces: their description for a model, and how a completion is read.
@@ -71,7 +60,7 @@ def parse_action(text: str, space: Any, action_names: Sequence[str] = ()) -> Any
 
     A discrete action is a number or a name, whole words regardless of case; the text may have other words, but only one
     action. A name or number within a longer name ("left" in "turn left") does not count. A `Box` needs exactly as many
-    finite numbers as it has, within its bounds. Raises `InvalidActionError`, and
+    finite numbers as it has, within its bounds. Raises `ValueError`, and
     `RolloutsError` for other spaces.
     """
     kind = _kind(space)
@@ -105,13 +94,13 @@ def _discrete_action(text: str, space: Any, action_names: Sequence[str]) -> int:
             continue
         value = _value(written)
         if not value.is_integer() or not first <= value < first + count:
-            raise InvalidActionError(f"{_shortened(written)} is not the number of an action")
+            raise ValueError(f"{_shortened(written)} is not the number of an action")
         found.add(int(value))
     if not found:
-        raise InvalidActionError("there is no action in the answer")
+        raise ValueError("there is no action in the answer")
     if len(found) > 1:
         listed = ", ".join(str(action_names[each - first] if action_names else each) for each in sorted(found))
-        raise InvalidActionError(f"there is more than one action in the answer: {listed}")
+        raise ValueError(f"there is more than one action in the answer: {listed}")
     return found.pop()
 
 
@@ -135,20 +124,20 @@ def _box_action(text: str, space: Any) -> np.ndarray:
     numbers = [_value(number) for number in written]
     size = int(np.prod(space.shape))
     if len(numbers) != size:
-        raise InvalidActionError(f"the answer has {len(numbers)} numbers; an action has {size}")
+        raise ValueError(f"the answer has {len(numbers)} numbers; an action has {size}")
     low, high = space.low.ravel(), space.high.ravel()
     for index, number in enumerate(numbers):
         place = f"number {index + 1} of the action is {number:g}, not"
         if np.issubdtype(space.dtype, np.integer) and not number.is_integer():
-            raise InvalidActionError(f"{place} an integer")
+            raise ValueError(f"{place} an integer")
         # Compared as the bounds are stored: 0.7 is the bound of a float32 box from 0 to 0.7.
         with np.errstate(over="ignore"):
             stored = number if np.issubdtype(space.dtype, np.integer) else space.dtype.type(number)
         if not low[index] <= stored <= high[index]:
-            raise InvalidActionError(f"{place} between {_number(low[index])} and {_number(high[index])}")
+            raise ValueError(f"{place} between {_number(low[index])} and {_number(high[index])}")
         if not math.isfinite(stored):  # of a space without bounds
             reason = f"number {index + 1} of the action is {_shortened(written[index])}, too large for {space.dtype}"
-            raise InvalidActionError(reason)
+            raise ValueError(reason)
     return np.array(numbers).astype(space.dtype).reshape(space.shape)
 
 
@@ -413,7 +402,7 @@ class GymnasiumEnvironment:
             return parse_action(text, space, self._action_names)
         action = in_dtype_of(space, self._parse_action(text))
         if not space.contains(action):
-            raise InvalidActionError(f"{short_repr(action)} is not an action of {space}")
+            raise ValueError(f"{short_repr(action)} is not an action of {space}")
         return action
 
     def _invalid(self, reason: str) -> StepResult:

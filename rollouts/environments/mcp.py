@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from rollouts.calls import StartAndClose, gathered
 from rollouts.environments.tools import Tool, ToolArgumentsError, ToolFailedError, ToolUnavailableError
-from rollouts.errors import ArgumentError, MissingExtraError, RolloutsError, UnsupportedVersionError, describe_exception
+from rollouts.errors import ArgumentError, MissingExtraError, RolloutsError, describe_exception
 from rollouts.values import check_positive
 
 __all__ = ["HttpServer", "McpTools", "StdioServer"]
@@ -488,5 +488,5 @@ def _check_installed() -> None:
     except PackageNotFoundError as error:
         raise MissingExtraError("McpTools", "mcp", "mcp") from error
     if [int(number) for number in installed.split(".")[:2]] < [2, 3]:
-        reason = "its client cannot limit what a server sends"
-        raise UnsupportedVersionError("McpTools", "mcp", installed, "2.3 or later", reason)
+        needed = f"mcp 2.3 or later ({installed} cannot limit what a server sends)"
+        raise MissingExtraError("McpTools", "mcp", needed)

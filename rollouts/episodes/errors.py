@@ -94,24 +94,20 @@ class EnvironmentProtocolError(RolloutsError):
 class EnvironmentFailedError(RolloutsError):
     """An environment raised an exception, which is chained.
 
-    `method` is "reset", "step", "tools", or "make_environment", for which `environment` is empty.
-
     Cure: correct the environment; the chained exception has its traceback.
     """
 
     def __init__(self, environment: str, method: str, error: BaseException) -> None:
-        self.method = method
         super().__init__(f"{f'{environment}.{method}' if environment else method} raised {describe_exception(error)}")
 
 
 class RendererFailedError(RolloutsError):
-    """A renderer raised an exception other than a `RendererError`; it is chained. `method` is the method called.
+    """A renderer raised an exception other than a `RendererError`; it is chained.
 
     Cure: correct the renderer class; the chained exception has its traceback.
     """
 
     def __init__(self, renderer: str, method: str, error: BaseException) -> None:
-        self.method = method
         super().__init__(f"{renderer}.{method} raised {describe_exception(error)}")
 
 

@@ -3,7 +3,6 @@
 Importing this package loads none of prometheus_client, tensorboardX and wandb.
 """
 
-from rollouts.errors import TrainingLogError
 from rollouts.observability.engine_load import EngineMonitor, RendererStats
 from rollouts.observability.metric_sinks import JsonLinesSink, MetricHistory, MetricSink, TensorBoardSink, WandbSink
 from rollouts.observability.metric_table import METRICS, Metric
@@ -25,6 +24,5 @@ __all__ = [
     "RunMetrics",
     "TensorBoardSink",
     "TrainingLog",
-    "TrainingLogError",
     "WandbSink",
 ]

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
-from rollouts.errors import TrainingLogError
 from rollouts.observability.metric_sinks import TRAINING, JsonLinesSink, MetricSink
-from transport import RecordReader, RecordWriter
+from transport import MalformedError, RecordReader, RecordWriter
 
 if TYPE_CHECKING:  # needs torch
     from rollouts.training.mismatch import MismatchReport
@@ -25,6 +24,9 @@ _COLUMNS: Final = {"sampler": "f", "trainer": "f", "sample": "i", "position": "i
 _TABLES: Final = ("names", "media_modalities", "versions")
 #: The columns that are indices, and the tables that they are into.
 _TABLE_OF: Final = {"sample": "names", "item": "media_modalities", "version": "versions"}
+
+
+_CURE: Final = "Delete the file if another program wrote it."
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,13 +121,13 @@ class TrainingLog:
 
 
 def read_step_mismatch(reader: RecordReader, record: int, path: Path) -> StepMismatch:
-    """One record of `mismatch.mmr`. Raises `TrainingLogError`, and `TransportError` for a damaged record."""
+    """One record of `mismatch.mmr`. Raises `TransportError`."""
     held = reader[record]
     if not isinstance(held, dict) or set(held) != {"step", "trainer_version", *_COLUMNS, *_TABLES}:
-        raise TrainingLogError(str(path), record, "it does not hold the columns of compared tokens")
+        raise MalformedError(f"{path}, record {record} does not hold the columns of compared tokens", _CURE)
     reason = _violation(held)
     if reason:
-        raise TrainingLogError(str(path), record, reason)
+        raise MalformedError(f"{path}, record {record}: {reason}", _CURE)
     return StepMismatch(**{**held, **{name: tuple(held[name]) for name in _TABLES}})
 
 

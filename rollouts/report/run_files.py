@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from rollouts.errors import CommandFileError, RolloutsError, TrainingLogError
+from rollouts.errors import CommandFileError, RolloutsError
 from rollouts.evaluation.results import RESULTS_FILE, EvaluationResults
 from rollouts.observability.group_metrics import GroupMetrics, line_violation, read_summary
 from rollouts.observability.metric_sinks import complete_lines, read_json_lines
@@ -85,7 +85,7 @@ class RunFiles:
             for record in range(len(reader)):
                 try:
                     yield read_step_mismatch(reader, record, path)
-                except (TransportError, TrainingLogError) as error:
+                except TransportError as error:
                     problems.append(f"{MISMATCH_FILE}, record {record}: {error}")
             if reader.truncated_bytes:
                 problems.append(f"the last {reader.truncated_bytes} bytes of {MISMATCH_FILE} are incomplete")

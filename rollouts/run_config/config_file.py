@@ -79,9 +79,7 @@ class TaskFileError(RolloutsError, ValueError):
     """
 
     def __init__(self, path: Path, row: int | None, reason: str, *, unit: str = "line") -> None:
-        self.path = path
         self.row = row
-        self.reason = reason
         super().__init__(f"{path}{'' if row is None else f', {unit} {row}'}: {reason}")
 
 

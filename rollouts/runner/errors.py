@@ -45,7 +45,6 @@ class JournalError(RolloutsError):
 
     def __init__(self, path: str, reason: str) -> None:
         self.path = path
-        self.reason = reason
         super().__init__(f"journal {path}: {reason}")
 
 
@@ -81,13 +80,3 @@ class JournalOfAnotherRunError(JournalError):
             f"it belongs to a run with another configuration: {shown}{more}. Continue that run with its own values, or "
             "give this run a directory of its own",
         )
-
-
-class JournalClosedError(JournalError):
-    """The journal was used after `close`.
-
-    Cure: open the journal again with `Journal.open`.
-    """
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path, "it is closed; open it again with Journal.open")

@@ -30,7 +30,7 @@ from typing import Any, Final, ParamSpec, Self, TypeVar
 
 from renderers.media.item import MediaSource
 from rollouts.errors import ArgumentError, short_repr
-from rollouts.runner.errors import JournalClosedError, JournalError, JournalInUseError, JournalOfAnotherRunError
+from rollouts.runner.errors import JournalError, JournalInUseError, JournalOfAnotherRunError
 from rollouts.runner.group import Group
 from rollouts.task import Task
 from rollouts.trajectory.tree import Trajectory
@@ -38,7 +38,6 @@ from transport import (
     DecodeError,
     EncodeError,
     FileChangedError,
-    FileDeletedError,
     FileLockedError,
     RecordWriter,
     TransportError,
@@ -419,7 +418,7 @@ class Recorder:
         """Raise `JournalError` in place of the errors of files, of SQLite and of decoding."""
         try:
             yield
-        except (FileNotFoundError, FileDeletedError, FileChangedError) as error:
+        except (FileNotFoundError, FileChangedError) as error:
             reason = f"another program has deleted or changed its files during the run: {error}"
             raise JournalError(self.path, f"{reason}. Restore them, or begin a new run") from error
         except OSError as error:
@@ -475,6 +474,7 @@ class Journal:
         self._recorder = recorder
         self._configuration = configuration
         self._resumed = False
+        self._closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
 
     @classmethod
@@ -587,16 +587,18 @@ class Journal:
 
     async def close(self) -> None:
         """Carry out the calls that were made, and close the files. May be called again."""
+        if self._closed:
+            return
+        self._closed = True
         try:
             await self._on_thread(self._recorder.close)
-        except JournalClosedError:
-            return
         finally:
             self._thread.shutdown(wait=False)
 
     def close_unused(self) -> None:
         """Close the files, without an event loop, unless a runner uses the journal: `resume` was called."""
         if not self._resumed:
+            self._closed = True
             self._recorder.close()
             self._thread.shutdown(wait=False)
 
@@ -605,7 +607,7 @@ class Journal:
         try:
             work = self._thread.submit(function, *args, **kwargs)
         except RuntimeError:  # after `close`
-            raise JournalClosedError(self.path) from None
+            raise JournalError(self.path, "it is closed; open it again with Journal.open") from None
         called = asyncio.wrap_future(work)
         try:
             # Not `asyncio.shield`, which from Python 3.14 on logs an error that nobody waits for any more.

@@ -37,57 +37,8 @@ from rollouts.errors import (
 
 log = logging.getLogger("rollouts.serve")
 
-# Errors of starting the server.
 
-
-class ServeError(RolloutsError):
-    """Root of the errors of `rollouts serve`.
-
-    Cure: that of the class that was raised.
-    """
-
-
-class PortUnavailableError(ServeError):
-    """The server cannot listen on this address.
-
-    Cure: pass another port, or `--port 0` for any that is free.
-    """
-
-    def __init__(self, host: str, port: int, reason: str) -> None:
-        self.host = host
-        self.port = port
-        super().__init__(f"cannot listen on {host} port {port}: {reason}. Pass --port 0 for any free port, or another")
-
-
-class UnprotectedAddressError(ServeError):
-    """Other machines would reach a server without an API key.
-
-    Cure: pass `--api-key-file`, or `--host 127.0.0.1`.
-    """
-
-    def __init__(self, host: str) -> None:
-        self.host = host
-        super().__init__(
-            f"{host} is not an address of this machine alone, and there is no API key: anyone who reaches the port "
-            "could use the model. Pass --api-key-file, or --host 127.0.0.1"
-        )
-
-
-class ApiKeyFileError(ServeError):
-    """The file with the API key cannot be used. `path` is the file.
-
-    Cure: pass a readable file that holds the key alone.
-    """
-
-    def __init__(self, path: object, reason: str) -> None:
-        self.path = path
-        super().__init__(f"--api-key-file {path}: {reason}")
-
-
-# Errors of requests.
-
-
-class RequestError(ServeError):
+class RequestError(RolloutsError):
     """The response to a request is an error. `status` is that of HTTP, and `param` names the field that is the reason.
 
     `code` is OpenAI's name of the reason.
@@ -132,23 +83,14 @@ class UnknownSessionError(RequestError):
     """
 
     def __init__(self, session_id: str) -> None:
-        self.session_id = session_id
         message = f"there is no session {session_id!r}; a chat completion with this id begins it"
         super().__init__(404, message, code="session_not_found")
 
 
-class EvictedSessionError(RequestError):
-    """The session was removed. `reason` says why.
-
-    Cure: begin another session, with another id; fetch trajectories before they are evicted, or raise the limits of the
-    gateway.
-    """
-
-    def __init__(self, session_id: str, reason: str) -> None:
-        self.session_id = session_id
-        self.reason = reason
-        message = f"the session {session_id!r} is gone: {reason}. Begin another one, with another id"
-        super().__init__(410, message, code="session_gone")
+def session_gone(session_id: str, reason: str) -> RequestError:
+    """The session was removed; `reason` says why."""
+    message = f"the session {session_id!r} is gone: {reason}. Begin another one, with another id"
+    return RequestError(410, message, code="session_gone")
 
 
 class SessionNotDeliveredError(RequestError):

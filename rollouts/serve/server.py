@@ -9,9 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rollouts.errors import MissingExtraError
+from rollouts.errors import ArgumentError, CommandFileError, MissingExtraError, RolloutsError
 from rollouts.serve.access import is_loopback
-from rollouts.serve.errors import ApiKeyFileError, PortUnavailableError, UnprotectedAddressError
 
 try:
     import uvicorn
@@ -27,44 +26,52 @@ _BACKLOG = 2048
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """A socket that is bound to the address; port 0 is any free one. Raises `PortUnavailableError`."""
+    """A socket that is bound to the address; port 0 is any free one. Raises `RolloutsError`."""
     try:
         ((family, kind, protocol, _, address), *_) = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         listener = socket.socket(family, kind, protocol)
     except (OSError, OverflowError) as error:
-        raise PortUnavailableError(host, port, str(error)) from error
+        raise _not_listening(host, port, str(error)) from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
         listener.close()
-        raise PortUnavailableError(host, port, error.strerror or str(error)) from error
+        raise _not_listening(host, port, error.strerror or str(error)) from error
     return listener
 
 
+def _not_listening(host: str, port: int, reason: str) -> RolloutsError:
+    return RolloutsError(f"cannot listen on {host} port {port}: {reason}. Pass --port 0 for any free port, or another")
+
+
 def check_protection(host: str, api_key: str | None) -> None:
-    """Raise `UnprotectedAddressError` for an address that other machines reach, without a key."""
+    """Raise `ArgumentError` for an address that other machines reach, without a key."""
     if api_key is None and not is_loopback(host):
-        raise UnprotectedAddressError(host)
+        rule = (
+            "it is not an address of this machine alone, and there is no API key: anyone who reaches the port could "
+            "use the model. Pass --api-key-file, or --host 127.0.0.1"
+        )
+        raise ArgumentError("host", host, rule)
 
 
 def read_api_key(path: Path) -> str:
-    """The key in a file, without spaces and line breaks around it. Raises `ApiKeyFileError`."""
+    """The key in a file, without spaces and line breaks around it. Raises `CommandFileError`."""
     key = read_key_file(path)
     if not is_key(key):
-        raise ApiKeyFileError(path, "the file must hold one key of printable ASCII characters without spaces")
+        raise CommandFileError(path, "the file must hold one key of printable ASCII characters without spaces")
     return key
 
 
 def read_key_file(path: Path) -> str:
-    """The text of a file of keys, without spaces and line breaks around it. Raises `ApiKeyFileError`."""
+    """The text of a file of keys, without spaces and line breaks around it. Raises `CommandFileError`."""
     try:
         return path.read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not a text file"
-        raise ApiKeyFileError(path, reason) from error
+        raise CommandFileError(path, reason) from error
 
 
 def is_key(text: str) -> bool:
@@ -149,7 +156,7 @@ class _Server(uvicorn.Server):
             await super().startup(sockets)
         except OSError as error:  # another program has bound the same port at the same time, and listens already
             host, port = self._address
-            raise PortUnavailableError(host, port, error.strerror or str(error)) from error
+            raise _not_listening(host, port, error.strerror or str(error)) from error
         if not self.should_exit:
             self._on_ready()
 

@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rollouts.serve.errors import ApiKeyFileError
+from rollouts.errors import CommandFileError
 from rollouts.serve.server import is_key, read_key_file
 from rollouts.tinker.rest_routes import FILES_PATH
 from rollouts.tinker.service import Service
@@ -20,15 +20,17 @@ _PREFIX = "tml-"
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
-    """The keys in a file, one a line. Raises `ApiKeyFileError`."""
+    """The keys in a file, one a line. Raises `CommandFileError`."""
     keys = tuple(filter(None, map(str.strip, read_key_file(path).splitlines())))
     if not keys:
-        raise ApiKeyFileError(path, f"it has no key; write one a line, such as {_PREFIX}...")
+        raise CommandFileError(path, f"it has no key; write one a line, such as {_PREFIX}...")
     for number, key in enumerate(keys, 1):
         if not key.startswith(_PREFIX) or not is_key(key):
-            raise ApiKeyFileError(path, f"key {number} must begin with {_PREFIX} and be printable ASCII without spaces")
+            raise CommandFileError(
+                path, f"key {number} must begin with {_PREFIX} and be printable ASCII without spaces"
+            )
     if len({*keys}) < len(keys):
-        raise ApiKeyFileError(path, "it has a key twice; each is a user of its own")
+        raise CommandFileError(path, "it has a key twice; each is a user of its own")
     return keys
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 
-from rollouts.errors import AdvantageError
+from rollouts.errors import ArgumentError
 
 Baseline = Literal["mean", "leave_one_out"]
 Scale = Literal["group", "batch", "none"]
@@ -52,12 +52,12 @@ def group_advantages(
     al. 2025, arXiv:2503.20783) and RLOO. Standard deviations are those of the population (divided by n).
 
     Arrays and tensors (n,) count as lists of their values, and those without axes as their value. `degenerate_groups`
-    lists the groups whose advantages are all 0. Raises `AdvantageError` unless there is one finite reward, one group
+    lists the groups whose advantages are all 0. Raises `ArgumentError` unless there is one finite reward, one group
     whose hash is that of its value and one length of at least 1 for each episode.
     """
     for name, value, allowed in (("baseline", baseline, get_args(Baseline)), ("scale", scale, get_args(Scale))):
         if value not in allowed:
-            raise AdvantageError(f"{name} is {value!r}; pass one of {', '.join(allowed)}")
+            raise ArgumentError(name, value, f"pass one of {', '.join(allowed)}")
     values = _finite_rewards(rewards)
     weights = np.ones(len(values)) if lengths is None else _checked_lengths(lengths, len(values))
     advantages = np.zeros(len(values))
@@ -75,7 +75,7 @@ def group_advantages(
 def degenerate_groups(rewards: Sequence[float], groups: Sequence[Hashable]) -> tuple[DegenerateGroup, ...]:
     """The groups that give no gradient, in order of appearance: one episode, or rewards equal to 1e-6 of the largest.
 
-    Raises `AdvantageError` as `group_advantages` does.
+    Raises `ArgumentError` as `group_advantages` does.
     """
     values = _finite_rewards(rewards)
     return tuple(
@@ -104,9 +104,9 @@ def _grouped(groups: Sequence[Hashable], count: int) -> Iterator[tuple[Hashable,
     """Each group with the indices of its episodes."""
     names = _as_value(groups)
     if isinstance(names, Set | Mapping) or not isinstance(names, Collection):
-        raise AdvantageError(f"groups are a {type(groups).__name__}; pass a list with the group of each reward")
+        raise ArgumentError("groups", groups, "pass a list with the group of each reward")
     if len(names) != count:
-        raise AdvantageError(f"{count} rewards and {len(names)} groups; pass the group of each reward")
+        raise ArgumentError("groups", groups, f"pass the group of each of the {count} rewards")
     indices_by_group: dict[Hashable, list[int]] = {}
     for index, group in enumerate(names):
         indices_by_group.setdefault(_group_name(group, index), []).append(index)
@@ -125,10 +125,9 @@ def _as_list(values: Any) -> Any:
 
 
 def _group_name(value: Any, index: int) -> Hashable:
-    """The name of a group. Raises `AdvantageError` for one by which equal groups would not be found to be equal."""
+    """The name of a group. Raises `ArgumentError` for one by which equal groups would not be found to be equal."""
     name: Hashable = _as_value(value)
     hash_function: object = type(name).__hash__
-    kind = f"group {index} is a {type(value).__name__}"
     rule = "pass a hashable value that the episodes of a group share, such as a group_id"
     if isinstance(name, tuple | frozenset):
         parts = [_group_name(part, index) for part in name]
@@ -136,13 +135,13 @@ def _group_name(value: Any, index: int) -> Hashable:
             return name
         return tuple(parts) if isinstance(name, tuple) else frozenset(parts)
     if hash_function is object.__hash__ and name is not None:
-        raise AdvantageError(f"{kind}, whose hash is its identity; {rule}")
+        raise ArgumentError(f"group {index}", value, f"its hash is its identity; {rule}")
     try:
         hash(name)
     except TypeError as error:
-        raise AdvantageError(f"{kind}; {rule}") from error
+        raise ArgumentError(f"group {index}", value, rule) from error
     if isinstance(name, float | np.floating) and np.isnan(name):
-        raise AdvantageError(f"group {index} is nan, which equals no group; {rule}")
+        raise ArgumentError(f"group {index}", value, f"it equals no group; {rule}")
     return name
 
 
@@ -151,15 +150,13 @@ def _finite_rewards(rewards: Sequence[float]) -> np.ndarray:
     try:
         values = np.asarray(_as_list(rewards), dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as error:
-        raise AdvantageError(f"rewards are not one row of numbers: {error}") from error
+        raise ArgumentError("rewards", rewards, f"pass one row of numbers: {error}") from error
     if values.ndim != 1:
-        raise AdvantageError(f"rewards have shape {values.shape}; pass one number for each episode")
-    if not np.isfinite(values).all():
-        index = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise AdvantageError(f"reward {index} is {values[index]}, not a finite number; leave that episode out")
-    if np.abs(values).max(initial=0.0) > _LARGEST:
-        index = int(np.abs(values).argmax())
-        raise AdvantageError(f"reward {index} is {values[index]}; pass rewards between -{_LARGEST:g} and {_LARGEST:g}")
+        raise ArgumentError("rewards", rewards, "pass one number for each episode")
+    wrong = np.flatnonzero(~(np.abs(values) <= _LARGEST))
+    if len(wrong):
+        rule = f"pass rewards between -{_LARGEST:g} and {_LARGEST:g}, or leave that episode out"
+        raise ArgumentError(f"reward {wrong[0]}", float(values[wrong[0]]), rule)
     return values
 
 
@@ -172,12 +169,10 @@ def _checked_lengths(lengths: Sequence[int], count: int) -> np.ndarray:
     try:
         values = np.asarray(_as_list(lengths))
     except ValueError as error:
-        raise AdvantageError(f"lengths are not one row of integers: {error}") from error
+        raise ArgumentError("lengths", lengths, f"pass one row of integers: {error}") from error
     if values.shape != (count,) or (count and values.dtype.kind not in "iu"):
-        raise AdvantageError(
-            f"lengths are {values.dtype} {values.shape} for {count} rewards; pass one number of tokens for each"
-        )
+        raise ArgumentError("lengths", lengths, f"pass one number of tokens for each of {count} rewards")
     if (values < 1).any():
         index = int(np.flatnonzero(values < 1)[0])
-        raise AdvantageError(f"length {index} is {values[index]}; leave out the episode, which has no trained token")
+        raise ArgumentError(f"length {index}", int(values[index]), "leave out the episode, which has no trained token")
     return values.astype(np.float64)

@@ -449,7 +449,7 @@ class TrainingBatch:
         """A batch of the selected samples in the same layout, laid out anew; for an integer, a batch of one sample.
 
         An index may be negative, a slice or list may select nothing. Values that were changed in the tensors of this
-        batch are kept. Raises `RowIndexError` for a sample that does not exist.
+        batch are kept. Raises `IndexError` for a sample that does not exist.
         """
         return replace(self, **gathered([self], row_numbers(index, len(self))))
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, overload
 import numpy as np
 import torch
 
-from rollouts.errors import BatchError, RowIndexError, short_repr
+from rollouts.errors import BatchError, short_repr
 from rollouts.values import check_integer, whole_number
 from transport import wire_type
 
@@ -22,7 +22,7 @@ def row_numbers(index: RowIndex, count: int) -> np.ndarray:
     """int64 (k,): the numbers, from 0 to `count` - 1, of the rows that `index` selects, in its order.
 
     A negative integer counts from the end; a slice or a list may select nothing; a mask has one bool for each row.
-    Raises `RowIndexError` for a number that no row has, a mask of another length, and other values.
+    Raises `IndexError` for a number that no row has, a mask of another length, and other values.
     """
     if isinstance(index, slice):
         return np.arange(count)[index]
@@ -30,12 +30,12 @@ def row_numbers(index: RowIndex, count: int) -> np.ndarray:
     array = np.array([single]) if single is not None else _as_array(index, count)
     if array.dtype == np.bool_:
         if len(array) != count:
-            raise RowIndexError(index, count, f"the mask has {len(array)} values; pass one for each row")
+            raise IndexError(f"a mask of {len(array)} values for {count} rows; pass one for each row")
         return np.flatnonzero(array)
     outside = (array < -count) | (array >= count)
     if outside.any():
         wrong = int(array[outside][0])
-        raise RowIndexError(index, count, f"there is no row {wrong}; pass numbers from {-count} to {count - 1}")
+        raise IndexError(f"there is no row {wrong}; pass numbers from {-count} to {count - 1}")
     return np.where(array < 0, array + count, array)
 
 
@@ -45,7 +45,8 @@ def _as_array(index: object, count: int) -> np.ndarray:
     elif isinstance(index, Sequence) and all(isinstance(each, int | np.integer | np.bool_) for each in index):
         index = np.array(index, dtype=None if len(index) else np.int64)
     if not isinstance(index, np.ndarray) or index.ndim != 1 or index.dtype.kind not in "bui":
-        raise RowIndexError(index, count, "pass an integer, a slice, a list of integers or a mask of bools")
+        rule = "pass an integer, a slice, a list of integers or a mask of bools"
+        raise IndexError(f"index {short_repr(index)} into {count} rows; {rule}")
     return index if index.dtype == np.bool_ else index.astype(np.int64)
 
 
@@ -82,7 +83,7 @@ class TensorList:
     def __getitem__(self, index: RowIndex) -> torch.Tensor | TensorList | None:
         """The tensor of a row for an integer; for a slice, a list of integers or a mask, a `TensorList` of these rows.
 
-        Raises `RowIndexError` for a row that does not exist.
+        Raises `IndexError` for a row that does not exist.
         """
         selected = [self.tensors[row] for row in row_numbers(index, len(self))]
         return TensorList(selected) if whole_number(index) is None else selected[0]

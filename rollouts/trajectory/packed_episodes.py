@@ -24,7 +24,7 @@ from renderers.media.item import ExpansionPiece, PackedArray, PixelScale, Tensor
 from renderers.messages import Modality
 from renderers.vision.patches import StillPatches, float32_to_bfloat16, normalised
 from renderers.vision.processor import MediaProcessor
-from rollouts.errors import ArgumentError, PixelFormError, PixelMismatchError
+from rollouts.errors import ArgumentError, PixelMismatchError, RolloutsError
 from rollouts.trajectory.token_node import MediaReference, processor_for
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import Bfloat16Array
@@ -43,7 +43,7 @@ Processors = Mapping[Modality, MediaProcessor]
 @wire_type("rollouts.AbsentSource")
 @dataclass(frozen=True, slots=True)
 class AbsentSource(MediaSource):
-    """A source whose bytes were not sent. It has a digest; reading `data` raises `PixelFormError`."""
+    """A source whose bytes were not sent. It has a digest; reading `data` raises `RolloutsError`."""
 
     data: bytes | memoryview = field(init=False, repr=False, compare=False)
 
@@ -53,9 +53,9 @@ class AbsentSource(MediaSource):
     def __getattr__(self, name: str) -> Any:  # called only for an attribute without a value
         if name != "data":
             raise AttributeError(name)
-        raise PixelFormError(
-            f"the bytes of the source {self.digest} were not sent with this episode",
-            'Use the processors of the packed episodes, or pack with pixels="source".',
+        raise RolloutsError(
+            f"the bytes of the source {self.digest} were not sent with this episode. Use the processors of the packed "
+            'episodes, or pack with pixels="source".'
         )
 
     def __reduce__(self) -> tuple[type[AbsentSource], tuple[str]]:  # copying and pickling must not read `data`
@@ -116,12 +116,12 @@ class PackedEpisodes:
 
         With `source` they are `own`, the receiver's `renderer.processors`, if these compute the pixels that the sampler
         saw; otherwise raises `PixelMismatchError`, which names both fingerprints. In the array forms they return the
-        pixels that were sent. With `none`, raises `PixelFormError` if the episodes have media.
+        pixels that were sent. With `none`, raises `RolloutsError` if the episodes have media.
         """
         if _check_form(self.pixels) == "none":
             if next(self._references(), None) is not None:
-                raise PixelFormError(
-                    'these media were packed with pixels="none"', "Pack them in another form to have their pixels."
+                raise RolloutsError(
+                    'these media were packed with pixels="none". Pack them in another form to have their pixels.'
                 )
             return own or {}
         if self.pixels == "source":
@@ -141,12 +141,12 @@ class PackedEpisodes:
             of_modality = hashes.setdefault(reference.modality, {})
             mm_hash = of_modality.setdefault(reference.source.digest, reference.mm_hash)
             if mm_hash != reference.mm_hash:
-                raise PixelFormError(
-                    f"{mm_hash} and {reference.mm_hash} are pixels of one source from two processors",
-                    "Pack episodes of different processors separately.",
+                raise RolloutsError(
+                    f"{mm_hash} and {reference.mm_hash} are pixels of one source from two processors. Pack episodes of "
+                    "different processors separately."
                 )
             if mm_hash not in self.items:
-                raise PixelFormError(f"the pixels of {mm_hash} were not sent", "Pack the episodes again.")
+                raise RolloutsError(f"the pixels of {mm_hash} were not sent. Pack the episodes again.")
         # Samples use no other methods of a processor than those of `_ReceivedItems`.
         return {
             modality: cast("MediaProcessor", _ReceivedItems(of_modality, self.items))
@@ -159,8 +159,8 @@ def pack_episodes(
 ) -> PackedEpisodes:
     """The episodes with their media in one form. The episodes themselves are not changed.
 
-    The array forms need the sender's `processors`; their caches usually still hold the pixels. Raises `PixelFormError`,
-    `RolloutsError`, `PixelMismatchError` if `processors` compute other pixels than the sampler saw, and
+    The array forms need the sender's `processors`; their caches usually still hold the pixels. Raises `RolloutsError`,
+    `PixelMismatchError` if `processors` compute other pixels than the sampler saw, and
     `ArgumentError` for anything but a sequence of trajectories.
     """
     if not isinstance(episodes, Sequence) or not all(isinstance(one, Trajectory) for one in episodes):
@@ -177,9 +177,9 @@ def pack_episodes(
 
 
 def _check_form(form: PixelForm) -> PixelForm:
-    """Raises `PixelFormError` for a value that is no `PixelForm`."""
+    """Raises `ArgumentError` for a value that is no `PixelForm`."""
     if form not in get_args(PixelForm):
-        raise PixelFormError(f"pixels={form!r} is no form", f"Use one of {', '.join(get_args(PixelForm))}.")
+        raise ArgumentError("pixels", form, f"pass one of {', '.join(get_args(PixelForm))}")
     return form
 
 
@@ -200,8 +200,8 @@ class _ReceivedItems:
         if source.digest not in self.items:
             packed = decode(self.packed[self.hashes[source.digest]].data)
             if not isinstance(packed, PackedItem) or packed.digest != source.digest:
-                raise PixelFormError(
-                    f"what was sent for the source {source.digest} holds no pixels of it", "Pack the episodes again."
+                raise RolloutsError(
+                    f"what was sent for the source {source.digest} holds no pixels of it. Pack the episodes again."
                 )
             self.items[source.digest] = packed.item()
         return self.items[source.digest]
@@ -240,9 +240,9 @@ def _packed_tensor(item: MediaItem, name: str, form: PixelForm) -> np.ndarray | 
     is_pixels = isinstance(tensor, StillPatches) or (isinstance(tensor, np.ndarray) and tensor.dtype == np.uint8)
     if form == "uint8":
         if item.scale is None and item.modality != "audio" and item[name].dtype.kind == "f":
-            raise PixelFormError(
-                f"{name} of {item.mm_hash} are floats: its processor gives no uint8 pixels",
-                'Pack with pixels="source" or "float32".',
+            raise RolloutsError(
+                f"{name} of {item.mm_hash} are floats: its processor gives no uint8 pixels. Pack with "
+                'pixels="source" or "float32".'
             )
         return tensor if isinstance(tensor, StillPatches) else item[name]
     if item.scale is not None and is_pixels:

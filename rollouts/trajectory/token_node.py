@@ -26,7 +26,7 @@ from rollouts.engines.protocol import (
     top_logprobs_error,
     weight_span_error,
 )
-from rollouts.errors import ArgumentError, InvalidTurnError, PixelMismatchError, RolloutsError, short_repr
+from rollouts.errors import InvalidTurnError, PixelMismatchError, RolloutsError, short_repr
 from transport import wire_type
 from transport.errors import quoted
 
@@ -143,13 +143,11 @@ class MediaOfParts(Generic[M]):
 
     def __init__(self, media: Iterable[M]) -> None:
         self._left = list(media)
-
-    def __len__(self) -> int:
-        """The number of media that were not taken."""
-        return len(self._left)
+        self.parts = 0  # for which a medium was asked
 
     def take(self, part: Mapping[str, Any]) -> M | None:
         """The medium of the next part; None where none is left."""
+        self.parts += 1
         kind = part_kind(part)
         index = next((index for index, medium in enumerate(self._left) if medium.modality == kind), 0)
         return self._left.pop(index) if self._left else None
@@ -162,9 +160,7 @@ def media_counts(modalities: Iterable[str]) -> dict[str, int]:
 
 
 def processor_for(processors: Mapping[Modality, MediaProcessor] | None, modality: Modality) -> MediaProcessor:
-    """Raises `RolloutsError`, and `ArgumentError` where a renderer was passed for its processors."""
-    if not isinstance(processors, Mapping | NoneType):
-        raise ArgumentError("processors", processors, "pass renderer.processors, a mapping from modality to processor")
+    """Raises `RolloutsError`."""
     if processors is None or modality not in processors:
         raise RolloutsError(f"there is no processor for {PLURALS[modality]}. Pass processors=renderer.processors.")
     return processors[modality]
@@ -316,7 +312,7 @@ def token_array(values: Sequence[int] | np.ndarray, what: str) -> np.ndarray:
     return read_only(array, np.int32)
 
 
-def read_only(values: Sequence[int] | np.ndarray, dtype: npt.DTypeLike) -> np.ndarray:
+def read_only(values: Sequence[int] | np.ndarray, dtype: npt.DTypeLike | None) -> np.ndarray:
     """A read-only copy. A read-only array is copied, too: it may be a view of an array that can be written."""
     array: np.ndarray = np.array(values, dtype=dtype)
     array.setflags(write=False)

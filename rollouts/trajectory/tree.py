@@ -19,36 +19,32 @@ from typing import Any, Final, NamedTuple, cast
 import numpy as np
 
 from renderers import MediaSource, Message, MultiModalData, PlaceholderRange, RenderedTokens
-from renderers.messages import Modality, is_media_part, media_parts, media_value, part_kind
-from renderers.placement import placement_error
+from renderers.messages import Modality, media_parts, media_value, part_kind
 from renderers.vision.processor import MediaProcessor
 from rollouts.engines.protocol import (
     Completion,
     FinishReason,
     TopLogprobs,
-    ending_error,
     logprobs_error,
     token_ids_error,
 )
 from rollouts.errors import (
-    InvalidTrajectoryError,
+    ArgumentError,
     InvalidTurnError,
-    NodeIndexError,
     TrajectoryError,
     TrajectoryFinishedError,
     is_unicode,
     short_repr,
 )
+from rollouts.trajectory.added_nodes import completion_node, mask_of, media_of, prompt_node, with_sources
 from rollouts.trajectory.provenance import Provenance
-from rollouts.trajectory.storable import check_stored, copied_mapping, plain_copy, stored_copy
+from rollouts.trajectory.storable import check_stored, stored_copy
 from rollouts.trajectory.token_node import (
     TOP_IDS,
     TOP_LOGPROBS,
-    MediaOfParts,
     MediaReference,
     TokenNode,
     Turn,
-    extra_error,
     is_plain_number,
     read_only,
     reported_extras,
@@ -97,176 +93,6 @@ def _begins_with(tokens: bytes, references: Sequence[MediaReference], node: Toke
     return same_media(node.media, start, references[first:end])
 
 
-# The nodes that a turn adds to a trajectory: the new tokens of its prompt, and its completion.
-
-
-def media_of(prompt: RenderedTokens) -> list[MediaReference]:
-    """The media of a prompt in prompt order. Raises `InvalidTurnError` for ranges outside it, or that overlap."""
-    if prompt.multi_modal_data is None or not prompt.multi_modal_data.mm_placeholders:
-        return []
-    placed = prompt.multi_modal_data.items_with_ranges()
-    error = placement_error((placeholder for _, placeholder in placed), len(prompt))
-    if error is not None:
-        item = placed[error.position][0]
-        raise InvalidTurnError(
-            f"{item.modality} {item.mm_hash} {error.reason}; pass the prompt as it was rendered, with its media"
-        )
-    return [MediaReference(item.modality, item.mm_hash, item.source, placeholder) for item, placeholder in placed]
-
-
-def completion_node(parent: int, completion: Completion, extras: Mapping[str, np.ndarray]) -> TokenNode:
-    """The node of a completion. Raises `InvalidTurnError`."""
-    ids = token_array(completion.token_ids, "completion")
-    logprobs = np.asarray(completion.logprobs)
-    if logprobs.dtype.kind == "f":
-        logprobs = read_only(logprobs, np.float32)
-    error = ending_error(completion)
-    if error is None and (wrong := logprobs_error(logprobs, len(ids))) is not None:
-        error = f"{wrong}; pass the sampler's log-probability of each sampled token, a finite number of at most 0"
-    for name, rows in extras.items():
-        error = error or extra_error(name, rows, len(ids))
-    if error is not None:
-        raise InvalidTurnError(f"completion: {error}")
-    return TokenNode(
-        parent=parent,
-        token_ids=ids,
-        sampled=_mask(b"\x01" * len(ids)),
-        logprobs=logprobs,
-        weight_spans=tuple(completion.weight_spans),
-        extras={name: read_only(rows, rows.dtype) for name, rows in extras.items()},
-    )
-
-
-def prompt_node(
-    parent: int,
-    prompt: RenderedTokens,
-    start: int,
-    ids: np.ndarray,
-    references: Sequence[MediaReference],
-    messages: Sequence[Message],
-    num_path_messages: int | None,
-    extras: Mapping[str, np.ndarray],
-) -> TokenNode:
-    """The node of a prompt's tokens from `start` on: `ids`, read-only int32 (n,). `extras` have one row for each.
-
-    `references` are all media of the prompt. For `messages` and `num_path_messages` see `_new_messages`.
-    """
-    media = [one.shifted(-start) for one in references if one.placeholder.offset >= start] if references else []
-    new_messages = _new_messages(prompt, start, messages, num_path_messages)
-    content = _content_mask(prompt, start) if prompt.spans else None
-    stored = _with_sources(new_messages, media, len(messages) - len(new_messages)) if messages else ()
-    return TokenNode(
-        parent=parent,
-        token_ids=ids,
-        sampled=_mask(bytes(len(ids))),
-        logprobs=read_only((), np.float32),
-        media=tuple(media),
-        content=content,
-        messages=stored,
-        extras={name: read_only(rows, rows.dtype) for name, rows in extras.items()},
-    )
-
-
-def _content_mask(prompt: RenderedTokens, start: int) -> np.ndarray:
-    """bool, True on message bodies, of the tokens from `start` on."""
-    length = len(prompt.token_ids)
-    mask = bytearray(length - start)
-    for first, end, _, _, content in prompt.spans:
-        if content and end > start:
-            first, end = max(first, start), min(end, length)
-            mask[first - start : end - start] = b"\x01" * (end - first)
-    return _mask(bytes(mask))
-
-
-def _mask(values: bytes) -> np.ndarray:
-    """Zeros and ones as read-only bool (n,): made faster than by numpy, and with the interpreter's lock kept."""
-    return np.frombuffer(values, np.bool_)
-
-
-def _new_messages(
-    prompt: RenderedTokens, start: int, messages: Sequence[Message], num_path_messages: int | None
-) -> Sequence[Message]:
-    """The messages of a prompt that the path up to token `start` does not hold yet.
-
-    A message without tokens belongs to the message after it. Whether the path holds a message that begins before
-    `start` and ends after it depends on `num_path_messages`:
-
-    - None: the path ends with a completion. It holds that message, and the new tokens close it.
-    - More than the index of that message: the path ends with a prompt of so many messages, and holds it.
-    - At most its index: the last tokens of that prompt only began it, as the generation prompt of a template begins an
-      assistant turn. It is new.
-    """
-    if not messages:
-        return ()
-    if len(messages) != len(prompt.message_roles):
-        raise InvalidTurnError(
-            f"{len(messages)} messages were given for a prompt of {len(prompt.message_roles)}; pass the messages that "
-            "it was rendered from, or for a bridge the new messages"
-        )
-    known = range(len(prompt.message_roles))
-    if not any(first < start and index in known for first, _, index, _, _ in prompt.spans):  # as after a bridge
-        return messages
-    spans = prompt.message_token_spans()
-    first = len(messages)
-    for index in range(len(messages) - 1, -1, -1):
-        span = spans[index]
-        if span is not None and span[0] < start:
-            is_complete = span[1] <= start
-            if is_complete or num_path_messages is None or index < num_path_messages:
-                break
-        first = index
-    return messages[first:]
-
-
-def _with_sources(
-    messages: Sequence[Message], media: Sequence[MediaReference], first_index: int
-) -> tuple[Message, ...]:
-    """Copies of the messages in which each medium is replaced by its source; `first_index` is for errors."""
-    references = MediaOfParts(media)
-    copies: list[Message] = []
-    for index, message in enumerate(messages, first_index):
-        try:
-            copies.append(_message_with_sources(message, references))
-        except RecursionError as error:
-            raise InvalidTurnError(f"message {index} contains itself, or is nested too deep to be stored") from error
-        except _NoReferenceLeftError as error:
-            raise InvalidTurnError(
-                f"the messages have more media than the prompt, {len(media)} from message {first_index} to {index}; "
-                "pass the messages of the prompt"
-            ) from error
-    if unused := len(references):
-        raise InvalidTurnError(
-            f"the prompt has more media than its messages, {len(media)} and {len(media) - unused} from message "
-            f"{first_index} on; pass the messages of the prompt"
-        )
-    return tuple(copies)
-
-
-class _NoReferenceLeftError(Exception):
-    pass
-
-
-def _message_with_sources(message: Message, references: MediaOfParts[MediaReference]) -> Message:
-    copied: dict[str, Any] = {}
-    for key, value in message.items():
-        if type(value) is str:
-            copied[key] = value
-        elif key == "content" and not isinstance(value, str) and isinstance(value, Sequence):
-            copied[key] = [_part_with_source(part, references) for part in value]
-        else:
-            copied[key] = plain_copy(value)
-    return cast(Message, copied)
-
-
-def _part_with_source(part: Any, references: MediaOfParts[MediaReference]) -> Any:
-    if not is_media_part(part):
-        return part if isinstance(part, str) else copied_mapping(part)
-    reference = references.take(part)
-    if reference is None:
-        raise _NoReferenceLeftError
-    return {"type": reference.modality, reference.modality: reference.source}
-
-
 class Branch(NamedTuple):
     """The path from a root to a leaf: one training sample."""
 
@@ -290,7 +116,7 @@ class Trajectory:
 
     `metrics` are numbers of the whole episode, `error` says why it failed, `truncation_reason` which limit ended a
     truncated one, empty where that is not known. `started_at` is in seconds since the
-    epoch, `seconds` is its duration, `provenance` the versions of what made it. Raises `InvalidTrajectoryError` for
+    epoch, `seconds` is its duration, `provenance` the versions of what made it. Raises `InvalidTurnError` for
     values of another type, for a node before its parent, and for a turn without its node, also when decoded.
     """
 
@@ -313,7 +139,7 @@ class Trajectory:
     def __post_init__(self) -> None:
         error = self._first_error()
         if error is not None:
-            raise InvalidTrajectoryError(f"episode {quoted(self.episode_id)}: {error}")
+            raise InvalidTurnError(f"episode {quoted(self.episode_id)}: {error}")
 
     def _first_error(self) -> str | None:
         """The first value that is wrong, in a sentence. Nodes and turns have checked themselves."""
@@ -378,18 +204,14 @@ class Trajectory:
         several completions with the same tokens, the turn attaches to that one. It is of no effect where the path to
         that node is not a prefix of the prompt, as after a bridge that was refused.
 
-        Raises `TrajectoryFinishedError`, `NodeIndexError` for an `after` that is no node, and `InvalidTurnError` where
+        Raises `TrajectoryFinishedError`, `ArgumentError` for an `after` that is no node, and `InvalidTurnError` where
         token ids are invalid, log-probabilities are missing, not finite or positive, lengths do not agree, ranges lie
-        outside, an extra is given twice, something cannot be stored (the error names its place), or `prompt` or
-        `completion` is of another type. After an error the trajectory is unchanged.
+        outside, an extra is given twice, or something cannot be stored (the error names its place). After an error the
+        trajectory is unchanged.
         """
         nodes, turns = self._growing()
-        if not isinstance(prompt, RenderedTokens):
-            raise _kind_error(f"the prompt of turn {len(turns)}", prompt, RenderedTokens)
-        if not isinstance(completion, Completion):
-            raise _kind_error(f"the completion of turn {len(turns)}", completion, Completion)
         if after is not None and not 0 <= after < len(nodes):
-            raise NodeIndexError(self.episode_id, after, len(nodes))
+            raise self._no_node("after", after)
         ids = token_array(prompt.token_ids, "prompt")
         references = media_of(prompt)
         parent, shared = self._longest_prefix(ids, references, agent, after)
@@ -410,14 +232,7 @@ class Trajectory:
                 prompt_node(parent, prompt, shared, new_ids, references, messages, num_path_messages, reported.prompt)
             )
         added.append(completion_node(len(nodes) if added else parent, completion, sampled_extras))
-        node = len(nodes) + len(added) - 1
-        stored_message = cast(Message, stored_copy(message, f"the message of turn {len(turns)}"))
-        turn = Turn(node, completion.finish_reason, stored_message, seconds=seconds, agent=agent)
-        check_stored({"nodes": added, "turn": turn}, f"turn {len(turns)}")
-        self._count_fork(agent, parent)
-        nodes += added
-        turns.append(turn)
-        return node
+        return self._attach(added, completion.finish_reason, message, seconds, agent)
 
     def add_message_turn(
         self,
@@ -435,34 +250,37 @@ class Trajectory:
         made of them. `messages` are all of a conversation, or the new ones after the turn whose node is `after`; their
         media are `MediaSource`s. Messages are copied.
 
-        Raises `TrajectoryFinishedError`, `NodeIndexError` for an `after` that is no node, and `InvalidTurnError` for
+        Raises `TrajectoryFinishedError`, `ArgumentError` for an `after` that is no node, and `InvalidTurnError` for
         what cannot be stored. After an error the trajectory is unchanged.
         """
-        nodes, turns = self._growing()
+        nodes, _ = self._growing()
         parent = -1 if after is None else after
         if not -1 <= parent < len(nodes):
-            raise NodeIndexError(self.episode_id, parent, len(nodes))
+            raise self._no_node("after", parent)
         media = tuple(
             MediaReference(cast(Modality, part_kind(part)), source.digest, source, PlaceholderRange(0, 0))
             for one in messages
             for _, part in media_parts(one)
             if isinstance(source := media_value(part), MediaSource)
         )
-        empty = TokenNode(parent, read_only((), np.int32), _mask(b""), read_only((), np.float32))
-        prompt = replace(empty, media=media, messages=_with_sources(messages, media, 0))
+        empty = TokenNode(parent, read_only((), np.int32), mask_of(b""), read_only((), np.float32))
+        prompt = replace(empty, media=media, messages=with_sources(messages, media, 0))
         added = [prompt, replace(empty, parent=len(nodes))]
-        turn = Turn(
-            len(nodes) + 1,
-            finish_reason,
-            cast(Message, stored_copy(message, f"the message of turn {len(turns)}")),
-            seconds=seconds,
-            agent=agent,
-        )
+        return self._attach(added, finish_reason, message, seconds, agent)
+
+    def _attach(
+        self, added: Sequence[TokenNode], finish_reason: FinishReason, message: Message, seconds: float, agent: str
+    ) -> int:
+        """Add nodes, the last of which is a completion, and its turn. Returns the index of the completion's node."""
+        nodes, turns = self._growing()
+        node = len(nodes) + len(added) - 1
+        stored_message = cast(Message, stored_copy(message, f"the message of turn {len(turns)}"))
+        turn = Turn(node, finish_reason, stored_message, seconds=seconds, agent=agent)
         check_stored({"nodes": added, "turn": turn}, f"turn {len(turns)}")
-        self._count_fork(agent, parent)
+        self._count_fork(agent, added[0].parent)
         nodes += added
         turns.append(turn)
-        return turn.node
+        return node
 
     def _count_fork(self, agent: str, parent: int) -> None:
         """Count a turn of `agent` that does not continue its latest one."""
@@ -480,11 +298,11 @@ class Trajectory:
         names the place in it.
         """
         _, turns = self._growing()
-        if not turns:
-            raise InvalidTurnError(f"episode {self.episode_id} has no turn to reward; call add_turn first")
         index = len(turns) - 1 if turn is None else whole_number(turn)
         if index is None or not 0 <= index < len(turns):
-            raise InvalidTurnError(f"episode {self.episode_id} has {len(turns)} turns and no turn {short_repr(turn)}")
+            raise InvalidTurnError(
+                f"episode {self.episode_id} has {len(turns)} turns and no turn {short_repr(turn)}; call add_turn first"
+            )
         number = finite_number(reward)
         if number is None:
             raise InvalidTurnError(f"the reward of turn {index} is {short_repr(reward)}; pass a finite number")
@@ -536,13 +354,17 @@ class Trajectory:
         return [Branch(leaf, tuple(self.path(leaf))) for leaf in self.leaves()]
 
     def path(self, leaf: int) -> list[int]:
-        """Node indices from the root to `leaf`. Raises `NodeIndexError`, as do all methods that take a leaf."""
+        """Node indices from the root to `leaf`. Raises `ArgumentError`, as do all methods that take a leaf."""
         if not 0 <= leaf < len(self.nodes):
-            raise NodeIndexError(self.episode_id, leaf, len(self.nodes))
+            raise self._no_node("leaf", leaf)
         path = [leaf]
         while (parent := self.nodes[path[-1]].parent) != -1:
             path.append(parent)
         return path[::-1]
+
+    def _no_node(self, name: str, node: int) -> ArgumentError:
+        rule = f"episode {self.episode_id} has {len(self.nodes)} nodes; pass one of leaves()"
+        return ArgumentError(name, node, rule)
 
     def token_ids(self, leaf: int) -> np.ndarray:
         """Root to `leaf`, concatenated: int32 (n,)."""
@@ -646,11 +468,6 @@ class Trajectory:
             return nodes[0], length
         of_others = {turn.node for turn in self.turns if turn.agent != agent}
         return next((node for node in reversed(nodes) if node not in of_others), nodes[0]), length
-
-
-def _kind_error(what: str, value: object, kind: type) -> InvalidTurnError:
-    given = f"{short_repr(value)} ({type(value).__name__})"
-    return InvalidTurnError(f"{what} is {given}; pass the {kind.__name__} itself")
 
 
 def _range_error(nodes: Sequence[TokenNode]) -> str | None:

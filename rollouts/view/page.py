@@ -27,14 +27,12 @@ if TYPE_CHECKING:
 
 
 class EpisodeReadError(RolloutsError):
-    """An episode or a medium of a served file cannot be read. `name` says which one.
+    """An episode or a medium of a served file cannot be read.
 
     Cure: repair the file with `rollouts traj repair`, and open the viewer again.
     """
 
     def __init__(self, name: str, reason: str) -> None:
-        self.name = name
-        self.reason = reason
         super().__init__(f"{name}: {reason}")
 
 

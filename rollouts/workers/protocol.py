@@ -76,13 +76,10 @@ def are_workers(value: object) -> TypeGuard[Workers]:
 class WorkerGoneError(RolloutsError):
     """A worker ended, or cannot be reached, while it ran an episode. The episode runs again on another worker.
 
-    `worker` is its name.
-
     Cure: none is needed: the episode runs again on another worker. If it happens often, read the worker's log.
     """
 
     def __init__(self, worker: str, reason: str) -> None:
-        self.worker = worker
         self.reason = reason
         super().__init__(f"worker {worker:.80}: {reason}")
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollouts.errors import AdvantageError
+from rollouts.errors import ArgumentError
 from rollouts.training import degenerate_groups, group_advantages
 
 EPISODES = st.lists(
@@ -105,17 +105,17 @@ def test_advantages_sum_to_zero_in_every_group(entries):
 @pytest.mark.parametrize(
     ("rewards", "groups", "scale", "reason"),
     [
-        ([1.0, 2.0], ["a"], "group", "2 rewards and 1 groups"),
-        ([1.0], ["a", "a"], "group", "1 rewards and 2 groups"),
+        ([1.0, 2.0], ["a"], "group", "pass the group of each of the 2 rewards"),
+        ([1.0], ["a", "a"], "group", "pass the group of each of the 1 rewards"),
         ([1.0, math.nan], ["a", "a"], "group", "reward 1 is nan"),
         ([math.inf, 0.0], ["a", "a"], "batch", "reward 0 is inf"),
-        ([[1.0], [2.0]], ["a", "a"], "group", r"shape \(2, 1\)"),
-        (["x"], ["a"], "group", "not one row of numbers"),
+        ([[1.0], [2.0]], ["a", "a"], "group", "pass one number for each episode"),
+        (["x"], ["a"], "group", "pass one row of numbers"),
         ([1.0, 2.0], ["a", "a"], "std", "scale is 'std'; pass one of group, batch, none"),
     ],
 )
 def test_rewards_that_do_not_fit_their_groups_are_refused_and_not_given_advantages_of_0(rewards, groups, scale, reason):
-    with pytest.raises(AdvantageError, match=reason):
+    with pytest.raises(ArgumentError, match=reason):
         group_advantages(rewards, groups, scale=scale)
 
 
@@ -123,20 +123,20 @@ def test_rewards_that_do_not_fit_their_groups_are_refused_and_not_given_advantag
     ("options", "reason"),
     [
         ({"baseline": "median"}, "baseline is 'median'; pass one of mean, leave_one_out"),
-        ({"lengths": [1]}, r"lengths are int64 \(1,\) for 2 rewards; pass one number of tokens for each"),
-        ({"lengths": [1.0, 2.0]}, r"lengths are float64 \(2,\) for 2 rewards"),
+        ({"lengths": [1]}, "pass one number of tokens for each of 2 rewards"),
+        ({"lengths": [1.0, 2.0]}, "pass one number of tokens for each of 2 rewards"),
         ({"lengths": [5, 0]}, "length 1 is 0; leave out the episode"),
     ],
 )
 def test_baselines_and_lengths_that_cannot_be_used_are_refused(options, reason):
-    with pytest.raises(AdvantageError, match=reason):
+    with pytest.raises(ArgumentError, match=reason):
         group_advantages([1.0, 2.0], ["a", "a"], **options)
 
 
 def test_groups_that_are_not_hashable_and_rewards_too_large_for_float32_are_refused():
-    with pytest.raises(AdvantageError, match="group 0 is a list; pass a hashable value"):
+    with pytest.raises(ArgumentError, match=r"group 0 is .*; pass a hashable value"):
         group_advantages([1.0, 2.0], [["a"], ["a"]])
-    with pytest.raises(AdvantageError, match="reward 1 is 1e\\+300; pass rewards between"):
+    with pytest.raises(ArgumentError, match="reward 1 is 1e\\+300; pass rewards between"):
         degenerate_groups([1.0, 1e300], ["a", "a"])
 
 
@@ -172,17 +172,17 @@ def test_rewards_and_lengths_in_tensors_are_taken_as_their_values(dtype):
 @pytest.mark.parametrize(
     ("groups", "reason"),
     [
-        ([object(), object()], "group 0 is a object, whose hash is its identity; pass a hashable value"),
-        (torch.tensor([[0], [0]]), "group 0 is a list; pass a hashable value"),
-        ([(1, ["a"]), (1, ["a"])], "group 0 is a list; pass a hashable value"),
-        ([math.nan, math.nan], "group 0 is nan, which equals no group"),
-        (torch.tensor(3), "groups are a Tensor; pass a list"),
-        ({"a", "b"}, "groups are a set; pass a list"),
-        ((name for name in "aa"), "groups are a generator; pass a list"),
+        ([object(), object()], r"group 0 is .*; its hash is its identity; pass a hashable value"),
+        (torch.tensor([[0], [0]]), r"group 0 is .*; pass a hashable value"),
+        ([(1, ["a"]), (1, ["a"])], r"group 0 is .*; pass a hashable value"),
+        ([math.nan, math.nan], "group 0 is nan; it equals no group"),
+        (torch.tensor(3), r"groups is tensor.*; pass a list"),
+        ({"a", "b"}, r"groups is .*; pass a list"),
+        ((name for name in "aa"), r"groups is <generator.*; pass a list"),
     ],
 )
 def test_groups_that_equal_no_other_group_are_refused(groups, reason):
-    with pytest.raises(AdvantageError, match=reason):
+    with pytest.raises(ArgumentError, match=reason):
         group_advantages([1.0, 2.0], groups)
-    with pytest.raises(AdvantageError, match="lengths are not one row of integers"):
+    with pytest.raises(ArgumentError, match="pass one row of integers"):
         group_advantages([1.0, 2.0], ["a", "a"], lengths=[[1], [1, 2]])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from training_samples import LAYOUTS, LENGTHS, PAD, image, sample, samples_of
 
-from rollouts.errors import ArgumentError, BatchError, RowIndexError
+from rollouts.errors import ArgumentError, BatchError
 from rollouts.training import TensorList, TrainingBatch
 from transport import MalformedError, decode, encode
 
@@ -77,7 +77,7 @@ def test_a_mask_selects_the_samples_where_it_is_true():
     [
         (2, "there is no row 2; pass numbers from -2 to 1"),
         ([0, -3], "there is no row -3"),
-        ([True], "the mask has 1 values; pass one for each row"),
+        ([True], "a mask of 1 values for 2 rows; pass one for each row"),
         ("0", "pass an integer, a slice, a list of integers or a mask"),
         (0.0, "pass an integer, a slice"),
         ([[0]], "pass an integer, a slice"),
@@ -86,7 +86,7 @@ def test_a_mask_selects_the_samples_where_it_is_true():
 )
 def test_an_index_that_selects_nothing_that_exists_is_refused(index, text):
     for rows in (batch_of([2, 3]), TensorList([None, None])):
-        with pytest.raises(RowIndexError, match=text):
+        with pytest.raises(IndexError, match=text):
             rows[index]
 
 

@@ -55,15 +55,6 @@ def test_rows_from_root_to_leaf_are_those_of_the_completions_and_none_in_prompts
     assert (top.token_ids.dtype, top.logprobs.dtype) == (np.int32, np.float32)
 
 
-def test_a_trajectory_without_them_has_none_and_stores_nothing():
-    trajectory = Trajectory("e")
-    leaf = trajectory.add_turn(RenderedTokens([1]), completion([2]), SAID)
-    assert trajectory.top_logprobs(leaf) is None
-    assert all(not node.extras for node in trajectory.nodes)
-    (sample,) = samples_from_trajectory(trajectory, advantage=1.0, processors={})
-    assert sample.top_logprobs is None
-
-
 def test_a_turn_without_them_has_rows_without_a_prediction_and_of_different_numbers_the_smallest_counts():
     trajectory = two_turns(then=0)
     assert trajectory.top_logprobs(trajectory.leaves()[0]).token_ids[-1].tolist() == [-1] * K
@@ -140,22 +131,3 @@ def test_a_truncated_sample_keeps_the_rows_of_its_tokens():
     truncated, _ = truncate_sample(sample, 5)
     for one, other in zip(truncated.top_logprobs, sample.top_logprobs, strict=True):
         np.testing.assert_array_equal(one, other[:5])
-
-
-def test_twenty_likeliest_tokens_take_their_own_bytes_in_memory_and_in_a_file(tmp_path):
-    count = 4096
-    ids, generator = np.arange(count), np.random.default_rng(0)
-    noise = -np.sort(generator.random((count, K), np.float32), axis=1)
-    top = TopLogprobs(generator.integers(0, 150_000, (count, K)).astype(np.int32), noise)
-    sizes = {}
-    for name, columns in (("with", top), ("without", None)):
-        trajectory = Trajectory("e")
-        trajectory.add_turn(RenderedTokens([1]), completion(ids, columns), SAID)
-        with RecordWriter(tmp_path / name) as file:
-            file.append(trajectory)
-        sizes[name] = (tmp_path / name).stat().st_size
-        sizes[f"node {name}"] = sum(each.nbytes for each in trajectory.nodes[1].extras.values())
-        assert all(each.base is None for each in trajectory.nodes[1].extras.values()), "a view keeps a larger array"
-    stored = sum(each.nbytes for each in top)
-    assert sizes["with"] - sizes["without"] <= 1.1 * stored
-    assert (sizes["node with"], sizes["node without"]) == (stored, 0)

@@ -18,7 +18,7 @@ from renderers.media.item import TensorField
 from renderers.vision.patches import normalise, normalised
 from rollouts import MediaReference, TokenNode, Trajectory, Turn
 from rollouts.engines.protocol import FinishReason
-from rollouts.errors import PixelFormError, PixelMismatchError, RolloutsError
+from rollouts.errors import ArgumentError, PixelMismatchError, RolloutsError
 from rollouts.models.qwen3_vl import float_pixels
 from rollouts.training import samples_from_trajectory
 from rollouts.trajectory.packed_episodes import AbsentSource, PackedEpisodes, PixelForm, pack_episodes
@@ -110,14 +110,6 @@ def test_a_receiver_with_another_processor_is_told_both_fingerprints(
     assert theirs in str(caught.value)
 
 
-def test_a_sender_with_another_processor_than_the_sampler_is_refused(
-    episode: Trajectory, tiny_model_dir: Path, tmp_path: Path
-) -> None:
-    other = other_renderer(tmp_path / "model", tiny_model_dir)
-    with pytest.raises(PixelMismatchError):
-        pack_episodes([episode], pixels="uint8", processors=other.processors)
-
-
 @pytest.mark.parametrize("form", ARRAYS)
 def test_pixels_travel_without_their_sources_and_train_without_a_processor(
     episode: Trajectory, renderer: TemplateRenderer, form: Any
@@ -161,15 +153,8 @@ def test_none_sends_neither_sources_nor_pixels(episode: Trajectory, renderer: Te
     packed = decode(encode(pack_episodes([episode], pixels="none")))
     assert len(encode(packed)) < 6000
     assert packed.episodes[0].token_ids(3).tolist() == episode.token_ids(3).tolist()
-    with pytest.raises(PixelFormError, match='"none"'):
+    with pytest.raises(RolloutsError, match='"none"'):
         packed.processors(renderer.processors)
-
-
-def test_a_finished_episode_is_packed_and_stays_finished(episode: Trajectory) -> None:
-    episode.finish()
-    packed = decode(encode(pack_episodes([episode], pixels="none")))
-    assert packed.episodes[0].finished
-    assert type(packed.episodes[0].nodes) is tuple
 
 
 def test_sources_in_messages_do_not_travel_either(episode: Trajectory) -> None:
@@ -186,9 +171,9 @@ def test_a_source_by_name_only_says_so_and_survives_copies_pickle_and_files(tmp_
         out.append(absent)
     with RecordReader(tmp_path / "f.mmr") as reader:
         assert reader[0] == absent
-    with pytest.raises(PixelFormError, match=absent.digest):
+    with pytest.raises(RolloutsError, match=absent.digest):
         _ = absent.data
-    with pytest.raises(PixelFormError, match="were not sent"):
+    with pytest.raises(RolloutsError, match="were not sent"):
         absent.verify()
 
 
@@ -242,12 +227,12 @@ def test_floats_of_a_models_own_processor_travel_as_they_are_or_rounded_as_torch
     assert got["float32"].tobytes() == pixels.tobytes()
     rounded = torch.from_numpy(pixels).to(torch.bfloat16).float().numpy()
     np.testing.assert_array_equal(got["bfloat16"], rounded)
-    with pytest.raises(PixelFormError, match="floats"):
+    with pytest.raises(RolloutsError, match="floats"):
         pack_episodes([episode], pixels="uint8", processors=processors)
 
 
 def test_what_is_no_form_and_what_lacks_processors_is_refused(episode: Trajectory) -> None:
-    with pytest.raises(PixelFormError, match="is no form"):
+    with pytest.raises(ArgumentError, match="pass one of"):
         pack_episodes([episode], pixels="jpeg")  # type: ignore[arg-type]
     with pytest.raises(RolloutsError, match="no processor for images"):
         pack_episodes([episode], pixels="uint8")
@@ -258,7 +243,7 @@ def test_what_is_no_form_and_what_lacks_processors_is_refused(episode: Trajector
 def test_pixels_that_did_not_come_are_named(episode: Trajectory, renderer: TemplateRenderer) -> None:
     packed = pack_episodes([episode], pixels="uint8", processors=renderer.processors)
     lacking = PackedEpisodes(packed.pixels, packed.episodes, dict(list(packed.items.items())[:1]))
-    with pytest.raises(PixelFormError, match="were not sent"):
+    with pytest.raises(RolloutsError, match="were not sent"):
         lacking.processors()
 
 
@@ -269,7 +254,7 @@ def test_pixels_under_another_images_name_are_refused(episode: Trajectory, rende
         mixed = PackedEpisodes(packed.pixels, packed.episodes, {**packed.items, first: hostile})
         reference = next(iter(episode.all_media()))
         assert reference.mm_hash == first
-        with pytest.raises(PixelFormError, match=reference.source.digest):
+        with pytest.raises(RolloutsError, match=reference.source.digest):
             reference.derive(mixed.processors())
 
 

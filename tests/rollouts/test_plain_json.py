@@ -20,7 +20,9 @@ from hypothesis import strategies as st
 from trajectory_files import file_of, short
 from typer.testing import CliRunner
 
+from renderers import MediaSource
 from rollouts.cli.main import app
+from rollouts.engines.protocol import FinishReason, WeightSpan
 from rollouts.errors import NoJsonFormError
 from rollouts.trajectory.plain_json import plain
 from transport import RawTensor, decode, encode
@@ -94,6 +96,16 @@ def test_a_tensor_at_rest_is_written_as_the_tensor_that_it_stands_for() -> None:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
+        (np.float32(-0.1), -0.1),
+        (float("nan"), None),
+        (np.array([[1, 2]], np.int16), {"dtype": "int16", "shape": [1, 2], "data": [1, 2]}),
+        (np.bool_(True), True),
+        ({1: (b"ab", FinishReason.STOP)}, {"1": [{"base64": "YWI="}, "stop"]}),
+        (WeightSpan("v", 0, 1), {"version": "v", "start": 0, "end": 1}),
+        (MediaSource.of(b"x"), {"digest": MediaSource.of(b"x").digest}),
+        (np.datetime64("2024-01-01"), "2024-01-01"),
+        (np.array(3.5), {"dtype": "float64", "shape": [], "data": [3.5]}),
+        ({1: "a", "1": "b"}, [[1, "a"], ["1", "b"]]),
         (1 + 2j, {"real": 1.0, "imag": 2.0}),
         (np.complex64(1 - 2j), {"real": 1.0, "imag": -2.0}),
         (np.void(b"ab"), {"base64": "YWI="}),

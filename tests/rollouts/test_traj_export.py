@@ -13,11 +13,8 @@ import pytest
 from planted_violations import without_validation
 from trajectory_files import damage, file_of, forked, lines, one_error, png, run, short
 
-from renderers import MediaSource
 from renderers.installation import install_command
-from rollouts.engines.protocol import FinishReason, WeightSpan
 from rollouts.trajectory.packed_episodes import pack_episodes
-from rollouts.trajectory.plain_json import plain
 
 
 def test_jsonl_holds_the_whole_episode_and_each_image_is_one_file(tmp_path: Path) -> None:
@@ -94,13 +91,6 @@ def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: py
     assert os.listdir(tmp_path) == ["t.mmr"]
 
 
-def test_export_does_not_overwrite_an_existing_file(tmp_path: Path) -> None:
-    path = file_of(tmp_path / "t.mmr", short("a"))
-    (tmp_path / "o.jsonl").write_text("precious")
-    assert "was not changed" in one_error(run("export", path, "--level", "full", "--jsonl", tmp_path / "o.jsonl"))
-    assert (tmp_path / "o.jsonl").read_text() == "precious"
-
-
 def test_export_reports_the_records_that_fail_and_writes_the_others(tmp_path: Path) -> None:
     unsound = short("unsound")
     unsound.nodes = [without_validation(unsound.nodes[0], parent=0), unsound.nodes[1]]
@@ -121,27 +111,3 @@ def test_an_episode_without_image_data_is_exported_with_the_digests(tmp_path: Pa
     (medium,) = json.loads((tmp_path / "o.jsonl").read_text())["nodes"][0]["media"]
     assert medium["file"] is None
     assert medium["digest"] in result.stderr
-
-
-def test_export_without_an_output_option_names_the_option(tmp_path: Path) -> None:
-    assert "--jsonl" in one_error(run("export", file_of(tmp_path / "t.mmr", short("a"))))
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (np.float32(-0.1), -0.1),
-        (float("nan"), None),
-        (np.array([[1, 2]], np.int16), {"dtype": "int16", "shape": [1, 2], "data": [1, 2]}),
-        (np.bool_(True), True),
-        ({1: (b"ab", FinishReason.STOP)}, {"1": [{"base64": "YWI="}, "stop"]}),
-        (WeightSpan("v", 0, 1), {"version": "v", "start": 0, "end": 1}),
-        (MediaSource.of(b"x"), {"digest": MediaSource.of(b"x").digest}),
-        (np.datetime64("2024-01-01"), "2024-01-01"),
-        (np.array(3.5), {"dtype": "float64", "shape": [], "data": [3.5]}),
-        ({1: "a", "1": "b"}, [[1, "a"], ["1", "b"]]),
-    ],
-)
-def test_every_value_of_an_episode_becomes_plain_json(value: object, expected: object) -> None:
-    assert plain(value) == expected
-    json.dumps(plain(value), allow_nan=False)

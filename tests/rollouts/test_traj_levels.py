@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,28 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 from trajectory_files import (
-    assistant_turn,
-    completion_node,
-    damage,
     file_of,
     forked,
     lines,
     one_error,
-    png,
-    prompt_node,
     run,
     short,
 )
 
-from renderers.media.samples import wav_bytes
 from rollouts import Provenance, Trajectory
-from rollouts.cli.traj.levels import GroupLines
 from rollouts.engines.protocol import FinishReason
-from rollouts.trajectory.packed_episodes import pack_episodes
-
-sys.path.append(str(Path(__file__).parent / "view"))
-
-from viewer_episodes import media_episode, sound_source
 
 parquet = pytest.importorskip("pyarrow.parquet")
 pyarrow = pytest.importorskip("pyarrow")
@@ -147,19 +134,6 @@ def test_a_row_of_a_run_has_the_rewards_of_its_group_and_the_data_of_its_task(tm
     assert (named["w/0"]["task_data"], named["w/0"]["total_reward"]) == (None, None)
 
 
-def test_the_lines_of_a_run_are_found_in_any_order_and_once(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    names = ["c", "a", "d", "b"]
-    path.write_text("".join(group_line(name, float(place)) + "\n" for place, name in enumerate(names)))
-    problems: list[str] = []
-    found = GroupLines(path, problems)
-    rewards = {name: row.environment_rewards for name in "abcd" if (row := found.of(name))}
-    assert rewards == {"a": [1.0], "b": [3.0], "c": [0.0], "d": [2.0]}
-    assert found.of("e") is None
-    found.close()
-    assert problems == []
-
-
 def test_values_of_several_types_are_text_of_json_and_a_note_names_them(tmp_path: Path) -> None:
     groups = {name: [short(name)] for name in ("a", "b")}
     data = ({"answer": 1, "level": 1}, {"answer": "one", "level": 2})
@@ -170,15 +144,6 @@ def test_values_of_several_types_are_text_of_json_and_a_note_names_them(tmp_path
     assert "task_data.answer: integer, text" in note
     found = parquet.read_table(tmp_path / "o.parquet").to_pylist()
     assert [row["task_data"] for row in found] == [{"answer": "1", "level": 1}, {"answer": '"one"', "level": 2}]
-
-
-def test_rewards_that_are_not_finite_are_null_in_json_lines_alone(tmp_path: Path) -> None:
-    infinite = forked("infinite")
-    infinite.turns = [replace(turn, reward=1.5e308) for turn in infinite.turns]
-    path = file_of(tmp_path / "t.mmr", infinite)
-    (row,) = rows_of(path, "episode", tmp_path / "o")
-    assert row["environment_reward"] == np.inf
-    assert json.loads((tmp_path / "o.jsonl").read_text())["environment_reward"] is None
 
 
 def test_an_episode_of_a_chat_endpoint_has_the_numbers_of_tokens_that_it_counted(tmp_path: Path) -> None:
@@ -195,14 +160,6 @@ def test_an_episode_of_a_chat_endpoint_has_the_numbers_of_tokens_that_it_counted
     (turn,) = rows_of(path, "turn", tmp_path / "t")
     assert (turn["prompt_tokens"], turn["completion_tokens"]) == (None, None)
     assert ([one["content"] for one in turn["prompt"]], turn["message"]["content"]) == (["?"], "Hi.")
-
-
-def test_a_time_outside_of_the_calendar_is_not_known(tmp_path: Path) -> None:
-    odd = [short(str(number)) for number in range(3)]
-    for episode, started_at in zip(odd, (1e300, -1e12, 1e18), strict=True):
-        episode.started_at = started_at
-    found = rows_of(file_of(tmp_path / "t.mmr", *odd), "episode", tmp_path / "o")
-    assert [row["started_at"] for row in found] == [None, None, None]
 
 
 # Turns and nodes.
@@ -227,13 +184,6 @@ def test_a_row_of_a_turn_has_its_message_and_what_its_prompt_added(tmp_path: Pat
     assert (second["prompt_tokens"], second["completion_tokens"], second["reward"]) == (9, 3, 0.5)
     assert (third["info"], second["info"]) == ({"steps": 3}, None)
     assert [row["finish_reason"] for row in (first, second, third)] == ["stop"] * 3
-
-
-def test_a_prompt_that_two_branches_share_belongs_to_the_turns_of_both(tmp_path: Path) -> None:
-    nodes = [prompt_node(-1, 7, 1, text="Q"), completion_node(0, 5), completion_node(0, 6)]
-    episode = Trajectory("two", nodes=nodes, turns=[assistant_turn(1, "a"), assistant_turn(2, "b")], done=True)
-    found = rows_of(file_of(tmp_path / "t.mmr", episode), "turn", tmp_path / "o")
-    assert [[one["content"] for one in row["prompt"]] for row in found] == [["Q"], ["Q"]]
 
 
 def test_a_row_of_a_node_has_lists_of_numbers_of_one_length(tmp_path: Path) -> None:
@@ -273,33 +223,6 @@ def test_datasets_loads_the_images_of_each_level_as_images(tmp_path: Path) -> No
             assert (rows[0]["image_files"][1].size, rows[0]["image_files"][1].getpixel((0, 0))) == ((9, 7), (2, 0, 0))
 
 
-def test_datasets_loads_the_sounds_of_each_level_as_sounds(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    samples = np.linspace(-1, 1, 1600, dtype=np.float32)
-    wav = wav_bytes(samples, 8_000)
-    heard = media_episode(("audio", sound_source(samples, 16_000)), ("audio", wav), ("image", png(1)), episode_id="a")
-    path = file_of(tmp_path / "t.mmr", heard, short("second"))
-    lines(run("export", path, "--level", "node", "--images", "--sounds", "--parquet", tmp_path / "o.parquet"))
-    loaded = datasets.load_dataset(
-        "parquet", data_files=str(tmp_path / "o.parquet"), split="train", cache_dir=str(tmp_path / "cache")
-    )
-    assert loaded.features["audio_files"].feature == datasets.Audio()
-    (first, *others) = loaded.cast_column("audio_files", datasets.List(datasets.Audio(decode=False)))
-    assert [each["bytes"] for each in first["audio_files"]] == [wav_bytes(samples[:, None], 16_000), wav]
-    assert [each["path"].partition(".")[2] for each in first["audio_files"]] == ["wav", "wav"]
-    assert len(first["image_files"]) == 1
-    assert not any(row["audio_files"] for row in others)
-
-
-def test_an_image_that_is_not_in_the_file_is_named_and_left_out(tmp_path: Path) -> None:
-    path = file_of(tmp_path / "t.mmr", pack_episodes([short("a"), short("b")], pixels="none"))
-    result = run("export", path, "--images", "--parquet", tmp_path / "o.parquet")
-    assert result.exit_code == 1
-    (line,) = result.stderr.splitlines()
-    assert "its bytes are not in this file" in line
-    assert parquet.read_table(tmp_path / "o.parquet").column("image_files").to_pylist() == [[], []]
-
-
 def test_images_are_for_parquet_alone(tmp_path: Path) -> None:
     path = file_of(tmp_path / "t.mmr", short("a"))
     for options in (["--jsonl", tmp_path / "o.jsonl"], ["--level", "full", "--parquet", tmp_path / "o.parquet"]):
@@ -309,27 +232,3 @@ def test_images_are_for_parquet_alone(tmp_path: Path) -> None:
 
 
 # Damaged files.
-
-
-def test_records_that_cannot_be_read_are_named_once_and_the_others_are_written(tmp_path: Path) -> None:
-    path = file_of(tmp_path / "t.mmr", short("a"), {"no": "episode"}, short("b", 9))
-    damage(path, png(9))
-    result = run("export", path, "--parquet", tmp_path / "o.parquet")
-    assert len(result.stderr.splitlines()) == 1
-    assert parquet.read_table(tmp_path / "o.parquet").column("episode_id").to_pylist() == ["a", "b"]
-    result = run("export", path, "--images", "--parquet", tmp_path / "i.parquet")
-    assert len(result.stderr.splitlines()) == 2
-    assert parquet.read_table(tmp_path / "i.parquet").column("episode_id").to_pylist() == ["a"]
-
-
-@pytest.mark.slow
-def test_a_large_file_is_written_in_parts(tmp_path: Path) -> None:
-    path = file_of(tmp_path / "t.mmr", *([short(f"{record}-{index}") for index in range(50)] for record in range(50)))
-    (summary,) = lines(run("export", path, "--parquet", tmp_path / "o.parquet"))
-    assert summary.startswith("2,500 episodes in ")
-    written = parquet.ParquetFile(tmp_path / "o.parquet")
-    assert [written.metadata.row_group(number).num_rows for number in range(written.num_row_groups)] == [
-        1024,
-        1024,
-        452,
-    ]

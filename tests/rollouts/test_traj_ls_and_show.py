@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from planted_violations import without_validation
 from trajectory_files import (
     assistant_turn,
     completion_node,
@@ -57,11 +56,6 @@ def test_a_reward_that_overflows_is_left_out_of_the_mean_and_is_null_in_json(tmp
     assert [one["environment_reward"] for one in listed] == [None, 1.5e308, 1.5e308]
 
 
-def test_show_uses_the_singular_for_one(tmp_path: Path) -> None:
-    head, *_ = lines(run("show", file_of(tmp_path / "t.mmr", short("one"))))
-    assert "1 turn, 1 branch, 2 tokens, 1 sampled, 1 image, environment reward -1" in head
-
-
 def test_show_prints_roles_text_media_weight_versions_and_rewards(tmp_path: Path) -> None:
     path = file_of(tmp_path / "t.mmr", short("other"), forked())
     head, *tree = lines(run("show", path, "forked"))
@@ -87,20 +81,6 @@ def test_show_names_the_extras_of_a_node_with_their_shapes(tmp_path: Path) -> No
     _, of_prompt, of_completion = lines(run("show", file_of(tmp_path / "t.mmr", trajectory)))
     assert "extras" not in of_prompt
     assert "extras top_ids (1, 5), top_logprobs (1, 5)" in of_completion
-
-
-def test_show_prints_several_roots_as_separate_trees(tmp_path: Path) -> None:
-    nodes = [
-        prompt_node(-1, 1, text="a"),
-        completion_node(0, 2),
-        prompt_node(-1, 3, text="b"),
-        completion_node(2, 4),
-        prompt_node(3, 5, text="c"),
-    ]
-    path = file_of(tmp_path / "t.mmr", Trajectory("two", nodes=nodes))
-    printed = run("show", path, "two").stdout.splitlines()[1:]
-    assert [line.split("   ")[0] for line in printed] == ["├─ 0 user", "│  1 prompt", "└─ 2 user", "", ""]
-    assert [line[:11].rstrip() for line in printed[3:]] == ["   3 prompt", "   4 user"]
 
 
 def test_ids_are_shown_with_runs_of_one_id_counted(tmp_path: Path) -> None:
@@ -167,14 +147,6 @@ def test_control_characters_in_a_file_are_escaped_on_the_terminal(tmp_path: Path
         assert len(result.stdout.splitlines()) == 4, "head, error and two nodes"
 
 
-def test_control_characters_in_the_names_of_invalid_episodes_are_escaped(tmp_path: Path) -> None:
-    bad = hostile()
-    bad.nodes = [without_validation(bad.nodes[0], parent=5)]
-    result = run("ls", file_of(tmp_path / "t.mmr", bad))
-    assert result.exit_code == 1
-    assert "\x1b" not in result.output
-
-
 @pytest.mark.parametrize("command", ["ls", "show", "export", "merge", "repair"])
 @pytest.mark.parametrize("what", ["missing", "a directory", "another file"])
 def test_a_path_that_is_no_trajectory_file_is_one_error_line(tmp_path: Path, command: str, what: str) -> None:
@@ -194,19 +166,6 @@ def test_a_path_that_is_no_trajectory_file_is_one_error_line(tmp_path: Path, com
     assert not (tmp_path / "o").exists()
 
 
-def test_an_empty_file_holds_no_episodes(tmp_path: Path) -> None:
-    path = file_of(tmp_path / "t.mmr")
-    assert lines(run("ls", path)) == [f"{path} holds no episodes"]
-
-
-def test_the_agent_of_a_turn_is_shown_unless_it_plays_the_environment(tmp_path: Path) -> None:
-    episode = short("one")
-    turn = replace(episode.turns[0], agent="critic")
-    path = file_of(tmp_path / "t.mmr", Trajectory("agents", nodes=episode.nodes, turns=[turn]), short("other"))
-    assert "agent critic, stop, reward -1" in lines(run("show", path, "agents"))[2]
-    assert "agent" not in lines(run("show", path, "other"))[2]
-
-
 def test_every_command_takes_the_directory_of_a_run(tmp_path: Path) -> None:
     directory = tmp_path / "out"
     directory.mkdir()
@@ -217,8 +176,3 @@ def test_every_command_takes_the_directory_of_a_run(tmp_path: Path) -> None:
     assert "1 record" in run("merge", directory, "--out", tmp_path / "merged.mmr").stdout
     assert "1 record" in run("repair", directory, "--out", tmp_path / "repaired.mmr").stdout
     assert lines(run("show", tmp_path / "repaired.mmr")) == lines(run("show", directory))
-
-
-def test_a_directory_that_is_of_no_run_is_one_error_line(tmp_path: Path) -> None:
-    for command in ("ls", "show"):
-        assert "the directory has no trajectories.mmr; name a trajectory file" in one_error(run(command, tmp_path))

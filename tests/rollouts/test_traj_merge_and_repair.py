@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
 from trajectory_files import damage, file_of, lines, one_error, png, run, short
 
 from transport import RecordReader, read_records
@@ -17,14 +18,6 @@ def test_merged_files_hold_all_episodes_in_order_and_each_image_once(tmp_path: P
     assert summary.startswith("3 records")
     assert [episode.episode_id for episode in read_records(tmp_path / "all.mmr")] == ["a", "b", "c"]
     assert (tmp_path / "all.mmr").read_bytes().count(png(1)) == 1
-
-
-def test_merge_does_not_overwrite_an_existing_file(tmp_path: Path) -> None:
-    one = file_of(tmp_path / "1.mmr", short("a", 1))
-    other = file_of(tmp_path / "2.mmr", short("c", 2))
-    before = other.read_bytes()
-    one_error(run("merge", one, "--out", other))
-    assert other.read_bytes() == before
 
 
 def test_repair_copies_undamaged_records_and_leaves_the_damaged_file_unchanged(tmp_path: Path) -> None:
@@ -41,9 +34,11 @@ def test_repair_copies_undamaged_records_and_leaves_the_damaged_file_unchanged(t
     assert sorted(os.listdir(tmp_path)) == ["good.mmr", "t.mmr"]
 
 
-def test_repair_does_not_overwrite_an_existing_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["export --jsonl", "merge --out", "repair --out"])
+def test_no_command_overwrites_an_existing_file(tmp_path: Path, command: str) -> None:
     path = file_of(tmp_path / "t.mmr", short("a"))
     other = file_of(tmp_path / "o.mmr", short("b"))
     before = other.read_bytes()
-    assert "was not changed" in one_error(run("repair", path, "--out", other))
+    name, option = command.split()
+    assert f"{other}" in one_error(run(name, path, option, other))
     assert other.read_bytes() == before

@@ -16,16 +16,11 @@ from planted_violations import (
     nested,
     second_node,
 )
-from trajectory_files import damage, file_of, forked, lines, one_error, png, run, short
+from trajectory_files import damage, file_of, one_error, png, run, short
 
 from rollouts.engines.protocol import FinishReason
 from rollouts.trajectory.packed_episodes import PackedEpisodes
 from transport import wire_type
-
-
-def test_a_valid_file_passes(tmp_path: Path) -> None:
-    path = file_of(tmp_path / "t.mmr", forked(), [short("a"), short("b", 1)])
-    assert lines(run("ls", path))[-1].startswith("3 episodes")
 
 
 @pytest.mark.parametrize("violation", PLANTED_VIOLATIONS)
@@ -40,14 +35,6 @@ def test_every_planted_violation_is_reported_with_its_record(tmp_path: Path, vio
     assert "record 1" in one_error(run("show", path, "1"))
     exported = run("export", path, "--jsonl", tmp_path / "o.jsonl")
     assert (exported.exit_code, exported.stderr.count("not exported: record 1")) == (1, 1)
-
-
-def test_the_first_wrong_node_of_an_episode_is_named(tmp_path: Path) -> None:
-    bad = short("bad")
-    second_node(logprobs=np.zeros(2, np.float32))(bad)
-    result = run("ls", file_of(tmp_path / "t.mmr", bad))
-    assert "record 0: rollouts.TokenNode 1 of 2: its constructor raised on the decoded values" in result.stderr
-    assert "1 tokens and 2 log-probabilities" in result.stderr
 
 
 @pytest.mark.parametrize(

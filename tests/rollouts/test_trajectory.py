@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from renderers import MediaItem, MediaSource, MultiModalData, PlaceholderRange, RenderedTokens
 from renderers.media.item import PixelScale
 from rollouts import Completion, FinishReason, Trajectory, WeightSpan
-from rollouts.errors import NodeIndexError
 from transport import decode, encode
 
 
@@ -59,91 +58,6 @@ def test_a_prompt_that_rewrote_history_forks_at_the_last_shared_node():
     assert trajectory.forks == 1
 
 
-def test_a_prompt_with_another_beginning_starts_a_tree_of_its_own():
-    trajectory = Trajectory("e")
-    trajectory.add_turn(prompted([1, 2]), completion(3), say("a"))
-    trajectory.add_turn(prompted([7, 8]), completion(3), say("b"))
-
-    assert [trajectory.token_ids(leaf).tolist() for leaf in trajectory.leaves()] == [[1, 2, 3], [7, 8, 3]]
-    assert trajectory.forks == 1
-
-
-def test_interleaved_agents_each_continue_their_own_branch():
-    trajectory = Trajectory("e")
-    trajectory.add_turn(prompted([1]), completion(2), say("a1"))
-    trajectory.add_turn(prompted([5]), completion(6), say("b1"))
-    trajectory.add_turn(prompted([1, 2, 3]), completion(4), say("a2"))
-
-    assert [trajectory.token_ids(leaf).tolist() for leaf in trajectory.leaves()] == [[5, 6], [1, 2, 3, 4]]
-
-
-def test_of_several_prefixes_the_longest_wins_whichever_was_active_last():
-    trajectory = Trajectory("e")
-    trajectory.add_turn(prompted([1]), completion(2), say("short"))
-    trajectory.add_turn(prompted([1, 2, 3]), completion(4), say("long"))
-    trajectory.add_turn(prompted([1, 9]), completion(2), say("another"))
-    node = trajectory.add_turn(prompted([1, 2, 3, 4, 5]), completion(6), say("longer"))
-    assert trajectory.path(node)[:-2] == trajectory.path(trajectory.turns[1].node)
-    assert trajectory.nodes[node - 1].token_ids.tolist() == [5]
-
-
-def test_history_that_was_tokenised_again_forks_where_its_tokens_differ():
-    """One text, other tokens: [5, 6] and [56] may both read "door"."""
-    trajectory = Trajectory("e")
-    trajectory.add_turn(prompted([1, 2]), completion(5, 6, 9), say("door"))
-    node = trajectory.add_turn(prompted([1, 2, 56, 9, 3]), completion(4), say("x"))
-    assert trajectory.token_ids(node).tolist() == [1, 2, 56, 9, 3, 4]
-    assert trajectory.path(node)[0] == trajectory.path(trajectory.turns[0].node)[0]
-    assert trajectory.forks == 1
-
-
-def test_a_turn_that_is_tried_again_is_a_sibling_and_its_prompt_exists_once():
-    trajectory = Trajectory("e")
-    for sampled in (7, 8, 7):
-        trajectory.add_turn(prompted([1, 2, 3]), completion(sampled), say("x"))
-    assert [node.token_ids.tolist() for node in trajectory.nodes] == [[1, 2, 3], [7], [8], [7]]
-    assert [node.parent for node in trajectory.nodes] == [-1, 0, 0, 0]
-    node = trajectory.add_turn(prompted([1, 2, 3, 7, 4]), completion(5), say("y"))
-    assert trajectory.path(node) == [0, 3, 4, 5], "of equal completions the latest goes on"
-    assert len(trajectory.leaves()) == 3
-
-
-def test_a_program_that_is_run_again_from_its_start_repeats_no_prompt():
-    trajectory = Trajectory("e")
-    conversation = [([1], 2), ([1, 2, 3], 4), ([1, 2, 3, 4, 5], 6)]
-    for _ in range(2):
-        for prompt, sampled in conversation:
-            trajectory.add_turn(prompted(prompt), completion(sampled), say("x"))
-    prompts = [node.token_ids.tolist() for node in trajectory.nodes if not node.sampled.any()]
-    assert prompts == [[1], [3], [5]]
-    assert {tuple(trajectory.token_ids(leaf)) for leaf in trajectory.leaves()} == {
-        (1, 2),
-        (1, 2, 3, 4),
-        (1, 2, 3, 4, 5, 6),
-    }
-
-
-@pytest.mark.parametrize("number", [0, 1, 2])
-def test_of_completions_with_equal_tokens_the_turn_attaches_to_the_one_that_it_continues(number):
-    trajectory = Trajectory("e")
-    nodes = [trajectory.add_turn(prompted([1, 2]), completion(3), say("a")) for _ in range(3)]
-    last = trajectory.add_turn(prompted([1, 2, 3, 4]), completion(5), say("b"), after=nodes[number])
-    assert trajectory.nodes[last - 1].parent == nodes[number]
-    again = trajectory.add_turn(prompted([1, 2, 3, 4]), completion(6), say("b"), after=nodes[number])
-    assert trajectory.nodes[again].parent == last - 1  # the prompt below that completion exists once
-
-
-def test_a_continued_completion_that_the_prompt_does_not_extend_is_ignored():
-    trajectory = Trajectory("e")
-    first = trajectory.add_turn(prompted([1, 2]), completion(3), say("a"))
-    other = trajectory.add_turn(prompted([1, 2]), completion(4), say("b"))
-    last = trajectory.add_turn(prompted([1, 2, 4, 5]), completion(6), say("c"), after=first)
-    assert trajectory.nodes[last - 1].parent == other
-    with pytest.raises(NodeIndexError):
-        trajectory.add_turn(prompted([1, 2]), completion(3), say("a"), after=99)
-    assert trajectory.num_turns == 3
-
-
 def test_an_image_lives_on_the_node_that_introduced_it_and_keeps_its_absolute_place():
     trajectory = Trajectory("e")
     a, b = image(b"a"), image(b"b", tokens=3)
@@ -163,16 +77,6 @@ def test_an_image_lives_on_the_node_that_introduced_it_and_keeps_its_absolute_pl
     ]
 
 
-def test_after_a_fork_each_branch_has_its_own_images_in_its_own_order():
-    trajectory = Trajectory("e")
-    a, b = image(b"a"), image(b"b")
-    trajectory.add_turn(prompted([9, 0, 0, 0, 0], media((a, 1), (b, 3))), completion(1), say("x"))
-    trajectory.add_turn(prompted([8, 0, 0, 0, 0, 0, 0], media((b, 1), (a, 3), (a, 5))), completion(1), say("y"))
-
-    names = [[r.mm_hash for r in trajectory.media(leaf)] for leaf in trajectory.leaves()]
-    assert names == [["hash-a", "hash-b"], ["hash-b", "hash-a", "hash-a"]]
-
-
 def test_equal_tokens_with_another_image_are_another_branch():
     trajectory = Trajectory("e")
     trajectory.add_turn(prompted([9, 0, 0, 2], media((image(b"a"), 1))), completion(1), say("x"))
@@ -181,15 +85,6 @@ def test_equal_tokens_with_another_image_are_another_branch():
     names = [[r.mm_hash for r in trajectory.media(leaf)] for leaf in trajectory.leaves()]
     assert names == [["hash-a"], ["hash-b"]]
     assert trajectory.forks == 1
-
-
-def test_a_literal_placeholder_that_becomes_an_image_is_another_branch():
-    trajectory = Trajectory("e")
-    trajectory.add_turn(prompted([1]), completion(0), say("a sampled placeholder"))
-    trajectory.add_turn(prompted([1, 0, 0], media((image(b"a"), 1))), completion(3), say("y"))
-
-    assert [trajectory.token_ids(leaf).tolist() for leaf in trajectory.leaves()] == [[1, 0], [1, 0, 0, 3]]
-    assert [len(trajectory.media(leaf)) for leaf in trajectory.leaves()] == [0, 1]
 
 
 def test_rewards_belong_to_turns_and_sum_to_the_episode():

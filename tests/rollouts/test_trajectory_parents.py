@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ from hypothesis import strategies as st
 from test_trajectory import image, media, say
 
 from renderers import RenderedTokens
-from rollouts import Completion, FinishReason, TokenNode, Trajectory
+from rollouts import Completion, FinishReason, Trajectory
 from transport import decode, encode
 
 TOKENS = st.lists(st.integers(0, 1), max_size=3)
@@ -94,50 +92,3 @@ def test_each_turn_of_several_agents_attaches_to_the_node_that_the_rule_names(da
 
         assert trajectory.nodes[count].parent == parent
         assert len(trajectory.nodes) - count == (2 if len(ids) > length else 1)
-
-
-def calls_of_a_turn_beside_a_long_branch(num_turns: int, ids: list[int], after: int | None) -> int:
-    """How many functions `add_turn` calls for a turn of an agent whose first turn has the nodes 0 and 1."""
-    trajectory = Trajectory("e")
-    trajectory.add_turn(RenderedTokens([1]), sampled([2]), say("a"), agent="b")
-    path = [0]
-    for _ in range(num_turns):
-        trajectory.add_turn(RenderedTokens(list(path)), sampled([3]), say("a"), agent="a")
-        path += [3, 4]
-    trajectory.add_turn(RenderedTokens([1, 5]), sampled([2]), say("a"), agent="b")
-    events: Counter[str] = Counter()
-    earlier = sys.getprofile()
-    sys.setprofile(lambda frame, event, argument: events.update([event]))
-    try:
-        trajectory.add_turn(RenderedTokens(ids), sampled([2]), say("a"), agent="b", after=after)
-    finally:
-        sys.setprofile(earlier)
-    return events["call"] + events["c_call"]
-
-
-@pytest.mark.parametrize(("ids", "after"), [([7, 8], None), ([1, 6], None), ([1, 2, 6], None), ([1, 2, 6], 1)])
-def test_a_turn_does_as_much_work_beside_a_long_branch_of_another_agent_as_beside_a_short_one(ids, after):
-    work = [calls_of_a_turn_beside_a_long_branch(num_turns, ids, after) for num_turns in (10, 200)]
-    # Which earlier turn had the completion that this one continues is looked up among all turns.
-    assert work[1] < work[0] + 300
-
-
-def test_nodes_of_other_integers_and_with_steps_between_their_values_are_compared():
-    for ids in (np.array([1, 2], np.int64), np.array([1, 9, 2, 9], np.int32)[::2], np.array([1, 2], ">i4")):
-        node = TokenNode(-1, ids, np.zeros(2, bool), np.array([], np.float32))
-        trajectory = Trajectory("e", nodes=[node])
-        trajectory.add_turn(RenderedTokens([1, 2, 3]), sampled([4]), say("a"))
-        trajectory.add_turn(RenderedTokens([1, 3]), sampled([4]), say("b"))
-        assert [node.parent for node in trajectory.nodes] == [-1, 0, 1, -1, 3]
-
-
-def test_nodes_that_were_replaced_or_removed_after_a_fork_are_compared_with_the_next_prompt():
-    trajectory = Trajectory("e")
-    for first in (1, 2, 3):
-        trajectory.add_turn(RenderedTokens([first]), sampled([4]), say("a"))
-    trajectory.nodes[2] = TokenNode(-1, np.array([5], np.int32), np.zeros(1, bool), np.array([], np.float32))
-    trajectory.add_turn(RenderedTokens([5, 4, 6]), sampled([4]), say("a"))
-    assert trajectory.nodes[6].parent == 3
-    del trajectory.nodes[4:], trajectory.turns[2:]
-    trajectory.add_turn(RenderedTokens([3, 4, 6]), sampled([4]), say("a"))
-    assert trajectory.nodes[4].parent == -1

@@ -85,13 +85,6 @@ def test_advantages_per_turn_and_per_token_are_on_the_tokens_of_their_turn(turns
         assert found == np.broadcast_to(entry, len(node)).tolist()
 
 
-def test_the_spans_of_a_second_leaf_count_its_own_trained_tokens_and_not_those_of_the_shared_prefix():
-    first, second = samples(tree([(-1, 2, 2), (0, 1, 3), (0, 1, 4)]))
-    assert [(span.version, span.start, span.end) for span in first.weight_spans] == [("0", 0, 2), ("1", 2, 5)]
-    assert [(span.version, span.start, span.end) for span in second.weight_spans] == [("2", 0, 4)]
-    assert second.loss_mask.sum() == 4
-
-
 @pytest.mark.parametrize(
     ("advantage", "error"),
     [
@@ -152,12 +145,3 @@ COLUMNS = {
 def test_a_sample_of_values_of_other_types_or_with_spans_beyond_its_trained_tokens_is_refused(column, value, error):
     with pytest.raises(SampleError, match=re.escape(error)):
         TrainingSample(**{**COLUMNS, column: value}, name="r")
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 0.5])
-def test_a_turn_with_a_logprob_that_is_not_finite_is_not_added(bad):
-    trajectory = tree([(-1, 1, 1)])
-    completion = Completion(0, np.array([7, 8]), np.array([-1.0, bad], np.float32), FinishReason.STOP)
-    with pytest.raises(ValueError, match=r"log-probabilit"):
-        trajectory.add_turn(RenderedTokens([1]), completion, {"role": "assistant", "content": "x"})
-    assert trajectory.num_turns == 1

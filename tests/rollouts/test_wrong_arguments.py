@@ -38,12 +38,6 @@ def trajectory(renderer):
 @pytest.mark.parametrize(
     ("call", "error"),
     [
-        (
-            lambda episode, own: samples_from_trajectory(episode, advantage=1.0, processors=own),
-            r"processors is <TemplateRenderer of .*; pass renderer.processors",
-        ),
-        (lambda episode, own: episode.multi_modal_data(0, own), "processors is .*; pass renderer.processors"),
-        (lambda episode, own: pack_episodes([episode], pixels="uint8", processors=own), "pass renderer.processors"),
         (lambda episode, own: pack_episodes(episode), r"episodes is <Trajectory e1.*; pass a list .*\[trajectory\]"),
         (lambda episode, own: pack_episodes([own]), "episodes is .*; pass a list of Trajectory"),
         (
@@ -95,8 +89,6 @@ def test_a_directory_that_is_no_checkpoint(tmp_path, config):
 @pytest.mark.parametrize(
     ("prompt", "completion", "error"),
     [
-        ([1, 2], COMPLETION, r"the prompt of turn 0 is \[1, 2\] \(list\); pass the RenderedTokens itself"),
-        (RenderedTokens([1, 2]), [7], r"the completion of turn 0 is \[7\] \(list\); pass the Completion itself"),
         (
             RenderedTokens([1]),
             Completion(0, np.array([7]), np.array([0.5]), FinishReason.STOP),

@@ -9,6 +9,7 @@ from typing import Any
 import msgpack
 
 from transport import wire_type
+from transport.wire.wire_format import FORMAT_VERSION
 
 
 @wire_type("tests.hostile.Item")
@@ -28,14 +29,14 @@ def message(
     """Frames whose header is valid in form and says whatever the test wants. A type of three values gets a module."""
     if isinstance(types, list | tuple):
         types = [[*row, __name__] if isinstance(row, list) and len(row) == 3 else row for row in types]
-    header = struct.pack("<4sHxxI", b"MMRH", 3, len(entries) if count is None else count)
+    header = struct.pack("<4sHxxI", b"MMRH", FORMAT_VERSION, len(entries) if count is None else count)
     tables = [list(table) if isinstance(table, tuple) else table for table in (types, blobs)]
     body = [msgpack.packb(value, strict_types=False) for value in (*tables, *entries)]
     return [header + b"".join(body), *frames]
 
 
 def raw(body: bytes, count: int = 1) -> list[Any]:
-    return [struct.pack("<4sHxxI", b"MMRH", 3, count) + b"\x90\x90" + body]
+    return [struct.pack("<4sHxxI", b"MMRH", FORMAT_VERSION, count) + b"\x90\x90" + body]
 
 
 def ref(number: int) -> msgpack.ExtType:

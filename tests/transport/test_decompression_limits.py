@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import struct
 import sys
 import tracemalloc
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,15 +14,12 @@ from renderers.media.item import MediaSource
 from transport import (
     DecodeLimits,
     LimitError,
-    MalformedError,
-    MissingMediaError,
     RecordReader,
     RecordWriter,
     merge_record_files,
     repair_record_file,
 )
 from transport.errors import DecodeError
-from transport.records import layout as compression
 
 zstd = pytest.importorskip("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
 
@@ -46,20 +41,6 @@ def peak_of(call: Callable[[], object]) -> int:
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-
-
-def test_media_of_one_record_count_together(path: Path) -> None:
-    write(path, SOURCES, "sound")
-    assert path.stat().st_size < 10_000
-
-    def read() -> None:
-        with RecordReader(path, limits=LIMITS) as reader:
-            with pytest.raises(LimitError, match="max_total_bytes") as caught:
-                reader[0]
-            assert 4 * MEDIUM <= caught.value.actual < 4 * MEDIUM + 10_000
-            assert reader[1] == "sound"
-
-    assert peak_of(read) < 5 * MEDIUM
 
 
 def test_records_that_are_held_count_together_and_those_let_go_of_do_not(path: Path) -> None:
@@ -102,37 +83,6 @@ def test_repair_and_merge_take_one_medium_at_a_time_however_many_a_record_has(pa
         assert reader[4] == SOURCES[::-1]
 
 
-def test_media_that_many_records_show_are_decompressed_once_to_merge_them(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(path, *([SOURCES[0], number, "a" * 300] for number in range(20)))
-    asked = []
-    real = compression.Decompression.decompress
-    monkeypatch.setattr(
-        compression.Decompression, "decompress", lambda self, data: asked.append(data.nbytes) or real(self, data)
-    )
-    assert merge_record_files([path], path.with_name("out.mmr")) == 20
-    assert len(asked) == 21
-
-
-def compressed_record(path: Path, payload: bytes) -> Path:
-    header = struct.pack("<4sB3xQQI32s", b"\x89REC", 3, len(payload), 0, zlib.crc32(payload), bytes(32))
-    record = header + struct.pack("<I", zlib.crc32(header)) + payload + bytes(-len(payload) % 64)
-    path.write_bytes(b"MMRRECS\n\x02\x00" + bytes(54) + record)
-    return path
-
-
-def test_a_frame_that_announces_more_than_zstd_can_hold_in_it_allocates_nothing(path: Path) -> None:
-    # One segment that announces 1 GiB, and one block of one byte repeated 5 times.
-    lying = compressed_record(path, bytes.fromhex("28b52ffd a0 00000040 2b0000 41"))
-
-    def read() -> None:
-        with RecordReader(lying) as reader, pytest.raises(MalformedError, match="hold fewer"):
-            reader[0]
-
-    assert peak_of(read) < 1 << 20
-
-
 @pytest.mark.slow
 def test_the_smallest_frame_that_zstd_makes_of_very_much_is_still_read(path: Path) -> None:
     write(path, "x" * 50_000_000)
@@ -156,11 +106,3 @@ def test_memory_that_cannot_be_had_is_an_error_of_its_own_that_gives_the_budget_
                 with pytest.raises(DecodeError, match="which the system refused"):
                     reader[0]
         assert reader[0] == ["x" * 1000]
-
-
-def test_a_medium_is_read_by_its_digest(path: Path) -> None:
-    write(path, [SOURCES[3]])
-    with RecordReader(path) as reader:
-        assert bytes(reader.media(SOURCES[3].digest).data) == bytes(SOURCES[3].data)
-        with pytest.raises(MissingMediaError):
-            reader.media("0" * 64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,11 @@ from transport.steps import walk_decode_tensors, walk_encode_tensors
 torch = pytest.importorskip("torch")
 
 
+@wire_type("tests.every.Mood")
+class Mood(enum.Enum):
+    CALM = 1
+
+
 @wire_type("tests.every.Node")
 @dataclasses.dataclass
 class Node:
@@ -41,7 +47,10 @@ class Node:
 
 FLOATS = ["bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"]
 TORCH_DTYPES = [*FLOATS, "float8_e8m0fnu", "bool", "uint8", "int16", "uint32", "int64", "complex64", "complex128"]
-plain_dtypes = st.sampled_from(["?", "i1", "<i4", ">u2", "<f2", ">f8", "<c16", "S3", "<U2", "V3", "<M8[ms]", "<m8[D]"])
+LONG = np.dtype("longdouble").str
+plain_dtypes = st.sampled_from(
+    ["?", "i1", "<i4", ">u2", "<u8", "<f2", ">f8", "<c16", "S3", "<U2", "V3", "<M8[ms]", "<m8[D]", LONG]
+)
 dtypes = st.recursive(
     plain_dtypes.map(np.dtype),
     lambda inner: st.builds(
@@ -78,15 +87,18 @@ def tensors(draw: st.DrawFn) -> Any:
 
 
 media = st.binary(max_size=40).map(MediaSource.of)
-scalars = plain_dtypes.filter(lambda name: name != "V3").map(lambda name: np.zeros(1, name)[0])
+plain_arrays = arrays(plain_dtypes.filter(lambda name: name != "V3").map(np.dtype)).filter(lambda array: array.size > 0)
+scalars = plain_arrays.map(lambda array: array.reshape(-1)[0])
 text = st.text(max_size=6) | st.sampled_from(["dtype", "shape", "data"])
+keys = text | st.integers(-(2**63), 2**63)
 leaves = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | text | st.binary()
+sets = st.sets(keys, max_size=3) | st.frozensets(keys, max_size=3)
 nests = st.recursive(
-    leaves | values | arrays() | tensors() | media | scalars,
+    leaves | values | arrays() | tensors() | media | scalars | sets | st.sampled_from(Mood),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.lists(inner, max_size=3).map(tuple)
-        | st.dictionaries(text, inner, max_size=3)
+        | st.dictionaries(keys, inner, max_size=3)
         | st.builds(Node, inner, inner)
     ),
     max_leaves=12,
@@ -105,8 +117,9 @@ def spelt(value: Any) -> Any:
         return [type(value), value.dtype, value.dtype.isalignedstruct, value.shape, raw.tobytes()]
     if isinstance(value, dict):
         return [dict, [(key, spelt(part)) for key, part in value.items()]]
-    if isinstance(value, list | tuple):
-        return [type(value), [spelt(part) for part in value]]
+    if isinstance(value, list | tuple | set | frozenset):
+        parts = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
+        return [type(value), [spelt(part) for part in parts]]
     if isinstance(value, Node):
         return [Node, spelt([value.value, value.more])]
     return seen(value)  # not the value: NaN is not equal to itself

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from writer_processes import IMAGE, OTHER, flip, write
 
 from renderers.media.item import MediaSource
 from transport import (
@@ -17,7 +18,6 @@ from transport import (
     DecodeLimits,
     FileChangedError,
     LimitError,
-    MalformedError,
     RecordReader,
     RecordWriter,
     encode,
@@ -27,21 +27,6 @@ from transport import (
 from transport.records import rewriting as module
 from transport.records.rewriting import merge_record_files, repair_record_file
 from transport.wire import registry
-
-IMAGE = MediaSource.of(b"\x89PNG image " * 40)
-OTHER = MediaSource.of(b"another " * 30)
-
-
-def write(path: Path, *records: Any) -> None:
-    with RecordWriter(path) as out:
-        for record in records:
-            out.append(record)
-
-
-def flip(path: Path, offset: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 0x10
-    path.write_bytes(data)
 
 
 def test_a_damaged_record_is_dropped_and_the_others_keep_their_order_and_their_images(path: Path) -> None:
@@ -62,14 +47,6 @@ def test_a_damaged_record_is_dropped_and_the_others_keep_their_order_and_their_i
     assert path.read_bytes().count(bytes(IMAGE.data)) == 1
 
 
-def test_records_whose_image_is_damaged_go_and_the_image_with_them(path: Path) -> None:
-    write(path, 0, [IMAGE], [OTHER], [IMAGE, OTHER], 4)
-    flip(path, path.read_bytes().index(bytes(IMAGE.data)) + 5)
-    assert [drop.index for drop in repair_record_file(path).dropped] == [1, 3]
-    assert list(read_records(path)) == [0, [OTHER], 4]
-    assert IMAGE.digest[:8].encode() not in path.read_bytes()
-
-
 def test_wherever_one_byte_is_damaged_repair_leaves_a_sound_file_of_the_records_that_could_be_read(path: Path) -> None:
     write(path, "first", [IMAGE, np.arange(3)], "third")
     sound = path.read_bytes()
@@ -87,15 +64,6 @@ def test_wherever_one_byte_is_damaged_repair_leaves_a_sound_file_of_the_records_
         with RecordReader(path) as reader:
             assert [encode(record) for record in reader] == readable
             assert reader.truncated_bytes == 0
-
-
-def test_a_torn_tail_is_cut_off(path: Path) -> None:
-    write(path, "first", "x" * 500)
-    path.write_bytes(path.read_bytes()[:-100])
-    report = repair_record_file(path)
-    assert (report.kept, report.dropped) == (1, ())
-    assert report.truncated_bytes > 0
-    assert list(read_records(path)) == ["first"]
 
 
 def test_a_sound_file_is_left_alone(path: Path) -> None:
@@ -160,18 +128,6 @@ def test_what_appends_during_repair_without_asking_for_the_lock_is_noticed_and_l
         assert reader[3] == "late"
 
 
-def test_merged_files_hold_all_records_in_order_and_each_image_once(path: Path) -> None:
-    one, two, three = (path.with_name(f"{n}.mmr") for n in (1, 2, 3))
-    write(one, [IMAGE], 1)
-    write(two, [OTHER, IMAGE], [IMAGE])
-    write(three)
-    assert merge_record_files([one, three, two, one], path) == 6
-    assert list(read_records(path)) == [[IMAGE], 1, [OTHER, IMAGE], [IMAGE], [IMAGE], 1]
-    assert [path.read_bytes().count(bytes(source.data)) for source in (IMAGE, OTHER)] == [1, 1]
-    write(path, "more")
-    assert len(list(read_records(path))) == 7
-
-
 def test_compressed_and_plain_files_merge_and_stay_as_they_are(path: Path) -> None:
     pytest.importorskip("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
     plain, small = path.with_name("plain.mmr"), path.with_name("small.mmr")
@@ -197,16 +153,6 @@ def test_merging_writes_over_nothing_and_leaves_nothing_where_a_record_is_damage
     with pytest.raises(FileExistsError):
         merge_record_files([good], good)
     assert list(read_records(good)) == [1]
-
-
-def test_other_files_are_refused_and_left_alone(path: Path) -> None:
-    path.write_bytes(b"#!/bin/sh\n" * 20)
-    with pytest.raises(MalformedError):
-        repair_record_file(path)
-    with pytest.raises(MalformedError):
-        merge_record_files([path], path.with_name("out.mmr"))
-    assert path.read_bytes() == b"#!/bin/sh\n" * 20
-    assert os.listdir(path.parent) == [path.name]
 
 
 def test_a_link_stays_one_and_what_it_leads_to_is_repaired(path: Path) -> None:

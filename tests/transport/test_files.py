@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from writer_processes import IMAGE, OTHER, flip, write
 
 from renderers.media.item import MediaSource
 from transport import (
@@ -24,21 +25,6 @@ from transport import (
 from transport.errors import DecodeError
 from transport.records.layout import FileBytes, Index, scan
 from transport.records.rewriting import repair_record_file
-
-IMAGE = MediaSource.of(b"\x89PNG image " * 40)
-OTHER = MediaSource.of(b"another " * 30)
-
-
-def write(path: Path, *records: Any) -> None:
-    with RecordWriter(path) as out:
-        for record in records:
-            out.append(record)
-
-
-def flip(path: Path, offset: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 0x10
-    path.write_bytes(data)
 
 
 def failure(reader: RecordReader, index: int) -> ChecksumError | None:
@@ -178,16 +164,6 @@ def test_damage_anywhere_in_a_middle_record_names_it_and_leaves_the_others_reada
     assert len(unnoticed) < 64
 
 
-def test_a_damaged_image_fails_the_records_that_use_it_and_no_other(path: Path) -> None:
-    write(path, 0, [IMAGE], 2, [IMAGE], 4)
-    flip(path, path.read_bytes().index(bytes(IMAGE.data)) + 5)
-    with RecordReader(path) as reader:
-        assert (reader[0], reader[2], reader[4]) == (0, 2, 4)
-        for index in (1, 3):
-            with pytest.raises(ChecksumError, match=IMAGE.digest):
-                reader[index]
-
-
 def test_an_image_whose_header_is_damaged_fails_the_records_that_use_it(path: Path) -> None:
     write(path, 0, [IMAGE], 2)
     flip(path, path.read_bytes().index(bytes(IMAGE.data)) - 30)
@@ -217,17 +193,6 @@ def test_a_record_file_stored_inside_a_damaged_record_is_not_taken_for_records(p
     with RecordReader(path) as reader:
         assert (len(reader), reader[0], reader[2]) == (3, "first", "third")
         assert failure(reader, 1) is not None
-
-
-def test_appending_continues_behind_a_damaged_record(path: Path) -> None:
-    write(path, "first")
-    start = path.stat().st_size
-    write(path, "second", "third")
-    flip(path, start + 8)
-    with RecordWriter(path) as out:
-        assert out.append("fourth") == 3
-    with RecordReader(path) as reader:
-        assert (reader[0], reader[2], reader[3]) == ("first", "third", "fourth")
 
 
 class Interrupting:
@@ -276,20 +241,6 @@ def test_a_write_the_system_takes_in_pieces_is_completed(path: Path) -> None:
     assert list(read_records(path)) == [[IMAGE, "x" * 1000]]
 
 
-def test_each_append_is_one_write(path: Path) -> None:
-    sizes = []
-
-    class Counting(Interrupting):
-        def write(self, data: memoryview) -> int:
-            sizes.append(data.nbytes)
-            return int(self.file.write(data))
-
-    with RecordWriter(path) as out:
-        out._file = Counting(out._file, 0)  # type: ignore[assignment]
-        out.append([IMAGE, OTHER, np.arange(10)])
-    assert sizes == [path.stat().st_size - 64]
-
-
 def test_a_record_that_cannot_be_encoded_leaves_the_file_as_it_was(path: Path) -> None:
     with RecordWriter(path) as out:
         out.append(1)
@@ -321,46 +272,10 @@ def test_other_files_are_refused_and_left_alone(path: Path) -> None:
             RecordReader(path)
         with pytest.raises(MalformedError):
             RecordWriter(path)
+        with pytest.raises(MalformedError):
+            repair_record_file(path)
         assert path.read_bytes() == content
-
-
-def test_a_file_of_another_format_is_refused(path: Path) -> None:
-    write(path, 1)
-    flip(path, 9)
-    with pytest.raises(DecodeError, match="record file has version 4098"):
-        RecordReader(path)
-
-
-def test_any_flipped_byte_gives_the_right_record_or_a_checksum_error(path: Path) -> None:
-    write(path, [IMAGE, 1], (2, np.arange(3)), {"n": 3})
-    sound = path.read_bytes()
-    expected = [[IMAGE, 1], 2, {"n": 3}]
-    for offset in range(0, len(sound), 3):
-        path.write_bytes(sound)
-        flip(path, offset)
-        try:
-            reader = RecordReader(path)
-        except DecodeError as error:
-            if not isinstance(error, MalformedError) and "this installation reads" not in str(error):
-                raise
-            assert offset < 64
-            continue
-        with reader:
-            for number in range(len(reader)):
-                try:
-                    record = reader[number]
-                except ChecksumError:
-                    continue
-                assert (record[0] if number == 1 else record) == expected[number]
-
-
-def test_closing_a_reader_unmaps_the_file_once_nothing_looks_at_it(path: Path) -> None:
-    write(path, {"a": np.arange(10)})
-    reader = RecordReader(path)
-    assert reader[0]["a"].sum() == 45
-    reader.close()
-    if os.path.exists("/proc/self/maps"):
-        assert str(path) not in Path("/proc/self/maps").read_text()
+    assert os.listdir(path.parent) == [path.name]
 
 
 def test_no_flipped_bit_of_the_file_header_lets_a_writer_or_a_repair_cut_off_records(path: Path) -> None:
@@ -402,10 +317,10 @@ def test_reading_a_file_that_was_cut_short_is_an_error_and_not_the_end_of_the_pr
         "reader = RecordReader(sys.argv[1]); os.truncate(sys.argv[1], int(sys.argv[2]))\n"
         "for read in (lambda: reader[0], lambda: reader[1], lambda: reader.stored(1), reader.refresh):\n"
         "    try: read()\n"
-        "    except FileChangedError as error: assert [error.expected, error.actual] == [*map(int, sys.argv[3:])]\n"
+        "    except FileChangedError as error: assert f'has {sys.argv[2]} bytes and had {sys.argv[3]} ' in str(error)\n"
         "    else: sys.exit(1)\n"
     )
-    arguments = [sys.executable, "-c", code, str(path), str(size), str(path.stat().st_size), str(size)]
+    arguments = [sys.executable, "-c", code, str(path), str(size), str(path.stat().st_size)]
     assert subprocess.run(arguments, check=False).returncode == 0
 
 
@@ -419,6 +334,5 @@ def test_a_file_that_is_cut_short_while_it_is_opened_is_an_error(path: Path, mon
         return index
 
     monkeypatch.setattr("transport.records.reader.scan", scan_and_lose)
-    with pytest.raises(FileChangedError) as caught:
+    with pytest.raises(FileChangedError, match=f"has 64 bytes and had {size} "):
         RecordReader(path)
-    assert (caught.value.expected, caught.value.actual) == (size, 64)

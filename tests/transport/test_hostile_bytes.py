@@ -25,8 +25,6 @@ from transport import (
     MalformedError,
     RawTensor,
     TransportError,
-    TruncatedError,
-    UnknownTypeError,
     decode,
     decode_frames,
     encode,
@@ -212,15 +210,14 @@ MALFORMED_STRUCTURE = {
 
 @pytest.mark.parametrize("frames", MALFORMED_STRUCTURE.values(), ids=MALFORMED_STRUCTURE.keys())
 def test_malformed_messages_are_errors(frames: list[Any]) -> None:
-    with pytest.raises((MalformedError, TruncatedError)):
+    with pytest.raises(MalformedError):
         decode_frames(frames)
 
 
 def test_a_type_that_is_not_registered_is_not_constructed() -> None:
     for name in ("builtins.eval", "os.system", "subprocess.Popen"):
-        with pytest.raises(UnknownTypeError) as caught:
+        with pytest.raises(DecodeError, match=f"no type is registered under the wire name '{name}'"):
             decode_frames(message([[1, 16, ["true"]], root(ref(1))], types=[[name, 1, ["command"]]]))
-        assert caught.value.name == name
 
 
 def test_other_formats_are_named_as_such() -> None:
@@ -244,8 +241,8 @@ def test_each_limit_holds_and_names_itself(limit: str, value: int) -> None:
     assert decode(encode(big))[0].b == "x" * 400
     with pytest.raises(LimitError, match=rf"DecodeLimits\({limit}=") as caught:
         decode_frames(encode_frames(big), limits=limits)
-    assert (caught.value.limit, caught.value.allowed) == (limit, value)
-    assert caught.value.actual > value
+    assert caught.value.limit == limit
+    assert f"at most {value} allowed" in str(caught.value)
     with pytest.raises(LimitError):
         decode(encode(big), limits=limits)
 
@@ -304,7 +301,7 @@ def test_tables_of_the_shortest_rows_cost_no_more_memory_than_the_limit_on_heade
 
 def test_a_frame_count_or_length_beyond_the_buffer_allocates_nothing() -> None:
     def container(count: int, lengths: bytes) -> bytes:
-        fixed = struct.pack("<4sHxxI", b"MMRT", 1, count)
+        fixed = struct.pack("<4sHxxI", b"MMRT", 2, count)
         return fixed + struct.pack("<I", zlib.crc32(lengths, zlib.crc32(fixed))) + lengths
 
     for hostile in (

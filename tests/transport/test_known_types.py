@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import os
 import re
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from handmade import message, ref, root
 import transport
 from renderers.installation import install_command
 from rollouts.wire_types import DECLARED_IN as OF_ROLLOUTS
-from transport import MalformedError, UnknownTypeError, decode, decode_frames
+from transport import DecodeError, MalformedError, decode, decode_frames
 from transport.wire import registry
 from transport.wire.registry import DECLARED_IN as OF_RENDERERS
 
@@ -55,32 +54,6 @@ def test_the_tables_have_every_type_of_this_distribution_and_no_other() -> None:
     assert dict(registry._declaring_modules()) == dict(OF_ROLLOUTS)
 
 
-#: Resolves the types of each module in a forked process. torch and transformers would be imported again by each.
-RESOLVE = """
-import os, sys
-import torch, transformers
-from transport.wire import registry
-assert not any(name.startswith("rollouts") for name in sys.modules)
-for names in sys.argv[1:]:
-    child = os.fork()
-    if child == 0:
-        print(*(registry.registration_of_name(name).cls.__name__ for name in names.split(",")), flush=True)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0, names
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
-def test_each_type_of_ours_is_known_to_a_process_that_imports_transport_alone_of_this_distribution() -> None:
-    modules: dict[str, list[str]] = {}
-    for name, home in DECLARED_IN.items():
-        modules.setdefault(home, []).append(name)
-    del modules["rollouts.demo.task"]
-    resolved = run(RESOLVE, *(",".join(names) for names in modules.values())).splitlines()
-    assert resolved == [" ".join(name.rpartition(".")[2] for name in names) for names in modules.values()]
-
-
 @pytest.mark.slow
 def test_importing_transport_imports_none_of_the_modules_in_the_table() -> None:
     code = "import sys, transport; print(*(name for name in sys.modules if name.startswith('rollouts')))"
@@ -92,9 +65,9 @@ def test_a_type_of_ours_that_needs_what_is_not_installed_says_what(monkeypatch: 
     for name in [name for name in sys.modules if name.startswith("rollouts.training")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(UnknownTypeError, match=re.escape(install_command("torch"))) as caught:
+    with pytest.raises(DecodeError, match=re.escape(install_command("torch"))) as caught:
         decode_frames(message([root(None)], types=[["rollouts.MismatchReport", 1, ["a", "b"]]]))
-    assert caught.value.declared_in == "rollouts.training.mismatch.report"
+    assert "rollouts.training.mismatch.report declares it" in str(caught.value)
 
 
 OTHERS = """
@@ -120,11 +93,10 @@ def test_the_type_of_another_distribution_is_named_with_the_module_to_import_and
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
     code += "import acme_jobs; from transport import encode; print(encode(acme_jobs.Job('go')).hex())"
     sent = bytes.fromhex(run(code).strip())
-    with pytest.raises(UnknownTypeError, match=r"'globex\.Job'.*`import acme_jobs`") as caught:
+    with pytest.raises(DecodeError, match=r"'globex\.Job'.*`import acme_jobs`"):
         decode(sent)
-    assert (caught.value.name, caught.value.declared_in) == ("globex.Job", "acme_jobs")
-    receive = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nfrom transport import decode, UnknownTypeError\n"
-    receive += f"try: decode(bytes.fromhex({sent.hex()!r}))\nexcept UnknownTypeError: print('acme_jobs' in sys.modules)"
+    receive = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nfrom transport import decode, DecodeError\n"
+    receive += f"try: decode(bytes.fromhex({sent.hex()!r}))\nexcept DecodeError: print('acme_jobs' in sys.modules)"
     assert run(receive).strip() == "False"
 
 
@@ -132,7 +104,7 @@ def test_a_type_of_a_main_script_says_that_it_needs_a_module(tmp_path: Path) -> 
     script = tmp_path / "worker.py"
     script.write_text(f"import sys; sys.path.insert(0, {str(TREE)!r})\n" + OTHERS)
     sent = subprocess.run([sys.executable, script], check=True, capture_output=True, timeout=120).stdout
-    with pytest.raises(UnknownTypeError, match="main script"):
+    with pytest.raises(DecodeError, match="main script"):
         decode(sent)
 
 
@@ -144,9 +116,9 @@ def test_a_module_that_is_no_name_is_malformed(module: object) -> None:
 
 def test_whatever_a_peer_calls_its_module_is_shown_and_never_imported() -> None:
     sys.modules.pop("antigravity", None)
-    with pytest.raises(UnknownTypeError, match="antigravity"):
+    with pytest.raises(DecodeError, match="antigravity"):
         decode_frames(message([root(None)], types=[["acme.Unheard", 1, [], "antigravity"]]))
     assert "antigravity" not in sys.modules
-    with pytest.raises(UnknownTypeError) as caught:
+    with pytest.raises(DecodeError) as caught:
         decode_frames(message([root(None)], types=[["n" * 10_000, 1, [], "m" * 10_000]]))
     assert len(str(caught.value)) < 1_000

@@ -16,7 +16,6 @@ import pytest
 from writer_processes import write
 
 from transport import (
-    FileDeletedError,
     MalformedError,
     RecordReader,
     RecordWriter,
@@ -33,7 +32,7 @@ def test_a_writer_whose_file_was_deleted_says_so_instead_of_writing_to_nowhere(p
     out.append(1)
     path.unlink()
     for attempt in (lambda: out.append(2), out.close):
-        with pytest.raises(FileDeletedError, match="was deleted"):
+        with pytest.raises(FileNotFoundError, match="was deleted"):
             attempt()
     write(path, "fresh")
     assert list(read_records(path)) == ["fresh"]

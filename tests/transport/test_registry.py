@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transport import MalformedError, UnknownTypeError, decode, encode, wire_type
+from transport import MalformedError, decode, encode, wire_type
 from transport.errors import DecodeError, TransportError
 from transport.wire import registry
 
@@ -33,24 +33,6 @@ def point(version: int = 1, **fields: Any) -> type:
     return wire_type("tests.Point", version)(cls)
 
 
-def test_frozen_slotted_and_plain_dataclasses_come_back_equal() -> None:
-    @wire_type("tests.Frozen")
-    @dataclasses.dataclass(frozen=True, slots=True)
-    class Frozen:
-        a: int
-        b: tuple[int, ...] = ()
-
-    @wire_type("tests.KeywordOnly")
-    @dataclasses.dataclass(kw_only=True)
-    class KeywordOnly:
-        a: Any
-
-    assert decode(encode([Frozen(1, (2, 3)), KeywordOnly(a=Frozen(4))])) == [
-        Frozen(1, (2, 3)),
-        KeywordOnly(a=Frozen(4)),
-    ]
-
-
 def test_a_field_with_init_false_is_not_sent_and_is_computed_again() -> None:
     calls = []
 
@@ -68,20 +50,6 @@ def test_a_field_with_init_false_is_not_sent_and_is_computed_again() -> None:
     assert b"total" not in buffer
     assert decode(buffer).total == 5
     assert calls == [4, 4]
-
-
-def test_fields_of_a_newer_peer_are_ignored_and_missing_ones_take_their_default() -> None:
-    buffer = encode(point(x=..., y=..., z=...)(1, 2, 3))
-    forget()
-    older = point(x=..., w=7)
-    assert decode(buffer) == older(1, 7)
-
-
-def test_a_field_inserted_in_the_middle_shifts_nothing() -> None:
-    buffer = encode(point(x=..., y=...)(1, 2))
-    forget()
-    newer = point(x=..., middle=None, y=None)
-    assert decode(buffer) == newer(1, None, 2)
 
 
 @settings(max_examples=60, deadline=None)
@@ -116,11 +84,6 @@ def test_fields_that_cannot_be_given_by_position_are_still_given_by_name() -> No
     assert decode(encode(Mixed(1, b=2, c=3))) == Mixed(1, b=2, c=3)
 
 
-def test_field_names_are_sent_once_however_many_objects_there_are() -> None:
-    cls = point(unmistakable=...)
-    assert encode([cls(number) for number in range(50)]).count(b"unmistakable") == 1
-
-
 def test_a_missing_field_without_default_names_type_and_field() -> None:
     buffer = encode(point(x=...)(1))
     forget()
@@ -141,13 +104,6 @@ def test_a_newer_version_is_refused_and_an_older_one_read() -> None:
     with pytest.raises(DecodeError) as caught:
         decode(buffer)
     assert "'tests.Point' has version 2 and this installation reads up to 1." in str(caught.value)
-
-
-def test_a_type_nobody_registered_is_named_and_not_imported() -> None:
-    buffer = encode(point(x=...)(1))
-    forget()
-    with pytest.raises(UnknownTypeError, match=r"tests\.Point"):
-        decode(buffer)
 
 
 def test_values_a_type_refuses_are_an_error_that_keeps_the_reason() -> None:
@@ -194,10 +150,10 @@ def test_an_enum_member_this_side_does_not_have_is_named() -> None:
 def test_a_taken_name_and_a_second_name_are_refused_and_the_same_again_is_not() -> None:
     first = point(x=...)
     assert wire_type("tests.Point")(first) is first
-    with pytest.raises(TransportError, match=r"the name is taken by .*Point version 1\. Choose another name"):
+    with pytest.raises(TransportError, match=r"Point is registered as 'tests\.Point' version 1\. Choose"):
         point(x=...)
     for name, version in (("tests.Other", 1), ("tests.Point", 2)):
-        with pytest.raises(TransportError, match=r"Point is registered as 'tests\.Point' version 1\. Register"):
+        with pytest.raises(TransportError, match=r"Point is registered as 'tests\.Point' version 1\. Choose"):
             wire_type(name, version)(first)
 
 
@@ -205,12 +161,6 @@ def test_a_taken_name_and_a_second_name_are_refused_and_the_same_again_is_not() 
 def test_only_dataclasses_and_plain_enums_register(cls: type) -> None:
     with pytest.raises(TransportError, match="neither a dataclass nor a named tuple nor a plain enum"):
         wire_type("tests.No")(cls)
-
-
-def test_a_subclass_of_a_registered_class_is_not_that_class() -> None:
-    base = point(x=...)
-    with pytest.raises(Exception, match="Register the class"):
-        encode(type("Sub", (base,), {})(1))
 
 
 def test_a_named_tuple_comes_back_by_field_name() -> None:

@@ -29,43 +29,12 @@ from step_list_makers import (
 )
 
 from transport import (
-    StepMediaError,
+    TransportError,
     decode,
     drop_intermediate_multi_modal_data,
     encode,
     restore_multi_modal_data,
 )
-from transport import steps as transport_steps
-
-# The four cases, by name.
-
-
-@MAKERS
-def test_a_compaction_that_keeps_a_and_adds_b_keeps_the_data_of_both(make: Maker) -> None:
-    dropped = check_exact([make(*turn("sAu")), make(*turn("sAuyv")), make(*turn("zAB"))])
-    assert [hashes(on_tokens(step)) for step in dropped] == [["A"], [], ["A", "B"]]
-
-
-@MAKERS
-def test_interleaved_agents_have_each_image_once_per_agent(make: Maker) -> None:
-    dropped = check_exact([make(*turn("1A")), make(*turn("2B")), make(*turn("1AyC"))])
-    assert [hashes(on_tokens(step)) for step in dropped] == [["A"], ["B"], ["C"]]
-    assert pixels_in(dropped) == {"A": 1, "B": 1, "C": 1}
-
-
-@MAKERS
-def test_two_agents_that_show_one_image_have_it_each(make: Maker) -> None:
-    dropped = check_exact([make(*turn("1A")), make(*turn("2A")), make(*turn("1Ay")), make(*turn("2Ay"))])
-    assert [hashes(on_tokens(step)) for step in dropped] == [["A"], ["A"], [], []]
-
-
-@MAKERS
-def test_a_b_then_b_a_a_keeps_order_and_counts(make: Maker) -> None:
-    dropped = check_exact([make(*turn("xAB")), make(*turn("xBAA")), make(*turn("xBAAyB"))])
-    assert [hashes(on_tokens(step)) for step in dropped] == [["A", "B"], ["B", "A", "A"], ["B"]]
-
-
-# What else lineage decides.
 
 
 @MAKERS
@@ -84,11 +53,6 @@ def test_media_that_are_on_the_response_only_stay_there_and_are_dropped_by_linea
     assert all("multi_modal_data" not in step["tokens"] for step in dropped)
 
 
-def test_an_image_of_one_size_in_anothers_place_is_kept() -> None:
-    dropped = check_exact([dict_step(*turn("xA")), dict_step(*turn("xByC"))])
-    assert hashes(on_tokens(dropped[1])) == ["B", "C"]
-
-
 def test_one_hash_over_other_pixels_is_kept() -> None:
     steps = [dict_step(*turn("xA")), dict_step(*turn("xAy"))]
     on_tokens(steps[1])["mm_items"]["image"][0]["pixel_values"][2, 3] += 1
@@ -100,23 +64,6 @@ def test_items_that_are_none_are_not_filled_with_those_of_the_step_before() -> N
     steps = [dict_step(*turn("xA")), dict_step(*turn("xAy"))]
     on_tokens(steps[1])["mm_items"]["image"] = [None]
     check_exact(steps)
-
-
-def test_of_two_agents_with_equal_tokens_the_one_that_shows_the_images_is_followed() -> None:
-    dropped = check_exact([dict_step(*turn("xA")), dict_step(*turn("xB")), dict_step(*turn("xAyC"))])
-    assert hashes(on_tokens(dropped[2])) == ["C"]
-
-
-def test_the_longest_lineage_is_followed_past_its_pixels() -> None:
-    dropped = check_exact(
-        [dict_step(*turn("xA")), dict_step(*turn("xB")), dict_step(*turn("xBy")), dict_step(*turn("xAyyC"))]
-    )
-    assert hashes(on_tokens(dropped[3])) == ["C"]
-
-
-def test_a_sibling_that_sampled_something_else_keeps_all() -> None:
-    dropped = check_exact([dict_step(*turn("xA", "y")), dict_step(*turn("xA", "z")), dict_step(*turn("xAzB"))])
-    assert [hashes(on_tokens(step)) for step in dropped] == [["A"], ["A"], ["B"]]
 
 
 def entries(data: dict[str, Any], chosen: list[int]) -> None:
@@ -147,14 +94,13 @@ def test_media_of_another_kind_are_refused_and_not_passed_over() -> None:
     step = dict_step(*turn("xA"))
     step["tokens"]["multi_modal_data"] = [on_tokens(step)]
     for call in (drop_intermediate_multi_modal_data, restore_multi_modal_data):
-        with pytest.raises(StepMediaError, match="its media are a list") as caught:
+        with pytest.raises(TransportError, match="step 1: its media are a list"):
             call([dict_step(*turn("x")), step])
-        assert caught.value.step == 1
 
 
 @pytest.mark.parametrize("ids", [[1.5], ["a"], [[1]], "12"])
 def test_token_ids_that_are_none_are_no_lineage(ids: Any) -> None:
-    with pytest.raises(StepMediaError, match="no ids"):
+    with pytest.raises(TransportError, match="no ids"):
         drop_intermediate_multi_modal_data([{"tokens": {"prompt_ids": ids, "completion_ids": [1]}}])
 
 
@@ -162,17 +108,6 @@ def test_steps_without_media_or_tokens_pass_as_they_are() -> None:
     steps = [{"tokens": None}, {"response": None}, dict_step(*turn("x")), {"tokens": {"prompt_ids": [1]}}, None]
     dropped = drop_intermediate_multi_modal_data(steps)
     assert all(one is other for one, other in zip(dropped, steps, strict=True))
-
-
-def test_a_linear_episode_of_many_steps_holds_each_image_once() -> None:
-    steps, text = [], "s"
-    for number in range(30):
-        text += "ABCDEF"[number % 6] + "u"
-        steps.append(dict_step(*turn(text)))
-        text += "y"
-    dropped = check_exact(steps)
-    assert pixels_in(steps).total() == 2 * 30 * 31 / 2
-    assert pixels_in(dropped) == dict.fromkeys("ABCDEF", 5)
 
 
 def test_videos_beside_images_have_columns_of_their_own() -> None:
@@ -197,20 +132,14 @@ def test_what_was_dropped_survives_the_codec_and_msgpack() -> None:
 # Refusals.
 
 
-def test_columns_that_are_not_parallel_name_their_step() -> None:
-    steps = [dict_step(*turn("xA")), dict_step(*turn("xAyB"))]
-    on_tokens(steps[1])["mm_items"]["image"].pop()
-    with pytest.raises(StepMediaError, match="step 1: its image columns are not parallel") as caught:
-        drop_intermediate_multi_modal_data(steps)
-    assert caught.value.step == 1
-
-
-@pytest.mark.parametrize("column", [[1, 2], 5, "image", {"image": None}, {"image": "text"}, {"image": {0: None}}])
+@pytest.mark.parametrize(
+    "column", [[1, 2], 5, "image", {"image": []}, {"image": None}, {"image": "text"}, {"image": {0: None}}]
+)
 @pytest.mark.parametrize("name", ["mm_hashes", "mm_placeholders", "mm_items"])
 def test_columns_that_are_no_lists_by_modality_name_their_step(name: str, column: Any) -> None:
     steps = [dict_step(*turn("xA")), dict_step(*turn("xAyB"))]
     on_response(steps[1])[name] = column
-    with pytest.raises(StepMediaError, match="step 1: its"):
+    with pytest.raises(TransportError, match="step 1: its"):
         drop_intermediate_multi_modal_data(steps)
 
 
@@ -239,25 +168,6 @@ def test_one_object_for_both_copies_of_the_sidecar_is_shortened_at_both_places()
     assert pixels_in(check_exact(steps)) == {"A": 1, "B": 1}
 
 
-def test_a_turn_that_was_tried_again_keeps_its_images_and_is_followed_once() -> None:
-    dropped = check_exact([dict_step(*turn("xA")), dict_step(*turn("xA")), dict_step(*turn("xAyB"))])
-    assert [hashes(on_tokens(step)) for step in dropped] == [["A"], ["A"], ["B"]]
-
-
-def test_data_are_compared_once_for_each_step_that_shows_them_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    compared = 0
-    same_row = transport_steps._same
-
-    def counting(one: Any, other: Any) -> bool:
-        nonlocal compared
-        compared += 1
-        return same_row(one, other)
-
-    monkeypatch.setattr(transport_steps, "_same", counting)
-    drop_intermediate_multi_modal_data([dict_step(*turn("x" + "Ay" * shown + "A")) for shown in range(20)])
-    assert compared == 19 * 20 / 2 + 20 * 21 / 2, "with the step before, and the two copies of a step with each other"
-
-
 RECORDS: list[Any] = [
     5,
     {},
@@ -279,13 +189,13 @@ RECORDS: list[Any] = [
 def test_a_record_that_does_not_fit_what_was_kept_is_refused(make: Maker, media: Any) -> None:
     dropped = drop_intermediate_multi_modal_data([make(*turn("xA")), make(*turn("xAyB"))])
     reach(on_tokens(dropped[1]), "multi_modal_lineage")["media"] = media
-    with pytest.raises(StepMediaError, match="step 1"):
+    with pytest.raises(TransportError, match="step 1"):
         restore_multi_modal_data(dropped)
 
 
 def test_dropping_twice_is_refused() -> None:
     dropped = drop_intermediate_multi_modal_data([dict_step(*turn("xA")), dict_step(*turn("xAy"))])
-    with pytest.raises(StepMediaError, match="removed already"):
+    with pytest.raises(TransportError, match="removed already"):
         drop_intermediate_multi_modal_data(dropped)
 
 
@@ -305,7 +215,7 @@ def test_a_list_that_was_edited_is_not_restored_to_something_else(edit: str) -> 
         entries(on_tokens(dropped[0]), [])
     else:
         on_tokens(dropped[2])["multi_modal_lineage"]["media"] = {"image": [["x"]]}
-    with pytest.raises(StepMediaError):
+    with pytest.raises(TransportError, match=r"step \d: "):
         restore_multi_modal_data(dropped)
 
 

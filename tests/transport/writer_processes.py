@@ -9,17 +9,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from transport import (
-    RecordWriter,
-)
+from renderers.media.item import MediaSource
+from transport import RecordWriter
 
 MOST_SECONDS = 60
+IMAGE = MediaSource.of(b"\x89PNG image " * 40)
+OTHER = MediaSource.of(b"another " * 30)
 
 
 def write(path: Path, *records: Any) -> None:
     with RecordWriter(path) as out:
         for record in records:
             out.append(record)
+
+
+def flip(path: Path, offset: int) -> None:
+    """Damage one byte of a file."""
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0x10
+    path.write_bytes(data)
 
 
 @contextlib.contextmanager

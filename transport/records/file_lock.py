@@ -8,53 +8,26 @@ locks the file and not a name, so that symbolic and hard links lead to the same 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import os
 import socket
 import stat
-import sys
 from collections.abc import Iterator
-from typing import Final, Literal
+from typing import Literal
 
 from transport.errors import FileLockedError, TransportError
 from transport.records.layout import open_regular, read_holder
 
-if sys.platform == "win32":
-    import msvcrt
 
-    # On Windows other processes cannot read a locked byte, so this byte is beyond the end of any file.
-    _LOCKED_BYTE: Final = 1 << 62
-
-    def _lock(file: io.FileIO) -> None:
-        os.lseek(file.fileno(), _LOCKED_BYTE, os.SEEK_SET)
-        try:
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        except PermissionError as error:
-            raise BlockingIOError(error.errno, error.strerror) from error
-
-    def _unlock(file: io.FileIO) -> None:
-        os.lseek(file.fileno(), _LOCKED_BYTE, os.SEEK_SET)
-        msvcrt.locking(file.fileno(), msvcrt.LK_UNLCK, 1)
-
-    def _is_alive(pid: int) -> bool:
-        return True  # the standard library cannot find out on Windows
-else:
-    import fcntl
-
-    def _lock(file: io.FileIO) -> None:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    def _unlock(file: io.FileIO) -> None:
-        fcntl.flock(file, fcntl.LOCK_UN)
-
-    def _is_alive(pid: int) -> bool:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
-        except (OSError, OverflowError):  # a process of another user; a number out of range
-            return True
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # a process of another user; a number out of range
         return True
+    return True
 
 
 def open_locked(path: str, mode: Literal["a+", "r+", "r"]) -> io.FileIO:
@@ -79,7 +52,7 @@ def open_locked(path: str, mode: Literal["a+", "r+", "r"]) -> io.FileIO:
 def unlock(file: io.FileIO) -> None:
     """Release the lock at once, also if a forked process still has the file open."""
     with contextlib.suppress(OSError):  # closing the file releases it, too
-        _unlock(file)
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 @contextlib.contextmanager
@@ -105,7 +78,7 @@ def check_unlocked(path: str | os.PathLike[str]) -> None:
 
 def _acquire(file: io.FileIO, path: str) -> None:
     try:
-        _lock(file)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         holder = read_holder(file)
         if holder is not None and holder[1] == socket.gethostname() and not _is_alive(holder[0]):

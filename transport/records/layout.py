@@ -12,109 +12,23 @@ records after it.
 
 from __future__ import annotations
 
-import importlib
 import io
 import os
 import stat
 import struct
-import sys
-import threading
-import weakref
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 
-from transport.errors import ChecksumError, DecodeError, MalformedError, MissingExtraError
+from transport.errors import ChecksumError, DecodeError, MalformedError
 from transport.wire.container import ALIGNMENT, aligned
-from transport.wire.limits import DecodeLimits
 from transport.wire.wire_format import Buffer
-
-_LEVEL: Final = 3  # zstd's own default
-_MAX_EXPANSION: Final = 1 << 15  # a zstd block of 4 bytes, the smallest, decompresses to at most 128 KiB
-
-
-def find_compressor(compression: str | None) -> Callable[[Buffer], bytes] | None:
-    """The function that compresses a payload; None for None. Raises `ValueError` and `MissingExtraError`."""
-    if compression is None:
-        return None
-    if compression != "zstd":
-        raise ValueError(f'compression {compression!r} is neither "zstd" nor None')
-    zstd = _import_zstd()
-    compressor = zstd.ZstdCompressor(level=_LEVEL)
-    return lambda data: compressor.compress(data, zstd.ZstdCompressor.FLUSH_FRAME)
-
-
-class Decompression:
-    """Decompresses for one reader. The decompressed bytes still in use are at most `limits.max_total_bytes`."""
-
-    def __init__(self, limits: DecodeLimits) -> None:
-        self._limits = limits
-        self._in_use = 0
-        self._lock = threading.RLock()  # reentrant: a buffer may be freed while its own thread counts another one
-
-    def decompress(self, data: memoryview) -> memoryview:
-        """The decompressed bytes, read-only. They count against the limit until the last view on them is freed.
-
-        The size that `data` announces is checked against the limit before memory is allocated. Raises `MalformedError`
-        for anything but one whole zstd frame of the announced size, `LimitError`, `MissingExtraError`, and
-        `DecodeError` where there is no memory for it.
-        """
-        zstd = _import_zstd()
-        try:
-            size = _announced_size(data, zstd.get_frame_info(data).decompressed_size)
-            self._count(size)
-            try:
-                decompressor = zstd.ZstdDecompressor()
-                whole: bytes = decompressor.decompress(data, max_length=size)
-                if not decompressor.eof or decompressor.unused_data or len(whole) != size:
-                    raise MalformedError(f"compressed record is not one whole zstd frame of {size} bytes")
-            except BaseException:
-                self._count(-size)
-                raise
-        except zstd.ZstdError as error:
-            raise MalformedError(f"compressed record is not a zstd frame: {error}") from error
-        except MemoryError as error:
-            raise DecodeError(
-                f"decompression needs {size} bytes of memory, which the system refused. Read the file on a "
-                "larger machine, or pass DecodeLimits(max_total_bytes=...) to refuse such records."
-            ) from error
-        if not whole:
-            return memoryview(b"")
-        # Every view on this array keeps it alive, so that a finalizer runs when the last view is freed; `bytes` has
-        # none.
-        buffer = np.frombuffer(whole, np.uint8)
-        weakref.finalize(buffer, self._count, -size).atexit = False
-        return buffer.data
-
-    def _count(self, nbytes: int) -> None:
-        with self._lock:
-            if nbytes > 0:
-                self._limits.check("max_total_bytes", self._in_use + nbytes)
-            self._in_use += nbytes
-
-
-def _announced_size(data: memoryview, size: int | None) -> int:
-    if size is None:
-        raise MalformedError("compressed record does not say how large it is")
-    if size > data.nbytes * _MAX_EXPANSION:
-        raise MalformedError(f"compressed record announces {size} bytes and {data.nbytes} bytes of zstd hold fewer")
-    return size
-
-
-def _import_zstd() -> Any:
-    try:
-        return importlib.import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
-    except ImportError as error:
-        raise MissingExtraError("zstd compression", "zstd", "backports.zstd") from error
-
 
 FILE_VERSION: Final = 2
 _FILE_MAGIC: Final = b"MMRRECS\n"
 _FILE: Final = struct.Struct("<8sHI50s")  # magic, version, process id, host name in UTF-8
-_OPEN_FLAGS: Final = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOINHERIT", 0)
 _MARK: Final = b"\x89REC"
 _RECORD: Final = struct.Struct("<4sB3xQQI32s")  # mark, kind, payload length, objects before it, payload CRC-32, digest
 _CRC: Final = struct.Struct("<I")
@@ -144,23 +58,11 @@ def open_regular(path: str, mode: Literal["r", "r+", "a+"]) -> io.FileIO:
 
     Raises `MalformedError` for a pipe or a device, which could block for ever or have no end.
     """
-    file = io.FileIO(path, mode, opener=lambda name, flags: os.open(name, flags | _OPEN_FLAGS, 0o666))
+    file = io.FileIO(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK, 0o666))
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise MalformedError(f"{path} is a pipe or a device and not a file", "Pass a file that RecordWriter made.")
     return file
-
-
-if hasattr(os, "pread"):
-
-    def _read_at(file: io.FileIO, start: int, length: int) -> bytes:
-        # pread() does not move the file position, which threads and forked processes share.
-        return os.pread(file.fileno(), length, start)
-else:
-
-    def _read_at(file: io.FileIO, start: int, length: int) -> bytes:
-        file.seek(start)
-        return file.read(length)
 
 
 class FileBytes:
@@ -176,8 +78,9 @@ class FileBytes:
 
     def read(self, start: int, length: int) -> bytes:
         """`length` bytes; fewer at the end of the file, which may have become shorter."""
-        data = _read_at(self._file, start, length)
-        while len(data) < length and (more := _read_at(self._file, start + len(data), length - len(data))):
+        # pread() does not move the file position, which threads and forked processes share.
+        data = os.pread(self._file.fileno(), length, start)
+        while len(data) < length and (more := os.pread(self._file.fileno(), length - len(data), start + len(data))):
             data += more
         return data
 
@@ -232,14 +135,12 @@ class Index:
     blobs: dict[str, Record] = field(default_factory=dict)
     gaps: dict[int, int] = field(default_factory=dict)
     end: int = 0  # offset of the next record, after the last complete one
-    version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class AppendedRecords:
     """Records that are not in an index yet; `gaps` maps the start of a record to the offset of damage before it."""
 
-    version: int
     records: list[Record]
     gaps: dict[int, int]
     end: int
@@ -262,12 +163,11 @@ def scan(source: FileBytes) -> Index:
 
 def find_appended(source: FileBytes, index: Index) -> AppendedRecords:
     """The records after those of the `index`, which is not changed. Raises as `scan`."""
-    version = index.version or _read_file_header(source)
-    if version == 0:
-        return AppendedRecords(0, [], {}, 0)
+    if not index.end and not _has_file_header(source):
+        return AppendedRecords([], {}, 0)
     start = index.end or HEADER_BYTES
     records, gaps = find_complete(source, start, len(index.objects))
-    return AppendedRecords(version, records, gaps, records[-1].end if records else start)
+    return AppendedRecords(records, gaps, records[-1].end if records else start)
 
 
 def add_records(index: Index, found: AppendedRecords) -> None:
@@ -280,7 +180,7 @@ def add_records(index: Index, found: AppendedRecords) -> None:
             index.blobs[record.digest] = record
         else:
             index.objects.append(record)
-    index.version, index.end = found.version, found.end
+    index.end = found.end
 
 
 def find_complete(source: FileBytes, start: int, objects: int) -> tuple[list[Record], dict[int, int]]:
@@ -309,11 +209,11 @@ def find_complete(source: FileBytes, start: int, objects: int) -> tuple[list[Rec
     return records, gaps
 
 
-def _read_file_header(source: FileBytes) -> int:
-    """The file's version; 0 if its writer was killed before the file header was complete."""
+def _has_file_header(source: FileBytes) -> bool:
+    """Whether the file has a header of this version; not so if its writer was killed before it was complete."""
     header = source.read(0, HEADER_BYTES)
     if len(header) < HEADER_BYTES and file_header().startswith(header):
-        return 0
+        return False
     if len(header) < HEADER_BYTES or not header.startswith(_FILE_MAGIC):
         raise MalformedError(
             "file does not start with the header of a record file", "Pass a file that RecordWriter made."
@@ -324,7 +224,7 @@ def _read_file_header(source: FileBytes) -> int:
             f"record file has version {version} and this installation reads {FILE_VERSION}. "
             "Read it with the version of mmrollouts that wrote it, or restore it from another copy."
         )
-    return version
+    return True
 
 
 def _read_header(source: FileBytes, start: int, least: int) -> Record | None:

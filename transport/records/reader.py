@@ -17,10 +17,11 @@ from weakref import WeakValueDictionary
 
 from renderers.media.item import MediaSource
 from transport.errors import ChecksumError, FileChangedError, MissingMediaError
-from transport.records.layout import Decompression, FileBytes, Record, add_records, find_appended, open_regular, scan
+from transport.records.compression import Decompression
+from transport.records.layout import FileBytes, Record, add_records, find_appended, open_regular, scan
 from transport.wire import codec, container
 from transport.wire.decoding import build_media, omitted_digests
-from transport.wire.limits import DEFAULT_LIMITS, DecodeLimits, require_limits
+from transport.wire.limits import DEFAULT_LIMITS, DecodeLimits
 
 
 class StoredRecord(NamedTuple):
@@ -50,7 +51,7 @@ class RecordReader:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, limits: DecodeLimits = DEFAULT_LIMITS) -> None:
-        self._limits = require_limits(limits)
+        self._limits = limits
         self._path = os.fspath(path)
         self._file = open_regular(self._path, "r")
         self._decompression = Decompression(limits)
@@ -135,14 +136,6 @@ class RecordReader:
             if digest not in self._verified and self._find_media(digest) is None:
                 raise self._media_lost(record, digest)
         return StoredRecord(record.payload(self._mapping.view, self._path), record.compressed, digests)
-
-    def media(self, digest: str) -> MediaSource:
-        """A media source that records of this file refer to, verified. Raises `DecodeError`."""
-        self._check_size()
-        source = self._find_media(digest)
-        if source is None:
-            raise MissingMediaError(digest)
-        return source
 
     def stored_media(self, digest: str) -> tuple[memoryview, bool]:
         """The bytes of a media source as stored in the file, and whether they are compressed."""

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from transport.errors import ChecksumError, DecodeError, FileChangedError, MalformedError, TruncatedError
+from transport.errors import ChecksumError, DecodeError, FileChangedError, MalformedError
 from transport.records.file_lock import check_unlocked, locked
 from transport.records.layout import file_header, frame_record
 from transport.records.reader import RecordReader
 from transport.wire.limits import DEFAULT_LIMITS, DecodeLimits
 
 # The errors of records that no reader can read, unlike a newer version, a limit of this reader or a missing library.
-_DAMAGE = (ChecksumError, MalformedError, TruncatedError)
+_DAMAGE = (ChecksumError, MalformedError)
 
 
 @dataclass(frozen=True, slots=True)

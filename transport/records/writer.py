@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import threading
@@ -10,18 +11,17 @@ from typing import Literal, Self
 
 from renderers.media.item import MediaSource
 from renderers.process.fork_reset import register_fork_reset
-from transport.errors import FileChangedError, FileDeletedError, TransportError
+from transport.errors import FileChangedError, TransportError
+from transport.records.compression import find_compressor
 from transport.records.file_lock import open_locked, unlock
 from transport.records.layout import (
     FileBytes,
     file_header,
     find_complete,
-    find_compressor,
     frame_record,
     scan,
 )
 from transport.wire import codec
-from transport.wire.container import join_buffers
 from transport.wire.wire_format import Buffer
 
 
@@ -78,17 +78,12 @@ class RecordWriter:
         self._file.close()
         self._lock = threading.RLock()  # a thread of the parent may have locked it
 
-    @property
-    def next_index(self) -> int:
-        """The index that the next record will have; after an interrupted `append` it may become one more."""
-        return self._tail[1]
-
     def append(self, obj: object) -> int:
         """Store `obj` and return its index in the file.
 
         Media sources that the file already has are not stored again. The operating system has the whole record when
         this returns. If this raises, KeyboardInterrupt included, the file has the complete record or nothing of it,
-        and the next `append` continues there. Raises `EncodeError`, `OSError`, `TransportError`, `FileDeletedError`,
+        and the next `append` continues there. Raises `EncodeError`, `OSError`, `TransportError`,
         `FileChangedError` if another program wrote to the file.
         """
         with self._lock:
@@ -171,7 +166,7 @@ class RecordWriter:
     def _write(self, parts: list[Buffer], count: int) -> None:
         self._cut_incomplete_record()
         # One write call: a process is less likely to be killed inside it than between two.
-        data = memoryview(join_buffers(parts))
+        data = memoryview(b"".join(parts))
         self._largest_size = self._tail[0] + data.nbytes
         self._incomplete = True
         written = 0
@@ -188,7 +183,8 @@ class RecordWriter:
         """
         status = os.fstat(self._file.fileno())
         if status.st_nlink == 0:
-            raise FileDeletedError(self._path)
+            reason = "it was deleted while it was being written; open a new writer"
+            raise FileNotFoundError(errno.ENOENT, reason, self._path)
         end, count = self._tail
         if not end <= status.st_size <= (self._largest_size if self._incomplete else end):
             raise FileChangedError(self._path, end, status.st_size)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from transport.errors import MalformedError, NotEncodableError, UnknownTypeError, quoted
+from transport.errors import MalformedError, NotEncodableError, quoted, unknown_type
 
 if TYPE_CHECKING:
     import torch
@@ -250,7 +250,7 @@ def build_tensor(name: object, shape: object, data: bytes | memoryview) -> torch
 def build_raw_tensor(name: object, shape: object, data: bytes | memoryview) -> RawTensor:
     """A `RawTensor` with a read-only view on `data`."""
     if type(name) is not str or name not in TENSOR_ITEM_BYTES:
-        raise UnknownTypeError(f"torch.{name:.80}" if type(name) is str else quoted(name))
+        raise unknown_type(f"torch.{name:.80}" if type(name) is str else quoted(name))
     dims = _read_shape(shape, TENSOR_ITEM_BYTES[name], len(data))
     raw = np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8)
     raw.setflags(write=False)

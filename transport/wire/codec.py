@@ -7,11 +7,13 @@ from typing import Any, Final
 
 import msgpack
 
-from transport.errors import EncodeError, parts_of
+from transport.errors import EncodeError
 from transport.wire import container
+from transport.wire.blob_table import OmitMedia
 from transport.wire.decoding import FindMedia, decode_message
-from transport.wire.encoding import OmitMedia, encode_message, may_hold_extensions
-from transport.wire.limits import DEFAULT_LIMITS, DecodeLimits, require_limits
+from transport.wire.encoding import encode_message, may_hold_extensions
+from transport.wire.limits import DEFAULT_LIMITS, DecodeLimits
+from transport.wire.paths import parts_of
 from transport.wire.wire_format import Buffer
 
 _ENCLOSING: Final = 8  # objects, and lists, that `check_encodable` assumes around the value
@@ -60,7 +62,7 @@ def decode(
     buffer: Buffer, *, limits: DecodeLimits = DEFAULT_LIMITS, find_media: FindMedia = lambda digest: None
 ) -> Any:
     """The object that was passed to `encode`, as `decode_frames` gives it. Large arrays are views on `buffer`."""
-    return decode_message(container.split(buffer, require_limits(limits)), limits, find_media)
+    return decode_message(container.split(buffer, limits), limits, find_media)
 
 
 def check_encodable(value: object, name: str = "value") -> None:

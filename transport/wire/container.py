@@ -1,80 +1,26 @@
-"""The container of encoded values: its header, and its blobs joined to one object."""
+"""A container: the frames of a message in one bytes object, each aligned, with a checksum over the header.
+
+    offset 0     magic, format version, number of frames F, CRC-32
+    16           F frame lengths, unsigned 64-bit
+    ...          frame 0, frame 1, ...: each at the next multiple of 64 bytes
+
+All integers are little-endian. The CRC-32 covers the bytes before it, the lengths and frame 0. It does not cover the
+other frames: a file has a checksum per record, and media have their digests.
+"""
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import mmap
 import struct
-import sys
 import zlib
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
-from transport.errors import ChecksumError, MalformedError, TruncatedError
+from transport.errors import ChecksumError, MalformedError
 from transport.wire.decoding import as_bytes, check_version
 from transport.wire.limits import DecodeLimits
 from transport.wire.wire_format import Buffer
-
-# Joining buffers to one `bytes` object, for large results on huge pages where the system has them.
-#
-# A new buffer of 100 MB costs more in page faults than in copying: on Linux each page of 4 KiB is cleared and mapped
-# when it is first written, 70 ms for 126 MB where the copy itself takes 18. numpy requests pages of 2 MiB for its
-# arrays; `bytes` does not, so this module requests them.
-
-
-# A smaller result comes from the heap, whose pages are mapped already, and bytes.join() is faster.
-_LARGE: Final = 4 << 20
-
-
-def join_buffers(parts: Sequence[Buffer]) -> bytes:
-    """`b"".join(parts)`, for large results in a third of the time."""
-    size = sum(memoryview(part).nbytes for part in parts)
-    advise = _find_madvise() if size >= _LARGE else None
-    return b"".join(parts) if advise is None else _join_on_huge_pages(parts, size, advise)
-
-
-def _join_on_huge_pages(parts: Sequence[Buffer], size: int, advise: Callable[[int, int, int], int]) -> bytes:
-    # PyBytes_FromStringAndSize without contents is CPython's documented way to make a bytes object and fill it before
-    # other code has it: https://docs.python.org/3/c-api/bytes.html#c.PyBytes_FromStringAndSize
-    prototype: Any = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.c_ssize_t)
-    result: bytes = prototype(("PyBytes_FromStringAndSize", ctypes.pythonapi))(None, size)
-    prototype = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)
-    address: int = prototype(("PyBytes_AsString", ctypes.pythonapi))(result)
-    first_page = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
-    page_bytes = (address + size - first_page) // mmap.PAGESIZE * mmap.PAGESIZE
-    advise(first_page, page_bytes, mmap.MADV_HUGEPAGE)  # a refusal is harmless
-    target = memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")
-    end = 0
-    for part in parts:
-        view = memoryview(part).cast("B") if memoryview(part).nbytes else memoryview(b"")
-        target[end : end + view.nbytes] = view
-        end += view.nbytes
-    return result
-
-
-@functools.cache
-def _find_madvise() -> Callable[[int, int, int], int] | None:
-    """The system's madvise(); None if there is none, or this Python may store the contents of `bytes` elsewhere."""
-    if sys.implementation.name != "cpython" or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return None
-    advise = getattr(ctypes.CDLL(None), "madvise", None)
-    if advise is not None:
-        advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return advise
-
-
-# A container: the frames of a message in one bytes object, each aligned, with a checksum over the header.
-#
-#     offset 0     magic, format version, number of frames F, CRC-32
-#     16           F frame lengths, unsigned 64-bit
-#     ...          frame 0, frame 1, ...: each at the next multiple of 64 bytes
-#
-# All integers are little-endian. The CRC-32 covers the bytes before it, the lengths and frame 0. It does not cover the
-# other frames: a file has a checksum per record, and media have their digests.
-
 
 ALIGNMENT: Final = 64  # a cache line, and more than any element type requires
 _MAGIC: Final = b"MMRT"
@@ -102,7 +48,7 @@ def join(header: Sequence[Buffer], frames: Sequence[Buffer]) -> bytes:
         parts.append(bytes(aligned(end) - end))
         parts.append(frame)
         end = aligned(end) + size
-    return join_buffers(parts)
+    return b"".join(parts)
 
 
 def split(buffer: Buffer, limits: DecodeLimits) -> list[memoryview]:
@@ -110,22 +56,22 @@ def split(buffer: Buffer, limits: DecodeLimits) -> list[memoryview]:
     view = as_bytes(buffer)
     limits.check("max_total_bytes", view.nbytes)
     if view.nbytes < _LENGTHS_START:
-        raise TruncatedError("message container", _LENGTHS_START, view.nbytes)
+        raise MalformedError(f"the message container needs {_LENGTHS_START} bytes and has {view.nbytes}")
     magic, version, count = _START.unpack_from(view)
     if magic != _MAGIC:
         raise MalformedError(f"message container starts with {magic!r}, not {_MAGIC!r}")
-    check_version("message container", version)
+    check_version("message container", version, _VERSION)
     limits.check("max_frames", count)
     lengths_end = _LENGTHS_START + 8 * count
     if view.nbytes < lengths_end:
-        raise TruncatedError("table of frame lengths", lengths_end, view.nbytes)
+        raise MalformedError(f"the table of frame lengths needs {lengths_end} bytes and has {view.nbytes}")
     frames: list[memoryview] = []
     end = lengths_end
     for length in np.frombuffer(view[_LENGTHS_START:lengths_end], "<u8").tolist():
         start = aligned(end)
         end = start + length
         if end > view.nbytes:
-            raise TruncatedError(f"frame {len(frames)} of the message", end, view.nbytes)
+            raise MalformedError(f"frame {len(frames)} of the message needs {end} bytes and has {view.nbytes}")
         frames.append(view[start:end])
     if end != view.nbytes:
         raise MalformedError(f"message container is followed by {view.nbytes - end} bytes that are not part of it")

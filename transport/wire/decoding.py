@@ -15,15 +15,15 @@ import msgpack
 
 from renderers.errors import MediaDigestError
 from renderers.media.item import MediaSource
-from transport.errors import ChecksumError, DecodeError, MalformedError, MissingMediaError, TruncatedError, quoted
+from transport.errors import ChecksumError, DecodeError, MalformedError, MissingMediaError, quoted
 from transport.wire import registry, wire_format
 from transport.wire.arrays import build_array, build_scalar, build_tensor, build_vector
-from transport.wire.limits import DecodeLimits, require_limits
-from transport.wire.registry import BUILDERS, build_builtin
+from transport.wire.builtin_values import BUILDERS, build_builtin
+from transport.wire.limits import DecodeLimits
 
 FindMedia: TypeAlias = Callable[[str], MediaSource | None]
 
-_ONLY_LISTS: Final = frozenset({list})
+_TYPE_ROW: Final = [str, int, list, str]
 # The exceptions that msgpack documents for bytes it cannot read, and those that it was found to raise.
 _MSGPACK_ERRORS: Final = (msgpack.UnpackException, ValueError, TypeError, OverflowError)
 
@@ -31,14 +31,14 @@ _MSGPACK_ERRORS: Final = (msgpack.UnpackException, ValueError, TypeError, Overfl
 def decode_message(frames: Sequence[wire_format.Buffer], limits: DecodeLimits, find_media: FindMedia) -> Any:
     """The object that `encode_message` encoded. `find_media` supplies the media that the sender left out."""
     views = [as_bytes(frame) for frame in frames]
-    require_limits(limits).check("max_frames", len(views))
+    limits.check("max_frames", len(views))
     limits.check("max_total_bytes", sum(view.nbytes for view in views))
     if not views:
-        raise TruncatedError("message", wire_format.PRELUDE.size, 0)
+        raise MalformedError("the message has no frames")
     limits.check("max_header_bytes", views[0].nbytes)
     entries, body = _read_prelude(views[0])
-    building = _Building(limits, find_media, body.nbytes)
-    building.count_objects(entries)
+    building = _Building(limits, find_media)
+    limits.check("max_objects", entries)  # before they are built: the defaults of a class may take any memory
     unpacker = _unpacker(body, ext_hook=building.resolve, object_pairs_hook=build_dict)
     try:
         building.read_types(unpacker.unpack())
@@ -75,27 +75,23 @@ def as_bytes(buffer: wire_format.Buffer) -> memoryview:
         raise MalformedError(f"frame is not a contiguous buffer: {error}", "Pass bytes or a memoryview.") from error
 
 
-def check_version(what: str, version: int) -> None:
-    """Raise `DecodeError` for a format newer than this one."""
-    if version > wire_format.FORMAT_VERSION:
+def check_version(what: str, version: int, read: int) -> None:
+    """Raise `DecodeError` for a format of another version than the one that is read here."""
+    if version != read:
         raise DecodeError(
-            f"{what} has version {version} and this installation reads up to {wire_format.FORMAT_VERSION}. "
-            "Update mmrollouts here."
+            f"{what} has version {version} and this installation reads {read}. Install one version of mmrollouts on "
+            "both sides."
         )
 
 
 def _read_prelude(header: memoryview) -> tuple[int, memoryview]:
     """The number of entries, and what follows the prelude: the two tables and the entries, complete."""
     if header.nbytes < wire_format.PRELUDE.size:
-        raise TruncatedError("message header", wire_format.PRELUDE.size, header.nbytes)
+        raise MalformedError(f"the message header needs {wire_format.PRELUDE.size} bytes and has {header.nbytes}")
     magic, version, entries = wire_format.PRELUDE.unpack_from(header)
     if magic != wire_format.PRELUDE_MAGIC:
         raise MalformedError(f"message header starts with {magic!r}, not {wire_format.PRELUDE_MAGIC!r}")
-    if version != wire_format.FORMAT_VERSION:
-        raise DecodeError(
-            f"message has version {version} and this installation reads {wire_format.FORMAT_VERSION}. "
-            "Install one version of mmrollouts on both sides."
-        )
+    check_version("message", version, wire_format.FORMAT_VERSION)
     body = header[wire_format.PRELUDE.size :]
     unpacker = _unpacker(body)
     try:
@@ -117,27 +113,27 @@ def _unpacker(body: memoryview, **hooks: Any) -> msgpack.Unpacker:
 def build_dict(pairs: list[tuple[Any, object]]) -> dict[Any, object]:
     """A dict whose keys are distinct and safe to hash (see `wire_format.KEY_TYPES`)."""
     for key, _ in pairs:
-        kind = type(key)
-        if kind is str:
-            continue
-        if kind is int and key.bit_length() > wire_format.KEY_BITS:
-            raise MalformedError("dict key of more than 64 bits", "Use str keys.")
-        if kind not in wire_format.KEY_TYPES:
-            raise MalformedError(f"dict key of type {kind.__name__}", "Use str or int keys.")
+        if type(key) is not str and not _is_safe_key(key):
+            raise MalformedError(f"dict key of type {type(key).__name__}", "Use str keys, or int keys of 64 bits.")
     built = dict(pairs)
     if len(built) != len(pairs):
         raise MalformedError("dict with one key twice")
     return built
 
 
+def _is_safe_key(value: object) -> bool:
+    """Whether a message may have this value as a key of a dict or in a set: it is hashed."""
+    if type(value) is int:
+        return value.bit_length() <= wire_format.KEY_BITS
+    return type(value) in wire_format.KEY_TYPES
+
+
 class _Building:
     """The state of one message that is being decoded."""
 
-    def __init__(self, limits: DecodeLimits, find_media: FindMedia, header_bytes: int) -> None:
+    def __init__(self, limits: DecodeLimits, find_media: FindMedia) -> None:
         self.limits = limits
         self.find_media = find_media
-        self.objects = 0  # entries so far; each object of a run counts as one
-        self.run_bytes_left = header_bytes  # header bytes minus the number of values in the runs so far
         self.types: list[registry.SentType] = []
         self.blobs: list[object] = []
         self.built: dict[int, tuple[object, int]] = {}  # object and depth of each entry, by number
@@ -162,9 +158,12 @@ class _Building:
         raise MalformedError(f"reference {code}:{data[:8].hex()} to something that has not come before it")
 
     def read_types(self, table: object) -> None:
-        if type(table) is not list or any(type(row) is not list or len(row) != 4 for row in table):
+        if type(table) is not list or any(type(row) is not list or [*map(type, row)] != _TYPE_ROW for row in table):
             raise MalformedError("type table is not a list of [name, version, fields, module]")
-        self.types = [_find_type(*row) for row in table]
+        self.types = [
+            registry.registration_of_name(name, declared_in).as_sent(version, fields)
+            for name, version, fields, declared_in in table
+        ]
 
     def read_blobs(self, table: object, frames: list[memoryview]) -> None:
         if type(table) is not list:
@@ -189,35 +188,32 @@ class _Building:
 
     def build_blob(self, row: list[Any], frames_left: Iterator[memoryview]) -> object:
         kind, inline = row[0], type(row[0]) is int or len(row) == 4
-        if kind == wire_format.BLOB_OMITTED and not inline:
-            return self.omitted_media(row)
-        data, description = (row[-1], row[1:-1]) if inline else (next(frames_left), row[1:])
+        has_digest = len(row) == 2 and type(row[1]) is str
+        if kind == wire_format.BLOB_OMITTED and has_digest:
+            return self.omitted_media(row[1])
+        data, description = (row[-1], row[1:-1]) if inline else (next(frames_left, memoryview(b"")), row[1:])
         if len(description) == 2 and (not inline or type(data) is bytes):
             if kind == wire_format.BLOB_ARRAY:
                 return build_array(description[0], description[1], data)
             if kind == wire_format.BLOB_TENSOR:
                 return build_tensor(description[0], description[1], data)
-        if kind == wire_format.BLOB_MEDIA and not inline and len(row) == 2 and type(row[1]) is str:
+        if kind == wire_format.BLOB_MEDIA and has_digest:
             return build_media(row[1], data)
         raise MalformedError(f"blob of kind {quoted(kind)} with {len(row) - 1} values is unknown or has no bytes")
 
-    def omitted_media(self, row: list[Any]) -> MediaSource:
-        if len(row) != 2 or type(row[1]) is not str:
-            raise MalformedError("description of omitted media is not a digest")
-        source = self.find_media(row[1])
+    def omitted_media(self, digest: str) -> MediaSource:
+        source = self.find_media(digest)
         if source is None:
-            raise MissingMediaError(row[1])
+            raise MissingMediaError(digest)
         return source
 
     def build_entry(self, entry: object) -> None:
-        if type(entry) is list and len(entry) == 4:
-            return self.build_run(*entry)
-        if type(entry) is not list or len(entry) != 3 or type(entry[0]) is not int or entry[0] in self.built:
-            raise MalformedError("entry is not [id, tag, payload] with an id of its own")
+        if type(entry) is not list or len(entry) != 3 or not type(entry[0]) is type(entry[1]) is int:
+            raise MalformedError("entry is not [id, tag, payload] with numbers for an id and a tag")
         number, tag, payload = entry
+        if number in self.built:
+            raise MalformedError(f"two entries have the id {quoted(number)}")
         depth = self.end_depth()
-        if type(tag) is not int:
-            raise MalformedError(f"entry tag {quoted(tag)} is not a number")
         if tag >= wire_format.TAG_TYPES:
             if tag >= wire_format.TAG_TYPES + len(self.types):
                 raise MalformedError(f"entry tag {tag} is beyond the type table")
@@ -228,60 +224,12 @@ class _Building:
         else:
             self.built[number] = _build_value(tag, payload), depth
 
-    def build_run(self, first: Any, tag: Any, count: Any, columns: Any) -> None:
-        if any(type(number) is not int for number in (first, tag, count)) or type(columns) is not list:
-            raise MalformedError("run of entries is not [first id, tag, count, columns]")
-        if not wire_format.TAG_TYPES <= tag < wire_format.TAG_TYPES + len(self.types):
-            raise MalformedError(f"tag {tag} of a run is none of the type table")
-        sent = self.types[tag - wire_format.TAG_TYPES]
-        if not sent.allows_runs or len(columns) != sent.width:
-            raise MalformedError(f"run of {sent.type.name} does not have its {sent.width} columns, or cannot be one")
-        # Before an object is built: a column may be the number of a blob, and many runs may name the same blobs.
-        self.run_bytes_left -= max(count, 0) * sent.width
-        if self.run_bytes_left < 0:
-            raise MalformedError(f"run of {count} objects of {sent.type.name} in a message too short for them")
-        self.count_objects(max(count, 1) - 1)
-        depth = self.end_depth()
-        objects = sent.build_run([self.column(column, count) for column in columns])
-        entries_before = len(self.built)
-        self.built.update(zip(range(first, first + count), zip(objects, itertools.repeat(depth)), strict=False))
-        if count < 1 or len(self.built) < entries_before + count:
-            raise MalformedError(f"run of {count} entries whose ids are not their own")
-
-    def column(self, column: Any, count: int) -> list[Any]:
-        values = column
-        if type(column) is int and column >= 0:
-            values = self.blobs[column : column + count]
-        elif type(column) is dict and list(column) == [wire_format.TUPLES]:
-            values = column[wire_format.TUPLES]
-            if type(values) is not list or not _ONLY_LISTS.issuperset(map(type, values)):
-                raise MalformedError("column of tuples is not a list of lists")
-            values = list(map(tuple, values))
-        if type(values) is not list or len(values) != count:
-            raise MalformedError(f"column of a run is not {count} values")
-        return values
-
-    def count_objects(self, more: int) -> None:
-        """Check `max_objects` before the objects are built: the defaults of a class may take any amount of memory."""
-        self.objects += more
-        self.limits.check("max_objects", self.objects)
-
     def end_depth(self) -> int:
         """The depth of the current entry, all of whose references are resolved; starts the next entry."""
         depth, self.depth = self.depth, 0
         if depth > self.limits.max_depth:
             self.limits.check("max_depth", depth)
         return depth
-
-
-def _find_type(name: object, version: object, fields: object, declared_in: object) -> registry.SentType:
-    if type(name) is not str or type(version) is not int:
-        raise MalformedError(f"type {quoted(name)} version {quoted(version)} is not a name and a number")
-    if type(fields) is not list:
-        raise MalformedError(f"fields of {name:.80} are not a list")
-    if type(declared_in) is not str:
-        raise MalformedError(f"module of {name:.80} is not a name")
-    return registry.registration_of_name(name, declared_in).as_sent(version, fields)
 
 
 def build_media(digest: str, data: memoryview) -> MediaSource:
@@ -309,10 +257,8 @@ def _build_value(tag: int, payload: Any) -> object:
 
 
 def _build_set(tag: int, members: list[Any]) -> object:
-    if not set(map(type, members)) <= wire_format.KEY_TYPES:
-        raise MalformedError("set with members that are not plain values")
-    if any(type(member) is int and member.bit_length() > wire_format.KEY_BITS for member in members):
-        raise MalformedError("set with an integer of more than 64 bits")
+    if not all(map(_is_safe_key, members)):
+        raise MalformedError("set with members that are not plain values of at most 64 bits")
     built = frozenset(members)
     if len(built) != len(members):
         raise MalformedError("set with one member twice")

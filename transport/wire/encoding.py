@@ -10,102 +10,20 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgpack
 import numpy as np
-import numpy.typing as npt
 
 from renderers.media.item import MediaSource
-from transport.errors import EncodeError, NotEncodableError, find_cycle, find_path, quoted
+from transport.errors import EncodeError, NotEncodableError
 from transport.wire import registry, wire_format
-from transport.wire.arrays import (
-    Bytes,
-    array_bytes,
-    describe_dtype,
-    encode_scalar,
-    is_array,
-    is_tensor,
-    tensor_parts,
-    vector_code,
-)
+from transport.wire.arrays import encode_scalar, is_array, is_tensor
+from transport.wire.blob_table import BlobTable, OmitMedia
+from transport.wire.builtin_values import ENCODERS
 from transport.wire.limits import MAX_DEPTH
-from transport.wire.registry import ENCODERS
-
-# The blob table of a message that is being encoded: one row per array, tensor and media source.
-#
-# The data of a small array stand in its row. The data of a large array, of a large tensor and of a media source become
-# a frame of the message.
-
-
-OmitMedia: TypeAlias = Callable[[MediaSource], bool]
-
-_SHA256: Final = re.compile(r"[0-9a-f]{64}")
-
-
-class BlobTable:
-    """The rows and the frames. Every object is added once, however often a message refers to it."""
-
-    def __init__(self, omit_media: OmitMedia) -> None:
-        self.rows: list[list[object]] = []
-        self.frames: list[wire_format.Buffer] = []
-        self.numbers: dict[int | str, int] = {}  # of rows, by id() of an array or tensor, by digest of a media source
-        self._omit_media = omit_media
-        self._alive: list[object] = []  # the owners of these id(): another object could get the id() of a freed one
-
-    def add_array(self, array: npt.NDArray[Any]) -> int:
-        """The number of the array's row. Raises `NotEncodableError`."""
-        number = self.numbers.get(id(array))
-        if number is not None:
-            return number
-        code = vector_code(array)
-        if code is None or array.nbytes > wire_format.MAX_INLINE_BYTES:
-            description: list[object] = [wire_format.BLOB_ARRAY, describe_dtype(array.dtype), list(array.shape)]
-            return self._add_data(array, description, array_bytes(array))
-        self._alive.append(array)
-        return self._add_row(id(array), [code, array.tobytes()])
-
-    def add_arrays(self, arrays: list[npt.NDArray[Any]]) -> Sequence[int]:
-        """The numbers of the rows of several arrays: a range if all of them are new, else a list."""
-        new = range(len(self.rows), len(self.rows) + len(arrays))
-        numbers = [self.add_array(array) for array in arrays]
-        return new if numbers == list(new) else numbers
-
-    def add_tensor(self, tensor: Any) -> int:
-        """The number of the tensor's row. Raises `NotEncodableError`."""
-        number = self.numbers.get(id(tensor))
-        if number is not None:
-            return number
-        name, shape, data = tensor_parts(tensor)
-        return self._add_data(tensor, [wire_format.BLOB_TENSOR, name, shape], data)
-
-    def add_media(self, source: MediaSource) -> int:
-        """The number of the media source's row. Raises `NotEncodableError` for a digest that is not a sha256."""
-        number = self.numbers.get(source.digest)
-        if number is not None:
-            return number
-        if not _SHA256.fullmatch(source.digest):
-            raise NotEncodableError(
-                f"media digest {quoted(source.digest)} is not a sha256", "Use MediaSource.of(data)."
-            )
-        if self._omit_media(source):
-            return self._add_row(source.digest, [wire_format.BLOB_OMITTED, source.digest])
-        self.frames.append(source.data)
-        return self._add_row(source.digest, [wire_format.BLOB_MEDIA, source.digest])
-
-    def _add_data(self, owner: object, description: list[object], data: Bytes) -> int:
-        self._alive.append(owner)
-        if data.nbytes <= wire_format.MAX_INLINE_BYTES:
-            return self._add_row(id(owner), [*description, data.tobytes()])
-        self.frames.append(data.data)
-        return self._add_row(id(owner), description)
-
-    def _add_row(self, key: int | str, row: list[object]) -> int:
-        number = self.numbers[key] = len(self.rows)
-        self.rows.append(row)
-        return number
+from transport.wire.paths import find_cycle, find_path
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -121,8 +39,6 @@ _EMPTY_TUPLE_REFERENCE: Final = msgpack.ExtType(wire_format.EMPTY_TUPLE, b"")
 # What can hold a dict key or an extension value; msgpack packs a user's ExtType without a call of `reference_to`.
 _CHECKED: Final = {list, dict, msgpack.ExtType}
 _EXTENSION_MARKS: Final = b"\xc7\xc8\xc9\xd4\xd5\xd6\xd7\xd8"  # msgpack begins an extension value with one of these
-_ONLY_ARRAYS: Final = {np.ndarray}
-_ONLY_TUPLES: Final = {tuple}
 _Add: TypeAlias = "Callable[[_Encoding, Any], msgpack.ExtType]"
 
 
@@ -134,33 +50,12 @@ def encode_message(
     `omit_media` is called once per media source; the bytes of a source for which it returns True are left out. `depth`
     is the number of objects that count as being around `obj`.
     """
-    omitted: dict[str, bool] = {}
-
-    def omit_media_once(source: MediaSource) -> bool:
-        if source.digest not in omitted:
-            omitted[source.digest] = omit_media(source)
-        return omitted[source.digest]
-
-    try:
-        return _encode(obj, omit_media_once, depth, in_runs=True)
-    except _RunsImpossibleError:
-        pass
-    return _encode(obj, omit_media_once, depth, in_runs=False)
-
-
-def _encode(
-    obj: object, omit_media: OmitMedia, depth: int, in_runs: bool
-) -> tuple[list[bytes], list[wire_format.Buffer]]:
-    encoding = _Encoding(obj, omit_media, depth, in_runs)
+    encoding = _Encoding(obj, omit_media, depth)
     packer = msgpack.Packer(default=encoding.reference_to, strict_types=True, use_bin_type=True)
-    packed = encoding.encode_runs(packer.pack) if in_runs else encoding.encode_one_by_one(packer.pack)
+    packed = encoding.encode_entries(packer.pack)
     prelude = wire_format.PRELUDE.pack(wire_format.PRELUDE_MAGIC, wire_format.FORMAT_VERSION, len(packed))
     tables = [packer.pack(encoding.types), packer.pack(encoding.blobs.rows)]
     return [prelude, *tables, b"".join(packed)], encoding.blobs.frames
-
-
-class _RunsImpossibleError(Exception):
-    """The objects of this message cannot be encoded in runs, or encoding them one by one will find the exact error."""
 
 
 class _Root:
@@ -173,20 +68,18 @@ class _Encoding:
     It holds no reference to itself or to its packer, so that the objects which it keeps alive are freed with it.
     """
 
-    def __init__(self, root: object, omit_media: OmitMedia, depth: int, in_runs: bool) -> None:
-        self.in_runs = in_runs
+    def __init__(self, root: object, omit_media: OmitMedia, depth: int) -> None:
         self.adders: dict[type, _Add] = {}  # how an instance of each class is added to the message
         self.types: list[list[object]] = []
         # The tag of each class of entries, and the function that gives the payload of an instance.
         self.entry_encoders: dict[type, tuple[int, Callable[[Any], object]]] = {
             _Root: (wire_format.TAG_ROOT, lambda obj: obj)
         }
-        self.readers: dict[type, Sequence[Callable[[Any], Any]]] = {}  # of the classes that are encoded in runs
         self.blobs = BlobTable(omit_media)
         self.objects: list[Any] = [root]  # one per entry
         self.entries: dict[int, tuple[msgpack.ExtType, int]] = {}  # reference and number of each entry, by id()
         self.children: list[int] = []  # the children of the first encoded entry, then those of the second, ...
-        self.children_ends: list[int] = []  # where the children of each encoded entry or run end in that list
+        self.children_ends: list[int] = []  # where the children of each encoded entry end in that list
         self.depths: list[int] = [depth]  # of each entry; wrong if `refers_backwards`
         self.refers_backwards = False  # whether an entry refers to one that was encoded before it, or to itself
         self.found_objects = False  # whether the current entry refers to something that may be a key of a dict
@@ -194,76 +87,19 @@ class _Encoding:
         # The places, among the encoded entries, of those that may have wrong keys or an extension value of the user,
         # and their number of references.
         self.to_check: list[tuple[int, int]] = []
-        self.current = 0  # the entry that is being encoded, or the last entry of the run that is being encoded
+        self.current = 0  # the entry that is being encoded
         self.child_depth = 1  # the depth of what the current entry refers to
 
-    def encode_runs(self, pack: Callable[[object], bytes]) -> list[bytes]:
-        """All entries, children first, neighbours of one class as a run. Raises `_RunsImpossibleError`.
+    def encode_entries(self, pack: Callable[[object], bytes]) -> list[bytes]:
+        """All entries, children first.
 
         Entries get their numbers when they are found, which is after their parents. The reverse order therefore puts
-        children first, unless an entry refers to an entry with a smaller number or to another entry of its own run. Few
-        messages have such a reference; what was encoded before it was found is then encoded again.
+        children first, unless an entry refers to an entry with a smaller number.
         """
-        packed: list[bytes] = []
-        first = 0
-        while first < len(self.objects):
-            end = self.end_of_run(first)
-            if end - first < 2:
-                packed.append(self.encode_entry(pack, first, self.objects[first]))
-            else:
-                packed.append(self.encode_run(pack, first, end))
-            if self.refers_backwards:
-                raise _RunsImpossibleError
-            first = end
-        self.check_entries(packed)
-        if max(self.depths) > MAX_DEPTH:
-            raise _RunsImpossibleError
-        packed.reverse()
-        return packed
-
-    def encode_one_by_one(self, pack: Callable[[object], bytes]) -> list[bytes]:
-        """All entries, children first."""
         # The list grows during the loop: encoding an entry queues the objects that it refers to.
         packed = [self.encode_entry(pack, number, obj) for number, obj in enumerate(self.objects)]
         self.check_entries(packed)
         return [packed[number] for number in self.children_first()]
-
-    def end_of_run(self, first: int) -> int:
-        """The number after the last of the neighbours of entry `first` that have its class."""
-        kind = type(self.objects[first])
-        if not first or kind not in self.readers:
-            return first + 1
-        others = (n for n in range(first + 1, len(self.objects)) if type(self.objects[n]) is not kind)
-        return next(others, len(self.objects))
-
-    def encode_run(self, pack: Callable[[object], bytes], first: int, end: int) -> bytes:
-        objects = self.objects[first:end]
-        kind = type(objects[0])
-        self.current = end - 1
-        self.child_depth = max(self.depths[first:end]) + 1
-        self.found_objects, self.references = False, 0
-        try:
-            columns = [self.column([read(obj) for obj in objects]) for read in self.readers[kind]]
-            packed = pack([first, self.entry_encoders[kind][0], end - first, columns])
-        except (AttributeError, NotEncodableError, UnicodeEncodeError, ValueError, OverflowError, BufferError) as error:
-            raise _RunsImpossibleError from error
-        if (self.found_objects or may_hold_extensions(packed)) and any(map(_needs_check, columns)):
-            self.to_check.append((len(self.children_ends), self.references))
-        self.children_ends.append(len(self.children))
-        return packed
-
-    def column(self, values: list[Any]) -> object:
-        """The wire form of the values of one field of a run (see `wire_format`)."""
-        kinds = set(map(type, values))
-        if kinds == _ONLY_ARRAYS:
-            numbers = self.blobs.add_arrays(values)
-            if isinstance(numbers, range):
-                return numbers.start
-            self.references += len(numbers)
-            return [_reference(wire_format.REF_BLOB, number) for number in numbers]
-        if kinds == _ONLY_TUPLES and max(map(len, values)) <= 1:  # a longer one may be shared, and is then sent once
-            return {wire_format.TUPLES: list(map(list, values))}
-        return values
 
     def encode_entry(self, pack: Callable[[object], bytes], number: int, obj: Any) -> bytes:
         self.current = number
@@ -331,8 +167,6 @@ class _Encoding:
         registered = registry.registration_of_class(kind)
         if registered is not None:
             self.entry_encoders[kind] = wire_format.TAG_TYPES + len(self.types), registered.encode
-            if len(registered.readers) >= wire_format.MIN_RUN_FIELDS:
-                self.readers[kind] = registered.readers
             self.types.append(registered.type_row())
             return _Encoding.add_entry
         if kind in ENCODERS:
@@ -448,12 +282,7 @@ class _Encoding:
         return order, depth
 
     def path(self, number: int) -> str:
-        """The path from the root to an entry, for an error, through the first reference to each entry on the way.
-
-        The references of single objects in a run are not known; for a run this raises `_RunsImpossibleError`.
-        """
-        if self.in_runs:
-            raise _RunsImpossibleError
+        """The path from the root to an entry, for an error, through the first reference to each entry on the way."""
         steps = []
         while number:
             parent = bisect.bisect_right(self.children_ends, self.children.index(number))
@@ -482,7 +311,5 @@ def may_hold_extensions(packed: bytes) -> bool:
 
 
 def _needs_check(values: Any) -> bool:
-    """Whether a value in a payload or in a column of a run is, or holds, a dict with a key or an extension value."""
-    if type(values) is dict:
-        values = values[wire_format.TUPLES]
+    """Whether a value in a payload is, or holds, a dict with a key or an extension value."""
     return type(values) is list and any(type(value) in _CHECKED and value for value in values)

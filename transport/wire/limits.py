@@ -47,23 +47,14 @@ class DecodeLimits:
             raise LimitError(limit, allowed, actual)
 
 
-def require_limits(limits: object) -> DecodeLimits:
-    """`limits`, if they are `DecodeLimits`. Raises `TypeError`."""
-    if not isinstance(limits, DecodeLimits):
-        raise TypeError(f"limits is {quoted(limits)} and must be a DecodeLimits. Leave it out for the default limits.")
-    return limits
-
-
 def _checked(name: str, value: object) -> int:
     """`value`, an integer (of numpy, too) from 0 up, as an int. Raises `ValueError`."""
     try:
-        number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+        number = -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        number = None
-    if number is None:
-        raise ValueError(f"{name} is {quoted(value)} and must be an integer.")
+        number = -1
     if number < 0:
-        raise ValueError(f"{name} is {quoted(number)} and must be at least 0.")
+        raise ValueError(f"{name} is {quoted(value)} and must be an integer of at least 0.")
     return number
 
 

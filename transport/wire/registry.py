@@ -7,21 +7,17 @@ in the tables of installed distributions; it never imports a module because a me
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import enum
 import functools
 import importlib
 import inspect
-import operator
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
-from transport.errors import DecodeError, MalformedError, NotEncodableError, TransportError, UnknownTypeError, quoted
-from transport.wire import wire_format
-from transport.wire.wire_format import MIN_RUN_FIELDS
+from transport.errors import DecodeError, MalformedError, NotEncodableError, TransportError, quoted, unknown_type
 
 # The classes of `renderers`, which does not import `transport`: `registry` registers them when it first needs them. All
 # other types are registered by `@wire_type` in the module that declares them.
@@ -64,8 +60,7 @@ class WireType:
     """A registered class: a dataclass, a named tuple, or an enum with its `members`.
 
     `fields` are sent; `required` are those of them without a default. `positional` says that `cls(*values)`, in the
-    order of `fields`, equals passing each value by name, which takes twice the time. `readers` read one field each of a
-    dataclass or named tuple.
+    order of `fields`, equals passing each value by name, which takes twice the time.
     """
 
     name: str
@@ -75,7 +70,6 @@ class WireType:
     fields: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
     positional: bool = False
-    readers: tuple[Callable[[Any], Any], ...] = dataclasses.field(default=(), compare=False)
     members: Mapping[str, object] | None = dataclasses.field(default=None, compare=False)
 
     def type_row(self) -> list[object]:
@@ -125,10 +119,6 @@ class SentType:
     width: int
     arguments: list[tuple[str, int]] | None
 
-    @property
-    def allows_runs(self) -> bool:
-        return self.type.members is None and self.width >= MIN_RUN_FIELDS
-
     def build(self, payload: object) -> object:
         """The object for a payload that the peer's `encode` made."""
         members = self.type.members
@@ -146,20 +136,6 @@ class SentType:
             return self.type.cls(**{field: payload[position] for field, position in self.arguments})
         except _CONSTRUCTOR_ERRORS as error:
             raise MalformedError(f"{self.type.name}: its constructor raised on the decoded values: {error}") from error
-
-    def build_run(self, columns: list[list[Any]]) -> list[Any]:
-        """The objects of a run; `columns` has one list of values per field."""
-        if self.arguments is not None:
-            return [self.build(list(values)) for values in zip(*columns, strict=True)]
-        built: list[Any] = []
-        try:
-            built.extend(map(self.type.cls, *columns))
-        except _CONSTRUCTOR_ERRORS as error:
-            number = f"{len(built)} of {len(columns[0])}"  # `extend` keeps the objects made before the exception
-            raise MalformedError(
-                f"{self.type.name} {number}: its constructor raised on the decoded values: {error}"
-            ) from error
-        return built
 
 
 _by_name: dict[str, WireType] = {}
@@ -187,11 +163,11 @@ def wire_type(name: str, version: int = 1) -> Callable[[C], C]:
         entry = _describe(cls, name, version)
         existing = _by_name.get(name) or _by_class.get(cls)
         if existing is not None and existing != entry:
-            if existing.cls is not cls:
-                owner = f"{existing.cls.__module__}.{existing.cls.__qualname__} version {existing.version}"
-                raise TransportError(f"wire type {name!r}: the name is taken by {owner}. Choose another name.")
-            registered = f"{cls.__qualname__} is registered as {existing.name!r} version {existing.version}"
-            raise TransportError(f"wire type {name!r}: {registered}. Register each class once.")
+            owner = f"{existing.cls.__module__}.{existing.cls.__qualname__}"
+            raise TransportError(
+                f"wire type {name!r}: {owner} is registered as {existing.name!r} version {existing.version}. Choose "
+                "another name, and register each class once."
+            )
         _by_name[name] = _by_class[cls] = entry
         return cls
 
@@ -210,7 +186,7 @@ def registration_of_name(name: str, declared_in: str = "") -> WireType:
     """The registration under a name from a message. A type of this distribution is imported when it is first needed.
 
     `declared_in` is the module that the sender names; it is part of the error and never imported. Raises
-    `UnknownTypeError`.
+    `DecodeError`.
     """
     known = _by_name.get(name)
     if known is not None:
@@ -220,11 +196,11 @@ def registration_of_name(name: str, declared_in: str = "") -> WireType:
         if module:
             importlib.import_module(module)
     except ImportError as error:  # the module needs a package that is not installed
-        raise UnknownTypeError(name, module, str(error)) from error
+        raise unknown_type(name, module, str(error)) from error
     if module.startswith("renderers."):
         return _register_class_of_renderers(name)
     if name not in _by_name:
-        raise UnknownTypeError(name, module or declared_in)
+        raise unknown_type(name, module or declared_in)
     return _by_name[name]
 
 
@@ -244,10 +220,6 @@ def _register_class_of_renderers(name: str) -> WireType:
 
 
 def _describe(cls: type, name: str, version: int) -> WireType:
-    if not name or version < 1:
-        raise TransportError(
-            f"wire type {name!r}: version {version}. Use a name that is not empty and a version from 1 up."
-        )
     # A combination of flags has no member name.
     if issubclass(cls, enum.Enum) and not issubclass(cls, enum.Flag):
         return WireType(name, version, cls, cls.__module__, members=cls.__members__)
@@ -264,91 +236,10 @@ def _describe(cls: type, name: str, version: int) -> WireType:
             f"wire type {name!r}: {cls.__qualname__} is neither a dataclass nor a named tuple nor a plain "
             "enum. Put @wire_type above @dataclass, and send flags as an int."
         )
-    readers = tuple(operator.attrgetter(field) for field in fields)
-    return WireType(name, version, cls, cls.__module__, fields, required, _is_positional(cls, fields), readers)
+    return WireType(name, version, cls, cls.__module__, fields, required, _is_positional(cls, fields))
 
 
 def _is_positional(cls: type, fields: tuple[str, ...]) -> bool:
     """Whether `cls` takes `fields` by position; not so with keyword-only fields, or an InitVar between the others."""
     leading = list(inspect.signature(cls).parameters.values())[: len(fields)]
     return tuple(p.name for p in leading) == fields and all(p.kind is p.POSITIONAL_OR_KEYWORD for p in leading)
-
-
-# Values of Python's own classes that msgpack cannot pack: large ints, dates and times.
-#
-# Each becomes an entry: a tag and a payload of plain values. The zone of a datetime is an entry, too, so that datetimes
-# which share a zone object share it after decoding.
-
-
-# What these constructors raise for wrong arguments.
-_BUILTIN_ERRORS: Final = (ArithmeticError, TypeError, ValueError)
-
-
-def _encode_time(time: datetime.time) -> list[object]:
-    return [time.hour, time.minute, time.second, time.microsecond, time.fold, time.tzinfo]
-
-
-def _build_time(hour: int, minute: int, second: int, microsecond: int, fold: int, zone: Any) -> datetime.time:
-    return datetime.time(hour, minute, second, microsecond, zone, fold=fold)
-
-
-def _encode_datetime(moment: datetime.datetime) -> list[object]:
-    return [moment.year, moment.month, moment.day, *_encode_time(moment.timetz())]
-
-
-def _build_datetime(year: int, month: int, day: int, *time: Any) -> datetime.datetime:
-    return datetime.datetime.combine(datetime.date(year, month, day), _build_time(*time))
-
-
-def _encode_timedelta(span: datetime.timedelta) -> list[object]:
-    return [span.days, span.seconds, span.microseconds]
-
-
-def _encode_offset(zone: datetime.timezone) -> list[object]:
-    offset = zone.utcoffset(None)
-    name = zone.tzname(None)
-    named = name != datetime.timezone(offset).tzname(None)
-    return [*_encode_timedelta(offset), name if named else None]
-
-
-def _build_offset(days: int, seconds: int, microseconds: int, name: str | None) -> datetime.timezone:
-    offset = datetime.timedelta(days, seconds, microseconds)
-    return datetime.timezone(offset) if name is None else datetime.timezone(offset, name)
-
-
-_INT, _ZONES = (int,), (type(None), datetime.timezone)
-_TIME = (*[_INT] * 5, _ZONES)
-
-# class -> tag, how an instance becomes a payload
-ENCODERS: Final[dict[type, tuple[int, Callable[[Any], object]]]] = {
-    int: (wire_format.TAG_INT, lambda value: value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True)),
-    datetime.date: (wire_format.TAG_DATE, lambda value: [value.year, value.month, value.day]),
-    datetime.time: (wire_format.TAG_TIME, _encode_time),
-    datetime.datetime: (wire_format.TAG_DATETIME, _encode_datetime),
-    datetime.timedelta: (wire_format.TAG_TIMEDELTA, _encode_timedelta),
-    datetime.timezone: (wire_format.TAG_OFFSET, _encode_offset),
-}
-
-# tag -> name of the value for errors, the types of its parts, the constructor. The types are exact, because a
-# constructor may accept others: datetime accepts bytes as a pickled state.
-BUILDERS: Final[dict[int, tuple[str, tuple[tuple[type, ...], ...], Callable[..., object]]]] = {
-    wire_format.TAG_INT: ("integer", ((bytes,),), lambda data: int.from_bytes(data, "big", signed=True)),
-    wire_format.TAG_DATE: ("date", (_INT,) * 3, datetime.date),
-    wire_format.TAG_TIME: ("time", _TIME, _build_time),
-    wire_format.TAG_DATETIME: ("datetime", (*[_INT] * 3, *_TIME), _build_datetime),
-    wire_format.TAG_TIMEDELTA: ("timedelta", (_INT,) * 3, datetime.timedelta),
-    wire_format.TAG_OFFSET: ("time zone offset", (*[_INT] * 3, (str, type(None))), _build_offset),
-}
-
-
-def build_builtin(tag: int, payload: object) -> object:
-    """The value of a payload. Raises `MalformedError`."""
-    name, kinds, build = BUILDERS[tag]
-    parts = payload if type(payload) is list and len(kinds) > 1 else [payload]
-    if len(parts) != len(kinds) or any(type(part) not in allowed for part, allowed in zip(parts, kinds, strict=True)):
-        printed = ", ".join(map(quoted, parts[:10]))
-        raise MalformedError(f"{name} of {printed} has parts of other types or another number")
-    try:
-        return build(*parts)
-    except _BUILTIN_ERRORS as error:
-        raise MalformedError(f"{name} of {', '.join(map(quoted, parts))} does not exist: {error}") from error

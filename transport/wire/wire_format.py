@@ -7,7 +7,7 @@ the raw bytes of one large array or one media source.
     type table   [[name, version, [field, ...], module], ...]: the registered types in this message. The module that
                  declares a type is for the error of a receiver without the type; it is never imported
     blob table   [[kind, ...], ...]: one row per array, tensor and media source
-    N entries    [id, tag, payload] or [id, tag, count, columns]: children first, the root last
+    N entries    [id, tag, payload]: children first, the root last
 
 A row of the blob table holds the bytes or describes a frame; rows and frames have the same order:
 
@@ -22,12 +22,7 @@ is the member's name. The tag is `TAG_TYPES` plus the number of the row. `shape`
 numpy's or torch's name for the elements; for a structured numpy dtype
 `[itemsize, aligned, [[name, dtype, offset, shape], ...]]`.
 
-Neighbouring entries of one dataclass are sent as a run. Their ids are consecutive, from the first id upwards. The run
-has one column per field, a list of `count` values. If all values are arrays without an earlier reference, the column is
-the number of the first array's blob, and the other blobs follow it; if all values are tuples of at most one element,
-the column is {`TUPLES`: the tuples as lists}.
-
-Inside a payload or column, values of msgpack's own types are packed directly. Every other value is an extension value:
+Inside a payload, values of msgpack's own types are packed directly. Every other value is an extension value:
 the number of an entry (`REF_ENTRY`) or of a blob (`REF_BLOB`), big-endian, in the smallest of 1, 2 or 4 bytes that
 holds it, or, without bytes, an empty tuple (`EMPTY_TUPLE`). No dict of a user can be mistaken for an extension value.
 Entries are stored side by side and not inside each other, so neither side needs recursion.
@@ -38,7 +33,7 @@ from __future__ import annotations
 import struct
 from typing import Final, TypeAlias
 
-FORMAT_VERSION: Final = 3
+FORMAT_VERSION: Final = 4
 PRELUDE: Final = struct.Struct("<4sHxxI")  # magic, format version, number of entries
 PRELUDE_MAGIC: Final = b"MMRH"
 
@@ -51,11 +46,6 @@ EMPTY_TUPLE: Final = 3
 # In the header it costs 8 bytes, and 6 us at 64 bytes, 12 us at 1024, 16 us at 2048, 27 us at 4096; the increase is
 # copying. The limit is below the break-even point, because large arrays should not be copied.
 MAX_INLINE_BYTES: Final = 1024
-
-# The fewest fields of a class that is sent in runs. A value takes at least one byte of the message, so an object of a
-# run takes at least this many bytes, and about 250 bytes of the receiver's memory.
-MIN_RUN_FIELDS: Final = 3
-TUPLES: Final = 0
 
 TAG_ROOT: Final = 0
 TAG_TUPLE: Final = 1

@@ -10,7 +10,6 @@ from renderers.parsing.literals import (
     PYTHON,
     InvalidJsonError,
     Language,
-    LiteralError,
     LiteralReader,
     end_of_json,
     parse_json,
@@ -161,7 +160,7 @@ def _python_call(block: CallText, reader: LiteralReader) -> Attempt | None:
     if name is not None and reader.accept("("):
         try:
             arguments = reader.mapping("=", ")")
-        except LiteralError:
+        except ValueError:
             pass
         else:
             return block._replace(start=start, end=reader.position, closed=True).attempt(name, arguments)
@@ -197,7 +196,7 @@ class GemmaCalls(ToolCallSyntax):
         reader = LiteralReader(block.text, head.end(), block.body[1], language, block.encoding)
         try:
             arguments = reader.mapping(":", "}")
-        except LiteralError:
+        except ValueError:
             yield block.failed(name=name)
         else:
             error = None if reader.at_end() else Status.MALFORMED_STRUCTURE

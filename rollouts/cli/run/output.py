@@ -28,7 +28,7 @@ from rollouts.runner.group import Group
 from rollouts.terminal.table import Column, print_table, printable_line, shortened
 from rollouts.trajectory.tree import Trajectory
 from rollouts.values import mean_and_spread
-from transport import DecodeError, FileDeletedError, MalformedError, RecordReader, RecordWriter
+from transport import DecodeError, MalformedError, RecordReader, RecordWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +178,9 @@ def _named(path: Path) -> Iterator[None]:
     """Turn an error of the system, or of a file that was deleted, into one that names the file and the cure."""
     try:
         yield
-    except (OSError, FileDeletedError) as error:
-        reason = error.strerror or str(error) if isinstance(error, OSError) else "it was deleted during the run"
+    except OSError as error:
         cure = "correct the cause, and continue with --resume"
-        raise CommandFileError(path, f"cannot be written: {reason}; {cure}") from error
+        raise CommandFileError(path, f"cannot be written: {error.strerror or error}; {cure}") from error
 
 
 # The groups that earlier processes of a run have written.

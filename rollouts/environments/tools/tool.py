@@ -29,7 +29,6 @@ class ToolArgumentsError(RolloutsError):
     """
 
     def __init__(self, tool: str, problems: Sequence[str]) -> None:
-        self.tool = tool
         self.problems = list(problems)
         super().__init__(f"invalid arguments for {tool}: {'; '.join(problems)}")
 
@@ -61,8 +60,6 @@ class ToolResultError(RolloutsError):
     """
 
     def __init__(self, tool: str, reason: str) -> None:
-        self.tool = tool
-        self.reason = reason
         super().__init__(f"tool {tool!r} {reason}")
 
 

@@ -7,16 +7,15 @@ how to install: it requires a distribution `renderers` whose place this project 
 
 from importlib.metadata import version
 
-from rollouts.errors import UnsupportedVersionError
-
-_CURE = "install verifiers 0.4 as docs/migrating-from-renderers.md says"
+_RULE = (
+    "rollouts.environments.verifiers needs verifiers 0.4, and {} is installed ({}); "
+    "install verifiers 0.4 as docs/migrating-from-renderers.md says"
+)
 
 try:
     import verifiers.v1  # noqa: F401
 except ImportError as error:
-    raise UnsupportedVersionError(
-        "rollouts.environments.verifiers", "verifiers", None, "0.4", str(error), cure=_CURE
-    ) from error
+    raise ImportError(_RULE.format("none", error)) from error
 
 try:
     from rollouts.environments.verifiers.client import EngineClient, EngineClientConfig
@@ -25,8 +24,6 @@ try:
 except ImportError as error:
     if not (error.name or "").startswith("verifiers"):
         raise
-    raise UnsupportedVersionError(
-        "rollouts.environments.verifiers", "verifiers", version("verifiers"), "0.4", str(error), cure=_CURE
-    ) from error
+    raise ImportError(_RULE.format(version("verifiers"), error)) from error
 
 __all__ = ["EngineClient", "EngineClientConfig", "VerifiersTasks", "VerifiersWorkers", "run_verifiers_episodes"]

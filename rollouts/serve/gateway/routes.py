@@ -146,7 +146,7 @@ class Gateway:
         return health is None or bool(await health())
 
     def trajectory(self, session_id: str) -> Trajectory:
-        """The trajectory of a session as it is now. Raises `UnknownSessionError` and `EvictedSessionError`."""
+        """The trajectory of a session as it is now. Raises `RequestError`."""
         return snapshot(self._sessions.get(session_id).trajectory)
 
     async def close(self) -> None:

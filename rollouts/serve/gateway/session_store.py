@@ -19,11 +19,11 @@ from rollouts.episodes.deadlines import EpisodeActivity
 from rollouts.episodes.turns import EpisodeSettings, TurnRecorder
 from rollouts.errors import short_repr
 from rollouts.serve.errors import (
-    EvictedSessionError,
     RequestError,
     SessionNotDeliveredError,
     UnknownSessionError,
     invalid_field,
+    session_gone,
 )
 from rollouts.serve.gateway.chat_request import GatewayLimits, History
 from rollouts.serve.gateway.session import Session
@@ -123,13 +123,13 @@ class SessionStore:
     # Finding.
 
     def get(self, session_id: str) -> Session:
-        """Raises `UnknownSessionError` and `EvictedSessionError`."""
+        """Raises `UnknownSessionError`, and `RequestError` for one that is gone."""
         check_session_id(session_id)
         self._evict_idle()
         session = self._sessions.get(session_id)
         if session is None:
             if session_id in self._gone:
-                raise EvictedSessionError(session_id, self._gone[session_id])
+                raise session_gone(session_id, self._gone[session_id])
             raise UnknownSessionError(session_id)
         return session
 
@@ -139,7 +139,7 @@ class SessionStore:
         Without an id it is the session that recorded the conversation that the request continues; a request that
         continues none begins a session. So each conversation of a client that knows only a base URL is a session.
 
-        Raises `EvictedSessionError`, `RequestError`.
+        Raises `RequestError`.
         """
         if session_id is not None:
             try:
@@ -171,7 +171,7 @@ class SessionStore:
     def begin(self, session_id: str | None, *, group_id: str = "", seed: int = 0) -> Session:
         """A new session; without an id it is anonymous, and has a random one.
 
-        Raises `EvictedSessionError`, `RequestError`, `InvalidTrajectoryError`.
+        Raises `RequestError`, `InvalidTurnError`.
         """
         if session_id is not None:
             check_session_id(session_id)
@@ -179,7 +179,7 @@ class SessionStore:
                 message = f"there is a session {session_id!r} already; use another id"
                 raise RequestError(409, message, code="session_exists")
             if session_id in self._gone:
-                raise EvictedSessionError(session_id, self._gone[session_id])
+                raise session_gone(session_id, self._gone[session_id])
         self._evict_idle()
         if len(self._sessions) >= self._limits.max_sessions or self._nbytes > self._limits.max_bytes:
             raise RequestError(
@@ -222,9 +222,9 @@ class SessionStore:
 
     @contextmanager
     def request(self, session: Session) -> Iterator[None]:
-        """A request of a session, during which it is not evicted. Raises `EvictedSessionError`."""
+        """A request of a session, during which it is not evicted. Raises `RequestError`."""
         if session.id not in self._sessions:  # deleted since the session was found
-            raise EvictedSessionError(session.id, self._gone.get(session.id, "it was deleted"))
+            raise session_gone(session.id, self._gone.get(session.id, "it was deleted"))
         session.in_flight += 1
         session.num_requests += 1
         self._touch(session)

@@ -4,7 +4,7 @@ Each module is for one trainer and imports its package only when called. What a 
 that names the sample and the part.
 """
 
-from rollouts.training.adapters.arguments import AdapterError, MissingTrainerError
+from rollouts.training.adapters.arguments import AdapterError
 from rollouts.training.adapters.datasets import dataset_row, record_dataset, row_features, sample_from_row
 from rollouts.training.adapters.prime_rl import prime_rl_micro_batch, prime_rl_sample
 from rollouts.training.adapters.skyrl import skyrl_training_batch
@@ -19,7 +19,6 @@ from rollouts.training.adapters.verl import verl_data_proto
 
 __all__ = [
     "AdapterError",
-    "MissingTrainerError",
     "dataset_row",
     "prime_rl_micro_batch",
     "prime_rl_sample",

@@ -44,28 +44,17 @@ class AdapterError(RolloutsError):
         super().__init__(f"{target}: {self.row}: {part}: {reason}")
 
 
-class MissingTrainerError(RolloutsError, ImportError):
-    """A trainer's package is not installed, or its module cannot be imported; the cause is chained.
-
-    Cure: install the trainer's package, or pass the module that has its types as `types`.
-    """
-
-    def __init__(self, module: str, reason: str) -> None:
-        self.module = module
-        super().__init__(
-            f"the module {module} cannot be imported ({reason}). Install the trainer's package, or pass the module "
-            "that has its types as `types`"
-        )
-
-
 def trainer_module(name: str, given: ModuleType | None = None) -> Any:
-    """`given`, or else the module `name`. Raises `MissingTrainerError` where it cannot be imported."""
+    """`given`, or else the module `name`. Raises `ImportError` where it cannot be imported."""
     if given is not None:
         return given
     try:
         return import_module(name)
     except ImportError as error:
-        raise MissingTrainerError(name, str(error)) from error
+        raise ImportError(
+            f"the module {name} cannot be imported ({error}). Install the trainer's package, or pass the module "
+            "that has its types as `types`"
+        ) from error
 
 
 def padded(rows: Sequence[np.ndarray], fill: Any, dtype: npt.DTypeLike, side: Literal["left", "right"]) -> torch.Tensor:

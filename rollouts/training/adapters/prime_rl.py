@@ -49,7 +49,7 @@ def prime_rl_sample(
     The struct has no field for weight versions, and its `routed_experts` are bytes of its own inference server:
     `omit=("weight_spans", "routed_experts")` leaves them out. Raises `AdapterError` for
     what the struct cannot hold; `ArgumentError` for a
-    temperature that is no positive number, and `MissingTrainerError` where prime-rl is not installed.
+    temperature that is no positive number, and `ImportError` where prime-rl is not installed.
     """
     target = "prime-rl TrainingSample"
     structs = trainer_module(_MODULE, types)

@@ -47,7 +47,7 @@ def skyrl_training_batch(
 
     SkyRL's models take images in every row of a batch or in none: mixed rows raise `AdapterError`, as do media other
     than the patches and grids of Qwen-VL images and a sampled placeholder token. `types` is the module with the two
-    classes; raises `MissingTrainerError` where skyrl is not installed.
+    classes; raises `ImportError` where skyrl is not installed.
     """
     samples = check_samples(_TARGET, samples, first_trained, partial(refuse_other_arguments, supported=_MEDIA))
     structs = trainer_module(_MODULE, types)

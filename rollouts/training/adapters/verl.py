@@ -48,7 +48,7 @@ def verl_data_proto(
     text; `images_seqlens` are the patches of each frame), `weight_spans`, `sample_name` and, if a sample has
     them, `routed_experts`. `types` is the module with `DataProto`. Raises `AdapterError` for a sampled placeholder
     token and for media without grids under `mrope`, and
-    `MissingTrainerError` where verl is not installed.
+    `ImportError` where verl is not installed.
     """
     samples = check_samples(_TARGET, samples, first_trained, *([_refuse_unknown_positions] if mrope else []))
     module = trainer_module(_MODULE, types)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from renderers.vision.patches import normalised
-from rollouts.training.adapters import AdapterError, MissingTrainerError, skyrl_training_batch
+from rollouts.training.adapters import AdapterError, skyrl_training_batch
 
 
 @pytest.fixture
@@ -68,5 +68,5 @@ def test_a_sample_without_a_trained_token_has_no_response(make_sample):
 
 def test_a_trainer_that_cannot_be_imported_is_an_error_that_names_its_module(make_sample, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "skyrl", None)
-    with pytest.raises(MissingTrainerError, match=r"skyrl\.backends\.skyrl_train\.training_batch cannot be imported"):
+    with pytest.raises(ImportError, match=r"skyrl\.backends\.skyrl_train\.training_batch cannot be imported"):
         skyrl_training_batch([make_sample(1)], pad_id=0)

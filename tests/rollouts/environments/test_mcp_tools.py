@@ -27,7 +27,7 @@ from rollouts import EpisodeSpec, SamplingParams, run_episodes
 from rollouts.environments import HttpServer, McpTools, StdioServer, ToolEnvironment
 from rollouts.environments.tools import ToolArgumentsError, ToolFailedError
 from rollouts.environments.tools.tool import ToolUnavailableError
-from rollouts.errors import ArgumentError, MissingExtraError, RolloutsError, UnsupportedVersionError
+from rollouts.errors import ArgumentError, MissingExtraError, RolloutsError
 from rollouts.testing import ScriptedEngine
 
 SCRIPT = str(Path(__file__).with_name("mcp_tools_server.py"))
@@ -391,7 +391,7 @@ async def test_a_missing_or_old_package_is_named(monkeypatch):
         McpTools({"x": stdio()})
     for old in ("1.12.0", "2.0.0"):  # verifiers 0.4 pins the second
         monkeypatch.setattr("rollouts.environments.mcp.version", lambda name, old=old: old)
-        with pytest.raises(UnsupportedVersionError, match=f"{re.escape(old)} is installed"):
+        with pytest.raises(MissingExtraError, match=f"2.3 or later .{re.escape(old)} cannot limit"):
             McpTools({"x": stdio()})
 
 

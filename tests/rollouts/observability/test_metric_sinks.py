@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from renderers.installation import install_command
-from rollouts.errors import ArgumentError, MissingExtraError, TrainingLogError
+from rollouts.errors import ArgumentError, MissingExtraError
 from rollouts.observability import JsonLinesSink, MetricHistory, RunMetrics, TensorBoardSink, TrainingLog, WandbSink
 from rollouts.observability.metric_sinks import last_step, read_json_lines
 from rollouts.observability.training_log import read_step_mismatch
 from rollouts.training.mismatch import ComparedTokens, MismatchReport
-from transport import RecordReader, RecordWriter
+from transport import MalformedError, RecordReader, RecordWriter
 
 
 def compared(version: str = "3") -> ComparedTokens:
@@ -256,8 +256,8 @@ def test_a_failing_sink_of_a_training_log_loses_no_step_of_the_others_and_leaves
         assert [row["step"] for row in read_json_lines(tmp_path / name, [])] == [1]
     with pytest.raises(ValueError, match="closed file"):
         after.write("training", 2, {})
-    with RecordWriter(tmp_path / "mismatch.mmr") as continued:  # which is locked while a writer is open
-        assert continued.next_index == 1
+    with RecordWriter(tmp_path / "mismatch.mmr"), RecordReader(tmp_path / "mismatch.mmr") as reader:
+        assert len(reader) == 1  # and the file is not locked: its writer is closed
 
 
 RECORD = {
@@ -280,12 +280,12 @@ RECORD = {
         ({"trainer": np.zeros(2, np.float32)}, "trainer has another length"),
         ({"version": np.array([7], np.int32)}, "version has an index outside versions"),
         ({"sample": np.array([-1], np.int32)}, "sample has an index outside names"),
-        ({"more": 1}, "it does not hold the columns"),
+        ({"more": 1}, "record 0 does not hold the columns"),
     ],
 )
 def test_a_record_that_is_no_step_is_refused(tmp_path: Path, changed: dict[str, object], reason: str) -> None:
     path = tmp_path / "mismatch.mmr"
     with RecordWriter(path) as writer:
         writer.append({**RECORD, **changed})
-    with RecordReader(path) as reader, pytest.raises(TrainingLogError, match=reason):
+    with RecordReader(path) as reader, pytest.raises(MalformedError, match=reason):
         read_step_mismatch(reader, 0, path)

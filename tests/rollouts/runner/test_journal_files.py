@@ -16,7 +16,7 @@ import pytest
 from journal_recordings import CONFIGURATION, episode, fill_disk, free_disk, group, image, task
 
 from rollouts.errors import ArgumentError
-from rollouts.runner.errors import JournalClosedError, JournalError, JournalInUseError, JournalOfAnotherRunError
+from rollouts.runner.errors import JournalError, JournalInUseError, JournalOfAnotherRunError
 from rollouts.runner.journal import DATABASE, Journal, ResumedRun
 from rollouts.task import Task
 from transport import encode
@@ -120,7 +120,7 @@ async def test_a_journal_serves_one_run(tmp_path: Path) -> None:
         await journal.resume(CONFIGURATION)
     await journal.close()
     await journal.close()
-    with pytest.raises(JournalClosedError, match=r"open it again with Journal.open"):
+    with pytest.raises(JournalError, match=r"open it again with Journal.open"):
         await journal.started(task(0))
 
 

@@ -16,7 +16,7 @@ from rollouts.serve.server import bound_socket
         (["--engine", "sglang"], "--base-url URL and --engine sglang belong together"),
         (["--engine", "vllm"], "--base-url URL and --engine vllm belong together"),
         (["--base-url", "http://127.0.0.1:1"], "--base-url URL and --engine vllm belong together"),
-        (["--api-key-file", "/nonexistent"], "--api-key-file /nonexistent: No such file or directory"),
+        (["--api-key-file", "/nonexistent"], "/nonexistent: No such file or directory"),
     ],
 )
 def test_wrong_options_are_one_line_with_the_cure(tiny_model_dir, arguments, message):

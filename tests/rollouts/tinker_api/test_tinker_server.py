@@ -16,7 +16,8 @@ from tinker import types
 from tinker.proto import tinker_public_pb2 as messages
 from tinker.proto.request_conv import forward_backward_request_to_proto
 
-from rollouts.serve.errors import ApiKeyFileError, RequestError
+from rollouts.errors import CommandFileError
+from rollouts.serve.errors import RequestError
 from rollouts.tinker import futures as futures_module
 from rollouts.tinker.access import read_keys
 from rollouts.tinker.backend import Limits
@@ -355,7 +356,7 @@ def test_users_see_only_their_own_models_and_checkpoints(app_of, tmp_path):
 def test_files_without_usable_keys_are_refused(tmp_path, content):
     path = tmp_path / "keys"
     path.write_text(content)
-    with pytest.raises(ApiKeyFileError, match="keys"):
+    with pytest.raises(CommandFileError, match="keys"):
         read_keys(path)
 
 
